@@ -1,0 +1,478 @@
+"""The consumer: it owns connections and one worker, and applies the plans of ``policy``.
+
+Facts come in as plain calls (messages received, a connection lost, a timer), and each ends in
+``_plan``, which asks the RDY planner what to send. The worker hands batches to the handler one at
+a time, so reading, heartbeats and RDY never wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from nsqtools.engine.handler import Batch
+from nsqtools.engine.link import Link
+from nsqtools.errors import ConfigError, PeerError, ServerError, UnreachableError
+from nsqtools.names import Address, check_name
+from nsqtools.net.connection import Connection
+from nsqtools.policy.backoff import Backoff
+from nsqtools.policy.delivery import requeue_delay, split_given_up
+from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
+from nsqtools.policy.rdy import Mode, RdyPlanner, bytes_limit, is_starved
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from typing import Any
+
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.engine.handler import Handler
+    from nsqtools.net.connection import Listener
+    from nsqtools.policy.backoff import Change
+    from nsqtools.proto.messages import Message
+
+log = logging.getLogger(__name__)
+
+
+class Dial(Protocol):
+    """How a connection is made: ``Connection.open``, or a test's own."""
+
+    async def __call__(
+        self,
+        address: Address,
+        config: ConsumerConfig,
+        listener: Listener,
+        *,
+        subscription: tuple[str, str] | None,
+        auth_secret: str,
+    ) -> Connection:
+        """As Connection.open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What to consume and from where: fixed nsqds, or those nsqlookupds name; not both.
+
+    ``lookupds`` are URLs or host:port texts. Raises ConfigError.
+    """
+
+    topic: str
+    channel: str
+    nsqds: tuple[Address, ...] = ()
+    lookupds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("topic", self.topic)
+        check_name("channel", self.channel)
+        if bool(self.nsqds) == bool(self.lookupds):
+            raise ConfigError("expected either nsqd addresses or nsqlookupd addresses")
+
+
+@dataclass(slots=True)
+class ConsumerStats:
+    """Totals since the start; ``in_flight`` and ``connections`` are of now."""
+
+    received: int = 0
+    received_bytes: int = 0
+    finished: int = 0
+    requeued: int = 0
+    touched: int = 0
+    given_up: int = 0
+    too_late: int = 0
+    """FIN, REQ or TOUCH that nsqd refused: the message had timed out and comes again."""
+    connections: int = 0
+    in_flight: int = 0
+    last_message: float = 0.0
+    """Loop time of the last message, or of the start."""
+    nsqds: list[Address] = field(default_factory=list)
+
+
+class Consumer:
+    """Consumes one topic and channel with one handler until ``stop``.
+
+    ``find`` asks for the addresses of all nsqds that have the topic and raises UnreachableError
+    when nobody could be asked; by default it asks the subscription's nsqlookupds.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        handler: Handler,
+        config: ConsumerConfig,
+        *,
+        rng: Random | None = None,
+        dial: Dial = Connection.open,
+        find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+    ) -> None:
+        self._subscription = subscription
+        self._handler = handler
+        self._config = config
+        self._rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
+        self._dial = dial
+        self._find = find
+        self._max_in_flight = config.max_in_flight
+        self._limit = config.max_in_flight
+        self._mean_body = 0.0
+        self._planner = RdyPlanner(config.low_rdy_idle_timeout, config.low_rdy_timeout)
+        self._backoff = Backoff(
+            config.backoff_strategy, config.backoff_multiplier, config.max_backoff_duration
+        )
+        self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
+        self._links: dict[Address, Link] = {}
+        self._queue: deque[tuple[float, Batch, bool]] = deque()
+        self._held: list[Batch] = []
+        self._oldest: float | None = None
+        self._behind = False
+        self._stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._lookup_again = asyncio.Event()
+        self._stats = ConsumerStats()
+
+    async def run(self) -> ConsumerStats:
+        """Consume until ``stop``, drain, and return the totals.
+
+        Raises UnreachableError if at the start nothing could be reached or everyone refused us;
+        after that the consumer only ever reconnects. Cancelling drops the connections at once.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._stats.last_message = self._loop.time()
+        worker = self._loop.create_task(self._work())
+        stopped = self._loop.create_task(self._stop.wait())
+        starting = self._loop.create_task(self._start())
+        try:
+            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                self._tick()
+                await asyncio.wait({worker, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            starting.cancel()
+            await self._drain(worker)
+        finally:
+            self._stopping = True
+            self._cancel([worker, stopped, starting, *self._tasks])
+            for link in list(self._links.values()):
+                link.connection.abort()
+        return self.stats()
+
+    def stop(self) -> None:
+        """Drain and let ``run`` return; a second call changes nothing."""
+        self._stop.set()
+
+    def set_max_in_flight(self, n: int) -> None:
+        """Change ``max_in_flight`` now; 0 pauses. RDY leaves before any later FIN does."""
+        self._max_in_flight = n
+        self._set_limit()
+        self._plan()
+
+    def is_starved(self) -> bool:
+        """Whether some nsqd holds messages back until others are settled."""
+        return is_starved([link.peer() for link in self._links.values()])
+
+    def stats(self) -> ConsumerStats:
+        """A copy of the totals."""
+        return replace(
+            self._stats,
+            connections=len(self._links),
+            in_flight=sum(link.connection.in_flight for link in self._links.values()),
+            nsqds=list(self._links),
+        )
+
+    # Called by links.
+
+    def received(self, link: Link, messages: list[Message]) -> None:
+        """One read's messages: queue them, once."""
+        now = self._loop.time()
+        count = len(messages)
+        size = sum([len(message.body) for message in messages])
+        stats = self._stats
+        stats.received += count
+        stats.received_bytes += size
+        stats.last_message = now
+        self._mean_body += (size / count - self._mean_body) * (
+            count / (count + 256) if self._mean_body else 1
+        )
+        self._set_limit()
+        messages, given_up = split_given_up(messages, self._config.max_attempts)
+        for part, is_given_up in ((messages, False), (given_up, True)):
+            if part:
+                self._queue.append((now, self._batch(link, part), is_given_up))
+        self._wake.set()
+        if link.needs_plan(now):
+            self._plan()
+
+    def settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
+        """Count results before they are sent, so that a change of RDY goes out first."""
+        self._stats.finished += finished
+        self._stats.requeued += failed + requeued
+        if failed or self._backoff.mode is not Mode.RUNNING:
+            now = self._loop.time()
+            if change := self._backoff.record(
+                succeeded=finished, failed=failed, neutral=requeued, now=now, rng=self._rng
+            ):
+                self._backoff_changed(change)
+
+    def requeue_ms(self, attempts: int) -> int:
+        """The configured delay of a REQ, in ms."""
+        config = self._config
+        delay = requeue_delay(
+            attempts,
+            default_delay=config.default_requeue_delay,
+            max_delay=config.max_requeue_delay,
+        )
+        return round(delay * 1000)
+
+    def touched(self, count: int) -> None:
+        """Count TOUCHes."""
+        self._stats.touched += count
+
+    def too_late(self, error: ServerError) -> None:
+        """A FIN, REQ or TOUCH failed: no failure of the handler, so no backoff (go-nsq#116)."""
+        self._stats.too_late += 1
+        log.debug("%s", error)
+
+    def lost(self, link: Link, error: PeerError | None) -> None:
+        """A connection is gone; its share goes to the others."""
+        if self._links.get(link.address) is not link:
+            return
+        del self._links[link.address]
+        if self._stopping or error is None:
+            return
+        log.warning("connection lost: %s", error)
+        self._plan()
+        if self._subscription.nsqds:
+            self._spawn(self._reconnect(link.address))
+        else:
+            self._lookup_again.set()
+
+    # Connections.
+
+    async def _start(self) -> None:
+        """First contact; raises UnreachableError if there is none."""
+        if self._subscription.nsqds:
+            await self._connect_all(self._subscription.nsqds)
+            for address in self._subscription.nsqds:
+                if address not in self._links:
+                    self._spawn(self._reconnect(address))
+        else:
+            await self._connect_all(await self._lookup())
+            self._spawn(self._discover())
+
+    async def _connect_all(self, addresses: Iterable[Address]) -> None:
+        """Connect to all at once; raises the first error if every one failed."""
+        wanted = list(dict.fromkeys(addresses))
+        errors = [e for e in await asyncio.gather(*map(self._connect, wanted)) if e]
+        if errors and len(errors) == len(wanted):
+            raise errors[0]
+        for error in errors:
+            log.warning("cannot connect: %s", error)
+
+    async def _connect(self, address: Address) -> PeerError | None:
+        """Open one connection and let it take part; returns the error instead of raising it."""
+        link = Link(self, address)
+        try:
+            link.connection = await self._dial(
+                address,
+                self._config,
+                link,
+                subscription=(self._subscription.topic, self._subscription.channel),
+                auth_secret=self._config.auth_secret,
+            )
+        except PeerError as error:
+            return error
+        if self._stopping:
+            link.connection.abort()
+            return None
+        self._delays.connected(address)
+        log.info("connected to %s", address)
+        link.opened(self._loop.time())
+        self._links[address] = link
+        self._plan()
+        return None
+
+    async def _reconnect(self, address: Address) -> None:
+        """A fixed address: dial again, later each time (building_client_libraries, Reconnection)."""
+        while True:
+            now = self._loop.time()
+            due = self._delays.failed(address, now)
+            log.info("%s: next try in %.0f s", address, due - now)
+            await asyncio.sleep(due - now)
+            if (error := await self._connect(address)) is None:
+                return
+            log.warning("cannot connect: %s", error)
+
+    async def _discover(self) -> None:
+        """Rounds of nsqlookupd. A lost connection comes back only if a round lists it."""
+        config = self._config
+        schedule = LookupSchedule(config.lookupd_poll_interval, config.lookupd_poll_jitter)
+        while True:
+            urgent = self._lookup_again.is_set() or not self._links
+            self._lookup_again.clear()
+            now = self._loop.time()
+            delay = schedule.next(now, urgent=urgent, rng=self._rng) - now
+            try:
+                async with asyncio.timeout(delay):
+                    await self._lookup_again.wait()
+                continue
+            except TimeoutError:
+                pass
+            try:
+                found = await self._lookup()
+            except UnreachableError as error:
+                log.warning("no nsqlookupd answers: %s", error)
+                continue
+            missing = [address for address in found if address not in self._links]
+            for error in await asyncio.gather(*map(self._connect, missing)):
+                if error:
+                    log.warning("cannot connect: %s", error)
+
+    async def _lookup(self) -> Sequence[Address]:
+        if self._find is None:
+            from nsqtools.engine.lookup import finder
+
+            self._find = finder(self._subscription, self._config)
+        return list(await self._find())
+
+    # Decisions.
+
+    def _plan(self) -> None:
+        """Send the RDY counts that the facts of now ask for."""
+        now = self._loop.time()
+        mode = Mode.STOPPED if self._behind or self._stopping else self._backoff.mode
+        plan = self._planner.plan(
+            [link.peer() for link in self._links.values()],
+            max_in_flight=self._limit,
+            mode=mode,
+            now=now,
+            rng=self._rng,
+        )
+        for address, count in plan.items():
+            self._links[address].set_ready(count, now)
+
+    def _set_limit(self) -> None:
+        """Hold ``max_in_flight_bytes`` by the mean body; small drifts change nothing."""
+        limit = bytes_limit(self._max_in_flight, self._config.max_in_flight_bytes, self._mean_body)
+        if limit != self._limit and (
+            limit == self._max_in_flight or not 0.8 * self._limit < limit < 1.25 * self._limit
+        ):
+            self._limit = limit
+            for link in self._links.values():
+                link.stale = True
+
+    def _backoff_changed(self, change: Change) -> None:
+        log.info("backoff: %s", change)
+        if timer := self._timers.pop("backoff", None):
+            timer.cancel()
+        if self._backoff.until is not None:
+            self._timers["backoff"] = self._loop.call_at(self._backoff.until, self._backoff_due)
+        self._plan()
+
+    def _backoff_due(self) -> None:
+        if change := self._backoff.due(self._loop.time()):
+            self._backoff_changed(change)
+
+    def _tick(self) -> None:
+        """Look at RDY and at the handler from time to time.
+
+        A handler that has kept a batch for a quarter of msg_timeout has fallen behind: RDY goes
+        to 0 before nsqd's timeouts would send the same messages again and again.
+        """
+        patience = self._patience()
+        if self._oldest is not None and self._loop.time() - self._oldest > patience:
+            if not self._behind:
+                log.warning("the handler has fallen behind: no new messages until it catches up")
+            self._behind = True
+        self._held = [batch for batch in self._held if not batch.is_settled]
+        self._plan()
+        interval = min(self._config.rdy_redistribute_interval, patience / 2)
+        self._timers["tick"] = self._loop.call_later(interval, self._tick)
+
+    def _patience(self) -> float:
+        timeouts = [link.connection.features.msg_timeout for link in self._links.values()]
+        return min(timeouts, default=60.0) / 4
+
+    # Handling.
+
+    def _batch(self, link: Link, messages: list[Message]) -> Batch:
+        return Batch(
+            messages,
+            link,
+            topic=self._subscription.topic,
+            channel=self._subscription.channel,
+            source=link.address,
+            starved=is_starved((link.peer(),)),
+        )
+
+    async def _work(self) -> None:
+        """Hand batches to the handler until the consumer stops and the queue is empty."""
+        while True:
+            while self._queue:
+                self._oldest, batch, is_given_up = self._queue.popleft()
+                await self._handle(batch, is_given_up)
+            self._oldest = None
+            if self._behind:
+                self._behind = False
+                self._plan()
+            if self._stopping:
+                return
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _handle(self, batch: Batch, is_given_up: bool) -> None:
+        try:
+            if is_given_up:
+                await self._handler.gave_up(batch)
+                self._stats.given_up += len(batch)
+            else:
+                await self._handler.handle(batch)
+        except Exception as error:
+            log.error(  # noqa: TRY400 - a traceback only where somebody debugs
+                "handler failed, %d messages requeued: %s",
+                len(batch.unsettled()),
+                str(error) or type(error).__name__,
+                exc_info=log.isEnabledFor(logging.DEBUG),
+            )
+            batch.requeue()
+        else:
+            if batch.held:
+                self._held.append(batch)
+            else:
+                batch.finish()
+
+    # The end.
+
+    async def _drain(self, worker: asyncio.Task[None]) -> None:
+        """CLS, handle what was delivered, REQ 0 the rest, close: within ``drain_timeout``."""
+        self._stopping = True
+        self._cancel(self._tasks)
+        links = list(self._links.values())
+        for link in links:
+            link.connection.stop_messages()
+        try:
+            async with asyncio.timeout(self._config.drain_timeout):
+                await asyncio.gather(*(link.connection.wait_closing() for link in links))
+                self._wake.set()
+                await worker
+                await self._handler.close()
+        except TimeoutError:
+            log.warning("not all messages were handled in time: the rest is requeued")
+            worker.cancel()
+        for batch in (*self._held, *(batch for _, batch, _ in self._queue)):
+            batch.requeue(delay=0, backoff=False)
+        await asyncio.gather(*(link.connection.close() for link in self._links.values()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _cancel(self, tasks: Iterable[asyncio.Future[Any]]) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in list(tasks):
+            task.cancel()

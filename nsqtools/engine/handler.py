@@ -1,0 +1,152 @@
+"""What a sink sees: batches of messages, and how it settles them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, overload
+
+from nsqtools.proto.messages import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsqtools.names import Address
+
+__all__ = ["Batch", "Handler", "Message", "Settle"]
+
+
+class Settle(Protocol):
+    """Where a batch sends its decisions; every message is finished or requeued at most once."""
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        """These are safe."""
+
+    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
+        """These are to be delivered again."""
+
+    def touch(self, messages: Sequence[Message]) -> None:
+        """These need more time."""
+
+
+class Batch(Sequence[Message]):
+    """Messages that arrived together on one connection, in order of arrival.
+
+    ``starved``: nsqd holds back until some are settled, so a sink that gathers should settle now
+    (building_client_libraries, Message Flow Starvation). Settling a message twice does nothing.
+    """
+
+    __slots__ = (
+        "_messages",
+        "_settle",
+        "_unsettled",
+        "channel",
+        "held",
+        "source",
+        "starved",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        settle: Settle,
+        *,
+        topic: str,
+        channel: str,
+        source: Address,
+        starved: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.channel = channel
+        self.source = source
+        self.starved = starved
+        self.held = False
+        self._messages = messages
+        self._settle = settle
+        self._unsettled: dict[bytes, Message] | None = None  # None: all of them
+
+    def finish(self, messages: Iterable[Message] | None = None) -> None:
+        """FIN these, or all that are not settled."""
+        if chosen := self._take(messages):
+            self._settle.finish(chosen)
+
+    def requeue(
+        self,
+        messages: Iterable[Message] | None = None,
+        *,
+        delay: float | None = None,
+        backoff: bool = True,
+    ) -> None:
+        """REQ these, or all that are not settled, after ``delay`` seconds.
+
+        None is the configured delay, which grows with the attempts. ``backoff`` counts them as
+        failures that slow the consumer down.
+        """
+        if chosen := self._take(messages):
+            self._settle.requeue(chosen, delay=delay, backoff=backoff)
+
+    def touch(self, messages: Iterable[Message] | None = None) -> None:
+        """TOUCH these, or all that are not settled: their timeout starts anew."""
+        if messages is None:
+            chosen = self.unsettled()
+        else:
+            chosen = [m for m in messages if self._unsettled is None or m.id in self._unsettled]
+        if chosen:
+            self._settle.touch(chosen)
+
+    def hold(self) -> None:
+        """Returning from ``handle`` shall not finish the rest: the sink settles it later."""
+        self.held = True
+
+    def keep(self, count: int) -> None:
+        """Cut the batch down to its first messages; the others go back to nsqd at once."""
+        self.requeue(self._messages[count:], delay=0, backoff=False)
+        self._messages = self._messages[:count]
+
+    def unsettled(self) -> Sequence[Message]:
+        """The messages that are neither finished nor requeued."""
+        return self._messages if self._unsettled is None else list(self._unsettled.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every message is finished or requeued."""
+        return self._unsettled is not None and not self._unsettled
+
+    def _take(self, messages: Iterable[Message] | None) -> Sequence[Message]:
+        if messages is None:
+            chosen = self.unsettled()
+            self._unsettled = {}
+            return chosen
+        if self._unsettled is None:
+            self._unsettled = {message.id: message for message in self._messages}
+        pop = self._unsettled.pop
+        return [message for message in messages if pop(message.id, None) is not None]
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        return self._messages[index]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Batch {self.topic}/{self.channel} from {self.source}: {len(self)} messages, "
+            f"{len(self.unsettled())} unsettled>"
+        )
+
+
+class Handler(Protocol):
+    """A sink. One batch is handled at a time; a sink that wants more at once holds them."""
+
+    async def handle(self, batch: Batch) -> None:
+        """Return: what is not settled is finished, unless held. Raise: it is requeued, backoff."""
+
+    async def close(self) -> None:
+        """The last batch was handled: settle all that is held. Connections are still open."""
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        """These were delivered ``max_attempts`` times; they are finished when this returns."""

@@ -1,0 +1,289 @@
+"""The producer: batches to nsqd, and an answer for every message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol, Self
+
+from nsqtools.errors import (
+    REFUSED_BODY,
+    ConfigError,
+    ConnectionLostError,
+    PeerError,
+    PublishError,
+    ServerError,
+)
+from nsqtools.names import Address, check_name
+from nsqtools.net.connection import Connection
+from nsqtools.policy.discovery import ReconnectDelays
+from nsqtools.proto import commands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from nsqtools.config import ProducerConfig
+    from nsqtools.net.connection import Listener
+    from nsqtools.proto.messages import Message
+
+log = logging.getLogger(__name__)
+
+# nsqd refused the name, so every other nsqd will.
+_PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED"}
+
+_RETRY_DELAY = 0.1
+
+
+class Dial(Protocol):
+    """How a connection is made: ``Connection.open``, or a test's own."""
+
+    async def __call__(
+        self,
+        address: Address,
+        config: ProducerConfig,
+        listener: Listener,
+        *,
+        subscription: tuple[str, str] | None,
+        auth_secret: str,
+    ) -> Connection:
+        """As Connection.open."""
+
+
+class _Refusal(Exception):  # noqa: N818 - never leaves this module
+    """Some positions were not taken, and why."""
+
+    def __init__(self, positions: Sequence[int], reason: str, *, permanent: bool) -> None:
+        super().__init__(reason)
+        self.positions = positions
+        self.reason = reason
+        self.permanent = permanent
+
+
+class Producer:
+    """Publishes to nsqds: to one in turn with failover, or in mode ``all`` to each.
+
+    Use it as an async context manager, or call ``connect`` and ``close``.
+    """
+
+    def __init__(
+        self,
+        nsqds: Sequence[Address],
+        config: ProducerConfig,
+        *,
+        dial: Dial = Connection.open,
+    ) -> None:
+        if not nsqds:
+            raise ConfigError("expected at least one nsqd address to publish to")
+        self._nsqds = tuple(dict.fromkeys(nsqds))
+        self._config = config
+        self._dial = dial
+        self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
+        self._connections: dict[Address, Connection] = {}
+        self._changed = asyncio.Event()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._turn = 0
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def connect(self) -> None:
+        """Connect to every nsqd, and keep trying those that do not answer.
+
+        Raises UnreachableError if none can be reached; in mode ``all``, if one cannot.
+        """
+        errors = [e for e in await asyncio.gather(*map(self._connect, self._nsqds)) if e]
+        if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
+            await self.close()
+            raise errors[0]
+        for error in errors:
+            log.warning("cannot connect: %s", error)
+        loop = asyncio.get_running_loop()
+        self._keepers = [loop.create_task(self._keep(address)) for address in self._nsqds]
+
+    async def close(self) -> None:
+        """Hang up. Publishes under way fail."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        self._keepers.clear()
+        connections = list(self._connections.values())
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
+    ) -> None:
+        """Publish all bodies; returns when nsqd has said OK to each. ``defer`` is in seconds.
+
+        A batch whose connection breaks before its OK goes to the next nsqd, so it may arrive twice,
+        never not at all. Raises PublishError with the positions that were not taken, ConfigError
+        for a bad topic.
+        """
+        check_name("topic", topic)
+        refusals: list[_Refusal] = []
+        work = []
+        targets: Iterable[Address | None] = (
+            self._nsqds if self._config.mode == "all" else (None,)
+        )
+        for target in targets:
+            for positions, part in self._split(bodies, refusals, single=defer is not None):
+                work.append(self._publish(topic, part, positions, defer, target))
+        for refused in await asyncio.gather(*work):
+            refusals += refused
+        if refusals:
+            positions = sorted(set(chain.from_iterable(r.positions for r in refusals)))
+            raise PublishError(
+                refusals[0].reason, positions, permanent=all(r.permanent for r in refusals)
+            )
+
+    def _split(
+        self, bodies: Sequence[bytes], refusals: list[_Refusal], *, single: bool
+    ) -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
+        """Batches under nsqd's limits, each with its positions; what no nsqd takes is refused."""
+        largest, limit = self._config.max_msg_size, self._config.max_body_size
+        sizes = list(map(len, bodies))
+        fits = bool(sizes) and min(sizes) > 0 and max(sizes) <= largest
+        if fits and not single and commands.publish_many_size(len(sizes), sum(sizes)) <= limit:
+            yield range(len(bodies)), bodies
+            return
+        positions: list[int] = []
+        total = 0
+        for position, size in enumerate(sizes):
+            if not 0 < size <= largest:
+                reason = (
+                    f"message of {size} bytes: nsqd takes at most {largest} (max_msg_size)"
+                    if size
+                    else "empty message: nsqd does not take them"
+                )
+                refusals.append(_Refusal((position,), reason, permanent=True))
+                continue
+            if positions and (
+                single or commands.publish_many_size(len(positions) + 1, total + size) > limit
+            ):
+                yield positions, [bodies[p] for p in positions]
+                positions, total = [], 0
+            positions.append(position)
+            total += size
+        if positions:
+            yield positions, [bodies[p] for p in positions]
+
+    async def _publish(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        positions: Sequence[int],
+        defer: float | None,
+        target: Address | None,
+    ) -> list[_Refusal]:
+        """Publish one batch: to ``target``, or to whoever takes it; returns what nobody took."""
+        command = (
+            commands.publish_many(topic, bodies)
+            if len(bodies) > 1
+            else commands.publish(
+                topic, bodies[0], defer_ms=None if defer is None else round(defer * 1000)
+            )
+        )
+        reason = "no nsqd is connected"
+        failed: set[Connection] = set()
+        try:
+            async with asyncio.timeout(self._config.publish_timeout):
+                while True:
+                    connection = await self._choose(target, failed)
+                    try:
+                        await connection.request(command)
+                    except ServerError as error:
+                        if error.code in _PERMANENT:
+                            return await self._refused(
+                                error, topic, bodies, positions, defer, target
+                            )
+                        failed.add(connection)
+                        reason = str(error)
+                    except ConnectionLostError as error:
+                        failed.add(connection)
+                        reason = str(error)
+                    else:
+                        return []
+        except TimeoutError:
+            text = f"not published within {self._config.publish_timeout:g} s: {reason}"
+            return [_Refusal(positions, text, permanent=False)]
+
+    async def _refused(
+        self,
+        error: ServerError,
+        topic: str,
+        bodies: Sequence[bytes],
+        positions: Sequence[int],
+        defer: float | None,
+        target: Address | None,
+    ) -> list[_Refusal]:
+        """nsqd takes an MPUB whole or not at all: halve it until the culprit stands alone."""
+        if len(bodies) == 1 or error.code not in REFUSED_BODY:
+            return [_Refusal(positions, str(error), permanent=True)]
+        half = len(bodies) // 2
+        refusals = []
+        for part in (slice(half), slice(half, None)):
+            refusals += await self._publish(topic, bodies[part], positions[part], defer, target)
+        return refusals
+
+    async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection:
+        """The next connection in turn that has not failed this batch, waiting for one if need be."""
+        while True:
+            live = [
+                connection
+                for address, connection in self._connections.items()
+                if target in (None, address) and not connection.closing
+            ]
+            if fresh := [connection for connection in live if connection not in failed]:
+                self._turn += 1
+                return fresh[self._turn % len(fresh)]
+            if live:
+                failed.clear()
+                await asyncio.sleep(_RETRY_DELAY)
+            else:
+                await self._changed.wait()
+
+    async def _connect(self, address: Address) -> PeerError | None:
+        try:
+            connection = await self._dial(
+                address, self._config, self, subscription=None, auth_secret=self._config.auth_secret
+            )
+        except PeerError as error:
+            return error
+        self._delays.connected(address)
+        self._connections[address] = connection
+        self._pulse()
+        return None
+
+    async def _keep(self, address: Address) -> None:
+        """Connect again whenever the connection is lost."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while address in self._connections:
+                await self._changed.wait()
+            now = loop.time()
+            await asyncio.sleep(self._delays.failed(address, now) - now)
+            if error := await self._connect(address):
+                log.info("cannot connect: %s", error)
+
+    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
+        """As Listener: nobody sends messages to a producer."""
+
+    def command_failed(self, connection: Connection, error: ServerError) -> None:
+        """As Listener."""
+        log.debug("%s", error)
+
+    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
+        """As Listener."""
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+        if error is not None and self._keepers:
+            log.warning("connection lost: %s", error)
+        self._pulse()
+
+    def _pulse(self) -> None:
+        """Wake everyone who waits for a connection to come or go."""
+        self._changed.set()
+        self._changed = asyncio.Event()

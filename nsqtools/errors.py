@@ -1,0 +1,124 @@
+"""Everything that can go wrong, as one tree.
+
+    NSQError
+     +-- ConfigError          an option has a value it cannot have (exit 2)
+     +-- UnreachableError     nothing usable answered (exit 3)
+     |    +-- ConnectError        dialling, TLS or IDENTIFY failed
+     |    +-- AuthError           AUTH is required, or was refused
+     |    +-- HTTPError           an HTTP API gave no usable reply
+     +-- ConnectionLostError  an established connection ended
+     |    +-- ProtocolError       ... because the peer broke the protocol
+     |    +-- ServerError         ... or nsqd said so: an E_* frame (three are not fatal)
+     +-- PublishError         a publish was refused, or nobody took it in time
+
+An error about a peer names its address, so a log line with nothing but ``str(error)`` is enough.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.names import Address
+
+
+class NSQError(Exception):
+    """Base of all errors of this package; anything else that escapes is a bug."""
+
+
+class ConfigError(NSQError):
+    """An option is unknown or has a value out of its range; the message names option and fix."""
+
+
+class PeerError(NSQError):
+    """An error that concerns one peer: ``str()`` reads ``host:port: text``."""
+
+    def __init__(self, text: str, address: Address | None = None) -> None:
+        super().__init__(text)
+        self.text = text
+        self.address = address
+
+    def __str__(self) -> str:
+        return f"{self.address}: {self.text}" if self.address else self.text
+
+
+class UnreachableError(PeerError):
+    """A peer could not be reached, or would not have us."""
+
+
+class ConnectError(UnreachableError):
+    """Dialling, the TLS handshake or IDENTIFY failed."""
+
+
+class AuthError(UnreachableError):
+    """The peer requires AUTH and no secret is set, or it refused the secret."""
+
+
+class HTTPError(UnreachableError):
+    """An HTTP API could not be reached or gave no usable reply; ``status`` is 0 without a reply."""
+
+    def __init__(self, text: str, address: Address | None = None, *, status: int = 0) -> None:
+        super().__init__(text, address)
+        self.status = status
+
+
+class ConnectionLostError(PeerError):
+    """A connection ended; what was in flight on it will be delivered again by nsqd."""
+
+
+class ProtocolError(ConnectionLostError):
+    """The peer sent bytes that are not the NSQ protocol (tcp_protocol_spec, Data Format)."""
+
+
+class UnknownFrameError(ProtocolError):
+    """A frame type other than 0, 1 and 2."""
+
+
+class FrameSizeError(ProtocolError):
+    """A frame size that is negative, too small for its type, or over ``max_msg_size``."""
+
+
+class HTTPPortError(ProtocolError):
+    """The peer answered in HTTP: this is nsqd's HTTP port (go-nsq ``protocol.go``)."""
+
+
+class CodecError(ProtocolError):
+    """A compressed stream is corrupt."""
+
+
+NON_FATAL = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
+"""Errors after which nsqd keeps the connection (building_client_libraries, "A Brief Interlude")."""
+
+AUTH_CODES = frozenset({"E_AUTH_FAILED", "E_AUTH_FIRST", "E_AUTH_ERROR", "E_UNAUTHORIZED"})
+"""Codes by which nsqd refuses a client, now and at the next try (``nsqd/protocol_v2.go``)."""
+
+REFUSED_BODY = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
+"""Codes that blame what was published, not the server: another nsqd would say the same."""
+
+
+class ServerError(ConnectionLostError):
+    """An error frame. ``code`` is its first word, the only part that is stable across versions."""
+
+    def __init__(self, text: str, address: Address | None = None) -> None:
+        super().__init__(text, address)
+        self.code = text.split(None, 1)[0] if text.strip() else "E_UNKNOWN"
+
+    @property
+    def fatal(self) -> bool:
+        """Whether nsqd closes the connection after it."""
+        return self.code not in NON_FATAL
+
+
+class PublishError(NSQError):
+    """Some bodies of a publish were not accepted; all others were.
+
+    ``refused`` are the positions in the published sequence. ``permanent`` says the bodies were
+    at fault: publishing them again cannot help.
+    """
+
+    def __init__(self, text: str, refused: Sequence[int], *, permanent: bool) -> None:
+        super().__init__(text)
+        self.refused = refused
+        self.permanent = permanent

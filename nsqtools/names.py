@@ -1,0 +1,64 @@
+"""Addresses, and what topics and channels may be called."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from nsqtools.errors import ConfigError
+
+NSQD_TCP_PORT = 4150
+NSQD_HTTP_PORT = 4151
+LOOKUPD_HTTP_PORT = 4161
+
+MAX_NAME = 64
+_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
+
+
+class Address(NamedTuple):
+    """Where a server listens. ``str()`` gives ``host:port``, or ``[host]:port`` for IPv6."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str, default_port: int | None = None) -> Address:
+        """Read ``host:port``, ``[v6]:port``, or ``host`` where there is a default port.
+
+        Raises ConfigError naming what is wrong.
+        """
+        text = text.strip()
+        if text.startswith("["):
+            host, bracket, rest = text[1:].partition("]")
+            if not bracket or (rest and not rest.startswith(":")):
+                raise ConfigError(f"address {text!r}: an IPv6 address is written [host]:port")
+            port = rest[1:]
+        elif text.count(":") > 1:
+            raise ConfigError(f"address {text!r}: write an IPv6 address in brackets, [host]:port")
+        else:
+            host, _, port = text.partition(":")
+        if "/" in host or not host:
+            raise ConfigError(f"address {text!r}: expected host:port, without a scheme or path")
+        if not port and default_port is not None:
+            return cls(host, default_port)
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ConfigError(f"address {text!r}: expected a port from 1 to 65535 after the colon")
+        return cls(host, int(port))
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether nsqd takes this as a topic or channel name (tcp_protocol_spec, Notes)."""
+    return 0 < len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return the name, or raise ConfigError; ``kind`` is "topic" or "channel"."""
+    if not is_valid_name(name):
+        raise ConfigError(
+            f"{kind} {name!r}: expected 1 to {MAX_NAME} of the characters . _ - a-z A-Z 0-9, "
+            "optionally ending in #ephemeral"
+        )
+    return name

@@ -1,0 +1,379 @@
+"""A TCP connection to nsqd: bytes between a transport and a Session, and nothing decided."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, Self
+
+from nsqtools.errors import (
+    ConnectError,
+    ConnectionLostError,
+    NSQError,
+    PeerError,
+    ServerError,
+    UnreachableError,
+)
+from nsqtools.names import Address
+from nsqtools.proto import commands
+from nsqtools.proto.session import (
+    Closed,
+    CloseWait,
+    CommandFailed,
+    Event,
+    Ready,
+    Reply,
+    Session,
+    State,
+    TLSRequested,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.config import ClientConfig
+    from nsqtools.proto.messages import Message
+
+log = logging.getLogger(__name__)
+
+# nsqd asks nsqlookupd and an AUTH server before it answers; TLS alone has 5 s on its side.
+_HANDSHAKE_TIMEOUT = 20.0
+
+# How long a clean close waits for nsqd to read the last commands and hang up.
+_CLOSE_TIMEOUT = 2.0
+
+
+class Listener(Protocol):
+    """Who owns a connection."""
+
+    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
+        """Everything one read brought."""
+
+    def command_failed(self, connection: Connection, error: ServerError) -> None:
+        """A FIN, REQ or TOUCH came too late."""
+
+    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
+        """It is gone; None when it was closed by us. Called once, and only after ``open``."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection, made by ``open``.
+
+    ``ready`` is the RDY last sent, ``in_flight`` the messages delivered and not settled,
+    ``received`` those since that RDY. Commands wait in an outbox that is written once per turn of
+    the event loop.
+    """
+
+    def __init__(self, address: Address, config: ClientConfig, session: Session) -> None:
+        self.address = address
+        self.features = session.features
+        self.ready = 0
+        self.in_flight = 0
+        self.received = 0
+        self.closing = False
+        self._config = config
+        self._session = session
+        self._listener: Listener | None = None
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._requests: deque[asyncio.Future[bytes]] = deque()
+        self._handshake: asyncio.Future[Event] = self._loop.create_future()
+        self._close_wait = asyncio.Event()
+        self._lost = self._loop.create_future()
+        self._error: PeerError | None = None
+        self._flushing = False
+        self._hung_up = False
+        self._written = 0
+        self._last_read = self._loop.time()
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._write_watchdog: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        address: Address,
+        config: ClientConfig,
+        listener: Listener,
+        *,
+        subscription: tuple[str, str] | None = None,
+        auth_secret: str = "",
+    ) -> Self:
+        """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
+
+        Raises UnreachableError (refused, timed out, TLS, AUTH) or ProtocolError.
+        """
+        session = Session(
+            config.identify(),
+            subscription=subscription,
+            auth_secret=auth_secret,
+            max_frame_size=config.max_msg_size,
+            address=address,
+        )
+        self = cls(address, config, session)
+        try:
+            await self._dial()
+            async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
+                event = await self._next_handshake_event()
+                if isinstance(event, TLSRequested):
+                    await self._start_tls()
+                    event = await self._next_handshake_event()
+        except TimeoutError as error:
+            self.abort()
+            raise ConnectError("no answer to IDENTIFY in time", address) from error
+        except (OSError, NSQError) as error:
+            self.abort()
+            raise self._explain(error) from error
+        except BaseException:
+            self.abort()
+            raise
+        self._listener = listener
+        self.features = session.features
+        self._watch()
+        self._dispatch_messages()
+        return self
+
+    def set_ready(self, count: int) -> None:
+        """Send RDY."""
+        self.ready = count
+        self.received = 0
+        self._send(commands.ready(count))
+
+    def settle(
+        self,
+        finish: Sequence[bytes] = (),
+        requeue: Sequence[tuple[bytes, int]] = (),
+        touch: Sequence[bytes] = (),
+    ) -> None:
+        """Send FIN and TOUCH for ids, and REQ for pairs of id and delay in ms."""
+        self.in_flight -= len(finish) + len(requeue)
+        self._send(commands.finish(finish) + commands.requeue(requeue) + commands.touch(touch))
+
+    def request(self, command: bytes) -> asyncio.Future[bytes]:
+        """Send a command that nsqd answers; the future is the answer.
+
+        Requests may overlap; answers come in order. Raises ServerError if this one was refused
+        and ConnectionLostError if the connection ended before its answer, so that nobody knows.
+        """
+        if self._transport is None or self.closing:
+            raise ConnectionLostError("connection is closed", self.address)
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._requests.append(future)
+        self._send(command)
+        return future
+
+    def stop_messages(self) -> None:
+        """Send CLS."""
+        self.closing = True
+        self.ready = 0
+        self._session.close()
+        self._schedule_flush()
+
+    async def wait_closing(self) -> None:
+        """Wait until CLS was answered, or the connection ended."""
+        await self._close_wait.wait()
+
+    async def close(self, *, drain: float = _CLOSE_TIMEOUT) -> None:
+        """Write what is queued and hang up, waiting up to ``drain`` s for nsqd to have read it."""
+        self.closing = self._hung_up = True
+        if self._transport is None:
+            return
+        self._flush()
+        # Hanging up both ways at once could reset the connection under our last FIN.
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+        try:
+            async with asyncio.timeout(drain):
+                await asyncio.shield(self._lost)
+        except TimeoutError:
+            self.abort()
+
+    def abort(self, error: PeerError | None = None) -> None:
+        """Drop the connection now; nsqd delivers what is in flight again after its timeout."""
+        self._error = self._error or error
+        self.closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self._lost.done()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: dialled."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=1 << 20)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: the hot path."""
+        self._last_read = self._loop.time()
+        session = self._session
+        session.receive_data(data)
+        self._dispatch_messages()
+        if events := session.take_events():
+            for event in events:
+                self._dispatch(event)
+        self._schedule_flush()
+
+    def eof_received(self) -> bool:
+        """asyncio: nsqd hung up; the transport closes itself."""
+        self._session.receive_eof()
+        for event in self._session.take_events():
+            self._dispatch(event)
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """asyncio: gone."""
+        if self._lost.done():
+            return
+        self._transport = None
+        for timer in (self._watchdog, self._write_watchdog):
+            if timer:
+                timer.cancel()
+        if self._error is None and error is not None:
+            self._error = ConnectionLostError(str(error) or type(error).__name__, self.address)
+            self._error.__cause__ = error
+        self._lost.set_result(None)
+        self._close_wait.set()
+        reason = self._error or ConnectionLostError("connection closed", self.address)
+        if not self._handshake.done():
+            self._handshake.set_exception(reason)
+            self._handshake.exception()  # open() may have given up waiting
+        while self._requests:
+            if not (future := self._requests.popleft()).done():
+                future.set_exception(reason)
+                reason = ConnectionLostError(f"connection lost: {reason.text}", self.address)
+        if self._listener:
+            self._listener.connection_lost(self, None if self._hung_up else self._error)
+
+    def pause_writing(self) -> None:
+        """asyncio: nsqd does not read. Progress is watched, not speed."""
+        self._watch_write(self._taken())
+
+    def resume_writing(self) -> None:
+        """asyncio: it reads again."""
+        if self._write_watchdog:
+            self._write_watchdog.cancel()
+            self._write_watchdog = None
+
+    def _dispatch_messages(self) -> None:
+        if self._listener and (messages := self._session.take_messages()):
+            self.in_flight += len(messages)
+            self.received += len(messages)
+            self._listener.messages_received(self, messages)
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case Reply(data):
+                if self._requests and not (future := self._requests.popleft()).done():
+                    future.set_result(data)
+            case CommandFailed(error):
+                if self._listener:
+                    self._listener.command_failed(self, error)
+            case CloseWait():
+                self._close_wait.set()
+            case Closed(error):
+                self._error = self._error or error
+                self.abort()
+            case TLSRequested() | Ready():
+                if not self._handshake.done():
+                    self._handshake.set_result(event)
+
+    async def _dial(self) -> None:
+        local = Address.parse(self._config.local_addr, 0) if self._config.local_addr else None
+        try:
+            async with asyncio.timeout(self._config.dial_timeout):
+                await self._loop.create_connection(lambda: self, *self.address, local_addr=local)
+        except TimeoutError as error:
+            raise ConnectError("connection timed out", self.address) from error
+
+    async def _start_tls(self) -> None:
+        from nsqtools.net.tls import client_context
+
+        assert self._transport is not None
+        transport = await self._loop.start_tls(
+            self._transport,
+            self,
+            client_context(self._config),
+            server_hostname=self.address.host,
+        )
+        if transport is None:
+            raise ConnectError("closed by the server during the TLS handshake", self.address)
+        self._transport = transport
+        self._session.tls_established()
+
+    async def _next_handshake_event(self) -> Event:
+        event = await self._handshake
+        self._handshake = self._loop.create_future()
+        if self._lost.done():
+            raise self._error or ConnectionLostError("connection closed", self.address)
+        return event
+
+    def _explain(self, error: BaseException) -> NSQError:
+        """The error as one of ours, with the address and, for TLS, the fix."""
+        cause = error.__cause__ if isinstance(error, ConnectionLostError) else error
+        if isinstance(cause, OSError):
+            if isinstance(cause, socket.gaierror):
+                return ConnectError(f"cannot resolve {self.address.host!r}", self.address)
+            if self._config.uses_tls and not isinstance(cause, ConnectionRefusedError):
+                from nsqtools.net.tls import explain
+
+                return ConnectError(explain(cause), self.address)
+            return ConnectError(_plain(cause), self.address)
+        if isinstance(error, ConnectionLostError) and type(error) is ConnectionLostError:
+            return ConnectError(error.text, self.address)
+        return error if isinstance(error, NSQError) else UnreachableError(str(error), self.address)
+
+    def _send(self, command: bytes) -> None:
+        self._session.send(command)
+        self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._transport is not None and self._session.state is not State.SECURING:
+            if data := self._session.take_output():
+                self._written += len(data)
+                self._transport.write(data)
+
+    def _watch(self) -> None:
+        """Drop the connection if nsqd has been silent for ``read_timeout``: no heartbeat came."""
+        due = self._last_read + self._config.read_timeout
+        now = self._loop.time()
+        if now < due:
+            self._watchdog = self._loop.call_at(due, self._watch)
+        else:
+            silent = f"silent for {now - self._last_read:.0f} s, not even a heartbeat"
+            self.abort(ConnectionLostError(silent, self.address))
+
+    def _taken(self) -> int:
+        """Bytes the system has taken from us so far."""
+        waiting = self._transport.get_write_buffer_size() if self._transport else 0
+        return self._written - waiting
+
+    def _watch_write(self, last: int) -> None:
+        """Drop the connection if not one byte could be written for ``write_timeout``."""
+
+        def check() -> None:
+            if (taken := self._taken()) == last:
+                self.abort(ConnectionLostError("takes no more data", self.address))
+            else:
+                self._watch_write(taken)
+
+        self._write_watchdog = self._loop.call_later(self._config.write_timeout, check)
+
+
+def _plain(error: OSError) -> str:
+    """asyncio's ``[Errno 111] Connect call failed (...)`` as the system's own words."""
+    return os.strerror(error.errno).lower() if error.errno else str(error)

@@ -1,0 +1,1 @@
+"""Bytes to messages and back. Nothing here knows asyncio, sockets, ssl, clocks or chance."""

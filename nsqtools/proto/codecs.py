@@ -1,0 +1,76 @@
+"""Compression of a connection: what nsqd calls snappy and deflate (tcp_protocol_spec, IDENTIFY).
+
+A codec turns the bytes of the wire into pieces of the plain stream and back. Pieces are bounded,
+so that a few hostile bytes never grow into more memory than a parser has agreed to.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Protocol
+
+from nsqtools.errors import CodecError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PIECE = 1 << 20
+
+
+class Codec(Protocol):
+    """Both directions of one connection."""
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """Yield the plain bytes of ``data`` in pieces; raises CodecError."""
+
+    def encode(self, data: bytes) -> bytes:
+        """Compress and flush, so that the peer can read all of ``data``."""
+
+
+class Deflate:
+    """Raw deflate, flushed with every write, as Go's ``compress/flate``."""
+
+    def __init__(self, level: int = 6) -> None:
+        self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """As Codec.decode."""
+        try:
+            while data:
+                piece = self._inflate.decompress(data, _PIECE)
+                data = self._inflate.unconsumed_tail
+                if piece:
+                    yield piece
+        except zlib.error as error:
+            raise CodecError(f"corrupt deflate stream: {error}") from error
+        if self._inflate.eof:
+            raise CodecError("the deflate stream ended")
+
+    def encode(self, data: bytes) -> bytes:
+        """As Codec.encode."""
+        return self._deflate.compress(data) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+
+
+class Snappy:
+    """The snappy framing format; a chunk holds at most 64 KiB, so pieces are bounded by reads."""
+
+    def __init__(self) -> None:
+        import snappy
+
+        self._decompressor = snappy.StreamDecompressor()
+        self._compressor = snappy.StreamCompressor()
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """As Codec.decode."""
+        try:
+            piece: bytes = self._decompressor.decompress(data)
+        except Exception as error:  # cramjam raises OSError, python-snappy its own
+            raise CodecError(f"corrupt snappy stream: {error}") from error
+        if piece:
+            yield piece
+
+    def encode(self, data: bytes) -> bytes:
+        """As Codec.encode."""
+        encoded: bytes = self._compressor.add_chunk(data)
+        return encoded

@@ -1,0 +1,149 @@
+"""Bytes to frames, all that a read holds in one pass.
+
+A frame is a 4-byte size, a 4-byte type and data; the size counts type and data
+(tcp_protocol_spec, Data Format). The parser keeps at most one incomplete frame, as the list of
+reads it came in, so a frame of any size costs one join.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import FrameSizeError, HTTPPortError, UnknownFrameError
+from nsqtools.proto.messages import Message
+
+if TYPE_CHECKING:
+    from nsqtools.names import Address
+
+
+class FrameType(IntEnum):
+    """What a frame's data is."""
+
+    RESPONSE = 0
+    ERROR = 1
+    MESSAGE = 2
+
+
+_MESSAGE_HEADER = Struct(">iiqH16s")  # size, type, timestamp, attempts, id
+_FRAME_HEADER = Struct(">ii")
+_SIZE = Struct(">i")
+
+_HEADER_LENGTH = _MESSAGE_HEADER.size
+_MESSAGE_MIN = _HEADER_LENGTH - _SIZE.size
+_HTTP = int.from_bytes(b"HTTP", "big")
+
+# nsqd's replies are an OK, an E_* line or the IDENTIFY JSON, hundreds of bytes. A megabyte is
+# no reply of nsqd's, and is refused before it is buffered.
+_REPLY_LIMIT = 1 << 20
+_NO_LIMIT = 2**31 - 1
+
+
+class FrameParser:
+    """Splits a stream into messages and replies.
+
+    ``max_size`` bounds a frame's size in bytes, 0 for no bound; ``address`` is for error texts.
+    """
+
+    __slots__ = ("_address", "_need", "_reads", "_size", "max_size")
+
+    def __init__(self, max_size: int = 0, address: Address | None = None) -> None:
+        self.max_size = max_size or _NO_LIMIT
+        self._address = address
+        self._reads: list[bytes] = []
+        self._size = 0
+        self._need = 0
+
+    def parse(
+        self, data: bytes, messages: list[Message], replies: list[tuple[FrameType, bytes]]
+    ) -> None:
+        """Append every message and reply that is complete now, in order of arrival each.
+
+        Raises ProtocolError at the first malformed frame; what stood before it has been appended.
+        """
+        if self._reads:
+            self._reads.append(data)
+            self._size += len(data)
+            if self._size < self._need:
+                return
+            data = b"".join(self._reads)
+            self._reads.clear()
+        start, end = 0, len(data)
+        unpack, append, limit = _MESSAGE_HEADER.unpack_from, messages.append, self.max_size
+        message = FrameType.MESSAGE
+        while end - start >= _HEADER_LENGTH:
+            size, kind, timestamp, attempts, id_ = unpack(data, start)
+            after = start + 4 + size
+            if kind == message and _MESSAGE_MIN <= size <= limit and after <= end:
+                append(Message(id_, data[start + _HEADER_LENGTH : after], timestamp, attempts))
+                start = after
+            elif (after := self._reply(data, start, end, replies)) > start:
+                start = after
+            else:
+                break
+        else:
+            while (after := self._reply(data, start, end, replies)) > start:
+                start = after
+        if start < end:
+            self._reads.append(data[start:] if start else data)
+            self._size = end - start
+
+    def parse_reply(self, data: bytes) -> tuple[FrameType, bytes] | None:
+        """Take one reply and keep the bytes behind it, which may be in another encoding.
+
+        Returns None while it is incomplete. Raises ProtocolError if malformed or a message.
+        """
+        data = self.take_rest() + data
+        replies: list[tuple[FrameType, bytes]] = []
+        after = self._reply(data, 0, len(data), replies)
+        if after < len(data):
+            self._reads.append(data[after:] if after else data)
+            self._size = len(data) - after
+        return replies[0] if replies else None
+
+    def take_rest(self) -> bytes:
+        """Remove and return the bytes of the incomplete frame."""
+        rest = b"".join(self._reads)
+        self._reads.clear()
+        self._size = 0
+        return rest
+
+    def _reply(
+        self, data: bytes, start: int, end: int, replies: list[tuple[FrameType, bytes]]
+    ) -> int:
+        """Parse one frame that is no complete message; return where it ends, or start.
+
+        On an incomplete frame it sets how many bytes there must be for another try.
+        """
+        held = end - start
+        if held < _SIZE.size:
+            self._need = _SIZE.size
+            return start
+        (size,) = _SIZE.unpack_from(data, start)
+        if size == _HTTP:
+            raise HTTPPortError("answered in HTTP: this is not nsqd's TCP port", self._address)
+        if size < 4 or size > self.max_size:
+            bound = f" to {self.max_size}" if self.max_size != _NO_LIMIT else " or more"
+            raise FrameSizeError(f"frame of {size} bytes: expected 4{bound}", self._address)
+        if held < _FRAME_HEADER.size:
+            self._need = _FRAME_HEADER.size
+            return start
+        _, kind = _FRAME_HEADER.unpack_from(data, start)
+        if kind not in (0, 1, 2):
+            raise UnknownFrameError(f"unknown frame type {kind}: not nsqd", self._address)
+        least, most = (_MESSAGE_MIN, _NO_LIMIT) if kind == 2 else (4, _REPLY_LIMIT)
+        if not least <= size <= most:
+            raise FrameSizeError(
+                f"{FrameType(kind).name.lower()} frame of {size} bytes: "
+                f"expected {least}{f' to {most}' if most != _NO_LIMIT else ' or more'}",
+                self._address,
+            )
+        after: int = start + _SIZE.size + size
+        if after > end:
+            self._need = after - start
+            return start
+        if kind == 2:
+            raise UnknownFrameError("a message before SUB: not nsqd", self._address)
+        replies.append((FrameType(kind), data[start + _FRAME_HEADER.size : after]))
+        return after

@@ -1,0 +1,18 @@
+"""A message as nsqd delivers it (tcp_protocol_spec, Data Format)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One delivery of a message; a delivery again is another object with ``attempts`` grown."""
+
+    id: bytes
+    """16 hexadecimal characters, unique per topic and nsqd only."""
+    body: bytes
+    timestamp: int
+    """When it was published, in ns since the epoch by nsqd's clock."""
+    attempts: int
+    """How often it has been delivered, from 1."""

@@ -1,0 +1,376 @@
+"""One connection to nsqd without the connection: a state table from bytes to events.
+
+    IDENTIFYING -> [SECURING -> TLS_CONFIRMING] -> [COMPRESSING] -> [AUTHENTICATING]
+                -> [SUBSCRIBING] -> READY -> [CLOSING] -> CLOSED
+
+Steps in brackets happen when asked for and negotiated. What a response means depends on the state
+alone and stands in one table at the end. Bytes go in with ``receive_data``; what comes out waits in
+three lists (messages, events, output) until it is taken. Nothing is raised from ``receive_data``:
+a failure ends the session and is its last event, behind all that arrived before it.
+
+Left out on purpose: time (heartbeats are answered, whether they come is the owner's question), and
+whether a publish's OK belongs to which publish (replies are in order, so the owner keeps a queue).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import (
+    AUTH_CODES,
+    AuthError,
+    ConnectError,
+    ConnectionLostError,
+    PeerError,
+    ProtocolError,
+    ServerError,
+)
+from nsqtools.proto import commands
+from nsqtools.proto.codecs import Deflate, Snappy
+from nsqtools.proto.frames import FrameParser, FrameType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nsqtools.names import Address
+    from nsqtools.proto.codecs import Codec
+    from nsqtools.proto.messages import Message
+
+DEFAULT_MAX_RDY = 2500
+"""For an nsqd that does not say (building_client_libraries, nsqd Max RDY Count)."""
+
+_HEARTBEAT = b"_heartbeat_"
+
+
+class State(Enum):
+    """Where a session is; see the module."""
+
+    IDENTIFYING = auto()
+    SECURING = auto()
+    TLS_CONFIRMING = auto()
+    COMPRESSING = auto()
+    AUTHENTICATING = auto()
+    SUBSCRIBING = auto()
+    READY = auto()
+    CLOSING = auto()
+    CLOSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What nsqd answered to IDENTIFY; the defaults are those of one that answers only OK.
+
+    ``msg_timeout`` and ``max_msg_timeout`` are seconds.
+    """
+
+    version: str = ""
+    max_rdy_count: int = DEFAULT_MAX_RDY
+    msg_timeout: float = 60.0
+    max_msg_timeout: float = 900.0
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    auth_required: bool = False
+
+    @property
+    def counts_rdy_down(self) -> bool:
+        """Whether RDY falls with each message and must be renewed: nsqd before 0.3 (nsq#404)."""
+        major, _, rest = self.version.partition(".")
+        minor = rest.partition(".")[0]
+        if not (major.isdecimal() and minor.isdecimal()):
+            return True
+        return (int(major), int(minor)) < (0, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class TLSRequested:
+    """The transport must be upgraded now; then call ``tls_established``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The handshake is complete."""
+
+    features: Features
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The response to the oldest command that gets one (a publish)."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFailed:
+    """nsqd would not FIN, REQ or TOUCH a message; the connection lives on."""
+
+    error: ServerError
+
+
+@dataclass(frozen=True, slots=True)
+class CloseWait:
+    """The answer to CLS: no message will come any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The session is over; None when it was closed after CLS, as it should be."""
+
+    error: PeerError | None
+
+
+Event = TLSRequested | Ready | Reply | CommandFailed | CloseWait | Closed
+
+
+class Session:
+    """The client's side of the protocol.
+
+    ``identify`` is the body of IDENTIFY; ``subscription`` is (topic, channel), or None for a
+    producer; ``max_frame_size`` is in bytes, 0 for no limit.
+    """
+
+    def __init__(
+        self,
+        identify: Mapping[str, Any],
+        *,
+        subscription: tuple[str, str] | None = None,
+        auth_secret: str = "",
+        max_frame_size: int = 0,
+        address: Address | None = None,
+    ) -> None:
+        self.state = State.IDENTIFYING
+        self.features = Features()
+        self._identify = identify
+        self._subscription = subscription
+        self._auth_secret = auth_secret
+        self._address = address
+        self._parser = FrameParser(max_frame_size, address)
+        self._codec: Codec | None = None
+        self._messages: list[Message] = []
+        self._events: list[Event] = []
+        self._replies: list[tuple[FrameType, bytes]] = []
+        self._output = [commands.MAGIC, commands.identify(identify)]
+
+    def receive_data(self, data: bytes) -> None:
+        """Take in what the transport read; it never raises."""
+        if self.state is State.CLOSED:
+            return
+        try:
+            if self._codec is None:
+                self._parse(data)
+            else:
+                for piece in self._codec.decode(data):
+                    self._parse(piece)
+        except PeerError as error:
+            error.address = self._address
+            self._close(error)
+
+    def receive_eof(self) -> None:
+        """Take in that the peer closed its side."""
+        if self.state is State.CLOSING:
+            self._close(None)
+        elif self.state is not State.CLOSED:
+            self._close(
+                ConnectionLostError("closed by nsqd", self._address)
+                if self.state is State.READY
+                else ConnectError("closed by the server during the handshake", self._address)
+            )
+
+    def tls_established(self) -> None:
+        """Go on after the upgrade that TLSRequested asked for."""
+        self.state = State.TLS_CONFIRMING
+
+    def send(self, command: bytes) -> None:
+        """Queue an encoded command."""
+        if self.state is not State.CLOSED:
+            self._output.append(command)
+
+    def close(self) -> None:
+        """Send CLS; CloseWait follows. For a consumer that is READY only."""
+        if self.state is State.READY and self._subscription:
+            self._output.append(commands.CLS)
+            self.state = State.CLOSING
+
+    def take_messages(self) -> list[Message]:
+        """All messages since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def take_events(self) -> list[Event]:
+        """All events since the last call."""
+        if not self._events:
+            return []
+        events, self._events = self._events, []
+        return events
+
+    def take_output(self) -> bytes:
+        """All bytes to write since the last call, encoded for the wire."""
+        if not self._output:
+            return b""
+        output, self._output = self._output, []
+        data = b"".join(output)
+        return self._codec.encode(data) if self._codec else data
+
+    def _parse(self, data: bytes) -> None:
+        if self.state not in _STREAMING:
+            self._parse_handshake(data)
+            return
+        replies = self._replies
+        try:
+            self._parser.parse(data, self._messages, replies)
+        finally:
+            if replies:
+                self._replies = []
+                for kind, reply in replies:
+                    self._receive(kind, reply)
+
+    def _parse_handshake(self, data: bytes) -> None:
+        """One reply at a time: the bytes behind it may be in an encoding it has just agreed on."""
+        while (reply := self._parser.parse_reply(data)) is not None:
+            codec = self._codec
+            self._receive(*reply)
+            data = b""
+            if self.state is State.CLOSED:
+                return
+            if self.state is State.SECURING:
+                if self._parser.take_rest():
+                    raise ProtocolError("sent bytes before the TLS handshake")
+                return
+            if self._codec is not codec:
+                self.receive_data(self._parser.take_rest())
+                return
+            if self.state in _STREAMING:
+                self._parse(self._parser.take_rest())
+                return
+
+    def _receive(self, kind: FrameType, data: bytes) -> None:
+        if kind is FrameType.ERROR:
+            self._receive_error(data.decode("utf-8", "replace"))
+        elif data == _HEARTBEAT:
+            self._output.append(commands.NOP)
+        elif self.state is not State.CLOSED:
+            if (on_response := _ON_RESPONSE.get(self.state)) is None:
+                raise ProtocolError(f"unexpected response {data[:40]!r}")
+            on_response(self, data)
+
+    def _receive_error(self, text: str) -> None:
+        error = ServerError(text, self._address)
+        if not error.fatal:
+            self._events.append(CommandFailed(error))
+        elif error.code in AUTH_CODES:
+            self._close(AuthError(f"nsqd refused the AUTH secret: {text}", self._address))
+        elif self.state in _STREAMING:
+            self._close(error)
+        else:
+            self._close(ConnectError(f"nsqd refused the connection: {text}", self._address))
+
+    def _close(self, error: PeerError | None) -> None:
+        if self.state is not State.CLOSED:
+            self.state = State.CLOSED
+            self._output.clear()
+            self._events.append(Closed(error))
+
+    def _identified(self, data: bytes) -> None:
+        self.features = _read_features(data)
+        if self._identify.get("tls_v1"):
+            if not self.features.tls:
+                raise ConnectError("nsqd does not offer TLS (start it with --tls-cert)")
+            self.state = State.SECURING
+            self._events.append(TLSRequested())
+        else:
+            self._start_compression()
+
+    def _tls_confirmed(self, data: bytes) -> None:
+        _expect_ok(data, "the TLS handshake")
+        self._start_compression()
+
+    def _start_compression(self) -> None:
+        if self.features.snappy and self._identify.get("snappy"):
+            self._codec = Snappy()
+        elif self.features.deflate and self._identify.get("deflate"):
+            self._codec = Deflate(self._identify.get("deflate_level", 6))
+        if self._codec:
+            self.state = State.COMPRESSING
+        else:
+            self._authenticate()
+
+    def _compressed(self, data: bytes) -> None:
+        _expect_ok(data, "compression was agreed")
+        self._authenticate()
+
+    def _authenticate(self) -> None:
+        if not self.features.auth_required:
+            self._subscribe()
+        elif self._auth_secret:
+            self._output.append(commands.auth(self._auth_secret.encode()))
+            self.state = State.AUTHENTICATING
+        else:
+            raise AuthError("nsqd requires AUTH: set --auth-secret-file")
+
+    def _authenticated(self, _data: bytes) -> None:
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        if self._subscription:
+            self._output.append(commands.subscribe(*self._subscription))
+            self.state = State.SUBSCRIBING
+        else:
+            self._ready()
+
+    def _subscribed(self, data: bytes) -> None:
+        _expect_ok(data, "SUB")
+        self._ready()
+
+    def _ready(self) -> None:
+        self.state = State.READY
+        self._events.append(Ready(self.features))
+
+    def _replied(self, data: bytes) -> None:
+        self._events.append(Reply(data))
+
+    def _closing(self, data: bytes) -> None:
+        if data != b"CLOSE_WAIT":
+            raise ProtocolError(f"answered CLS with {data[:40]!r}")
+        self._events.append(CloseWait())
+
+
+_STREAMING = frozenset({State.READY, State.CLOSING})
+
+_ON_RESPONSE: Mapping[State, Callable[[Session, bytes], None]] = {
+    State.IDENTIFYING: Session._identified,
+    State.TLS_CONFIRMING: Session._tls_confirmed,
+    State.COMPRESSING: Session._compressed,
+    State.AUTHENTICATING: Session._authenticated,
+    State.SUBSCRIBING: Session._subscribed,
+    State.READY: Session._replied,
+    State.CLOSING: Session._closing,
+}
+
+
+def _expect_ok(data: bytes, what: str) -> None:
+    if data != b"OK":
+        raise ProtocolError(f"expected OK after {what}, got {data[:40]!r}")
+
+
+def _read_features(data: bytes) -> Features:
+    """Features from IDENTIFY's reply: JSON, or OK from an nsqd that does not negotiate."""
+    if data == b"OK":
+        return Features()
+    try:
+        reply = json.loads(data)
+        return Features(
+            version=str(reply.get("version", "")),
+            max_rdy_count=int(reply.get("max_rdy_count") or DEFAULT_MAX_RDY),
+            msg_timeout=(int(reply.get("msg_timeout") or 0) or 60_000) / 1000,
+            max_msg_timeout=(int(reply.get("max_msg_timeout") or 0) or 900_000) / 1000,
+            tls=bool(reply.get("tls_v1")),
+            snappy=bool(reply.get("snappy")),
+            deflate=bool(reply.get("deflate")),
+            auth_required=bool(reply.get("auth_required")),
+        )
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"unreadable reply to IDENTIFY: {data[:40]!r}") from error
