@@ -86,7 +86,8 @@ class Link:
         """Send RDY and note since when it holds."""
         if count or self.connection.ready:
             self._served = now
-        self._rdy_since = now
+        if count != self.connection.ready:
+            self._rdy_since = now
         self.stale = False
         self.connection.set_ready(count)
 

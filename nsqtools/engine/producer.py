@@ -125,9 +125,7 @@ class Producer:
         check_name("topic", topic)
         refusals: list[_Refusal] = []
         work = []
-        targets: Iterable[Address | None] = (
-            self._nsqds if self._config.mode == "all" else (None,)
-        )
+        targets: Iterable[Address | None] = self._nsqds if self._config.mode == "all" else (None,)
         for target in targets:
             for positions, part in self._split(bodies, refusals, single=defer is not None):
                 work.append(self._publish(topic, part, positions, defer, target))

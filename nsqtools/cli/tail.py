@@ -1,0 +1,71 @@
+"""``nsqtools tail``: messages to standard output."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli import logs
+from nsqtools.cli.options import Command, options
+from nsqtools.cli.run import consume, run
+from nsqtools.config import ConsumerConfig, LogOptions, SourceOptions, StopOptions, TailOptions
+from nsqtools.sinks.formats import make_format, unescape
+from nsqtools.sinks.stdout import StreamSink
+
+if TYPE_CHECKING:
+    from nsqtools.sinks.formats import Format
+
+_STDOUT = 1
+
+
+@click.command(
+    "tail",
+    cls=Command,
+    examples=(
+        ("Print five messages", "nsqtools tail --topic events -n 5"),
+        ("Pipe every body to jq", "nsqtools tail --topic events | jq .user"),
+        (
+            "Print what a channel still holds, with times, and stop",
+            "nsqtools tail --topic events --channel archive --timestamps --until-empty",
+        ),
+    ),
+)
+@options(
+    source=SourceOptions,
+    form=TailOptions,
+    stop=StopOptions,
+    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
+    log=LogOptions,
+)
+def tail(
+    *,
+    source: SourceOptions,
+    form: TailOptions,
+    stop: StopOptions,
+    config: ConsumerConfig,
+    log: LogOptions,
+) -> int:
+    """Print the messages of topics.
+
+    Without --channel it makes an ephemeral channel of its own, so it sees a copy of what is
+    published from now on and takes nothing from anybody. On a channel with a name it consumes: a
+    message is finished once it was written.
+    """
+    logs.configure(log)
+    channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
+    return run(consume(source, channel, config, stop, StreamSink(_STDOUT, _format(form))))
+
+
+def _format(form: TailOptions) -> Format:
+    return make_format(
+        json=form.json,
+        template=form.format or None,
+        delimiter=b"\0" if form.null else unescape(form.delimiter),
+        length_prefix=form.length_prefix,
+        print_topic=form.print_topic,
+        timestamps=form.timestamps,
+        escape=os.isatty(_STDOUT),
+    )

@@ -1,0 +1,1 @@
+"""Finding nsqds through nsqlookupd, and what they still hold."""
