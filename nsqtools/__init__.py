@@ -6,8 +6,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from nsqtools.config import ConsumerConfig, ProducerConfig
-    from nsqtools.engine.consumer import Consumer, Subscription
+    from nsqtools.engine.consumer import Consumer
     from nsqtools.engine.handler import Batch, Handler
+    from nsqtools.engine.membership import Subscription
     from nsqtools.engine.producer import Producer
     from nsqtools.proto.messages import Message
 
@@ -20,7 +21,7 @@ _HOMES = {
     "Message": "nsqtools.proto.messages",
     "Producer": "nsqtools.engine.producer",
     "ProducerConfig": "nsqtools.config",
-    "Subscription": "nsqtools.engine.consumer",
+    "Subscription": "nsqtools.engine.membership",
 }
 
 __all__ = [

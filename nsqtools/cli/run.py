@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from nsqtools.cli.exits import Exit
 from nsqtools.engine.backlog import Backlog
-from nsqtools.engine.consumer import Consumer, Subscription
+from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.limit import Limit
+from nsqtools.engine.membership import Subscription
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import NSQD_TCP_PORT, Address
 from nsqtools.policy.stopping import StopRule

@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.engine.handler import Batch
 from nsqtools.engine.link import Link
-from nsqtools.errors import ConfigError, PeerError, ServerError, UnreachableError
-from nsqtools.names import Address, check_name
+from nsqtools.engine.membership import Membership, Subscription
+from nsqtools.errors import PeerError, ServerError
 from nsqtools.net.connection import Connection
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.delivery import requeue_delay, split_given_up
-from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
 from nsqtools.policy.rdy import Mode, RdyPlanner, bytes_limit, is_starved
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-    from typing import Any
+    from collections.abc import Awaitable, Callable, Iterable
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.engine.handler import Handler
+    from nsqtools.names import Address
     from nsqtools.net.connection import Listener
     from nsqtools.policy.backoff import Change
     from nsqtools.proto.messages import Message
@@ -50,25 +49,6 @@ class Dial(Protocol):
         auth_secret: str,
     ) -> Connection:
         """As Connection.open."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
-    """What to consume and from where: fixed nsqds, or those nsqlookupds name; not both.
-
-    ``lookupds`` are URLs or host:port texts. Raises ConfigError.
-    """
-
-    topic: str
-    channel: str
-    nsqds: tuple[Address, ...] = ()
-    lookupds: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_name("topic", self.topic)
-        check_name("channel", self.channel)
-        if bool(self.nsqds) == bool(self.lookupds):
-            raise ConfigError("expected either nsqd addresses or nsqlookupd addresses")
 
 
 @dataclass(slots=True)
@@ -112,7 +92,6 @@ class Consumer:
         self._config = config
         self._rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
         self._dial = dial
-        self._find = find
         self._max_in_flight = config.max_in_flight
         self._limit = config.max_in_flight
         self._mean_body = 0.0
@@ -120,18 +99,18 @@ class Consumer:
         self._backoff = Backoff(
             config.backoff_strategy, config.backoff_multiplier, config.max_backoff_duration
         )
-        self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._links: dict[Address, Link] = {}
+        self._membership = Membership(
+            subscription, config, self._connect, self._links, rng=self._rng, find=find
+        )
         self._queue: deque[tuple[float, Batch, bool]] = deque()
         self._held: list[Batch] = []
         self._oldest: float | None = None
         self._behind = False
         self._stopping = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        self._lookup_again = asyncio.Event()
         self._stats = ConsumerStats()
 
     async def run(self) -> ConsumerStats:
@@ -144,7 +123,7 @@ class Consumer:
         self._stats.last_message = self._loop.time()
         worker = self._loop.create_task(self._work())
         stopped = self._loop.create_task(self._stop.wait())
-        starting = self._loop.create_task(self._start())
+        starting = self._loop.create_task(self._membership.start())
         try:
             await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -155,7 +134,11 @@ class Consumer:
             await self._drain(worker)
         finally:
             self._stopping = True
-            self._cancel([worker, stopped, starting, *self._tasks])
+            self._membership.stop()
+            for timer in self._timers.values():
+                timer.cancel()
+            for task in (worker, stopped, starting):
+                task.cancel()
             for link in list(self._links.values()):
                 link.connection.abort()
         return self.stats()
@@ -245,32 +228,7 @@ class Consumer:
             return
         log.warning("connection lost: %s", error)
         self._plan()
-        if self._subscription.nsqds:
-            self._spawn(self._reconnect(link.address))
-        else:
-            self._lookup_again.set()
-
-    # Connections.
-
-    async def _start(self) -> None:
-        """First contact; raises UnreachableError if there is none."""
-        if self._subscription.nsqds:
-            await self._connect_all(self._subscription.nsqds)
-            for address in self._subscription.nsqds:
-                if address not in self._links:
-                    self._spawn(self._reconnect(address))
-        else:
-            await self._connect_all(await self._lookup())
-            self._spawn(self._discover())
-
-    async def _connect_all(self, addresses: Iterable[Address]) -> None:
-        """Connect to all at once; raises the first error if every one failed."""
-        wanted = list(dict.fromkeys(addresses))
-        errors = [e for e in await asyncio.gather(*map(self._connect, wanted)) if e]
-        if errors and len(errors) == len(wanted):
-            raise errors[0]
-        for error in errors:
-            log.warning("cannot connect: %s", error)
+        self._membership.lost(link.address)
 
     async def _connect(self, address: Address) -> PeerError | None:
         """Open one connection and let it take part; returns the error instead of raising it."""
@@ -288,55 +246,11 @@ class Consumer:
         if self._stopping:
             link.connection.abort()
             return None
-        self._delays.connected(address)
         log.info("connected to %s", address)
         link.opened(self._loop.time())
         self._links[address] = link
         self._plan()
         return None
-
-    async def _reconnect(self, address: Address) -> None:
-        """A fixed address: dial again, later each time (building_client_libraries, Reconnection)."""
-        while True:
-            now = self._loop.time()
-            due = self._delays.failed(address, now)
-            log.info("%s: next try in %.0f s", address, due - now)
-            await asyncio.sleep(due - now)
-            if (error := await self._connect(address)) is None:
-                return
-            log.warning("cannot connect: %s", error)
-
-    async def _discover(self) -> None:
-        """Rounds of nsqlookupd. A lost connection comes back only if a round lists it."""
-        config = self._config
-        schedule = LookupSchedule(config.lookupd_poll_interval, config.lookupd_poll_jitter)
-        while True:
-            urgent = self._lookup_again.is_set() or not self._links
-            self._lookup_again.clear()
-            now = self._loop.time()
-            delay = schedule.next(now, urgent=urgent, rng=self._rng) - now
-            try:
-                async with asyncio.timeout(delay):
-                    await self._lookup_again.wait()
-                continue
-            except TimeoutError:
-                pass
-            try:
-                found = await self._lookup()
-            except UnreachableError as error:
-                log.warning("no nsqlookupd answers: %s", error)
-                continue
-            missing = [address for address in found if address not in self._links]
-            for error in await asyncio.gather(*map(self._connect, missing)):
-                if error:
-                    log.warning("cannot connect: %s", error)
-
-    async def _lookup(self) -> Sequence[Address]:
-        if self._find is None:
-            from nsqtools.engine.lookup import finder
-
-            self._find = finder(self._subscription, self._config)
-        return list(await self._find())
 
     # Decisions.
 
@@ -431,7 +345,7 @@ class Consumer:
             else:
                 await self._handler.handle(batch)
         except Exception as error:
-            log.error(  # noqa: TRY400 - a traceback only where somebody debugs
+            log.error(
                 "handler failed, %d messages requeued: %s",
                 len(batch.unsettled()),
                 str(error) or type(error).__name__,
@@ -449,7 +363,7 @@ class Consumer:
     async def _drain(self, worker: asyncio.Task[None]) -> None:
         """CLS, handle what was delivered, REQ 0 the rest, close: within ``drain_timeout``."""
         self._stopping = True
-        self._cancel(self._tasks)
+        self._membership.stop()
         links = list(self._links.values())
         for link in links:
             link.connection.stop_messages()
@@ -465,14 +379,3 @@ class Consumer:
         for batch in (*self._held, *(batch for _, batch, _ in self._queue)):
             batch.requeue(delay=0, backoff=False)
         await asyncio.gather(*(link.connection.close() for link in self._links.values()))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _cancel(self, tasks: Iterable[asyncio.Future[Any]]) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        for task in list(tasks):
-            task.cancel()

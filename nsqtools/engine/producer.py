@@ -227,7 +227,7 @@ class Producer:
         return refusals
 
     async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection:
-        """The next connection in turn that has not failed this batch, waiting for one if need be."""
+        """The next connection in turn that has not failed this batch; waits for one."""
         while True:
             live = [
                 connection

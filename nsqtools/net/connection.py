@@ -342,10 +342,11 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._transport is not None and self._session.state is not State.SECURING:
-            if data := self._session.take_output():
-                self._written += len(data)
-                self._transport.write(data)
+        if self._transport is None or self._session.state is State.SECURING:
+            return
+        if data := self._session.take_output():
+            self._written += len(data)
+            self._transport.write(data)
 
     def _watch(self) -> None:
         """Drop the connection if nsqd has been silent for ``read_timeout``: no heartbeat came."""

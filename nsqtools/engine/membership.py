@@ -1,0 +1,158 @@
+"""Which nsqds a consumer is connected to: fixed ones, or those that nsqlookupds name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigError, UnreachableError
+from nsqtools.names import Address, check_name
+from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+    from random import Random
+    from typing import Any
+
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.errors import PeerError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """What to consume and from where: fixed nsqds, or those nsqlookupds name; not both.
+
+    ``lookupds`` are URLs or host:port texts. Raises ConfigError.
+    """
+
+    topic: str
+    channel: str
+    nsqds: tuple[Address, ...] = ()
+    lookupds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("topic", self.topic)
+        check_name("channel", self.channel)
+        if bool(self.nsqds) == bool(self.lookupds):
+            raise ConfigError("expected either nsqd addresses or nsqlookupd addresses")
+
+
+class Membership:
+    """Keeps a consumer connected.
+
+    ``connect`` opens one connection and returns its error instead of raising it; ``connected`` are
+    the addresses of now. ``find`` returns the addresses of all nsqds that have the topic, and
+    raises UnreachableError when nobody could be asked; by default it asks the nsqlookupds.
+    """
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        config: ConsumerConfig,
+        connect: Callable[[Address], Awaitable[PeerError | None]],
+        connected: Collection[Address],
+        *,
+        rng: Random,
+        find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+    ) -> None:
+        self._subscription = subscription
+        self._config = config
+        self._connect = connect
+        self._connected = connected
+        self._rng = rng
+        self._find = find
+        self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
+        self._lookup_again = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Make first contact; raises UnreachableError if everybody failed or refused us."""
+        if fixed := self._subscription.nsqds:
+            await self._connect_all(fixed)
+            for address in fixed:
+                if address not in self._connected:
+                    self._spawn(self._reconnect(address))
+        else:
+            await self._connect_all(await self._lookup())
+            self._spawn(self._discover())
+
+    def lost(self, address: Address) -> None:
+        """A connection ended: dial a fixed address again, or ask who is there."""
+        if self._subscription.nsqds:
+            self._spawn(self._reconnect(address))
+        else:
+            self._lookup_again.set()
+
+    def stop(self) -> None:
+        """Connect to nobody any more."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def _connect_all(self, addresses: Iterable[Address]) -> None:
+        """Connect to all at once; raises the first error if every one failed."""
+        wanted = list(dict.fromkeys(addresses))
+        errors = [e for e in await asyncio.gather(*map(self._connect, wanted)) if e]
+        if errors and len(errors) == len(wanted):
+            raise errors[0]
+        for error in errors:
+            log.warning("cannot connect: %s", error)
+
+    async def _reconnect(self, address: Address) -> None:
+        """Dial again, later each time (building_client_libraries, Reconnection)."""
+        loop = asyncio.get_running_loop()
+        while True:
+            now = loop.time()
+            due = self._delays.failed(address, now)
+            log.info("%s: next try in %.0f s", address, due - now)
+            await asyncio.sleep(due - now)
+            if (error := await self._connect(address)) is None:
+                self._delays.connected(address)
+                return
+            log.warning("cannot connect: %s", error)
+
+    async def _discover(self) -> None:
+        """Rounds of nsqlookupd. A lost connection comes back only if a round lists it."""
+        config = self._config
+        schedule = LookupSchedule(config.lookupd_poll_interval, config.lookupd_poll_jitter)
+        loop = asyncio.get_running_loop()
+        while True:
+            urgent = self._lookup_again.is_set() or not self._connected
+            self._lookup_again.clear()
+            now = loop.time()
+            delay = schedule.next(now, urgent=urgent, rng=self._rng) - now
+            try:
+                async with asyncio.timeout(delay):
+                    await self._lookup_again.wait()
+                continue
+            except TimeoutError:
+                pass
+            try:
+                found = await self._lookup()
+            except UnreachableError as error:
+                log.warning("%s", error)
+                continue
+            missing = [address for address in found if address not in self._connected]
+            for failure in await asyncio.gather(*map(self._connect, missing)):
+                if failure:
+                    log.warning("cannot connect: %s", failure)
+
+    async def _lookup(self) -> list[Address]:
+        if self._find is None:
+            from nsqtools.engine.lookup import finder
+
+            self._find = finder(self._subscription, self._config)
+        return list(dict.fromkeys(await self._find()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._stopped:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
