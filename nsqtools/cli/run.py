@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from nsqtools.cli.exits import Exit
-from nsqtools.engine.backlog import Backlog
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.limit import Limit
 from nsqtools.engine.membership import Subscription
-from nsqtools.errors import ConfigError, HTTPError
+from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import NSQD_TCP_PORT, Address
 from nsqtools.policy.stopping import StopRule
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from nsqtools.config import ClientConfig, ConsumerConfig, SourceOptions, StopOptions
     from nsqtools.engine.consumer import ConsumerStats
     from nsqtools.engine.handler import Batch, Handler, Message
+    from nsqtools.engine.lookup import Backlog
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +228,11 @@ class _Run:
             until_empty=options.until_empty,
         )
         loop = asyncio.get_running_loop()
-        backlogs = [Backlog(s, self._config) for s in self._subscriptions]
+        backlogs: list[Backlog] = []
+        if rule.until_empty:
+            from nsqtools.engine.lookup import Backlog  # loads httpx
+
+            backlogs = [Backlog(s, self._config) for s in self._subscriptions]
         empties = 0
         while True:
             now = loop.time()
@@ -249,7 +253,7 @@ class _Run:
             if rule.until_empty:
                 try:
                     empties = 0 if await self._backlog(backlogs) else empties + 1
-                except HTTPError as error:
+                except UnreachableError as error:
                     idle = min(options.idle_timeout or _EMPTY_IDLE, _EMPTY_IDLE)
                     log.warning(
                         "--until-empty cannot see the depth (%s): "

@@ -1,0 +1,114 @@
+"""The command line. This module loads click and nothing else: a TAB press starts a process."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+import click
+
+from nsqtools import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Entry(NamedTuple):
+    """A command that is not loaded yet: ``module:attribute``, first sentence of help, section."""
+
+    target: str
+    help: str
+    section: str
+
+
+COMMANDS = {
+    "tail": Entry("nsqtools.cli.tail:tail", "Print the messages of a topic.", "Consume"),
+    "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
+    "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that answers for its commands from a table and loads only the one that runs."""
+
+    def __init__(self, *, table: dict[str, Entry], **attrs: object) -> None:
+        super().__init__(**attrs)  # type: ignore[arg-type]
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load a command, or None if there is none of that name."""
+        if cmd_name not in self.table:
+            return None
+        from importlib import import_module
+
+        module, _, attribute = self.table[cmd_name].target.partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read ``help tail`` as ``tail --help``."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with suggestions from the table."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(
+                error.command_name, possibilities=self.table, ctx=ctx
+            ) from None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Commands first: they are what the reader came for."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Commands under the headings of their sections, in one column."""
+        width = max(map(len, self.table), default=0)
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, entry in self.table.items():
+            sections.setdefault(entry.section, []).append((name.ljust(width), entry.help))
+        for section, rows in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Names that begin like this, with their help from the table."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=entry.help)
+            for name, entry in self.table.items()
+            if name.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    name="nsqtools",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="'nsqtools help COMMAND' shows the options of a command, with examples.",
+)
+@click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
+def cli() -> None:
+    """The command line for NSQ: tail, publish and look up topics."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; ``argv`` is without the program's name."""
+    from nsqtools.cli.exits import run
+
+    sys.exit(run(cli, sys.argv[1:] if argv is None else argv))

@@ -1,0 +1,226 @@
+"""How a run ends: the exit codes, and the one place where an outcome becomes one of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from enum import IntEnum
+from typing import TYPE_CHECKING, Self
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PROGRAM = "nsqtools"
+COMPLETE = "_NSQTOOLS_COMPLETE"
+
+
+class Exit(IntEnum):
+    """Every exit code, with what it tells a script."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> Self:
+        """A member that carries its meaning."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
+
+    DONE = 0, "All that was asked for is done; SIGTERM, once what was in flight is settled."
+    FAILURE = 1, "Something failed; standard error says what."
+    USAGE = 2, "A wrong command line, environment or configuration file; nothing was done."
+    UNREACHABLE = 3, "No server could be reached, or none accepted us."
+    PARTIAL = 4, "Finished, but some messages were given up or rejected."
+    LOCKED = 75, "Another run holds the lock."
+    INTERRUPTED = 130, "Interrupted by SIGINT."
+    PIPE_CLOSED = 141, "The reader of standard output went away (killed by SIGPIPE)."
+
+
+def debugging() -> bool:
+    """Whether NSQTOOLS_DEBUG asks for tracebacks."""
+    return os.environ.get("NSQTOOLS_DEBUG", "") not in ("", "0")
+
+
+def one_line(text: str) -> str:
+    """The text with whatever is not printable written as an escape.
+
+    A server's text or a message can then neither drive a terminal nor forge a second line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def describe(error: BaseException) -> str:
+    """One line about an error; the type is named only where the text was not written for users."""
+    from nsqtools.errors import NSQError
+
+    text = str(error)
+    if isinstance(error, NSQError) and text:
+        return one_line(text)
+    name = type(error).__name__
+    return one_line(f"{name}: {text}" if text else name)
+
+
+def _print(text: str) -> None:
+    _write(f"{PROGRAM}: {one_line(text)}\n")
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):  # nobody is left to be told
+        pass
+
+
+_report: Callable[[str], None] = _print
+
+
+def report_through(report: Callable[[str], None] | None) -> None:
+    """Send the last words of a run to ``report`` (a log in JSON), or with None to stderr."""
+    global _report
+    _report = report or _print
+
+
+def run(cli: click.Group, args: Sequence[str]) -> int:
+    """Run the command line and return its exit code, having said what there is to say.
+
+    Does not return when the reader of stdout is gone: the process then dies of SIGPIPE. click's
+    own ``main`` is not used because it prints a line on Ctrl-C.
+    """
+    _open_standard_streams()
+    try:
+        code = _invoke(cli, list(args))
+        sys.stdout.flush()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        code = _outcome(error)
+    _detach_broken_streams()
+    if code == Exit.PIPE_CLOSED:
+        _die_of_sigpipe()
+    return code
+
+
+def _invoke(cli: click.Group, args: list[str]) -> int:
+    instruction = os.environ.get(COMPLETE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, PROGRAM, COMPLETE, instruction)
+    try:
+        with cli.make_context(PROGRAM, args, color=_color()) as ctx:
+            return int(cli.invoke(ctx) or Exit.DONE)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+
+
+def _color() -> bool | None:
+    """What click is told about colour; None lets it look for a terminal."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None
+
+
+def _outcome(error: BaseException) -> int:
+    """The exit code of an error, after it was reported."""
+    from nsqtools.errors import ConfigError, NSQError, UnreachableError
+
+    while isinstance(error, BaseExceptionGroup):  # of a TaskGroup: the first error is the cause
+        error = error.exceptions[0]
+    match error:
+        case click.UsageError():
+            return _usage(error)
+        case KeyboardInterrupt() | click.Abort():
+            return Exit.INTERRUPTED
+        case BrokenPipeError():
+            return Exit.PIPE_CLOSED
+    if debugging():
+        from traceback import format_exception
+
+        _write("".join(format_exception(error)))
+    match error:
+        case click.ClickException():
+            _report(error.format_message())
+        case NSQError():
+            _report(describe(error))
+        case OSError():
+            _report(_os_error(error))
+        case _:
+            _report(
+                f"internal error: {describe(error)}, please report; "
+                "run with NSQTOOLS_DEBUG=1 for the traceback"
+            )
+    match error:
+        case ConfigError():
+            return Exit.USAGE
+        case UnreachableError():
+            return Exit.UNREACHABLE
+    return Exit.FAILURE
+
+
+def _usage(error: click.UsageError) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        _write(f"{error.format_message()}\n")
+        return Exit.USAGE
+    path = error.ctx.command_path if error.ctx else PROGRAM
+    _write(f"{path}: {one_line(error.format_message())}\nTry '{path} --help'.\n")
+    return Exit.USAGE
+
+
+_OUTPUT_ERRNOS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO}
+)
+
+
+def _os_error(error: OSError) -> str:
+    text = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {text}"
+    # Files are opened by name and sockets raise errors of our own: what is left is stdout.
+    return f"standard output: {text}" if error.errno in _OUTPUT_ERRNOS else text
+
+
+def _open_standard_streams() -> None:
+    """Occupy descriptors 0 to 2 where the caller closed them.
+
+    Else a socket could become descriptor 1, and messages be written to nsqd. Standard output is
+    opened so that writing fails, because the data has nowhere to go.
+    """
+    for fd, name, flags, mode in (
+        (0, "stdin", os.O_RDONLY, "r"),
+        (1, "stdout", os.O_RDONLY, "w"),
+        (2, "stderr", os.O_WRONLY, "w"),
+    ):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, flags)  # takes the lowest free descriptor, which is fd
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))
+
+
+def _detach_broken_streams() -> None:
+    """Discard what could not be written, or the interpreter would complain and exit with 120."""
+    for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _discard(fd)
+
+
+def _discard(fd: int) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, fd)
+    os.close(null)
+
+
+def _die_of_sigpipe() -> None:
+    import signal
+
+    _discard(1)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)

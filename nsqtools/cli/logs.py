@@ -1,0 +1,114 @@
+"""Log lines on stderr: text for people, or one JSON object a line for collectors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.cli.exits import PROGRAM, debugging, describe, one_line, report_through
+
+if TYPE_CHECKING:
+    from nsqtools.config import LogOptions
+
+_LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def configure(options: LogOptions) -> None:
+    """Set up logging for a run: errors with -q, else warnings, information with -v, all with -vv.
+
+    Other packages' loggers (asyncio, httpx) go through the same handler, from warnings on, so
+    that nothing prints a traceback past it. A stderr that is closed or full costs only its lines.
+    """
+    verbosity = -1 if options.quiet else options.verbose
+    level = _LEVELS.get(verbosity, logging.DEBUG)
+    as_json = options.log_format == "json"
+    handler = _Stderr()
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter(verbosity))
+    root = logging.getLogger()
+    for old in [h for h in root.handlers if isinstance(h, _Stderr)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(level, logging.WARNING))
+    logger = logging.getLogger("nsqtools")
+    logger.setLevel(level)
+    logging.raiseExceptions = debugging()
+    report_through(logger.error if as_json else None)
+
+
+class _Stderr(logging.Handler):
+    """Writes to whatever ``sys.stderr`` is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record) + "\n"
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+class TextFormatter(logging.Formatter):
+    """``nsqtools: text``; a warning is labelled, -v labels all, -vv adds time and logger.
+
+    What is not printable is escaped: a line stays a line and cannot drive a terminal. An
+    exception is named at the end; its traceback follows only with NSQTOOLS_DEBUG=1.
+    """
+
+    def __init__(self, verbosity: int) -> None:
+        super().__init__()
+        self._verbosity = verbosity
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line without its end, or several with a traceback."""
+        text = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            text += f": {describe(error)}"
+        line = f"{PROGRAM}: {self._label(record)}{one_line(text)}"
+        if record.exc_info and debugging():
+            line += "\n" + "\n".join(map(one_line, _traceback(self, record).splitlines()))
+        return line
+
+    def _label(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        if self._verbosity > 1:
+            clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+            return f"{clock}.{int(record.msecs):03d} {level} {record.name}: "
+        return f"{level}: " if self._verbosity == 1 or record.levelno == logging.WARNING else ""
+
+
+class JsonFormatter(logging.Formatter):
+    """Keys ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, then those of ``extra``.
+
+    With an error also ``exception``, one line, and with NSQTOOLS_DEBUG=1 ``traceback``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of ASCII without its end."""
+        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, Any] = {
+            "time": f"{clock}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["exception"] = describe(record.exc_info[1])
+            if debugging():
+                fields["traceback"] = _traceback(self, record)
+        for name, value in record.__dict__.items():
+            if name not in _STANDARD:
+                fields.setdefault(name, value)
+        return json.dumps(fields, default=_plain)
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    return formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+def _plain(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,199 @@
+"""``nsqtools lookup``: what nsqlookupd knows, from all of them together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from nsqtools.cli import logs
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.options import Command, options
+from nsqtools.config import LogOptions, LookupOptions
+from nsqtools.errors import UnreachableError
+from nsqtools.names import LOOKUPD_HTTP_PORT, check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from nsqtools.net.http import Lookupd, Producer
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_DEFAULT = f"127.0.0.1:{LOOKUPD_HTTP_PORT}"
+
+
+@click.group("lookup", context_settings={"help_option_names": ["-h", "--help"]})
+def lookup() -> None:
+    """Ask nsqlookupd who has what.
+
+    All given nsqlookupds are asked and their answers united. One that does not answer is a
+    warning; if none answers the exit status is 3.
+    """
+
+
+@lookup.command(
+    "topics",
+    cls=Command,
+    examples=(("All topics, one a line", "nsqtools lookup topics"),),
+)
+@options(where=LookupOptions, log=LogOptions)
+def topics(*, where: LookupOptions, log: LogOptions) -> int:
+    """List all topics."""
+    logs.configure(log)
+    names = _ask(where, lambda client: client.topics())
+    return _print_names("topics", _united(names), where)
+
+
+@lookup.command(
+    "channels",
+    cls=Command,
+    examples=(("The channels of a topic", "nsqtools lookup channels events"),),
+)
+@click.argument("topic", help="A topic.")
+@options(where=LookupOptions, log=LogOptions)
+def channels(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
+    """List the channels of a topic."""
+    logs.configure(log)
+    check_name("topic", topic)
+    names = _ask(where, lambda client: client.channels(topic))
+    return _print_names("channels", _united(names), where)
+
+
+@lookup.command(
+    "producers",
+    cls=Command,
+    examples=(("The nsqds that have a topic", "nsqtools lookup producers events"),),
+)
+@click.argument("topic", help="A topic.")
+@options(where=LookupOptions, log=LogOptions)
+def producers(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
+    """List the nsqds that have a topic."""
+    from nsqtools.net.http import union_producers
+
+    logs.configure(log)
+    check_name("topic", topic)
+    found = _ask(where, lambda client: client.lookup(topic))
+    return _print_producers(union_producers(reply.producers for reply in found).values(), where)
+
+
+@lookup.command(
+    "nodes",
+    cls=Command,
+    examples=(("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),),
+)
+@options(where=LookupOptions, log=LogOptions)
+def nodes(*, where: LookupOptions, log: LogOptions) -> int:
+    """List all nsqds, their topics and which of those are tombstoned."""
+    from nsqtools.net.http import union_producers
+
+    logs.configure(log)
+    found = _ask(where, lambda client: client.nodes())
+    return _print_producers(union_producers(found).values(), where, topics=True)
+
+
+def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
+    """The replies of all nsqlookupds that answer; raises UnreachableError if none does."""
+    from nsqtools.net.http import Lookupd, ask_all
+
+    async def ask() -> list[R]:
+        clients = [
+            Lookupd(
+                url,
+                connect_timeout=where.http_client_connect_timeout,
+                request_timeout=where.http_client_request_timeout,
+            )
+            for url in where.lookupd_http_address or (_DEFAULT,)
+        ]
+        answers = await ask_all(clients, call)
+        for _, error in answers.failures:
+            log.warning("%s", error)
+        if not answers.replies:
+            raise UnreachableError("no nsqlookupd answers")
+        return list(answers.replies)
+
+    return asyncio.run(ask())
+
+
+def _united(names: Iterable[Sequence[str]]) -> list[str]:
+    return sorted({name for some in names for name in some})
+
+
+def _print_names(key: str, names: list[str], where: LookupOptions) -> int:
+    if where.json:
+        _print_json({key: names})
+    else:
+        click.echo("".join(f"{name}\n" for name in names), nl=False)
+    return Exit.DONE
+
+
+def _print_producers(
+    found: Iterable[Producer], where: LookupOptions, *, topics: bool = False
+) -> int:
+    """A table on a terminal; in a pipe the TCP address first, so that ``cut -f1`` gives it."""
+    ordered = sorted(found, key=lambda producer: producer.tcp)
+    if where.json:
+        _print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
+        return Exit.DONE
+    header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]
+    rows = [
+        [
+            str(producer.tcp),
+            str(producer.http),
+            producer.hostname,
+            producer.version,
+            *([_topics(producer)] if topics else []),
+        ]
+        for producer in ordered
+    ]
+    if sys.stdout.isatty():
+        _print_table(header, rows)
+    else:
+        click.echo("".join("\t".join(row) + "\n" for row in rows), nl=False)
+    return Exit.DONE
+
+
+def _topics(producer: Producer) -> str:
+    """Topics, a tombstoned one marked; old nsqlookupds send no marks."""
+    marks = (*producer.tombstones, *[False] * len(producer.topics))
+    return ",".join(
+        f"{topic} (tombstoned)" if mark else topic
+        for topic, mark in zip(producer.topics, marks, strict=False)
+    )
+
+
+def _as_json(producer: Producer, *, topics: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "broadcast_address": producer.broadcast_address,
+        "hostname": producer.hostname,
+        "remote_address": producer.remote_address,
+        "tcp_port": producer.tcp_port,
+        "http_port": producer.http_port,
+        "version": producer.version,
+    }
+    if topics:
+        entry |= {"topics": list(producer.topics), "tombstones": list(producer.tombstones)}
+    return entry
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def _print_table(header: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for title in header:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)

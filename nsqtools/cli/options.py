@@ -1,0 +1,365 @@
+"""Command-line options out of the option classes of ``nsqtools.config``.
+
+    @click.command("tail", cls=Command, examples=[("Print one", "nsqtools tail -n 1 --topic x")])
+    @options(source=SourceOptions, consumer=(ConsumerConfig, {"max_in_flight": 2500}))
+    def tail(*, source: SourceOptions, consumer: ConsumerConfig) -> int: ...
+
+A value comes from, strongest first: the flag, its environment variable, ``--consumer-opt`` or its
+like, the environment variable of an option without a flag, the configuration file (click's
+``default_map``), the command's own default, the class's default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+from click.types import BoolParamType
+
+from nsqtools.cli.spelling import gnu_spelling
+from nsqtools.config import Option, flag_name
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from click.shell_completion import CompletionItem
+
+    from nsqtools.config import Options
+
+    Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+R = TypeVar("R")
+
+GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+_METAVARS = {
+    "text": "TEXT",
+    "path": "PATH",
+    "integer": "N",
+    "number": "NUMBER",
+    "duration": "DURATION",
+    "size": "SIZE",
+}
+_TOML_TYPES: dict[str, type | tuple[type, ...]] = {
+    "flag": bool,
+    "integer": int,
+    "count": int,
+    "size": int,
+    "number": (int, float),
+}
+
+
+def convert(declared: Option, value: Any) -> Any:
+    """A checked value from text or from what TOML gave; raises ConfigError without the name."""
+    if isinstance(value, str):
+        return declared.parse(value)
+    if declared.kind in ("text", "path", "choice"):
+        raise ConfigError(f"{value!r} is not text: write it in quotes")
+    fits = isinstance(value, _TOML_TYPES.get(declared.kind, ()))
+    if fits and isinstance(value, bool) == (declared.kind == "flag"):
+        declared.check(value)
+        return value
+    return declared.parse(str(value))  # fails with the message of the kind
+
+
+class ValueType(click.ParamType[Any]):
+    """Any kind of option: parsing, range and choices are the declaration's."""
+
+    def __init__(self, declared: Option) -> None:
+        self.declared = declared
+        self.name = declared.kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value, or click's error with the option's name before the reason."""
+        try:
+            return convert(self.declared, value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The choices, or the shell's own file names for a path."""
+        from click.shell_completion import CompletionItem
+
+        if self.declared.kind == "path":
+            return [CompletionItem(incomplete, type="file")]
+        return [CompletionItem(c) for c in self.declared.choices if c.startswith(incomplete)]
+
+
+class FlagType(ValueType, BoolParamType):
+    """A boolean; click allows ``--no-x`` only for its own type."""
+
+
+class ConfigOption(click.Option):
+    """A flag for one declared option. Its value is None when it was given nowhere."""
+
+    def __init__(
+        self,
+        param_decls: Sequence[str],
+        *,
+        declared: Option,
+        section: str,
+        shared: bool,
+        preset: Any = None,
+        **attrs: Any,
+    ) -> None:
+        self.declared = declared
+        self.section = section
+        self.shared = shared
+        self.preset = preset
+        if declared.kind == "flag":
+            attrs |= {"is_flag": True, "type": FlagType(declared)}
+        elif declared.kind == "count":
+            attrs |= {"count": True, "type": ValueType(declared)}
+        else:
+            attrs |= {"type": ValueType(declared), "metavar": _metavar(declared)}
+        super().__init__(
+            param_decls, multiple=declared.multiple, help=declared.help, default=None, **attrs
+        )
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """As click's; a single value of a configuration file will do for a repeatable option."""
+        if self.multiple and value is not None and not isinstance(value, (list, tuple)):
+            value = (value,)
+        return super().type_cast_value(ctx, value)
+
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Where the value stands that is wrong: flag, variable or file."""
+        source = ctx.get_parameter_source(self.name) if ctx else None
+        if source is ParameterSource.ENVIRONMENT:
+            return next((name for name in self.envvar or () if os.environ.get(name)), self.name)
+        if source is ParameterSource.DEFAULT_MAP:
+            return f"{self.name!r} in the configuration file"
+        return super().get_error_hint(ctx)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """``-n, --count N`` and ``Help.  [default: ...; range: ...]``."""
+        names = sorted(self.opts, key=len)
+        if self.secondary_opts:
+            names[-1] = f"--[no-]{names[-1].removeprefix('--')}"
+        spec = ", ".join(names)
+        if not self.is_flag and not self.count:
+            spec += f" {self.make_metavar(ctx)}"
+        notes = "; ".join(filter(None, (self._default_note(), self._range_note())))
+        return spec, f"{self.help}  [{notes}]" if notes else self.help or ""
+
+    def _default_note(self) -> str:
+        if self.count or self.preset is False or self.preset in (None, "", ()):
+            return ""
+        values = self.preset if self.multiple else (self.preset,)
+        return "default: " + ", ".join(map(self.declared.show, values))
+
+    def _range_note(self) -> str:
+        if self.declared.maximum is None and not self.declared.minimum:
+            return ""  # "at least 0" is news to nobody
+        return f"range: {self.declared.range}"
+
+
+def _metavar(declared: Option) -> str:
+    if declared.metavar:
+        return declared.metavar
+    return f"[{'|'.join(declared.choices)}]" if declared.choices else _METAVARS[declared.kind]
+
+
+class Command(click.Command):
+    """A command of ``options``: sections in help, examples as data, Go's spelling of flags.
+
+    ``examples`` are pairs of a sentence without its full stop and a command line.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **attrs: Any) -> None:
+        super().__init__(*args, **attrs)
+        self.examples = tuple(examples)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse after the variables got their names and Go's spellings were made GNU's."""
+        for param in self.params:
+            if isinstance(param, ConfigOption):
+                param.envvar = variables(ctx, param.name, shared=param.shared)
+        return super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options under the titles of the classes that declare them."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record and isinstance(param, click.Option):
+                title = param.section if isinstance(param, ConfigOption) else "Other options"
+                sections.setdefault(title, []).append(record)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """How variables are called, then the examples, unbroken so that they can be copied."""
+        super().format_epilog(ctx, formatter)
+        declared = [param for param in self.params if isinstance(param, ConfigOption)]
+        if declared:
+            with formatter.section("Environment"):
+                formatter.write_text(_about_variables(ctx, declared))
+        if self.examples:
+            with formatter.section("Examples"):
+                for sentence, line in self.examples:
+                    formatter.write_text(f"{sentence}:")
+                    formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")
+
+
+def _about_variables(ctx: click.Context, declared: Sequence[ConfigOption]) -> str:
+    example = next((param for param in declared if not param.shared), declared[0])
+    own = variables(ctx, example.name, shared=False)[0]
+    text = f"Each option has a variable, such as {own} for {example.opts[-1]}."
+    shared = [param for param in declared if param.shared]
+    if shared:
+        sections = ", ".join(dict.fromkeys(param.section for param in shared))
+        common = variables(ctx, shared[0].name, shared=True)[1]
+        text += (
+            f" Those under {sections} have one more that all commands read, "
+            f"such as {common} for {shared[0].opts[-1]}."
+        )
+    return text
+
+
+def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]:
+    """Environment variables of an option: the command's own before the one all commands share."""
+    words: list[str] = []
+    while ctx.parent is not None:
+        words.insert(0, ctx.info_name or "")
+        ctx = ctx.parent
+    words = words or [ctx.command.name or ""]
+    own = "_".join(["NSQTOOLS", *words, name]).replace("-", "_").upper()
+    return (own, f"NSQTOOLS_{name.upper()}") if shared else (own,)
+
+
+def options(
+    **groups: type[Options] | tuple[type[Options], Mapping[str, Any]],
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command one instance of each class, by keyword, made of flags, environment and file.
+
+    ``(Class, {"field": value})`` replaces defaults for this command. Where two classes declare an
+    option of the same name it is one flag that serves both. A contradiction between options is a
+    usage error.
+    """
+    bound = {
+        keyword: group if isinstance(group, tuple) else (group, {})
+        for keyword, group in groups.items()
+    }
+
+    flags: dict[str, Decorator] = {}
+    for cls, presets in bound.values():
+        for name, decorator in _decorators(cls, presets).items():
+            flags.setdefault(name, decorator)
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        @wraps(function)
+        def command(**params: Any) -> R:
+            ctx = click.get_current_context()
+            try:
+                made = {
+                    keyword: cls(**_values(ctx, cls, presets))
+                    for keyword, (cls, presets) in bound.items()
+                }
+            except ConfigError as error:
+                raise click.UsageError(str(error), ctx) from None
+            own = {name: value for name, value in params.items() if name not in flags}
+            return function(**made, **own)
+
+        for decorator in reversed(flags.values()):  # click lists the last one first
+            decorator(command)
+        return command
+
+    return decorate
+
+
+def _opt_parameter(cls: type[Options]) -> str:
+    """The parameter that collects go-nsq's ``name,value`` texts for this class, if it has one."""
+    return cls.opt_flag.replace("-", "_")
+
+
+def _decorators(cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Decorator]:
+    """A click decorator for each flag of a class, by parameter name."""
+    fields = cls.__dataclass_fields__
+    made: dict[str, Decorator] = {}
+    for name, declared in cls.declared().items():
+        if not declared.flag:
+            continue
+        made[name] = click.option(
+            *_declarations(name, declared),
+            cls=ConfigOption,
+            declared=declared,
+            section=_declaring(cls, name).title,
+            shared=cls.shared,
+            preset=presets.get(name, fields[name].default),
+        )
+    parameter = _opt_parameter(cls)
+    if parameter:
+        made[parameter] = click.option(
+            parameter,
+            f"--{flag_name(parameter)}",
+            cls=ConfigOption,
+            declared=Option(
+                "text",
+                "Set an option by go-nsq's name, with or without a flag; may be repeated.",
+                multiple=True,
+                metavar="NAME,VALUE",
+            ),
+            section=cls.title,
+            shared=cls.shared,
+        )
+    return made
+
+
+def _declarations(name: str, declared: Option) -> list[str]:
+    long = f"--{flag_name(name)}"
+    if declared.kind == "flag":
+        long += f"/--no-{flag_name(name)}"
+    short = [f"-{declared.short.removeprefix('-')}"] if declared.short else []
+    return [name, *short, long]
+
+
+def _declaring(cls: type[Options], name: str) -> type[Options]:
+    """The class that declares a field, the derived one if it declares it anew."""
+    return next(c for c in cls.__mro__ if name in inspect.get_annotations(c))
+
+
+def _values(ctx: click.Context, cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for the fields of a class; raises ConfigError."""
+    values = dict(presets)
+    given = {}
+    for name, declared in cls.declared().items():
+        if not declared.flag:
+            values |= _flagless(ctx, name, declared, shared=cls.shared)
+            continue
+        source = ctx.get_parameter_source(name)
+        if source in GIVEN:
+            given[name] = ctx.params[name]
+        elif source is ParameterSource.DEFAULT_MAP:
+            values[name] = ctx.params[name]
+    parameter = _opt_parameter(cls)
+    if parameter:
+        values |= cls.parse_pairs(ctx.params[parameter], flag_name(parameter))
+    return values | given
+
+
+def _flagless(ctx: click.Context, name: str, declared: Option, *, shared: bool) -> dict[str, Any]:
+    """The value of an option without a flag, from its variable or the configuration file."""
+    found = [v for v in variables(ctx, name, shared=shared) if os.environ.get(v)]
+    where, value = f"{name!r} in the configuration file", ctx.lookup_default(name)
+    if found:
+        where, value = found[0], os.environ[found[0]]
+        if declared.multiple:
+            value = value.split()
+    if value is None:
+        return {}
+    try:
+        if not declared.multiple:
+            return {name: convert(declared, value)}
+        several = value if isinstance(value, (list, tuple)) else [value]
+        return {name: tuple(convert(declared, item) for item in several)}
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None

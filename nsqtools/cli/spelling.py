@@ -1,0 +1,83 @@
+"""Go's spelling of flags, read as GNU's: the scripts of the Go tools keep working."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+def gnu_spelling(
+    ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]
+) -> list[str]:
+    """The arguments with what only Go's ``flag`` package accepts written as click wants it.
+
+    ``-topic x``, ``-topic=x``, ``--n 5``, ``-n=5`` and ``--gzip=true``. Values and what follows
+    ``--`` stay as they are, and so do bundles of short options such as ``-qn5``. Raises
+    click.BadParameter for ``--gzip=maybe``.
+    """
+    known = {
+        spelling: param
+        for param in params
+        if isinstance(param, click.Option)
+        for spelling in (*param.opts, *param.secondary_opts)
+    }
+    out: list[str] = []
+    rest = list(reversed(args))
+    while rest:
+        arg = rest.pop()
+        if arg == "--":
+            return [*out, arg, *reversed(rest)]
+        given, equals, value = arg.partition("=")
+        name = _known_spelling(given, known)
+        if name is None:
+            out.append(arg)
+            waits = _bundle_waits(arg, known)
+        elif _takes_value(known[name]):
+            out += [name, value] if equals else [name]
+            waits = not equals
+        else:
+            out.append(_flag(ctx, known[name], name, value) if equals else name)
+            waits = False
+        if waits and rest:
+            out.append(rest.pop())
+    return out
+
+
+def _known_spelling(given: str, known: Mapping[str, click.Option]) -> str | None:
+    if not given.startswith("-"):
+        return None
+    bare = given[2:] if given.startswith("--") else given[1:]
+    if f"--{bare}" in known:
+        return f"--{bare}"
+    return f"-{bare}" if len(bare) == 1 and f"-{bare}" in known else None
+
+
+def _takes_value(param: click.Option) -> bool:
+    return not param.is_flag and not param.count
+
+
+def _bundle_waits(arg: str, known: Mapping[str, click.Option]) -> bool:
+    """Whether this is a bundle of short options whose last one takes the next argument."""
+    if not arg.startswith("-") or arg.startswith("--"):
+        return False
+    for position, letter in enumerate(arg[1:], 1):
+        param = known.get(f"-{letter}")
+        if param is None:
+            return False
+        if _takes_value(param):
+            return position == len(arg) - 1
+    return False
+
+
+def _flag(ctx: click.Context, param: click.Option, name: str, value: str) -> str:
+    """``--x`` or ``--no-x`` for ``--x=true`` or ``--x=false``."""
+    if not param.secondary_opts or ctx.resilient_parsing:
+        return f"{name}={value}"  # click says that it takes no value
+    wanted = bool(param.type.convert(value, param, ctx))
+    if name in param.secondary_opts:
+        wanted = not wanted
+    return param.opts[-1] if wanted else param.secondary_opts[-1]

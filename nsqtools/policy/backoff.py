@@ -1,0 +1,145 @@
+"""Slowing down while handling fails (building_client_libraries, Backoff; go-nsq consumer.go)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigError
+from nsqtools.policy.rdy import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+
+def exponential(counter: int, multiplier: float, rng: Random) -> float:
+    """``multiplier * 2**counter``: 2, 4, 8 ... s when the multiplier is 1 s."""
+    return float(multiplier * 2.0**counter)
+
+
+def full_jitter(counter: int, multiplier: float, rng: Random) -> float:
+    """Anything from 0 up to the exponential duration, so that consumers do not move together."""
+    return exponential(counter, multiplier, rng) * rng.random()
+
+
+STRATEGIES: Mapping[str, Callable[[int, float, Random], float]] = {
+    "exponential": exponential,
+    "full_jitter": full_jitter,
+}
+
+
+class State(Enum):
+    """Where a consumer stands; see Backoff."""
+
+    NONE = "none"
+    WAITING = "waiting"
+    PROBING = "probing"
+
+
+_MODES = {
+    State.NONE: Mode.RUNNING,
+    State.WAITING: Mode.STOPPED,
+    State.PROBING: Mode.PROBING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A new state; ``wait`` in seconds, 0 unless waiting. ``str()`` is for the log."""
+
+    state: State
+    wait: float
+    counter: int
+
+    def __str__(self) -> str:
+        match self.state:
+            case State.WAITING:
+                return f"waiting {self.wait:.3g} s, level {self.counter}"
+            case State.PROBING:
+                return f"probing one connection, level {self.counter}"
+        return "over"
+
+
+class Backoff:
+    """Counts failures up and successes down, and waits while the count is above 0.
+
+    none -- a failure --> waiting -- time --> probing -- any result --> waiting, or none at 0
+
+    Only one result counts per wait: results during the wait are ignored, the first one after it
+    starts the next. A failure raises the counter if the strategy's duration for the higher one
+    is within ``max_duration``; so nothing happens at all when ``2 * multiplier`` is over it, as
+    in go-nsq. A ``max_duration`` or a ``multiplier`` of 0 means no backoff. Connections play no
+    part, so losing one changes nothing here.
+
+    Raises ConfigError for an unknown strategy.
+    """
+
+    def __init__(self, strategy: str, multiplier: float, max_duration: float) -> None:
+        if strategy not in STRATEGIES:
+            raise ConfigError(
+                f"backoff strategy {strategy!r} is not one of {', '.join(STRATEGIES)}"
+            )
+        self._strategy = STRATEGIES[strategy]
+        self._multiplier = multiplier
+        self._max_duration = max_duration
+        self._counter = 0
+        self._until: float | None = None
+
+    @property
+    def counter(self) -> int:
+        """Failures not yet outweighed by successes."""
+        return self._counter
+
+    @property
+    def until(self) -> float | None:
+        """When the wait ends and ``due`` has to be called; None unless waiting."""
+        return self._until
+
+    @property
+    def state(self) -> State:
+        """The state of now."""
+        if self._until is not None:
+            return State.WAITING
+        return State.PROBING if self._counter else State.NONE
+
+    @property
+    def mode(self) -> Mode:
+        """What RDY is planned by."""
+        return _MODES[self.state]
+
+    def record(
+        self, *, succeeded: int, failed: int, neutral: int = 0, now: float, rng: Random
+    ) -> Change | None:
+        """Count the results of a batch, failures first; None when that changes no state.
+
+        ``neutral`` are messages requeued without backoff: they leave the counter alone, but
+        while it is above 0 they start another wait as any result does.
+        """
+        if self._until is not None or not self._multiplier:
+            return None
+        before = self._counter
+        if failed:
+            # At 0 a failure that does not count starts no wait, so the next one has its turn.
+            if any(self._may_grow(rng) for _ in range(1 if before else failed)):
+                self._counter += 1
+        elif succeeded and before and not neutral:
+            self._counter -= 1
+        elif not neutral:
+            return None
+        if self._counter:
+            wait = min(self._strategy(self._counter, self._multiplier, rng), self._max_duration)
+            self._until = now + wait
+            return Change(State.WAITING, wait, self._counter)
+        return Change(State.NONE, 0.0, 0) if before else None
+
+    def due(self, now: float) -> Change | None:
+        """End the wait if it is over: from now on one connection probes."""
+        if self._until is None or now < self._until:
+            return None
+        self._until = None
+        return Change(State.PROBING, 0.0, self._counter)
+
+    def _may_grow(self, rng: Random) -> bool:
+        return self._strategy(self._counter + 1, self._multiplier, rng) <= self._max_duration

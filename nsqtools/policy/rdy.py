@@ -1,0 +1,207 @@
+"""How many messages each nsqd may have in flight to us (building_client_libraries, RDY State)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from random import Random
+
+    from nsqtools.names import Address
+
+
+class Mode(Enum):
+    """How much of ``max_in_flight`` may be given out."""
+
+    RUNNING = "running"
+    """All of it."""
+    PROBING = "probing"
+    """RDY 1 on one connection: after a backoff wait."""
+    STOPPED = "stopped"
+    """RDY 0 everywhere: during a backoff wait, or while the handler is behind."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """The facts of one connection. Times are seconds of one monotonic clock."""
+
+    address: Address
+    rdy: int = 0
+    """The value last sent."""
+    max_rdy: int = 2500
+    """``max_rdy_count`` of this nsqd."""
+    in_flight: int = 0
+    """Messages delivered to us and not settled."""
+    received: int = 0
+    """Messages that came since RDY was last sent."""
+    counts_down: bool = False
+    """An nsqd before 0.3: every message lowers its RDY by one, so it has to be sent again."""
+    fresh: bool = True
+    """No message ever came over this connection."""
+    last_message: float = 0.0
+    """When the last message came; before the first, when the connection was made."""
+    rdy_since: float = 0.0
+    """Since when RDY has its value; sending the same value again does not count."""
+    served: float = float("-inf")
+    """When RDY was last above 0, of a peer whose RDY is 0."""
+    closing: bool = False
+    """After CLS: nsqd ignores RDY and sends no message."""
+
+
+class RdyPlanner:
+    """Decides which RDY to send. It remembers nothing: all it knows is in the peers.
+
+    With a slot for everyone (``max_in_flight`` at least the number of peers) the slots are
+    shared evenly, within each peer's ``max_rdy``; a fresh peer starts with 1. With fewer slots,
+    or while probing, a slot is RDY 1 on one peer, and slots rotate: a peer that had no message
+    for ``low_rdy_idle_timeout``, or its slot for ``low_rdy_timeout``, gives it to whoever has
+    waited longest, and at least ``low_rdy_idle_timeout`` (so idle nsqds do not trade slots in
+    every plan).
+
+    With n peers that keep up, s slots and a plan at least every d seconds, nobody then waits
+    longer than ``low_rdy_idle_timeout + ceil((n - s) / s) * (low_rdy_timeout + d)``, unless
+    new connections come in between. From its first ``low_rdy_idle_timeout`` on, a waiting peer
+    and all ahead of it, n - s at most, may take any slot that expires; each slot expires in
+    ``low_rdy_timeout`` and is passed on within d; who is emptied meanwhile queues behind.
+
+    A handler that falls behind shows in a peer with more in flight than RDY allows: nsqd has
+    timed messages out and sends others in their place, and would do so for ever. Such a peer
+    gets RDY 0 until no more than half its share is in flight. Half, because at the share itself
+    the next timeout would stop it again, and RDY would flap with every message. The socket is
+    never paused instead: nsqd gives up a connection that is not read.
+    """
+
+    def __init__(self, low_rdy_idle_timeout: float, low_rdy_timeout: float) -> None:
+        self._idle_timeout = low_rdy_idle_timeout
+        self._timeout = low_rdy_timeout
+
+    def plan(
+        self, peers: Iterable[Peer], *, max_in_flight: int, mode: Mode, now: float, rng: Random
+    ) -> dict[Address, int]:
+        """The RDY commands to send, in their order: what lowers comes before what raises.
+
+        The sum of RDY over the peers that are not closing stays within ``max_in_flight`` after
+        each command, or falls until it is. A RDY that is already right is not sent again.
+        """
+        active = [peer for peer in peers if not peer.closing]
+        takers = [peer for peer in active if peer.max_rdy > 0]
+        targets: dict[Address, int] = {}
+        if mode is Mode.RUNNING and max_in_flight >= len(takers):
+            targets = _share(takers, max_in_flight)
+        elif mode is not Mode.STOPPED and max_in_flight > 0:
+            targets = self._rotate(takers, max_in_flight, mode, now, rng)
+        lower, higher = {}, {}
+        for peer in active:
+            target = targets.get(peer.address, 0)
+            if target < peer.rdy:
+                lower[peer.address] = target
+            elif target > peer.rdy or (target and _must_refresh(peer)):
+                higher[peer.address] = target
+        return lower | higher
+
+    def _rotate(
+        self, takers: list[Peer], slots: int, mode: Mode, now: float, rng: Random
+    ) -> dict[Address, int]:
+        """Who gets RDY 1, of more peers than there are slots."""
+        able = takers
+        if mode is Mode.PROBING:
+            # Somebody must hold the probe or backoff never ends; RDY 1 brings a peer that is
+            # behind one message per msg_timeout at most.
+            slots = 1
+        else:
+            able = [peer for peer in takers if not _must_rest(peer, 1)]
+        holders = sorted((peer for peer in able if peer.rdy), key=_last_sign)
+        kept = holders[-slots:]
+        waiting = [peer for peer in able if not peer.rdy]
+        rng.shuffle(waiting)  # the sort is stable: ties are served at random
+        waiting.sort(key=lambda peer: (peer.in_flight > 0, peer.served))
+        free = slots - len(kept)
+        chosen, waiting = waiting[:free], waiting[free:]
+        heirs = [peer for peer in waiting if now >= peer.served + self._idle_timeout]
+        expired = [peer for peer in kept if self._is_expired(peer, now)]
+        swaps = min(len(heirs), len(expired))
+        gone = {peer.address for peer in expired[:swaps]}
+        chosen += heirs[:swaps]
+        chosen += [peer for peer in kept if peer.address not in gone]
+        return {peer.address: 1 for peer in chosen}
+
+    def _is_expired(self, peer: Peer, now: float) -> bool:
+        idle = now >= _last_sign(peer) + self._idle_timeout
+        return idle or now >= peer.rdy_since + self._timeout
+
+
+def _last_sign(peer: Peer) -> float:
+    return max(peer.last_message, peer.rdy_since)
+
+
+def _share(takers: Sequence[Peer], slots: int) -> dict[Address, int]:
+    """Even shares of at least as many slots as peers; what a capped peer leaves goes to others."""
+    rest = sorted(takers, key=lambda peer: peer.max_rdy)
+    bases: dict[Address, int] = {}
+    for index, peer in enumerate(rest):
+        base = slots // (len(rest) - index)
+        if peer.max_rdy > base:
+            bases |= {open_peer.address: base for open_peer in rest[index:]}
+            slots -= base * (len(rest) - index)
+            break
+        bases[peer.address] = peer.max_rdy
+        slots -= peer.max_rdy
+    resting = {peer.address for peer in rest if _must_rest(peer, bases[peer.address])}
+
+    def turn(peer: Peer) -> tuple[bool, bool, bool]:
+        # First who can use one more, then who already has it, so that it does not wander.
+        return peer.address in resting, peer.fresh, peer.rdy <= bases[peer.address]
+
+    targets = {}
+    for peer in sorted(rest, key=turn):
+        share = bases[peer.address]
+        if slots and peer.max_rdy > share:
+            share += 1
+            slots -= 1
+        if peer.address in resting:
+            share = 0
+        elif peer.fresh:
+            share = min(share, 1)  # the rest of its share stays reserved for it
+        targets[peer.address] = share
+    return targets
+
+
+def _must_rest(peer: Peer, share: int) -> bool:
+    """Whether this peer sends more than RDY allows, or has rested and is not done with that.
+
+    More in flight than RDY is no sign by itself: RDY may just have been lowered. But nothing,
+    or only what was on its way, comes after that until RDY is no longer exceeded.
+    """
+    if peer.rdy == 0:
+        return 2 * peer.in_flight > share
+    keeps_coming = peer.received > peer.rdy or _must_refresh(peer)
+    return keeps_coming and peer.in_flight > max(peer.rdy, share)
+
+
+def _must_refresh(peer: Peer) -> bool:
+    """Whether less than a quarter of the RDY last sent is left (RDY State, Bootstrap)."""
+    return peer.counts_down and 4 * (peer.rdy - peer.received) < peer.rdy
+
+
+def bytes_limit(max_in_flight: int, budget: int, mean_body: float) -> int:
+    """``max_in_flight``, lowered until that many bodies of ``mean_body`` bytes fit ``budget``.
+
+    At least 1, so that a body over the budget still passes; 0 stays 0.
+    """
+    if max_in_flight <= 0 or mean_body <= 0:
+        return max_in_flight
+    return max(1, int(min(max_in_flight, budget // mean_body)))
+
+
+def is_starved(peers: Iterable[Peer]) -> bool:
+    """Whether some nsqd is about to hold messages back until others are settled.
+
+    0.85 anticipates that, as building_client_libraries (Message Flow Starvation) has it.
+    """
+    return any(
+        peer.in_flight > 0 and peer.in_flight >= peer.rdy * 0.85 and not peer.closing
+        for peer in peers
+    )

@@ -1,0 +1,254 @@
+"""Log lines on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.cli import logs
+from nsqtools.cli.exits import one_line, report_through
+from nsqtools.config import LogOptions
+from nsqtools.errors import ConnectError
+from nsqtools.names import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+log = logging.getLogger("nsqtools.engine.consumer")
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("NSQTOOLS_DEBUG", raising=False)
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    root, own = logging.getLogger(), logging.getLogger("nsqtools")
+    before = root.handlers[:], root.level, own.level
+    yield
+    root.handlers[:], level, own_level = before
+    root.setLevel(level)
+    own.setLevel(own_level)
+    report_through(None)
+
+
+def say_everything() -> None:
+    log.debug("RDY %d", 5)
+    log.info("connected")
+    log.warning("slow")
+    log.error("lost")
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (LogOptions(quiet=True), ["nsqtools: lost"]),
+        (LogOptions(), ["nsqtools: warning: slow", "nsqtools: lost"]),
+        (
+            LogOptions(verbose=1),
+            ["nsqtools: info: connected", "nsqtools: warning: slow", "nsqtools: error: lost"],
+        ),
+    ],
+)
+def test_text_says_as_much_as_was_asked_for(
+    options: LogOptions, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(options)
+    say_everything()
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize("verbose", [2, 3])
+def test_twice_verbose_adds_time_and_logger(
+    verbose: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(LogOptions(verbose=verbose))
+    say_everything()
+    first = capsys.readouterr().err.splitlines()[0].split(" ", 2)
+    assert (first[0], first[2]) == ("nsqtools:", "debug nsqtools.engine.consumer: RDY 5")
+    assert len(first[1]) == len("12:00:00.000")
+
+
+def test_nothing_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogOptions(verbose=2))
+    say_everything()
+    assert capsys.readouterr().out == ""
+
+
+def test_configuring_again_replaces_and_does_not_add(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogOptions())
+    logs.configure(LogOptions(verbose=1))
+    log.warning("once")
+    assert capsys.readouterr().err == "nsqtools: warning: once\n"
+
+
+def test_control_characters_can_neither_drive_a_terminal_nor_forge_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure(LogOptions())
+    log.warning("body %s", "\x1b]0;owned\x07\nnsqtools: all is well\u202e\x9b")
+    assert capsys.readouterr().err == (
+        "nsqtools: warning: body \\x1b]0;owned\\x07\\nnsqtools: all is well\\u202e\\x9b\n"
+    )
+
+
+@given(st.text())
+def test_any_text_becomes_one_printable_line(text: str) -> None:
+    line = one_line(text)
+    assert line.isprintable()
+    assert line == text or not text.isprintable()
+
+
+def test_readable_text_of_any_language_stays_as_it_is() -> None:
+    assert one_line("größer 大きい 🙂") == "größer 大きい 🙂"
+
+
+def fail() -> None:
+    try:
+        raise ConnectError("refused", Address("10.0.0.1", 4150))
+    except ConnectError:
+        log.exception("giving up")
+
+
+def crash() -> None:
+    try:
+        dict[str, int]()["x"]
+    except KeyError:
+        log.exception("bug")
+
+
+def test_an_exception_is_named_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogOptions())
+    fail()
+    crash()
+    assert capsys.readouterr().err.splitlines() == [
+        "nsqtools: giving up: 10.0.0.1:4150: refused",
+        "nsqtools: bug: KeyError: 'x'",
+    ]
+
+
+def test_debugging_adds_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NSQTOOLS_DEBUG", "1")
+    logs.configure(LogOptions())
+    crash()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["nsqtools: bug: KeyError: 'x'", "Traceback (most recent call last):"]
+
+
+def records(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogOptions(verbose=1, log_format="json"))
+    record = log.makeRecord(log.name, logging.INFO, "", 0, "two\nlines %s", ("\x1b",), None)
+    record.created, record.msecs = 1_600_000_000.25, 250.0
+    log.handle(record)
+    captured = capsys.readouterr().err
+    assert captured.isascii()
+    assert captured.count("\n") == 1
+    assert list(json.loads(captured).items()) == [
+        ("time", "2020-09-13T12:26:40.250Z"),
+        ("level", "info"),
+        ("logger", "nsqtools.engine.consumer"),
+        ("message", "two\nlines \x1b"),
+    ]
+
+
+def test_json_carries_extra_fields_of_any_type(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(LogOptions(log_format="json"))
+    extra = {"id": b"0a\xff", "attempts": 3, "nsqd": Address("h", 1), "path": Path("x"), "level": 1}
+    log.warning("given up", extra=extra)
+    (record,) = records(capsys)
+    del record["time"], record["logger"], record["message"]
+    assert record == {
+        "level": "warning",
+        "id": "0a\\xff",
+        "attempts": 3,
+        "nsqd": ["h", 1],
+        "path": "x",
+    }
+
+
+def test_json_names_an_exception_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(LogOptions(log_format="json"))
+    crash()
+    (record,) = records(capsys)
+    assert record["exception"] == "KeyError: 'x'"
+    assert "traceback" not in record
+    monkeypatch.setenv("NSQTOOLS_DEBUG", "1")
+    crash()
+    (record,) = records(capsys)
+    assert record["traceback"].startswith("Traceback")
+
+
+def test_other_packages_are_heard_from_warnings_on_and_in_the_same_form(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure(LogOptions(verbose=2))
+    logging.getLogger("httpx").info("HTTP Request: GET ...")
+    logs.configure(LogOptions())
+    try:
+        raise ValueError("lost")
+    except ValueError:
+        logging.getLogger("asyncio").exception("Task exception was never retrieved")
+    assert capsys.readouterr().err == (
+        "nsqtools: Task exception was never retrieved: ValueError: lost\n"
+    )
+
+
+def run(code: str, stderr: str = "") -> subprocess.CompletedProcess[str]:
+    program = (
+        "import logging, sys, click\n"
+        "from nsqtools.cli import logs\n"
+        "from nsqtools.cli.exits import run\n"
+        "from nsqtools.config import LogOptions\n"
+        "from nsqtools.errors import ConfigError\n"
+        "log = logging.getLogger('nsqtools.x')\n"
+        f"@click.group(invoke_without_command=True)\ndef cli():\n {code}\n"
+        "sys.exit(run(cli, []))"
+    )
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {stderr}', "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>/dev/null"])
+def test_a_stderr_that_takes_nothing_costs_only_the_lines(stderr: str) -> None:
+    done = run(
+        "logs.configure(LogOptions()); [log.error('x' * 1000) for _ in range(100)]; print('data')",
+        stderr,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "data\n", "")
+
+
+def test_a_reader_of_stderr_that_went_away_does_not_end_the_run() -> None:
+    done = run(
+        "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 2); "
+        "logs.configure(LogOptions()); [log.error('x') for _ in range(100)]; print('data')"
+    )
+    assert (done.returncode, done.stdout) == (0, "data\n")
+
+
+def test_the_last_words_of_a_run_are_in_json_too() -> None:
+    done = run("logs.configure(LogOptions(log_format='json')); raise ConfigError('bad')")
+    assert done.returncode == 2
+    record = json.loads(done.stderr)
+    assert (record["level"], record["message"]) == ("error", "bad")

@@ -1,0 +1,442 @@
+"""Options of a command, from flags, variables, a file and defaults."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.cli.options import Command, options
+from nsqtools.cli.spelling import gnu_spelling
+from nsqtools.config import ClientConfig, ConsumerConfig, Options, option
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from click.testing import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where(Options):
+    title: ClassVar[str] = "Where"
+    shared: ClassVar[bool] = True
+
+    topic: tuple[str, ...] = option((), "text", "A topic.", multiple=True, metavar="TOPIC")
+    address: str = option("", "text", "An address.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class What(Options):
+    title: ClassVar[str] = "What"
+
+    count: int = option(0, "integer", "How many.", minimum=0, short="n")
+    wait: float = option(30.0, "duration", "How long.", minimum=1.0, maximum=300.0)
+    limit: int = option(1024, "size", "How big.", minimum=1)
+    share: float = option(0.5, "number", "How much.")
+    mode: str = option("fast", "choice", "How.", choices=("fast", "slow"))
+    keep: bool = option(False, "flag", "Keep it.", short="k")
+    output: str = option("", "path", "Where to.", short="o")
+    verbose: int = option(0, "count", "More.", short="v")
+
+    def check(self) -> None:
+        if self.keep and self.mode == "slow":
+            raise ConfigError("--keep and --mode slow exclude each other: choose one")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client(ClientConfig):
+    """go-nsq's names with a flag for the rest, and a field declared anew."""
+
+    title: ClassVar[str] = "Client options"
+    opt_flag: ClassVar[str] = "client-opt"
+
+    max_in_flight: int = option(1, "integer", "Most in flight.", minimum=0)
+    client_id: str = option("me", "text", "Name.")
+
+
+def run(
+    *args: str,
+    env: Mapping[str, str] | None = None,
+    file: Mapping[str, Any] | None = None,
+    **groups: Any,
+) -> tuple[Result, dict[str, Any]]:
+    """Run ``nsqtools tail ARGS``; what it said, and what it was called with."""
+    got: dict[str, Any] = {}
+
+    @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+    def nsqtools() -> None:
+        pass
+
+    @nsqtools.command(
+        "tail",
+        cls=Command,
+        examples=[("Print five messages", "nsqtools tail --topic events -n 5 | sort | uniq -c")],
+    )
+    @options(**(groups or {"where": Where, "what": What}))
+    @click.argument("rest", nargs=-1)
+    def tail(*, rest: tuple[str, ...], **made: Any) -> None:
+        """Print messages."""
+        got.update(made, rest=rest)
+
+    result = CliRunner().invoke(
+        nsqtools, ["tail", *args], env=env, default_map={"tail": dict(file)} if file else None
+    )
+    if isinstance(result.exception, Exception):
+        raise result.exception
+    return result, got
+
+
+def client(*args: str, **rest: Any) -> Client:
+    result, got = run(*args, client=Client, **rest)
+    assert result.exit_code == 0, result.output
+    made: Client = got["client"]
+    return made
+
+
+def refusal(*args: str, **rest: Any) -> str:
+    """The last line of a usage error."""
+    result, got = run(*args, **rest)
+    assert (result.exit_code, got) == (2, {})
+    return result.stderr.splitlines()[-1].removeprefix("Error: ")
+
+
+def test_a_command_gets_one_instance_of_each_class_and_its_own_arguments() -> None:
+    _, got = run("--topic", "a", "x", "--topic=b", "-n", "5", "--wait", "1m30s", "y", "-kvv")
+    assert got == {
+        "where": Where(topic=("a", "b")),
+        "what": What(count=5, wait=90.0, keep=True, verbose=2),
+        "rest": ("x", "y"),
+    }
+
+
+def test_without_any_option_the_defaults_of_the_classes_hold() -> None:
+    assert run()[1] == {"where": Where(), "what": What(), "rest": ()}
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["-topic", "a"], {"topic": ("a",)}),
+        (["-topic=a", "-topic", "b"], {"topic": ("a", "b")}),
+        (["-topic=a=b"], {"topic": ("a=b",)}),
+        (["-n=5"], {"count": 5}),
+        (["--n", "5"], {"count": 5}),
+        (["--n=5"], {"count": 5}),
+        (["-n5"], {"count": 5}),
+        (["-keep"], {"keep": True}),
+        (["--keep=true"], {"keep": True}),
+        (["-keep=1"], {"keep": True}),
+        (["-k=false"], {"keep": False}),
+        (["--keep", "-keep=false"], {"keep": False}),
+        (["--keep", "--no-keep"], {"keep": False}),
+        (["--no-keep=false"], {"keep": True}),
+        (["-kn5"], {"keep": True, "count": 5}),
+        (["-kn", "5"], {"keep": True, "count": 5}),
+        (["-o", "-topic"], {"output": "-topic"}),
+        (["-ko", "-topic"], {"keep": True, "output": "-topic"}),
+        (["-otopic"], {"output": "topic"}),
+        (["--address", "-keep"], {"address": "-keep"}),
+        (["-address=-keep"], {"address": "-keep"}),
+        (["--", "-topic", "--keep=true"], {"rest": ("-topic", "--keep=true")}),
+        (["-", "-topic", "a"], {"rest": ("-",), "topic": ("a",)}),
+    ],
+)
+def test_the_spelling_of_go_is_understood(args: list[str], expected: dict[str, Any]) -> None:
+    result, got = run(*args)
+    assert result.exit_code == 0, result.output
+    values = {
+        name: getattr(instance, name)
+        for instance in (got["where"], got["what"])
+        for name in instance.declared()
+    }
+    values["rest"] = got["rest"]
+    assert {name: values[name] for name in expected} == expected
+
+
+@given(st.lists(st.text(min_size=1).filter(lambda text: "\0" not in text), max_size=4))
+def test_a_value_is_never_taken_for_an_option(values: list[str]) -> None:
+    go = [word for value in values for word in ("-topic", value)]
+    assert run(*go)[1]["where"].topic == tuple(values)
+
+
+@given(st.lists(st.sampled_from(["-n", "-n5", "-kv", "--topic", "a", "--keep", "-", "-o", "-kn"])))
+def test_what_click_accepts_already_is_left_alone(args: list[str]) -> None:
+    command = click.Command("x", params=_params(What, Where))
+    assert gnu_spelling(click.Context(command), args, command.params) == args
+
+
+def _params(*classes: type[Options]) -> list[click.Parameter]:
+    @options(**{cls.title.lower(): cls for cls in classes})
+    def function() -> None:
+        pass
+
+    return click.command(function).params
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--keep=maybe"], "'-k' / '--keep': 'maybe' is not a boolean: write true or false"),
+        (["-n", "five"], "'-n' / '--count': 'five' is not a whole number"),
+        (["-n", "-1"], "'-n' / '--count': -1 is out of range: expected at least 0"),
+        (["--wait", "10m"], "'--wait': 10m is out of range: expected 1s to 5m"),
+        (["--mode", "slwo"], "'--mode': 'slwo' is not one of fast, slow; did you mean 'slow'?"),
+    ],
+)
+def test_a_wrong_value_is_a_usage_error_that_names_its_flag(args: list[str], text: str) -> None:
+    assert refusal(*args) == f"Invalid value for {text}"
+
+
+def test_options_that_contradict_each_other_are_a_usage_error() -> None:
+    assert refusal("-k", "--mode=slow") == "--keep and --mode slow exclude each other: choose one"
+
+
+def test_a_misspelt_flag_gets_a_suggestion() -> None:
+    assert refusal("--topik", "a") == "No such option '--topik'. Did you mean '--topic'?"
+
+
+def test_a_variable_of_the_command_beats_the_one_all_commands_share() -> None:
+    env = {"NSQTOOLS_ADDRESS": "shared"}
+    assert run(env=env)[1]["where"].address == "shared"
+    env["NSQTOOLS_TAIL_ADDRESS"] = "own"
+    assert run(env=env)[1]["where"].address == "own"
+    assert run("--address", "flag", env=env)[1]["where"].address == "flag"
+
+
+def test_only_a_shared_class_reads_variables_without_the_commands_name() -> None:
+    assert run(env={"NSQTOOLS_COUNT": "3"})[1]["what"].count == 0
+    assert run(env={"NSQTOOLS_TAIL_COUNT": "3"})[1]["what"].count == 3
+
+
+def test_variables_give_several_values_booleans_and_counts() -> None:
+    env = {
+        "NSQTOOLS_TOPIC": "a b",
+        "NSQTOOLS_TAIL_KEEP": "yes",
+        "NSQTOOLS_TAIL_VERBOSE": "2",
+        "NSQTOOLS_TAIL_MODE": "",
+    }
+    _, got = run(env=env)
+    assert got["where"] == Where(topic=("a", "b"))
+    assert got["what"] == What(keep=True, verbose=2)
+
+
+def test_a_wrong_variable_is_named() -> None:
+    assert (
+        refusal(env={"NSQTOOLS_TAIL_WAIT": "soon"})
+        == "Invalid value for NSQTOOLS_TAIL_WAIT: 'soon' is not a duration: "
+        "write it with units, as in 500ms or 1h30m"
+    )
+
+
+def test_a_command_below_a_group_has_the_groups_name_in_its_variables() -> None:
+    got: list[Where] = []
+
+    @click.group()
+    def root() -> None:
+        pass
+
+    @root.group("look-up")
+    def look_up() -> None:
+        pass
+
+    @look_up.command(cls=Command)
+    @options(where=Where)
+    def topics(where: Where) -> None:
+        got.append(where)
+
+    env = {"NSQTOOLS_LOOK_UP_TOPICS_ADDRESS": "here"}
+    assert CliRunner().invoke(root, ["look-up", "topics"], env=env).exit_code == 0
+    assert got == [Where(address="here")]
+
+
+def test_a_file_gives_values_as_toml_has_them() -> None:
+    file = {
+        "topic": ["a", "b"],
+        "count": 5,
+        "limit": 2048,
+        "wait": "2s",
+        "share": 1,
+        "keep": True,
+        "verbose": 1,
+    }
+    _, got = run(file=file)
+    assert got["where"] == Where(topic=("a", "b"))
+    assert got["what"] == What(count=5, limit=2048, wait=2.0, share=1.0, keep=True, verbose=1)
+
+
+def test_a_file_may_give_one_value_for_a_repeatable_option() -> None:
+    assert run(file={"topic": "a b"})[1]["where"].topic == ("a b",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("count", True, "'True' is not a whole number"),
+        ("count", 1.5, "'1.5' is not a whole number"),
+        ("wait", 30, "'30' is not a duration: write it with units, as in 500ms or 1h30m"),
+        ("address", 5, "5 is not text: write it in quotes"),
+        ("keep", 2, "'2' is not a boolean: write true or false"),
+        ("limit", 0, "0 is out of range: expected at least 1"),
+    ],
+)
+def test_a_wrong_value_of_a_file_is_blamed_on_the_file(name: str, value: Any, reason: str) -> None:
+    assert (
+        refusal(file={name: value})
+        == f"Invalid value for '{name}' in the configuration file: {reason}"
+    )
+
+
+def test_a_commands_own_defaults_replace_those_of_the_class() -> None:
+    groups: dict[str, Any] = {"what": (What, {"count": 7, "mode": "slow"})}
+    assert run(**groups)[1]["what"] == What(count=7, mode="slow")
+    assert run("--mode", "fast", **groups)[1]["what"] == What(count=7)
+
+
+def test_an_option_without_a_flag_is_set_by_go_nsqs_name() -> None:
+    made = client("--client-opt", "heartbeat-interval,10s", "-client-opt=tls_v1")
+    assert made == Client(heartbeat_interval=10.0, tls_v1=True)
+    assert "No such option '--heartbeat-interval'." in refusal(
+        "--heartbeat-interval", "10s", client=Client
+    )
+
+
+def test_a_wrong_name_or_value_of_go_nsq_is_a_usage_error() -> None:
+    assert (
+        refusal("--client-opt", "hartbeat_interval,1s", client=Client)
+        == "--client-opt: unknown option 'hartbeat_interval'; did you mean 'heartbeat_interval'?"
+    )
+    assert refusal("--client-opt", "deflate_level,11", client=Client) == (
+        "--client-opt deflate_level: 11 is out of range: expected 1 to 9"
+    )
+
+
+def test_precedence_is_flag_then_variable_then_opt_then_file_then_default() -> None:
+    sources: list[tuple[int, dict[str, Any]]] = [
+        (5, {"args": ["--max-in-flight", "5"]}),
+        (4, {"env": {"NSQTOOLS_MAX_IN_FLIGHT": "4"}}),
+        (3, {"args": ["--client-opt", "max_in_flight,3"]}),
+        (2, {"file": {"max_in_flight": 2}}),
+    ]
+    for first in range(len(sources)):
+        args = [word for _, source in sources[first:] for word in source.get("args", [])]
+        env = {k: v for _, source in sources[first:] for k, v in source.get("env", {}).items()}
+        file = {k: v for _, source in sources[first:] for k, v in source.get("file", {}).items()}
+        made = client(*args, env=env, file=file)
+        assert made.max_in_flight == sources[first][0]
+    assert client().max_in_flight == 1
+
+
+def test_an_option_without_a_flag_reads_its_variable_and_the_file() -> None:
+    file = {"read_timeout": "90s", "heartbeat_interval": "20s"}
+    env = {"NSQTOOLS_HEARTBEAT_INTERVAL": "10s"}
+    assert client(file=file, env=env) == Client(read_timeout=90.0, heartbeat_interval=10.0)
+    opt = ["--client-opt", "heartbeat_interval,5s"]
+    assert client(*opt, file=file, env=env) == Client(read_timeout=90.0, heartbeat_interval=5.0)
+
+
+def test_a_wrong_value_for_an_option_without_a_flag_names_its_source() -> None:
+    assert (
+        refusal(env={"NSQTOOLS_TAIL_READ_TIMEOUT": "x"}, client=Client)
+        == "NSQTOOLS_TAIL_READ_TIMEOUT: 'x' is not a duration: "
+        "write it with units, as in 500ms or 1h30m"
+    )
+    assert refusal(file={"read_timeout": "1h"}, client=Client) == (
+        "'read_timeout' in the configuration file: 1h is out of range: expected 100ms to 5m"
+    )
+
+
+def test_the_secret_has_a_variable_and_no_flag() -> None:
+    assert client(env={"NSQTOOLS_AUTH_SECRET": "s3cret"}).auth_secret == "s3cret"
+    assert "No such option" in refusal("--auth-secret", "s3cret", client=Client)
+    assert "s3cret" not in run("--help", env={"NSQTOOLS_AUTH_SECRET": "s3cret"})[0].output
+
+
+def test_one_flag_serves_two_classes_that_both_declare_it() -> None:
+    _, got = run("--snappy", "--max-in-flight=9", first=ConsumerConfig, second=Client)
+    assert got["first"] == ConsumerConfig(snappy=True, max_in_flight=9)
+    assert got["second"] == Client(snappy=True, max_in_flight=9)
+
+
+def test_help_opens_with_the_sentence_and_groups_options_by_class() -> None:
+    lines = run("-h")[0].output.splitlines()
+    assert lines[:3] == ["Usage: nsqtools tail [OPTIONS] [REST]...", "", "  Print messages."]
+    headings = [line for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)]
+    assert headings == ["Where:", "What:", "Other options:", "Environment:", "Examples:"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--topic TOPIC A topic.",
+        "-n, --count N How many. [default: 0]",
+        "--wait DURATION How long. [default: 30s; range: 1s to 5m]",
+        "--limit SIZE How big. [default: 1KiB; range: at least 1]",
+        "--share NUMBER How much. [default: 0.5]",
+        "--mode [fast|slow] How. [default: fast]",
+        "-k, --[no-]keep Keep it.",
+        "-o, --output PATH Where to.",
+        "-v, --verbose More.",
+        "-h, --help Show this message and exit.",
+        "such as NSQTOOLS_TAIL_COUNT for --count.",
+        "such as NSQTOOLS_TOPIC for --topic.",
+    ],
+)
+def test_help_shows_value_default_and_range(line: str) -> None:
+    assert f" {line} " in f"{' '.join(run('--help')[0].output.split())} "
+
+
+def test_help_shows_the_commands_own_default() -> None:
+    assert "[default: 1m; range" in run("--help", what=(What, {"wait": 60.0}))[0].output
+
+
+def test_a_field_declared_anew_stands_under_its_new_class_and_the_rest_under_the_old() -> None:
+    lines = run("--help", client=Client)[0].output.splitlines()
+    heading = ""
+    under = {}
+    for line in lines:
+        if not line.startswith(" "):
+            heading = line
+        elif line.startswith("  -"):
+            under[line.split()[0]] = heading
+    assert under["--[no-]snappy"] == "Connection options:"
+    assert under["--client-id"] == under["--max-in-flight"] == "Client options:"
+    assert under["--client-opt"] == "Client options:"
+
+
+def test_examples_stand_unbroken_in_help_and_as_data_on_the_command() -> None:
+    line = "nsqtools tail --topic events -n 5 " + "| cat " * 20
+    command = Command("tail", examples=[("Print five messages", line)])
+    assert command.examples == (("Print five messages", line),)
+    assert (
+        f"  Print five messages:\n    {line}\n" in command.get_help(click.Context(command)) + "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--mode", ""], ["fast", "slow"]),
+        (["--mode", "s"], ["slow"]),
+        (["--ke"], ["--keep"]),
+        (["--no"], ["--no-keep"]),
+        (["-topic", "a", "--cou"], ["--count"]),
+    ],
+)
+def test_choices_and_options_complete(words: Sequence[str], found: list[str]) -> None:
+    from click.shell_completion import ShellComplete
+
+    @click.command("tail", cls=Command)
+    @options(where=Where, what=What)
+    def tail() -> None:
+        pass
+
+    complete = ShellComplete(tail, {}, "nsqtools", "_NSQTOOLS_COMPLETE")
+    items = complete.get_completions(list(words[:-1]), words[-1])
+    assert [item.value for item in items] == found

@@ -1,0 +1,157 @@
+"""Lookup rounds and reconnection delays."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.names import Address
+from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
+
+NSQD = Address("nsqd", 4150)
+OTHER = Address("other", 4150)
+
+
+def rounds(
+    schedule: LookupSchedule, count: int, now: float = 0.0, *, urgent: bool = False
+) -> list[float]:
+    """Distances of the next rounds when each is made on time."""
+    distances = []
+    for _ in range(count):
+        when = schedule.next(now, urgent=urgent, rng=Random(1))
+        distances.append(when - now)
+        now = when
+    return distances
+
+
+def test_without_jitter_rounds_are_an_interval_apart() -> None:
+    assert rounds(LookupSchedule(60.0, 0.0), 3) == [60, 60, 60]
+
+
+def test_without_a_connection_rounds_come_soon_and_then_less_and_less() -> None:
+    distances = rounds(LookupSchedule(60.0, 0.0), 9, urgent=True)
+    assert distances == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_a_lost_connection_brings_the_next_rounds_forward() -> None:
+    schedule = LookupSchedule(60.0, 0.0)
+    assert schedule.next(0.0, urgent=False, rng=Random(1)) == 60
+    assert schedule.next(20.0, urgent=True, rng=Random(1)) == 21
+    assert rounds(schedule, 7, 21.0) == [2, 4, 8, 16, 32, 60, 60]
+
+
+def test_a_connection_lost_during_a_round_counts_as_well() -> None:
+    schedule = LookupSchedule(60.0, 0.0)
+    schedule.next(0.0, urgent=False, rng=Random(1))
+    assert rounds(schedule, 1, 60.0, urgent=True) == [1]
+
+
+def test_a_round_that_is_near_is_not_put_off_by_a_loss() -> None:
+    schedule = LookupSchedule(60.0, 0.0)
+    schedule.next(0.0, urgent=False, rng=Random(1))
+    assert schedule.next(59.5, urgent=True, rng=Random(1)) == 60
+
+
+def test_many_losses_at_once_are_one_reason_for_a_round() -> None:
+    schedule = LookupSchedule(60.0, 0.0)
+    schedule.next(0.0, urgent=False, rng=Random(1))
+    times = {schedule.next(20.0 + n / 100, urgent=True, rng=Random(1)) for n in range(20)}
+    assert times == {21.0}
+    assert rounds(schedule, 3, 21.0) == [2, 4, 8]
+
+
+def test_an_nsqd_that_drops_us_after_every_round_costs_at_most_six_rounds_a_minute() -> None:
+    schedule, now, made = LookupSchedule(60.0, 0.0), 0.0, 0
+    while now < 3600:
+        made += 1
+        schedule.next(now, urgent=False, rng=Random(1))
+        now = schedule.next(now + 0.5, urgent=True, rng=Random(1))
+    assert made <= 6 * 60
+
+
+def test_trouble_after_a_calm_time_starts_the_quick_rounds_again() -> None:
+    schedule = LookupSchedule(60.0, 0.0)
+    now = sum(rounds(schedule, 9, urgent=True))
+    now += sum(rounds(schedule, 2, now))
+    assert rounds(schedule, 3, now, urgent=True) == [1, 2, 4]
+
+
+def test_a_loss_counts_even_while_there_was_nothing_else() -> None:
+    schedule = LookupSchedule(60.0, 0.0)
+    now = sum(rounds(schedule, 9, urgent=True))
+    assert schedule.next(now - 30, urgent=True, rng=Random(1)) == now - 29
+
+
+def test_a_short_interval_is_never_exceeded() -> None:
+    schedule = LookupSchedule(0.5, 0.0)
+    assert rounds(schedule, 2, urgent=True) == [0.5, 0.5]
+    assert schedule.next(1.1, urgent=True, rng=Random(1)) == pytest.approx(1.6)
+
+
+calls = st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(interval=st.floats(0.01, 300), jitter=st.floats(0, 1), calls=calls, seed=st.integers(0, 99))
+def test_a_round_is_never_in_the_past_nor_later_than_interval_and_jitter(
+    interval: float, jitter: float, calls: list[tuple[float, bool]], seed: int
+) -> None:
+    schedule, rng, now, when = LookupSchedule(interval, jitter), Random(seed), 0.0, 0.0
+    for later, urgent in calls:
+        now += later
+        before, when = when, schedule.next(now, urgent=urgent, rng=rng)
+        assert now <= when <= now + interval * (1 + jitter) + 1e-6
+        if now < before:
+            assert when <= before
+
+
+@settings(deadline=None)
+@given(interval=st.floats(2, 300), jitter=st.floats(0, 1), seed=st.integers(0, 99))
+def test_after_a_loss_a_round_comes_within_2_seconds(
+    interval: float, jitter: float, seed: int
+) -> None:
+    schedule, rng = LookupSchedule(interval, jitter), Random(seed)
+    schedule.next(0.0, urgent=False, rng=rng)
+    assert schedule.next(1.0, urgent=True, rng=rng) <= 1.0 + 2.0
+
+
+def test_jitter_spreads_consumers_that_started_together() -> None:
+    times = {LookupSchedule(60.0, 0.3).next(0.0, urgent=False, rng=Random(n)) for n in range(50)}
+    assert len(times) == 50
+    assert min(times) >= 60
+    assert max(times) <= 78
+    assert max(times) - min(times) > 12
+    soon = {LookupSchedule(60.0, 0.3).next(0.0, urgent=True, rng=Random(n)) for n in range(50)}
+    assert len(soon) == 50
+    assert max(soon) <= 1.3
+
+
+@pytest.mark.parametrize(
+    ("first", "maximum", "delays"),
+    [
+        (8.0, 120.0, [8, 16, 32, 64, 120, 120]),
+        (8.0, 5.0, [5, 5]),
+        (0.0, 3.0, [0, 1, 2, 3, 3]),
+        (0.1, 0.3, [0.1, 0.2, 0.3]),
+        (0.0, 0.0, [0, 0, 0]),
+    ],
+)
+def test_redialling_is_delayed_longer_each_time(
+    first: float, maximum: float, delays: list[float]
+) -> None:
+    reconnect = ReconnectDelays(first, maximum)
+    assert [reconnect.failed(NSQD, 100.0) - 100.0 for _ in delays] == pytest.approx(delays)
+
+
+def test_a_connection_starts_the_delays_of_its_address_anew() -> None:
+    reconnect = ReconnectDelays(8.0, 120.0)
+    for _ in range(3):
+        reconnect.failed(NSQD, 0.0)
+        reconnect.failed(OTHER, 0.0)
+    reconnect.connected(NSQD)
+    reconnect.connected(Address("never-failed", 1))
+    assert reconnect.failed(NSQD, 0.0) == 8
+    assert reconnect.failed(OTHER, 0.0) == 64

@@ -1,0 +1,90 @@
+"""When a limited run ends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.policy.stopping import StopRule
+
+START = 100.0
+EVERYTHING = StopRule(count=10, max_duration=60.0, idle_timeout=5.0, until_empty=True)
+
+
+def decide(
+    rule: StopRule,
+    *,
+    finished: int = 0,
+    last_message: float = START,
+    empties: int = 0,
+    now: float = START,
+) -> str | None:
+    return rule.decide(
+        finished=finished, started=START, last_message=last_message, empties=empties, now=now
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({}, None),
+        ({"finished": 9}, None),
+        ({"finished": 10}, "count"),
+        ({"finished": 11}, "count"),
+        ({"empties": 1}, None),
+        ({"empties": 2}, "empty"),
+        ({"now": 104.9}, None),
+        ({"now": 105.0}, "idle-timeout"),
+        ({"now": 105.0, "last_message": 103.0}, None),
+        ({"now": 105.0, "last_message": 0.0}, "idle-timeout"),
+        ({"now": 104.9, "last_message": 0.0}, None),
+        ({"now": 159.9, "last_message": 159.0}, None),
+        ({"now": 160.0, "last_message": 159.0}, "max-duration"),
+        ({"now": 160.0, "finished": 10, "empties": 2}, "count"),
+    ],
+)
+def test_the_first_limit_reached_is_the_reason(facts: dict[str, float], reason: str | None) -> None:
+    assert decide(EVERYTHING, **facts) == reason  # type: ignore[arg-type]
+
+
+def test_without_limits_nothing_stops_the_run() -> None:
+    rule = StopRule()
+    assert decide(rule, finished=10**9, empties=99, now=1e9) is None
+    assert rule.next_check(started=START, last_message=START) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "last_message", "when"),
+    [
+        (StopRule(count=1, until_empty=True), START, None),
+        (StopRule(max_duration=60.0), 150.0, 160.0),
+        (StopRule(idle_timeout=5.0), 0.0, 105.0),
+        (StopRule(idle_timeout=5.0), 150.0, 155.0),
+        (EVERYTHING, START, 105.0),
+        (EVERYTHING, 158.0, 160.0),
+    ],
+)
+def test_time_is_looked_at_when_the_nearest_limit_is_due(
+    rule: StopRule, last_message: float, when: float | None
+) -> None:
+    assert rule.next_check(started=START, last_message=last_message) == when
+
+
+limits = st.none() | st.floats(0, 1e6)
+times = st.floats(0, 1e9)
+
+
+@settings(deadline=None)
+@given(max_duration=limits, idle_timeout=limits, started=times, last_message=times)
+def test_the_run_stops_at_the_time_of_the_next_check_and_not_before(
+    max_duration: float | None, idle_timeout: float | None, started: float, last_message: float
+) -> None:
+    rule = StopRule(max_duration=max_duration, idle_timeout=idle_timeout)
+    when = rule.next_check(started=started, last_message=last_message)
+    facts = {"finished": 0, "started": started, "last_message": last_message, "empties": 0}
+    if when is None:
+        assert rule.decide(**facts, now=1e18) is None  # type: ignore[arg-type]
+    else:
+        assert rule.decide(**facts, now=when) is not None  # type: ignore[arg-type]
+        assert rule.decide(**facts, now=when - 0.001) is None  # type: ignore[arg-type]

@@ -1,0 +1,307 @@
+"""Frames: the same whatever the reads, and refused as soon as they can be."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import (
+    FrameSizeError,
+    HTTPPortError,
+    ProtocolError,
+    UnknownFrameError,
+)
+from nsqtools.names import Address
+from nsqtools.proto.frames import FrameParser, FrameType
+from tests.support import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from nsqtools.proto.messages import Message
+
+ADDRESS = Address("nsqd.example", 4150)
+MIB = 1 << 20
+
+Delivery = tuple[bytes, bytes, int, int]
+Parsed = tuple[list[Delivery], list[tuple[int, bytes]]]
+
+FRAMES: list[tuple[bytes, Delivery | tuple[int, bytes]]] = [
+    (wire.OK, (0, b"OK")),
+    (wire.message(1, b""), (wire.message_id(1), b"", 1, 1)),
+    (wire.response(b""), (0, b"")),
+    (wire.HEARTBEAT, (0, b"_heartbeat_")),
+    (
+        wire.message(2, b"\0\0\0\x06\0\0\0\0OK" * 5, timestamp=2**63 - 1, attempts=65535),
+        (wire.message_id(2), b"\0\0\0\x06\0\0\0\0OK" * 5, 2**63 - 1, 65535),
+    ),
+    (wire.message(3, b"x"), (wire.message_id(3), b"x", 1, 1)),
+    (wire.error("E_FIN_FAILED FIN 1 failed"), (1, b"E_FIN_FAILED FIN 1 failed")),
+    (wire.message(4, b"HTTP"), (wire.message_id(4), b"HTTP", 1, 1)),
+]
+STREAM = b"".join(data for data, _ in FRAMES)
+ENDS = [sum(len(data) for data, _ in FRAMES[: n + 1]) for n in range(len(FRAMES))]
+
+
+def plain(messages: Iterable[Message]) -> list[Delivery]:
+    return [(m.id, m.body, m.timestamp, m.attempts) for m in messages]
+
+
+def expected(frames: Iterable[Delivery | tuple[int, bytes]]) -> Parsed:
+    found = list(frames)
+    return [f for f in found if len(f) == 4], [f for f in found if len(f) == 2]
+
+
+def parse(parser: FrameParser, pieces: Iterable[bytes]) -> Parsed:
+    messages: list[Message] = []
+    replies: list[tuple[FrameType, bytes]] = []
+    for piece in pieces:
+        parser.parse(piece, messages, replies)
+    return plain(messages), [(int(kind), data) for kind, data in replies]
+
+
+def parse_failing(
+    pieces: Iterable[bytes], max_size: int = 0
+) -> tuple[list[Delivery], list[bytes], ProtocolError]:
+    parser = FrameParser(max_size, ADDRESS)
+    messages: list[Message] = []
+    replies: list[tuple[FrameType, bytes]] = []
+    with pytest.raises(ProtocolError) as caught:
+        for piece in pieces:
+            parser.parse(piece, messages, replies)
+    return plain(messages), [data for _, data in replies], caught.value
+
+
+def cut(data: bytes, offsets: Iterable[int]) -> list[bytes]:
+    edges = [0, *sorted(offsets), len(data)]
+    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+WHOLE = expected(frame for _, frame in FRAMES)
+
+
+@pytest.mark.parametrize("offset", range(len(STREAM) + 1))
+def test_a_dialogue_cut_in_two_anywhere_gives_the_same_frames(offset: int) -> None:
+    parser = FrameParser(address=ADDRESS)
+    assert parse(parser, cut(STREAM, [offset])) == WHOLE
+    assert parser.take_rest() == b""
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 7, 8, 29, 30, 31, len(STREAM)])
+def test_a_dialogue_in_reads_of_any_width_gives_the_same_frames(width: int) -> None:
+    reads = [STREAM[n : n + width] for n in range(0, len(STREAM), width)]
+    assert parse(FrameParser(), reads) == WHOLE
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_after_any_read_exactly_the_incomplete_frame_is_held(offsets: list[int]) -> None:
+    parser = FrameParser()
+    arrived = 0
+    pieces = cut(STREAM, offsets)
+    for count, piece in enumerate(pieces, 1):
+        arrived += len(piece)
+        done = sum(end <= arrived for end in ENDS)
+        fresh = FrameParser()
+        assert parse(fresh, pieces[:count]) == expected(frame for _, frame in FRAMES[:done])
+        assert fresh.take_rest() == STREAM[([0, *ENDS])[done] : arrived]
+        parse(parser, [piece])
+    assert parser.take_rest() == b""
+
+
+@given(
+    st.lists(
+        st.builds(lambda n, body: wire.message(n, body), st.integers(0, 99), st.binary())
+        | st.builds(wire.response, st.binary())
+        | st.builds(lambda data: wire.frame(1, data), st.binary()),
+        max_size=8,
+    ),
+    st.data(),
+)
+def test_random_frames_survive_random_cuts(frames: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(frames)
+    offsets = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    messages, replies = parse(FrameParser(), cut(stream, offsets))
+    assert (messages, replies) == parse(FrameParser(), [stream])
+    assert len(messages) + len(replies) == len(frames)
+
+
+def header(size: int, kind: int | None = None) -> bytes:
+    return struct.pack(">I", size) + (b"" if kind is None else struct.pack(">I", kind))
+
+
+# name: the shortest beginning that can be refused, max_size, the error, its words
+MALFORMED = {
+    "an unknown type": (header(30, 3), 0, UnknownFrameError, "type 3"),
+    "a negative type": (header(30, 2**32 - 1), 0, UnknownFrameError, "type -1"),
+    "a huge unknown type": (header(30, 0x02000000), 0, UnknownFrameError, "type 33554432"),
+    "an empty message": (header(4, 2), 0, FrameSizeError, "message frame of 4 bytes"),
+    "a message too short": (header(29, 2), 0, FrameSizeError, "message frame of 29 bytes"),
+    "size 0": (header(0), 0, FrameSizeError, "frame of 0 bytes"),
+    "size 3": (header(3), 0, FrameSizeError, "frame of 3 bytes"),
+    "size -1": (header(2**32 - 1), 0, FrameSizeError, "frame of -1 bytes"),
+    "the lowest size": (header(2**31), 0, FrameSizeError, "frame of -2147483648 bytes"),
+    "HTTP": (b"HTTP", 0, HTTPPortError, "not nsqd's TCP port"),
+    "HTTP under a limit": (b"HTTP", 100, HTTPPortError, "not nsqd's TCP port"),
+    "a message over the limit": (header(101), 100, FrameSizeError, "expected 4 to 100"),
+    "the largest size": (header(2**31 - 1), 2**31 - 2, FrameSizeError, "frame of 2147483647"),
+    "a response over 1 MiB": (header(MIB + 1, 0), 0, FrameSizeError, "response frame of 1048577"),
+    "an error over 1 MiB": (header(MIB + 1, 1), 0, FrameSizeError, "error frame of 1048577"),
+}
+malformed = pytest.mark.parametrize(
+    ("data", "max_size", "kind", "words"), MALFORMED.values(), ids=MALFORMED
+)
+
+
+@malformed
+@pytest.mark.parametrize("before", [b"", wire.OK, wire.message(7) * 3, STREAM])
+def test_a_malformed_frame_is_refused_at_its_first_telling_byte(
+    data: bytes, max_size: int, kind: type[ProtocolError], words: str, before: bytes
+) -> None:
+    parser = FrameParser(max_size, ADDRESS)
+    parse(parser, [before, data[:-1]])
+    with pytest.raises(kind) as caught:
+        parser.parse(data[-1:], [], [])
+    assert type(caught.value) is kind
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("nsqd.example:4150: ")
+    assert "\n" not in str(caught.value)
+    assert caught.value.address == ADDRESS
+
+
+@malformed
+def test_a_malformed_frame_is_refused_alike_whether_complete_or_cut(
+    data: bytes, max_size: int, kind: type[ProtocolError], words: str
+) -> None:
+    before = wire.OK + wire.message(1)
+    stream = before + data + b"\0" * 200 + STREAM
+    messages, replies, error = parse_failing([stream], max_size)
+    assert plain_ids(messages) == [wire.message_id(1)]
+    assert replies == [b"OK"]
+    assert type(error) is kind
+    assert words in str(error)
+    for offset in range(len(before) + len(data) + 40):
+        again = parse_failing(cut(stream, [offset]), max_size)
+        assert again[:2] == (messages, replies)
+        assert (type(again[2]), str(again[2])) == (kind, str(error))
+
+
+def plain_ids(messages: list[Delivery]) -> list[bytes]:
+    return [id_ for id_, _, _, _ in messages]
+
+
+@pytest.mark.parametrize("before", [b"", wire.OK])
+def test_a_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(before: bytes) -> None:
+    exact, over = wire.message(1, b"x" * 70), wire.message(1, b"x" * 71)
+    assert struct.unpack(">I", exact[:4]) == (100,)
+    assert plain_ids(parse(FrameParser(100), [before, exact])[0]) == [wire.message_id(1)]
+    assert plain_ids(parse(FrameParser(100), [before + exact[:50], exact[50:]])[0])
+    for pieces in ([before + over], [before, over[:50]], [before, over[:4]]):
+        assert isinstance(parse_failing(pieces, 100)[2], FrameSizeError)
+
+
+def test_a_reply_of_exactly_one_mebibyte_is_taken() -> None:
+    data = b"x" * (MIB - 4)
+    assert parse(FrameParser(), [wire.response(data)]) == ([], [(0, data)])
+    assert FrameParser().parse_reply(wire.response(data)) == (FrameType.RESPONSE, data)
+
+
+def test_without_a_limit_the_largest_message_frame_is_waited_for() -> None:
+    parser = FrameParser()
+    assert parse(parser, [header(2**31 - 1, 2), b"x" * 100]) == ([], [])
+    assert len(parser.take_rest()) == 108
+
+
+class Read(bytes):
+    """A read whose life can be watched: the parser may keep it, but has no need of copies."""
+
+
+@contextmanager
+def counting(name: str) -> Iterator[list[str]]:
+    """Calls of a C method, as the profiler sees them."""
+    calls: list[str] = []
+
+    def profile(_frame: object, event: str, arg: object) -> None:
+        if event == "c_call" and getattr(arg, "__name__", "") == name:
+            calls.append(name)
+
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_frame_of_20_mib_in_reads_of_1_kib_costs_one_join_and_no_copy_before_it() -> None:
+    body = bytes(range(256)) * (20 * MIB // 256)
+    stream = wire.message(1, body) + wire.message(2, b"next")[:-1]
+    parser = FrameParser()
+    messages: list[Message] = []
+    alive: list[weakref.ref[Read]] = []
+    with counting("join") as joins:
+        for start in range(0, len(stream), 1024):
+            read = Read(stream[start : start + 1024])
+            parser.parse(read, messages, [])
+            if start + 1024 < 20 * MIB:
+                alive.append(weakref.ref(read))
+                assert not messages
+            elif not messages:
+                assert all(ref() is not None for ref in alive)
+    assert joins == ["join"]
+    assert [m.body for m in messages] == [body]
+    del read
+    assert not any(ref() for ref in alive)
+    assert parser.take_rest() == wire.message(2, b"next")[:-1]
+
+
+def test_a_long_reply_of_the_handshake_is_joined_as_rarely() -> None:
+    data = b"x" * (MIB - 4)
+    stream = wire.response(data)
+    parser = FrameParser()
+    with counting("join") as joins:
+        found = [parser.parse_reply(stream[n : n + 256]) for n in range(0, len(stream), 256)]
+    assert [reply for reply in found if reply] == [(FrameType.RESPONSE, data)]
+    assert len(joins) == 1
+
+
+def test_parse_reply_takes_one_reply_and_keeps_what_is_behind_it() -> None:
+    parser = FrameParser()
+    assert parser.parse_reply(wire.OK + wire.HEARTBEAT + b"\xff\x06\0\0sNaPpY") == (0, b"OK")
+    assert parser.parse_reply(b"") == (0, b"_heartbeat_")
+    assert parser.take_rest() == b"\xff\x06\0\0sNaPpY"
+    assert parser.take_rest() == b""
+    assert parser.parse_reply(b"") is None
+
+
+@pytest.mark.parametrize("offset", range(len(wire.OK)))
+def test_parse_reply_waits_for_the_whole_reply_and_parse_goes_on_behind_it(offset: int) -> None:
+    parser = FrameParser()
+    assert parser.parse_reply(wire.OK[:offset]) is None
+    assert parser.parse_reply(wire.OK[offset:] + STREAM[:-1]) == (FrameType.RESPONSE, b"OK")
+    assert parse(parser, [STREAM[-1:]]) == WHOLE
+
+
+@settings(max_examples=50)
+@given(st.integers(8, 40), st.sampled_from([30, 34, 1000, 2**31 - 1]))
+def test_a_message_where_a_reply_is_due_is_refused_by_its_header(length: int, size: int) -> None:
+    parser = FrameParser(address=ADDRESS)
+    data = (header(size, 2) + b"\0" * 40)[:length]
+    assert parser.parse_reply(data[:7]) is None
+    with pytest.raises(UnknownFrameError, match=r"nsqd\.example:4150: a message before SUB"):
+        parser.parse_reply(data[7:])
+
+
+@malformed
+def test_parse_reply_refuses_what_parse_refuses(
+    data: bytes, max_size: int, kind: type[ProtocolError], words: str
+) -> None:
+    parser = FrameParser(max_size, ADDRESS)
+    assert parser.parse_reply(data[:-1]) is None
+    with pytest.raises(kind, match=words):
+        parser.parse_reply(data[-1:])

@@ -1,0 +1,147 @@
+"""Which programs the tests run: NSQ's servers and Go tools, and whatever else a test needs.
+
+NSQ is taken from PATH, from the directory ``$NSQTOOLS_NSQD_BIN``, or from a cache outside the
+repository that the Go toolchain fills once from ``tests/nsqd/go.mod``; the first place with an
+nsqd and an nsqlookupd of version 1 is used. A program that is missing skips the test and says what
+it would have tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or ``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+GO_MODULE = Path(__file__).parents[1] / "nsqd"
+OLDEST_GO = (1, 24)  # the first with `go install tool`
+LIVE = "everything that talks to a real nsqd or nsqlookupd"
+
+missing: dict[str, list[str]] = {}
+"""Programs that tests asked for in vain, and what each would have tested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nsq:
+    """A set of NSQ programs; ``search`` is written as PATH is."""
+
+    search: str
+    origin: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.version} from {self.origin}"
+
+    def path(self, program: str, tests: str = LIVE) -> str:
+        """Path of nsqd, nsqlookupd or a Go tool, or else the test ends here."""
+        found = shutil.which(program, path=self.search)
+        if not found:
+            _give_up(program, tests, f"no {program} beside the nsqd of {self.origin}", "NSQD")
+        return found
+
+
+def needs(program: str, tests: str) -> str:
+    """Path of a program on PATH, or else the test ends here; ``tests`` says what is lost."""
+    return shutil.which(program) or _give_up(program, tests, f"no {program} on PATH", "TOOLS")
+
+
+def require_nsq() -> Nsq:
+    """The NSQ programs, built if that is the only way, or else the test ends here."""
+    found = installed_nsq()
+    if found:
+        return found
+    failure = _build(_cache_directory())
+    return installed_nsq() or _give_up(
+        "nsqd", LIVE, f"no nsqd 1.x on PATH or in $NSQTOOLS_NSQD_BIN, and {failure}", "NSQD"
+    )
+
+
+def installed_nsq() -> Nsq | None:
+    """The NSQ programs that are there without building any."""
+    places = {
+        "PATH": os.environ.get("PATH", ""),
+        "$NSQTOOLS_NSQD_BIN": os.environ.get("NSQTOOLS_NSQD_BIN", ""),
+        str(_cache_directory()): str(_cache_directory()),
+    }
+    for origin, search in places.items():
+        nsqd = shutil.which("nsqd", path=search)
+        if nsqd and shutil.which("nsqlookupd", path=search) and (version := _version(nsqd)):
+            return Nsq(search, origin, version)
+    return None
+
+
+def describe_nsq() -> str:
+    """One line on what the live tests will use, without building anything."""
+    if found := installed_nsq():
+        return str(found)
+    if shutil.which("go"):
+        return f"to be built once by go into {_cache_directory()}"
+    return "none: live tests are skipped (install nsqd, set $NSQTOOLS_NSQD_BIN, or install go)"
+
+
+def _give_up(program: str, tests: str, reason: str, kind: str) -> NoReturn:
+    lost = missing.setdefault(program, [])
+    if tests not in lost:
+        lost.append(tests)
+    text = f"{reason}; it would have tested {tests}"
+    if os.environ.get(f"NSQTOOLS_REQUIRE_{kind}") == "1":
+        pytest.fail(text, pytrace=False)
+    pytest.skip(text)
+
+
+@cache
+def _version(nsqd: str) -> str:
+    shown = subprocess.run([nsqd, "-version"], capture_output=True, text=True, check=False).stdout
+    match = re.match(r"nsqd (v1\.\d\S*)", shown)
+    return match[1] if match else ""
+
+
+@cache
+def _cache_directory() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    sums = b"".join((GO_MODULE / name).read_bytes() for name in ("go.mod", "go.sum"))
+    return Path(root, "nsqtools-tests", f"nsq-1.3.0-{hashlib.sha256(sums).hexdigest()[:12]}")
+
+
+@cache
+def _build(target: Path) -> str:
+    """Build all programs into ``target``; the answer says why that failed, or is empty."""
+    go = shutil.which("go")
+    if not go:
+        return "no go to build it with"
+    shown = _run_go(go, "env", "GOVERSION").stdout
+    version = re.match(r"go(\d+)\.(\d+)", shown)
+    if not version or (int(version[1]), int(version[2])) < OLDEST_GO:
+        return f"{shown.strip() or 'this go'} is too old to build it"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target.parent / f"{target.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return ""
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            built = Path(scratch, "bin")
+            done = _run_go(go, "install", "tool", GOBIN=str(built))
+            if done.returncode:
+                return f"`go install tool` failed: {done.stderr.strip().splitlines()[-1:]}"
+            built.rename(target)
+    return ""
+
+
+def _run_go(go: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [go, *args],
+        cwd=GO_MODULE,
+        env={**os.environ, "GOWORK": "off", "CGO_ENABLED": "0", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,81 @@
+"""Virtual time: an event loop whose clock jumps to the next timer when nothing is ready.
+
+For tests in which all transports are in memory: hours pass in milliseconds, and the same run gives
+the same times. Threads and real sockets are not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import selectors
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DAY = 86400.0
+
+
+class StuckError(AssertionError):
+    """Nothing is ready and no timer is set, or virtual time ran past its limit."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop that begins at ``start`` seconds and refuses to pass ``start + limit``."""
+
+    def __init__(self, start: float = 0.0, limit: float = DAY) -> None:
+        self._now = start
+        self._end = start + limit
+        super().__init__(_JumpingSelector(self.advance))
+
+    def time(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float | None) -> None:
+        """Move the clock to the next timer, which is ``seconds`` away; None if there is none."""
+        if seconds is None:
+            raise StuckError(f"nothing is ready and no timer is set: {self._waiting()}")
+        if self._now + seconds > self._end:
+            raise StuckError(f"virtual time ran past {self._end:g} s: {self._waiting()}")
+        self._now += seconds
+
+    def _waiting(self) -> str:
+        places = []
+        for task in asyncio.all_tasks(self):
+            frame = task.get_stack(limit=1)
+            line = f" line {frame[0].f_lineno}" if frame else ""
+            places.append(f"{getattr(task.get_coro(), '__qualname__', task)}{line}")
+        return ", ".join(sorted(places)) + " wait"
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    def __init__(self, advance: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._advance = advance
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout != 0:
+            self._advance(timeout)
+        return ready
+
+
+def run_virtual(coroutine: Coroutine[Any, Any, T], *, start: float = 0.0, limit: float = DAY) -> T:
+    """Run to the end in virtual time; raises StuckError if that can never come."""
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(start, limit)) as runner:
+        return runner.run(coroutine)
+
+
+def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Decorator: this async test runs in virtual time, from 0 s."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_virtual(test(*args, **kwargs))
+
+    return run

@@ -1,0 +1,90 @@
+"""The command line as its users run it: a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "nsqtools")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a process ended."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+
+class Cli:
+    """Runs nsqtools in ``folder``, with no configuration file and no ``NSQTOOLS_*`` variables."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def __call__(
+        self,
+        *args: str,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> Result:
+        """Run to the end; a process that takes longer than ``timeout`` fails the test."""
+        pipe = subprocess.PIPE
+        process = self.start(*args, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
+        try:
+            stdout, stderr = process.communicate(stdin, timeout)
+        except subprocess.TimeoutExpired:
+            _end_group(process)
+            stdout, stderr = process.communicate()
+            raise AssertionError(
+                f"{args} still ran after {timeout:g} s\n{stdout!r}\n{stderr.decode()}"
+            ) from None
+        return Result(process.returncode, stdout, stderr.decode())
+
+    def start(
+        self, *args: str, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start without waiting; ``options`` are Popen's, and without them all streams are null.
+
+        The process leads a group of its own, which is killed when the test ends.
+        """
+        null = subprocess.DEVNULL
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            [*COMMAND, *args],
+            env=self._environment(env or {}),
+            start_new_session=True,
+            **{"stdin": null, "stdout": null, "stderr": null, "cwd": self._folder, **options},
+        )
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """Kill what still runs, with its children, and close its pipes."""
+        for process in self._started:
+            _end_group(process)
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+
+    def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
+        own = {name: text for name, text in os.environ.items() if not name.startswith("NSQTOOLS_")}
+        return {**own, "XDG_CONFIG_HOME": str(self._folder / "no-config"), **extra}
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

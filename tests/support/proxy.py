@@ -1,0 +1,172 @@
+"""A TCP proxy between client and server that cuts, splits, delays and falls silent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+from nsqtools.names import Address
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from asyncio import StreamReader, StreamWriter
+    from collections.abc import Iterable, Iterator
+    from random import Random
+
+Cut = Literal["rst", "fin"]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What happens to one connection; "up" is from the client to the server.
+
+    After ``cut_up_after`` or ``cut_down_after`` bytes both sides are cut. Each chunk waits
+    ``delay`` seconds, and is forwarded in pieces of random sizes if ``splits`` is given.
+    """
+
+    cut_up_after: int | None = None
+    cut_down_after: int | None = None
+    cut: Cut = "rst"
+    delay: float = 0.0
+    splits: Random | None = None
+
+
+class Proxy:
+    """``async with Proxy(nsqd.tcp) as proxy``, then connect to ``proxy.address``.
+
+    The connections meet ``faults`` in turn: the first the first, and those after the last none.
+    ``connections`` counts them all, ``open_connections`` those that are not closed.
+    """
+
+    def __init__(self, target: Address, faults: Iterable[Faults] = ()) -> None:
+        self.target = target
+        self.address = Address("127.0.0.1", free_port())
+        self.connections = 0
+        self._faults = iter(faults)
+        self._open: set[_Pair] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._listener: asyncio.Server | None = None
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._open)
+
+    async def __aenter__(self) -> Self:
+        await self.listen()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.refuse()
+        self._flowing.set()
+        running = [pair.task for pair in self._open]
+        self.cut()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def listen(self) -> None:
+        """Accept connections, again after ``refuse()``."""
+        self._listener = await asyncio.start_server(self._serve, *self.address)
+
+    def refuse(self) -> None:
+        """Refuse new connections; those that are open stay."""
+        if self._listener:
+            self._listener.close()
+            self._listener = None
+
+    def silence(self) -> None:
+        """Forward nothing on any connection, but keep them open."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        """Forward again, beginning with what was held back."""
+        self._flowing.set()
+
+    def cut(self, how: Cut = "rst") -> None:
+        """Cut all open connections, on both sides: abruptly, or with a regular end of stream."""
+        for pair in tuple(self._open):
+            pair.cut(how)
+
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        self.connections += 1
+        faults = next(self._faults, Faults())
+        task = asyncio.current_task()
+        assert task
+        pair = _Pair(task, [writer], self._flowing)
+        self._open.add(pair)
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self.target)
+            pair.writers.append(far_writer)
+            for each in pair.writers:
+                each.transport.set_write_buffer_limits(0)  # drain() waits until all is sent
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(pair.pump(reader, far_writer, faults, faults.cut_up_after))
+                pumps.create_task(pair.pump(far_reader, writer, faults, faults.cut_down_after))
+        except* OSError:
+            pass  # either side went away, or the server cannot be reached
+        finally:
+            pair.reset()
+            self._open.discard(pair)
+
+
+@dataclass(slots=True, eq=False)
+class _Pair:
+    """The two sockets of one proxied connection."""
+
+    task: asyncio.Task[None]
+    writers: list[StreamWriter]
+    flowing: asyncio.Event
+    discards: bool = False
+
+    async def pump(
+        self, reader: StreamReader, writer: StreamWriter, faults: Faults, budget: int | None
+    ) -> None:
+        """Copy one direction until its end of stream, or until ``budget`` bytes went through."""
+        while budget != 0 and (chunk := await reader.read(65536)):
+            if faults.delay:
+                await asyncio.sleep(faults.delay)
+            await self.flowing.wait()
+            if budget is not None:
+                chunk = chunk[:budget]
+                budget -= len(chunk)
+            for piece in _pieces(chunk, faults.splits):
+                if not self.discards:
+                    writer.write(piece)
+                    await writer.drain()
+                await asyncio.sleep(0)
+        if budget == 0:
+            self.cut(faults.cut)
+            while await reader.read(65536):  # what is left unread would turn the FIN into a RST
+                pass
+        elif not self.discards:
+            writer.write_eof()
+
+    def cut(self, how: Cut) -> None:
+        if how == "rst":
+            self.reset()
+            self.task.cancel()
+        elif not self.discards:
+            self.discards = True
+            for writer in self.writers:
+                writer.write_eof()
+
+    def reset(self) -> None:
+        """Close both at once: RST, unless the peer has closed its side already."""
+        for writer in self.writers:
+            if not writer.transport.is_closing():
+                with contextlib.suppress(OSError):
+                    writer.get_extra_info("socket").setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
+                writer.transport.abort()
+
+
+def _pieces(chunk: bytes, splits: Random | None) -> Iterator[bytes]:
+    start = 0
+    while start < len(chunk):
+        end = splits.randint(start + 1, len(chunk)) if splits else len(chunk)
+        yield chunk[start:end]
+        start = end

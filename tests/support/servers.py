@@ -1,0 +1,266 @@
+"""Real nsqd and nsqlookupd processes on loopback, and what tests ask them over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import struct
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from urllib.parse import urlencode
+
+from nsqtools.names import Address
+from tests.support.binaries import require_nsq
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+START_TIMEOUT = 15.0
+STOP_TIMEOUT = 10.0
+MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
+
+# Below the range that the kernel hands out for outgoing connections: nobody takes such a port
+# while a killed server is away, and a client cannot connect to itself by accident.
+_PORTS = range(20000, 32768)
+_random = random.SystemRandom()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listened on just now."""
+    while True:
+        port = _random.choice(_PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class Server:
+    """One server process; a context manager. It keeps ports and data over ``restart()``.
+
+    ``args`` come after the program's own and may override them, but for ``-log-level`` above
+    info: that a server is up is read in its log, ``self.log``.
+    """
+
+    program: ClassVar[str]
+
+    def __init__(self, data_path: Path, *args: str) -> None:
+        self.data_path = data_path
+        self.args = args
+        self.log = data_path / f"{self.program}.log"
+        self._path = require_nsq().path(self.program)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._new_ports()
+
+    def _new_ports(self) -> None:
+        self.tcp, self.http, self.https = (Address("127.0.0.1", free_port()) for _ in range(3))
+
+    def _arguments(self) -> list[str]:
+        return [
+            f"-tcp-address={self.tcp}",
+            f"-http-address={self.http}",
+            "-broadcast-address=127.0.0.1",
+            "-log-level=info",
+        ]
+
+    def __enter__(self) -> Self:
+        self.data_path.mkdir(parents=True, exist_ok=True)
+        for _ in range(5):
+            try:
+                self.start()
+            except PortTakenError:
+                self._new_ports()
+            else:
+                return self
+        raise PortTakenError(self._last_words())
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process, f"{self.program} is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start on the ports of this object and wait until HTTP is served."""
+        assert not self._process, f"{self.program} runs already"
+        with self.log.open("ab") as log:
+            begin = log.tell()
+            self._process = subprocess.Popen(
+                [self._path, *self._arguments(), *self.args],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_TIMEOUT
+        while b": listening on" not in (said := self.log.read_bytes()[begin:]):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                taken = b"address already in use" in said
+                raise (PortTakenError if taken else RuntimeError)(self._last_words())
+            time.sleep(0.005)
+        self._exchange("GET", "/ping")
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that takes too long."""
+        if self._process:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye to clients, nothing in memory is saved."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """Stop, unless that happened before, and start on the same ports and data."""
+        self.stop()
+        self.start()
+
+    def request(self, method: str, path: str, body: bytes | None = None, **query: object) -> bytes:
+        """The body of a reply of status 200; LookupError for 404, RuntimeError for others."""
+        target = f"{path}?{urlencode(query)}" if query else path
+        status, reply = self._exchange(method, target, body)
+        if status != 200:
+            error = LookupError if status == 404 else RuntimeError
+            raise error(f"{self.program} {method} {target}: {status} {reply!r}")
+        return reply
+
+    def _exchange(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(*self.http, timeout=START_TIMEOUT)
+        try:
+            connection.request(method, path, body)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def _last_words(self) -> str:
+        return f"{self.program} did not start:\n{self.log.read_text(errors='replace')[-4000:]}"
+
+
+class PortTakenError(RuntimeError):
+    """Another process has one of the ports."""
+
+
+class Nsqlookupd(Server):
+    """A real nsqlookupd."""
+
+    program = "nsqlookupd"
+
+    def lookup(self, topic: str) -> set[Address]:
+        """TCP addresses of the topic's producers; empty for an unknown topic."""
+        try:
+            reply = json.loads(self.request("GET", "/lookup", topic=topic))
+        except LookupError:
+            return set()
+        return {Address(each["broadcast_address"], each["tcp_port"]) for each in reply["producers"]}
+
+
+class Nsqd(Server):
+    """A real nsqd; ``lookupds`` are told of it.
+
+    The methods use plain HTTP: an nsqd for tests that requires TLS is started with
+    ``-tls-required=tcp-https``, which leaves HTTP open.
+    """
+
+    program = "nsqd"
+
+    def __init__(self, data_path: Path, *args: str, lookupds: Sequence[Nsqlookupd] = ()) -> None:
+        super().__init__(data_path, *args)
+        self.lookupds = lookupds
+
+    def _arguments(self) -> list[str]:
+        return [
+            *super()._arguments(),
+            f"-https-address={self.https}",
+            f"-data-path={self.data_path}",
+            *(f"-lookupd-tcp-address={each.tcp}" for each in self.lookupds),
+        ]
+
+    def stats(self, topic: str = "", channel: str = "") -> dict[str, Any]:
+        """``/stats`` as JSON, of one topic or channel if given."""
+        reply = self.request("GET", "/stats", format="json", topic=topic, channel=channel)
+        answer: dict[str, Any] = json.loads(reply)
+        return answer
+
+    def topic(self, topic: str) -> dict[str, Any]:
+        """A topic's entry in ``/stats``; LookupError if there is none."""
+        for entry in self.stats(topic)["topics"] or ():
+            found: dict[str, Any] = entry
+            return found
+        raise LookupError(f"{self.tcp} has no topic {topic}")
+
+    def channel(self, topic: str, channel: str) -> dict[str, Any]:
+        """A channel's entry in ``/stats``; LookupError if there is none."""
+        for entry in self.topic(topic)["channels"]:
+            if entry["channel_name"] == channel:
+                found: dict[str, Any] = entry
+                return found
+        raise LookupError(f"{self.tcp} has no channel {topic}/{channel}")
+
+    def create(self, topic: str, channel: str = "") -> None:
+        self._change("create", topic)
+        if channel:
+            self._change("create", topic, channel)
+
+    def delete(self, topic: str, channel: str = "") -> None:
+        self._change("delete", topic, channel)
+
+    def empty(self, topic: str, channel: str = "") -> None:
+        self._change("empty", topic, channel)
+
+    def pause(self, topic: str, channel: str = "") -> None:
+        self._change("pause", topic, channel)
+
+    def unpause(self, topic: str, channel: str = "") -> None:
+        self._change("unpause", topic, channel)
+
+    def publish(self, topic: str, bodies: Iterable[bytes]) -> None:
+        """Publish in order, in as few MPUBs as nsqd's size limit allows."""
+        pending: list[bytes] = []
+        size = 0
+        for body in bodies:
+            if pending and size + len(body) + 4 > MPUB_BYTES:
+                self._mpub(topic, pending)
+                pending, size = [], 0
+            pending.append(struct.pack(">I", len(body)) + body)
+            size += len(body) + 4
+        if pending:
+            self._mpub(topic, pending)
+
+    def _mpub(self, topic: str, sized: Sequence[bytes]) -> None:
+        body = struct.pack(">I", len(sized)) + b"".join(sized)
+        self.request("POST", "/mpub", body, topic=topic, binary="true")
+
+    def _change(self, verb: str, topic: str, channel: str = "") -> None:
+        if channel:
+            self.request("POST", f"/channel/{verb}", topic=topic, channel=channel)
+        else:
+            self.request("POST", f"/topic/{verb}", topic=topic)
+
+
+class MakeNsqlookupd(Protocol):
+    """Starts an nsqlookupd that is stopped when the test ends."""
+
+    def __call__(self, *args: str) -> Nsqlookupd: ...
+
+
+class MakeNsqd(Protocol):
+    """Starts an nsqd, in a data path of its own, that is stopped when the test ends."""
+
+    def __call__(self, *args: str, lookupds: Sequence[Nsqlookupd] = ()) -> Nsqd: ...

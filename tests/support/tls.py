@@ -1,0 +1,65 @@
+"""Certificates for the TLS tests, made afresh in every run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import trustme
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTS = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Paths of a certificate and its key (PEM)."""
+
+    cert: Path
+    key: Path
+
+    def nsqd_args(self) -> list[str]:
+        return [f"-tls-cert={self.cert}", f"-tls-key={self.key}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Two authorities and what they signed; servers' are valid for localhost and 127.0.0.1."""
+
+    ca: Path
+    server: Certificate
+    client: Certificate
+    expired: Certificate
+    other_host: Certificate
+    other_ca: Path
+    other_server: Certificate
+    other_client: Certificate
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Write all of them into a folder."""
+    ca, other_ca = trustme.CA(), trustme.CA()
+    ca.cert_pem.write_to_path(folder / "ca.pem")
+    other_ca.cert_pem.write_to_path(folder / "other_ca.pem")
+
+    def write(name: str, leaf: trustme.LeafCert) -> Certificate:
+        paths = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
+        leaf.private_key_pem.write_to_path(paths.key)
+        for blob in leaf.cert_chain_pems:
+            blob.write_to_path(paths.cert, append=True)
+        return paths
+
+    begin, end = datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 2, 1, tzinfo=UTC)
+    return Certificates(
+        ca=folder / "ca.pem",
+        server=write("server", ca.issue_cert(*HOSTS)),
+        client=write("client", ca.issue_cert("client.test", common_name="client.test")),
+        expired=write("expired", ca.issue_cert(*HOSTS, not_before=begin, not_after=end)),
+        other_host=write("other_host", ca.issue_cert("elsewhere.test")),
+        other_ca=folder / "other_ca.pem",
+        other_server=write("other_server", other_ca.issue_cert(*HOSTS)),
+        other_client=write("other_client", other_ca.issue_cert("client.test")),
+    )
