@@ -10,6 +10,9 @@
      |    +-- ProtocolError       ... because the peer broke the protocol
      |    +-- ServerError         ... or nsqd said so: an E_* frame (three are not fatal)
      +-- PublishError         a publish was refused, or nobody took it in time
+     +-- RecordError          input data is malformed
+     +-- OutputError          the output could not be written
+          +-- OutputClosedError   ... because its reader is gone (exit 141)
 
 An error about a peer names its address, so a log line with nothing but ``str(error)`` is enough.
 """
@@ -122,3 +125,15 @@ class PublishError(NSQError):
         super().__init__(text)
         self.refused = refused
         self.permanent = permanent
+
+
+class RecordError(NSQError):
+    """Input data is malformed; the message names where."""
+
+
+class OutputError(NSQError):
+    """The output could not be written."""
+
+
+class OutputClosedError(OutputError):
+    """The reader of the output is gone."""

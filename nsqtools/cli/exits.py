@@ -128,7 +128,7 @@ def _color() -> bool | None:
 
 def _outcome(error: BaseException) -> int:
     """The exit code of an error, after it was reported."""
-    from nsqtools.errors import ConfigError, NSQError, UnreachableError
+    from nsqtools.errors import ConfigError, NSQError, OutputClosedError, UnreachableError
 
     while isinstance(error, BaseExceptionGroup):  # of a TaskGroup: the first error is the cause
         error = error.exceptions[0]
@@ -137,7 +137,7 @@ def _outcome(error: BaseException) -> int:
             return _usage(error)
         case KeyboardInterrupt() | click.Abort():
             return Exit.INTERRUPTED
-        case BrokenPipeError():
+        case BrokenPipeError() | OutputClosedError():
             return Exit.PIPE_CLOSED
     if debugging():
         from traceback import format_exception
@@ -200,7 +200,8 @@ def _open_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, flags)  # takes the lowest free descriptor, which is fd
-            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))
+            stream = open(fd, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the run
+            setattr(sys, name, stream)
 
 
 def _detach_broken_streams() -> None:

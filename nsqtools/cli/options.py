@@ -17,7 +17,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
+from click.core import ParameterSource, augment_usage_errors
 from click.types import BoolParamType
 
 from nsqtools.cli.spelling import gnu_spelling
@@ -267,7 +267,8 @@ def options(
             except ConfigError as error:
                 raise click.UsageError(str(error), ctx) from None
             own = {name: value for name, value in params.items() if name not in flags}
-            return function(**made, **own)
+            with augment_usage_errors(ctx):
+                return function(**made, **own)
 
         for decorator in reversed(flags.values()):  # click lists the last one first
             decorator(command)

@@ -229,26 +229,34 @@ async def _read(file: str) -> AsyncIterator[bytes]:
                 yield chunk
                 await asyncio.sleep(0)
             return
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        try:
-            loop.add_reader(fd, readable.set)
-        except PermissionError:  # /dev/null and its like never block
-            while chunk := os.read(fd, _READ_SIZE):
-                yield chunk
-            return
-        try:
-            while True:
-                await readable.wait()
-                if not (chunk := os.read(fd, _READ_SIZE)):
-                    return
-                yield chunk
-                readable.clear()
-        finally:
-            loop.remove_reader(fd)
+        while True:
+            await _readable(fd)
+            if not (chunk := os.read(fd, _READ_SIZE)):
+                return
+            yield chunk
     finally:
         if fd != _STDIN:
             os.close(fd)
+
+
+async def _readable(fd: int) -> None:
+    """Wait until a read does not block, leaving the flags of a shared stdin alone."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def found() -> None:
+        # At once: called again after the read, it would announce what is no longer there.
+        loop.remove_reader(fd)
+        ready.set_result(None)
+
+    try:
+        loop.add_reader(fd, found)
+    except PermissionError:  # /dev/null and its like never block
+        return
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -191,16 +191,18 @@ class _Run:
         watch = loop.create_task(self._watch(loop.time()))
         failed = self._sink.failed
         try:
-            waiting = {*self._tasks, failed}
-            while waiting - {failed}:
+            waiting: set[asyncio.Future[Any]] = {*self._tasks, failed, watch}
+            while waiting - {failed, watch}:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if failed in done or any(not t.cancelled() and t.exception() for t in done):
+                if any(not future.cancelled() and future.exception() for future in done):
                     self._stop()
         finally:
             watch.cancel()
         if failed.done():
             failed.result()
         totals = await asyncio.gather(*self._tasks, return_exceptions=True)
+        if watch.done() and not watch.cancelled():
+            watch.result()
         for outcome in totals:
             if isinstance(outcome, Exception):
                 raise outcome

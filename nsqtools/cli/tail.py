@@ -48,7 +48,7 @@ def tail(
     config: ConsumerConfig,
     log: LogOptions,
 ) -> int:
-    """Print the messages of topics.
+    """Print the messages of a topic.
 
     Without --channel it makes an ephemeral channel of its own, so it sees a copy of what is
     published from now on and takes nothing from anybody. On a channel with a name it consumes: a

@@ -1,7 +1,7 @@
 """The consumer: it owns connections and one worker, and applies the plans of ``policy``.
 
 Facts come in as plain calls (messages received, a connection lost, a timer), and each ends in
-``_plan``, which asks the RDY planner what to send. The worker hands batches to the handler one at
+``plan``, which asks the RDY planner what to send. The worker hands batches to the handler one at
 a time, so reading, heartbeats and RDY never wait for it.
 """
 
@@ -151,7 +151,7 @@ class Consumer:
         """Change ``max_in_flight`` now; 0 pauses. RDY leaves before any later FIN does."""
         self._max_in_flight = n
         self._set_limit()
-        self._plan()
+        self.plan()
 
     def is_starved(self) -> bool:
         """Whether some nsqd holds messages back until others are settled."""
@@ -187,7 +187,7 @@ class Consumer:
                 self._queue.append((now, self._batch(link, part), is_given_up))
         self._wake.set()
         if link.needs_plan(now):
-            self._plan()
+            self.plan()
 
     def settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
         """Count results before they are sent, so that a change of RDY goes out first."""
@@ -227,7 +227,7 @@ class Consumer:
         if self._stopping or error is None:
             return
         log.warning("connection lost: %s", error)
-        self._plan()
+        self.plan()
         self._membership.lost(link.address)
 
     async def _connect(self, address: Address) -> PeerError | None:
@@ -249,12 +249,12 @@ class Consumer:
         log.info("connected to %s", address)
         link.opened(self._loop.time())
         self._links[address] = link
-        self._plan()
+        self.plan()
         return None
 
     # Decisions.
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
         """Send the RDY counts that the facts of now ask for."""
         now = self._loop.time()
         mode = Mode.STOPPED if self._behind or self._stopping else self._backoff.mode
@@ -284,10 +284,11 @@ class Consumer:
             timer.cancel()
         if self._backoff.until is not None:
             self._timers["backoff"] = self._loop.call_at(self._backoff.until, self._backoff_due)
-        self._plan()
+        self.plan()
 
     def _backoff_due(self) -> None:
-        if change := self._backoff.due(self._loop.time()):
+        # A timer may fire a little early.
+        if change := self._backoff.due(max(self._loop.time(), self._backoff.until or 0.0)):
             self._backoff_changed(change)
 
     def _tick(self) -> None:
@@ -302,7 +303,7 @@ class Consumer:
                 log.warning("the handler has fallen behind: no new messages until it catches up")
             self._behind = True
         self._held = [batch for batch in self._held if not batch.is_settled]
-        self._plan()
+        self.plan()
         interval = min(self._config.rdy_redistribute_interval, patience / 2)
         self._timers["tick"] = self._loop.call_later(interval, self._tick)
 
@@ -331,7 +332,7 @@ class Consumer:
             self._oldest = None
             if self._behind:
                 self._behind = False
-                self._plan()
+                self.plan()
             if self._stopping:
                 return
             self._wake.clear()
@@ -344,6 +345,9 @@ class Consumer:
                 self._stats.given_up += len(batch)
             else:
                 await self._handler.handle(batch)
+        except asyncio.CancelledError:
+            batch.requeue(delay=0, backoff=False)
+            raise
         except Exception as error:
             log.error(
                 "handler failed, %d messages requeued: %s",
@@ -376,6 +380,7 @@ class Consumer:
         except TimeoutError:
             log.warning("not all messages were handled in time: the rest is requeued")
             worker.cancel()
+            await asyncio.wait([worker])
         for batch in (*self._held, *(batch for _, batch, _ in self._queue)):
             batch.requeue(delay=0, backoff=False)
         await asyncio.gather(*(link.connection.close() for link in self._links.values()))

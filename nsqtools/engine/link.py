@@ -30,6 +30,9 @@ class Owner(Protocol):
     def touched(self, count: int) -> None:
         """Called before TOUCHes are queued."""
 
+    def plan(self) -> None:
+        """The facts have changed so that RDY may."""
+
     def too_late(self, error: ServerError) -> None:
         """A FIN, REQ or TOUCH was refused."""
 
@@ -124,6 +127,7 @@ class Link:
         if not self.connection.is_lost:
             self._owner.settled(finished=len(messages))
             self.connection.settle(finish=[message.id for message in messages])
+            self._settled()
 
     def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
         """As Settle."""
@@ -137,8 +141,14 @@ class Link:
         else:
             delays = [(message.id, round(delay * 1000)) for message in messages]
         self.connection.settle(requeue=delays)
+        self._settled()
 
     def touch(self, messages: Sequence[Message]) -> None:
         """As Settle."""
         self._owner.touched(len(messages))
         self.connection.settle(touch=[message.id for message in messages])
+
+    def _settled(self) -> None:
+        """A connection that rests may take part again once little is in flight."""
+        if not self.connection.ready:
+            self._owner.plan()

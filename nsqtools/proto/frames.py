@@ -32,6 +32,7 @@ _SIZE = Struct(">i")
 
 _HEADER_LENGTH = _MESSAGE_HEADER.size
 _MESSAGE_MIN = _HEADER_LENGTH - _SIZE.size
+_MESSAGE_KIND = bytes((0, 0, 0, FrameType.MESSAGE))
 _HTTP = int.from_bytes(b"HTTP", "big")
 
 # nsqd's replies are an OK, an E_* line or the IDENTIFY JSON, hundreds of bytes. A megabyte is
@@ -94,9 +95,19 @@ class FrameParser:
 
         Returns None while it is incomplete. Raises ProtocolError if malformed or a message.
         """
-        data = self.take_rest() + data
+        if self._reads:
+            self._reads.append(data)
+            self._size += len(data)
+            if self._size < self._need:
+                return None
+            data = self.take_rest()
         replies: list[tuple[FrameType, bytes]] = []
         after = self._reply(data, 0, len(data), replies)
+        if after:
+            self._need = 0
+        elif data[_SIZE.size : _FRAME_HEADER.size] == _MESSAGE_KIND:
+            # Its body may be of any size: it is not waited for.
+            raise UnknownFrameError("a message before SUB: not nsqd", self._address)
         if after < len(data):
             self._reads.append(data[after:] if after else data)
             self._size = len(data) - after
@@ -140,10 +151,8 @@ class FrameParser:
                 self._address,
             )
         after: int = start + _SIZE.size + size
-        if after > end:
+        if kind == 2 or after > end:
             self._need = after - start
             return start
-        if kind == 2:
-            raise UnknownFrameError("a message before SUB: not nsqd", self._address)
         replies.append((FrameType(kind), data[start + _FRAME_HEADER.size : after]))
         return after

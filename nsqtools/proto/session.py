@@ -78,11 +78,11 @@ class Features:
     @property
     def counts_rdy_down(self) -> bool:
         """Whether RDY falls with each message and must be renewed: nsqd before 0.3 (nsq#404)."""
-        major, _, rest = self.version.partition(".")
-        minor = rest.partition(".")[0]
-        if not (major.isdecimal() and minor.isdecimal()):
+        major, minor = [*self.version.split(".", 2), "", ""][:2]
+        try:
+            return (int(major), int(minor)) < (0, 3)
+        except ValueError:
             return True
-        return (int(major), int(minor)) < (0, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,8 @@ class Session:
 
     def tls_established(self) -> None:
         """Go on after the upgrade that TLSRequested asked for."""
-        self.state = State.TLS_CONFIRMING
+        if self.state is State.SECURING:
+            self.state = State.TLS_CONFIRMING
 
     def send(self, command: bytes) -> None:
         """Queue an encoded command."""
@@ -230,15 +231,14 @@ class Session:
 
     def _parse_handshake(self, data: bytes) -> None:
         """One reply at a time: the bytes behind it may be in an encoding it has just agreed on."""
+        if self.state is State.SECURING and data:
+            raise ProtocolError("sent bytes before the TLS handshake")
         while (reply := self._parser.parse_reply(data)) is not None:
             codec = self._codec
             self._receive(*reply)
             data = b""
-            if self.state is State.CLOSED:
-                return
             if self.state is State.SECURING:
-                if self._parser.take_rest():
-                    raise ProtocolError("sent bytes before the TLS handshake")
+                self._parse_handshake(self._parser.take_rest())
                 return
             if self._codec is not codec:
                 self.receive_data(self._parser.take_rest())
@@ -252,9 +252,9 @@ class Session:
             self._receive_error(data.decode("utf-8", "replace"))
         elif data == _HEARTBEAT:
             self._output.append(commands.NOP)
-        elif self.state is not State.CLOSED:
-            if (on_response := _ON_RESPONSE.get(self.state)) is None:
-                raise ProtocolError(f"unexpected response {data[:40]!r}")
+        elif (on_response := _ON_RESPONSE.get(self.state)) is None:
+            raise ProtocolError(f"unexpected response {data[:40]!r}")
+        else:
             on_response(self, data)
 
     def _receive_error(self, text: str) -> None:
@@ -262,11 +262,11 @@ class Session:
         if not error.fatal:
             self._events.append(CommandFailed(error))
         elif error.code in AUTH_CODES:
-            self._close(AuthError(f"nsqd refused the AUTH secret: {text}", self._address))
+            raise AuthError(f"nsqd refused the AUTH secret: {text}")
         elif self.state in _STREAMING:
-            self._close(error)
+            raise error
         else:
-            self._close(ConnectError(f"nsqd refused the connection: {text}", self._address))
+            raise ConnectError(f"nsqd refused the connection: {text}")
 
     def _close(self, error: PeerError | None) -> None:
         if self.state is not State.CLOSED:
@@ -364,9 +364,9 @@ def _read_features(data: bytes) -> Features:
         reply = json.loads(data)
         return Features(
             version=str(reply.get("version", "")),
-            max_rdy_count=int(reply.get("max_rdy_count") or DEFAULT_MAX_RDY),
-            msg_timeout=(int(reply.get("msg_timeout") or 0) or 60_000) / 1000,
-            max_msg_timeout=(int(reply.get("max_msg_timeout") or 0) or 900_000) / 1000,
+            max_rdy_count=_positive(reply.get("max_rdy_count"), DEFAULT_MAX_RDY),
+            msg_timeout=_positive(reply.get("msg_timeout"), 60_000) / 1000,
+            max_msg_timeout=_positive(reply.get("max_msg_timeout"), 900_000) / 1000,
             tls=bool(reply.get("tls_v1")),
             snappy=bool(reply.get("snappy")),
             deflate=bool(reply.get("deflate")),
@@ -374,3 +374,8 @@ def _read_features(data: bytes) -> Features:
         )
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"unreadable reply to IDENTIFY: {data[:40]!r}") from error
+
+
+def _positive(value: Any, default: int) -> int:
+    number = int(value or 0)
+    return number if number > 0 else default

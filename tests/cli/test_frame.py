@@ -45,7 +45,7 @@ def run(
         command,
         stdout=stdout,
         stderr=subprocess.PIPE,
-        env={**os.environ, "NSQTOOLS_DEBUG": "", **(env or {})},
+        env={**os.environ, "NSQTOOLS_DEBUG": "", "PYTHONUNBUFFERED": "", **(env or {})},
         cwd=ROOT,
         text=True,
         timeout=60,
@@ -206,6 +206,7 @@ INTERNAL = ", please report; run with NSQTOOLS_DEBUG=1 for the traceback\n"
             1,
             "nsqtools: E_BAD \\x1b[31m\\nnsqtools: all is well\n",
         ),
+        ("raise OutputError('x: full')", 1, "nsqtools: x: full\n"),
         ("open('/no/such')", 1, "nsqtools: /no/such: No such file or directory\n"),
         ("raise click.ClickException('text')", 1, "nsqtools: text\n"),
         (
@@ -262,6 +263,7 @@ def closed_pipe() -> int:
         [*NSQTOOLS, "--version"],
         program("os.write(1, b'x')"),
         program("print('x')"),
+        program("raise OutputClosedError('closed')"),
         program("return Exit.PIPE_CLOSED"),
     ],
 )
@@ -289,6 +291,12 @@ def test_a_full_disk_behind_stdout_is_one_line_and_a_failure(command: list[str])
     assert done.stderr == "nsqtools: standard output: No space left on device\n"
 
 
+def test_output_left_over_by_a_failed_command_does_not_hide_its_failure() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run(*program("print('x')\nraise ConfigError('bad')"), stdout=full)
+    assert (done.returncode, done.stderr) == (2, "nsqtools: bad\n")
+
+
 def test_with_stdout_closed_no_other_file_takes_its_place() -> None:
     body = "import socket; s = socket.socket(); assert s.fileno() > 2; os.write(1, b'x')"
     done = run("sh", "-c", '"$@" >&-', "sh", *program(body))
@@ -301,8 +309,7 @@ def test_with_stdout_closed_no_other_file_takes_its_place() -> None:
 def test_a_stderr_that_takes_nothing_does_not_change_the_exit_code(
     body: str, code: int, stderr: str
 ) -> None:
-    talkative = f"print('hello', file=sys.stderr, flush=sys.stderr.isatty())\n{body}"
-    done = run("sh", "-c", f'"$@" {stderr}', "sh", *program(talkative))
+    done = run("sh", "-c", f'"$@" {stderr}', "sh", *program(f"sys.stderr.isatty()\n{body}"))
     assert (done.returncode, done.stdout) == (code, "")
 
 

@@ -247,6 +247,11 @@ def test_a_reader_of_stderr_that_went_away_does_not_end_the_run() -> None:
     assert (done.returncode, done.stdout) == (0, "data\n")
 
 
+def test_a_log_call_that_is_itself_wrong_shows_no_traceback() -> None:
+    done = run("logs.configure(LogOptions()); log.error('%d', 'x'); print('data')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "data\n", "")
+
+
 def test_the_last_words_of_a_run_are_in_json_too() -> None:
     done = run("logs.configure(LogOptions(log_format='json')); raise ConfigError('bad')")
     assert done.returncode == 2

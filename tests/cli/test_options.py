@@ -141,7 +141,8 @@ def test_without_any_option_the_defaults_of_the_classes_hold() -> None:
         (["-kn", "5"], {"keep": True, "count": 5}),
         (["-o", "-topic"], {"output": "-topic"}),
         (["-ko", "-topic"], {"keep": True, "output": "-topic"}),
-        (["-otopic"], {"output": "topic"}),
+        (["-otopic", "-topic", "a"], {"output": "topic", "topic": ("a",)}),
+        (["-kn5", "-topic=a"], {"count": 5, "topic": ("a",)}),
         (["--address", "-keep"], {"address": "-keep"}),
         (["-address=-keep"], {"address": "-keep"}),
         (["--", "-topic", "--keep=true"], {"rest": ("-topic", "--keep=true")}),
@@ -196,6 +197,19 @@ def test_a_wrong_value_is_a_usage_error_that_names_its_flag(args: list[str], tex
 
 def test_options_that_contradict_each_other_are_a_usage_error() -> None:
     assert refusal("-k", "--mode=slow") == "--keep and --mode slow exclude each other: choose one"
+
+
+def test_a_usage_error_of_the_command_itself_names_the_command() -> None:
+    @click.command("tail", cls=Command)
+    @options(where=Where)
+    def tail(where: Where) -> None:
+        raise click.UsageError("no topic")
+
+    assert CliRunner().invoke(tail, prog_name="tail").stderr.splitlines()[1:] == [
+        "Try 'tail --help' for help.",
+        "",
+        "Error: no topic",
+    ]
 
 
 def test_a_misspelt_flag_gets_a_suggestion() -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import selectors
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from typing import Any
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,12 +44,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
     def _waiting(self) -> str:
-        places = []
-        for task in asyncio.all_tasks(self):
-            frame = task.get_stack(limit=1)
-            line = f" line {frame[0].f_lineno}" if frame else ""
-            places.append(f"{getattr(task.get_coro(), '__qualname__', task)}{line}")
-        return ", ".join(sorted(places)) + " wait"
+        return ", ".join(sorted(_chain(task) for task in asyncio.all_tasks(self))) + " wait"
+
+
+def _chain(task: asyncio.Task[Any]) -> str:
+    """``main > receive > Event.wait``: who awaits whom."""
+    names = []
+    coroutine: Any = task.get_coro()
+    while hasattr(coroutine, "cr_await"):
+        names.append(coroutine.__qualname__)
+        coroutine = coroutine.cr_await
+    return " > ".join(names)
 
 
 class _JumpingSelector(selectors.DefaultSelector):

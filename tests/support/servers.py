@@ -150,7 +150,10 @@ class Server:
             connection.close()
 
     def _last_words(self) -> str:
-        return f"{self.program} did not start:\n{self.log.read_text(errors='replace')[-4000:]}"
+        text = self.log.read_text(errors="replace")
+        if len(text) > 5000:  # a bad flag is named first, with the usage after it
+            text = f"{text[:1000]}\n...\n{text[-4000:]}"
+        return f"{self.program} did not start:\n{text}"
 
 
 class PortTakenError(RuntimeError):

@@ -54,7 +54,7 @@ async def waits_for_nothing() -> None:
 
 
 def test_a_deadlock_is_an_error_that_names_who_waits() -> None:
-    with pytest.raises(StuckError, match=r"nothing is ready.*waits_for_nothing line \d+ wait"):
+    with pytest.raises(StuckError, match=r"nothing is ready.*waits_for_nothing > Event.wait wait"):
         run_virtual(waits_for_nothing())
 
 
@@ -66,7 +66,7 @@ def test_a_timer_that_goes_on_for_ever_is_an_error_too() -> None:
         tick()
         await waits_for_nothing()
 
-    with pytest.raises(StuckError, match=r"ran past 3600 s.*waits_for_nothing"):
+    with pytest.raises(StuckError, match=r"ran past 3600 s: .*main > waits_for_nothing"):
         run_virtual(main(), limit=3600)
 
 

@@ -1,0 +1,164 @@
+"""Batches to standard output: one write a batch, FIN after the write."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import select
+import stat
+import sys
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import OutputClosedError, OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.sinks.formats import Format
+
+log = logging.getLogger(__name__)
+
+_PIPE_SIZE = 1 << 20
+_ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+class StreamSink:
+    """A handler that writes batches to a file, pipe, terminal or socket it was given open.
+
+    It waits for a slow reader without blocking the event loop. ``failed`` exists from ``open`` on
+    and ends with OutputClosedError as soon as the reader is gone, even if nothing is being
+    written, or with OutputError when a write fails. Then every batch goes back to nsqd at once;
+    of a batch that was written in part nothing is finished. One ``handle`` at a time.
+    """
+
+    failed: asyncio.Future[None]
+
+    def __init__(self, fd: int, form: Format, *, name: str = "standard output") -> None:
+        self._given = fd
+        self._format = form
+        self._name = name
+        self._fd = -1
+        self._shares_flags = False
+        self.messages = 0
+        """Written so far, with their ``bytes``."""
+        self.bytes = 0
+        self.given_up = 0
+
+    async def open(self) -> None:
+        """Get ready to write; raises OutputClosedError or OutputError."""
+        loop = asyncio.get_running_loop()
+        self.failed = loop.create_future()
+        try:
+            mode = os.fstat(self._given).st_mode
+            if fcntl.fcntl(self._given, fcntl.F_GETFL) & _ACCESS == os.O_RDONLY:
+                raise OSError(errno.EBADF, "not open for writing")
+            self._fd = _open_again(self._given, mode)
+            if not stat.S_ISREG(mode) and os.get_blocking(self._fd):
+                self._shares_flags = True
+                os.set_blocking(self._fd, False)
+        except OSError as error:
+            raise self._error(error) from error
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            _enlarge(self._fd)
+            loop.add_reader(self._fd, self._on_event)
+
+    async def handle(self, batch: Batch) -> None:
+        """Write the batch, then finish it; give it back when that fails."""
+        if not self.failed.done():
+            data = self._format.render(batch)
+            try:
+                await self._write(data)
+            except OSError as error:
+                self._fail(self._error(error))
+            else:
+                self.messages += len(batch)
+                self.bytes += len(data)
+                batch.finish()
+                return
+        batch.requeue(delay=0, backoff=False)
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        """Log the loss: there is no dead letter here."""
+        self.given_up += len(messages)
+        log.error(
+            "gave up %d messages after too many attempts, they are lost: %s",
+            len(messages),
+            " ".join(message.id.decode("ascii", "backslashreplace") for message in messages),
+        )
+
+    async def close(self) -> None:
+        """Leave the output as it was found. Nothing is buffered here."""
+        if self._fd < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._fd)
+        if self._shares_flags:
+            os.set_blocking(self._fd, True)
+        os.close(self._fd)
+        self._fd = -1
+
+    async def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                written = os.write(self._fd, rest)
+            except BlockingIOError:
+                await self._writable()
+            else:
+                rest = rest[written:]
+
+    async def _writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        loop.add_writer(self._fd, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_writer(self._fd)
+
+    def _on_event(self) -> None:
+        """The reader is gone, or, of a socket, it sent something: we read nothing."""
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        if poll.poll(0):
+            self._fail(OutputClosedError(f"{self._name}: the reader is gone"))
+        asyncio.get_running_loop().remove_reader(self._fd)
+
+    def _fail(self, error: OutputError) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # it need not be looked at
+
+    def _error(self, error: OSError) -> OutputError:
+        if isinstance(error, BrokenPipeError | ConnectionResetError):
+            return OutputClosedError(f"{self._name}: the reader is gone")
+        return OutputError(f"{self._name}: {error.strerror}")
+
+
+def _open_again(fd: int, mode: int) -> int:
+    """A descriptor of our own for the same pipe, terminal or file; raises OSError.
+
+    O_NONBLOCK belongs to the open file description, and a terminal's is shared with the shell and
+    with stderr, hence a new one where there can be. There can be none of a socket, nor of a
+    terminal that belongs to another user, as after su.
+    """
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        try:
+            return os.open(f"{_DESCRIPTORS}/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError as error:
+            if error.errno == errno.ENXIO and stat.S_ISFIFO(mode):
+                raise BrokenPipeError(errno.EPIPE, "no reader") from error
+    return os.dup(fd)
+
+
+def _enlarge(fd: int) -> None:
+    """Let a pipe take a whole batch, so that writer and reader switch less often."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # not a pipe, or over the user's limit
+            if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < _PIPE_SIZE:
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)

@@ -1,0 +1,102 @@
+"""Commands, byte by byte as in tcp_protocol_spec."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.proto import commands
+from tests.support import wire
+
+ID, OTHER = b"0123456789abcdef", b"fedcba9876543210"
+
+EXACT = {
+    "magic": (commands.MAGIC, b"  V2"),
+    "NOP": (commands.NOP, b"NOP\n"),
+    "CLS": (commands.CLS, b"CLS\n"),
+    "IDENTIFY": (
+        commands.identify({"client_id": "x", "snappy": True}),
+        b'IDENTIFY\n\x00\x00\x00\x20{"client_id":"x","snappy":true}',
+    ),
+    "IDENTIFY of nothing": (commands.identify({}), b"IDENTIFY\n\x00\x00\x00\x02{}"),
+    "AUTH": (commands.auth(b"s\n\xff"), b"AUTH\n\x00\x00\x00\x03s\n\xff"),
+    "SUB": (commands.subscribe("t", "c#ephemeral"), b"SUB t c#ephemeral\n"),
+    "RDY": (commands.ready(2500), b"RDY 2500\n"),
+    "RDY 0": (commands.ready(0), b"RDY 0\n"),
+    "FIN": (commands.finish([ID]), b"FIN 0123456789abcdef\n"),
+    "two FIN": (
+        commands.finish([ID, OTHER]),
+        b"FIN 0123456789abcdef\nFIN fedcba9876543210\n",
+    ),
+    "TOUCH": (commands.touch([ID]), b"TOUCH 0123456789abcdef\n"),
+    "two TOUCH": (
+        commands.touch([ID, OTHER]),
+        b"TOUCH 0123456789abcdef\nTOUCH fedcba9876543210\n",
+    ),
+    "REQ": (commands.requeue([(ID, 0)]), b"REQ 0123456789abcdef 0\n"),
+    "two REQ": (
+        commands.requeue([(ID, 90000), (OTHER, 1)]),
+        b"REQ 0123456789abcdef 90000\nREQ fedcba9876543210 1\n",
+    ),
+    "PUB": (commands.publish("t.x", b"a\nb"), b"PUB t.x\n\x00\x00\x00\x03a\nb"),
+    "PUB of nothing": (commands.publish("t", b""), b"PUB t\n\x00\x00\x00\x00"),
+    "DPUB": (commands.publish("t", b"ab", defer_ms=1500), b"DPUB t 1500\n\x00\x00\x00\x02ab"),
+    "DPUB 0": (commands.publish("t", b"ab", defer_ms=0), b"DPUB t 0\n\x00\x00\x00\x02ab"),
+    "MPUB": (
+        commands.publish_many("t", [b"a", b"", b"bcd"]),
+        b"MPUB t\n\x00\x00\x00\x14\x00\x00\x00\x03"
+        b"\x00\x00\x00\x01a\x00\x00\x00\x00\x00\x00\x00\x03bcd",
+    ),
+    "MPUB of one": (
+        commands.publish_many("t", [b"a"]),
+        b"MPUB t\n\x00\x00\x00\x09\x00\x00\x00\x01\x00\x00\x00\x01a",
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "bytes_"), EXACT.values(), ids=EXACT)
+def test_a_command_is_these_bytes(made: bytes, bytes_: bytes) -> None:
+    assert made == bytes_
+
+
+ids = st.lists(st.binary(min_size=16, max_size=16), max_size=30)
+
+
+@given(ids)
+def test_many_fin_and_touch_are_the_single_ones_in_a_row(many: list[bytes]) -> None:
+    for encode in (commands.finish, commands.touch):
+        assert encode(many) == b"".join(encode([one]) for one in many)
+        assert encode(iter(many)) == encode(tuple(many)) == encode(many)
+
+
+@given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 3600000))))
+def test_many_req_are_the_single_ones_in_a_row(many: list[tuple[bytes, int]]) -> None:
+    assert commands.requeue(many) == b"".join(commands.requeue([one]) for one in many)
+
+
+def test_no_ids_are_no_bytes() -> None:
+    assert commands.finish([]) == commands.touch([]) == commands.requeue([]) == b""
+    assert commands.finish(iter(())) == commands.touch(iter(())) == commands.requeue(iter(())) == b""
+
+
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=12))
+def test_mpub_holds_the_bodies_and_its_size_is_as_foretold(bodies: list[bytes]) -> None:
+    data = commands.publish_many("t", bodies)
+    assert wire.commands(data) == [f"MPUB t {bodies!r}"]
+    foretold = commands.publish_many_size(len(bodies), sum(map(len, bodies)))
+    assert len(data) == len(b"MPUB t\n") + 4 + foretold
+
+
+@given(st.binary(max_size=300), st.none() | st.integers(0, 3600000))
+def test_pub_and_dpub_carry_any_body(body: bytes, defer: int | None) -> None:
+    name = "PUB t" if defer is None else f"DPUB t {defer}"
+    assert wire.commands(commands.publish("t", body, defer_ms=defer)) == [f"{name} {body!r}"]
+
+
+@given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()))
+def test_identify_counts_the_bytes_and_not_the_characters_of_its_json(body: dict[str, object]) -> None:
+    (line,) = wire.commands(commands.identify(body))
+    assert json.loads(line.removeprefix("IDENTIFY ")) == body
