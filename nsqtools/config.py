@@ -603,6 +603,11 @@ class StopOptions(Options):
         "flag",
         "Stop when depth, in flight and deferred are 0 on every nsqd, seen twice.",
     )
+    nsqd_http_address: tuple[str, ...] = _texts(
+        "HTTP address of an nsqd, for --until-empty; may be repeated. [default: what nsqlookupd "
+        "says, or the port after the TCP port]",
+        metavar="HOST:PORT",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

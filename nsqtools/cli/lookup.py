@@ -14,7 +14,6 @@ from nsqtools.cli import logs
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, options
 from nsqtools.config import LogOptions, LookupOptions
-from nsqtools.errors import UnreachableError
 from nsqtools.names import LOOKUPD_HTTP_PORT, check_name
 
 if TYPE_CHECKING:
@@ -99,26 +98,20 @@ def nodes(*, where: LookupOptions, log: LogOptions) -> int:
 
 
 def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
-    """The replies of all nsqlookupds that answer; raises UnreachableError if none does."""
-    from nsqtools.net.http import Lookupd, ask_all
+    """What the nsqlookupds that answer say; raises UnreachableError if none does."""
+    from nsqtools.engine.lookup import ask_lookupds
 
-    async def ask() -> list[R]:
-        clients = [
-            Lookupd(
-                url,
-                connect_timeout=where.http_client_connect_timeout,
-                request_timeout=where.http_client_request_timeout,
-            )
-            for url in where.lookupd_http_address or (_DEFAULT,)
-        ]
-        answers = await ask_all(clients, call)
-        for _, error in answers.failures:
-            log.warning("%s", error)
-        if not answers.replies:
-            raise UnreachableError("no nsqlookupd answers")
-        return list(answers.replies)
-
-    return asyncio.run(ask())
+    answers = asyncio.run(
+        ask_lookupds(
+            where.lookupd_http_address or (_DEFAULT,),
+            call,
+            connect_timeout=where.http_client_connect_timeout,
+            request_timeout=where.http_client_request_timeout,
+        )
+    )
+    for _, error in answers.failures:
+        log.warning("nsqlookupd %s", error)
+    return answers.values
 
 
 def _united(names: Iterable[Sequence[str]]) -> list[str]:

@@ -234,7 +234,8 @@ class _Run:
         if rule.until_empty:
             from nsqtools.engine.lookup import Backlog  # loads httpx
 
-            backlogs = [Backlog(s, self._config) for s in self._subscriptions]
+            urls = options.nsqd_http_address
+            backlogs = [Backlog(s, self._config, urls) for s in self._subscriptions]
         empties = 0
         while True:
             now = loop.time()

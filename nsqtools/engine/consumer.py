@@ -256,6 +256,8 @@ class Consumer:
 
     def plan(self) -> None:
         """Send the RDY counts that the facts of now ask for."""
+        if not self._links:
+            return
         now = self._loop.time()
         mode = Mode.STOPPED if self._behind or self._stopping else self._backoff.mode
         plan = self._planner.plan(
@@ -272,7 +274,9 @@ class Consumer:
         """Hold ``max_in_flight_bytes`` by the mean body; small drifts change nothing."""
         limit = bytes_limit(self._max_in_flight, self._config.max_in_flight_bytes, self._mean_body)
         if limit != self._limit and (
-            limit == self._max_in_flight or not 0.8 * self._limit < limit < 1.25 * self._limit
+            limit == self._max_in_flight
+            or self._limit > self._max_in_flight
+            or not 0.8 * self._limit < limit < 1.25 * self._limit
         ):
             self._limit = limit
             for link in self._links.values():
@@ -345,10 +349,11 @@ class Consumer:
                 self._stats.given_up += len(batch)
             else:
                 await self._handler.handle(batch)
-        except asyncio.CancelledError:
-            batch.requeue(delay=0, backoff=False)
-            raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # A handler may also see something of its own cancelled: that is a failure like others.
+            if (worker := asyncio.current_task()) and worker.cancelling():
+                batch.requeue(delay=0, backoff=False)
+                raise asyncio.CancelledError from error
             log.error(
                 "handler failed, %d messages requeued: %s",
                 len(batch.unsettled()),

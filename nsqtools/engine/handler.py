@@ -63,7 +63,8 @@ class Batch(Sequence[Message]):
         self.held = False
         self._messages = messages
         self._settle = settle
-        self._unsettled: dict[bytes, Message] | None = None  # None: all of them
+        # By object, as one read may hold two deliveries of a message. None: all of them.
+        self._unsettled: dict[Message, None] | None = None
 
     def finish(self, messages: Iterable[Message] | None = None) -> None:
         """FIN these, or all that are not settled."""
@@ -90,7 +91,7 @@ class Batch(Sequence[Message]):
         if messages is None:
             chosen = self.unsettled()
         else:
-            chosen = [m for m in messages if self._unsettled is None or m.id in self._unsettled]
+            chosen = [m for m in messages if self._unsettled is None or m in self._unsettled]
         if chosen:
             self._settle.touch(chosen)
 
@@ -105,7 +106,7 @@ class Batch(Sequence[Message]):
 
     def unsettled(self) -> Sequence[Message]:
         """The messages that are neither finished nor requeued."""
-        return self._messages if self._unsettled is None else list(self._unsettled.values())
+        return self._messages if self._unsettled is None else list(self._unsettled)
 
     @property
     def is_settled(self) -> bool:
@@ -118,9 +119,9 @@ class Batch(Sequence[Message]):
             self._unsettled = {}
             return chosen
         if self._unsettled is None:
-            self._unsettled = {message.id: message for message in self._messages}
+            self._unsettled = dict.fromkeys(self._messages)
         pop = self._unsettled.pop
-        return [message for message in messages if pop(message.id, None) is not None]
+        return [message for message in messages if pop(message, self) is None]
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -139,7 +139,7 @@ class Link:
             requeue_ms = self._owner.requeue_ms
             delays = [(message.id, requeue_ms(message.attempts)) for message in messages]
         else:
-            delays = [(message.id, round(delay * 1000)) for message in messages]
+            delays = [(message.id, max(0, round(delay * 1000))) for message in messages]
         self.connection.settle(requeue=delays)
         self._settled()
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http import Lookupd, NsqdHTTP, ask_all, union_producers
+from nsqtools.net.tls import client_context
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.engine.membership import Subscription
-    from nsqtools.net.http import Producer
+    from nsqtools.net.http import Answers, Producer
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -23,40 +26,53 @@ _CONNECT_TIMEOUT = 2.0
 _STATS_TIMEOUT = 5.0
 
 
-class Lookups:
-    """The nsqlookupds of a subscription, asked all at once; one failure is told once, not hourly.
+async def ask_lookupds(
+    urls: Iterable[str], call: Callable[[Lookupd], Awaitable[T]], **limits: Any
+) -> Answers[T]:
+    """Ask all nsqlookupds at once; ``limits`` are Lookupd's keywords.
 
-    Raises ConfigError for a malformed address.
+    Raises ConfigError for a malformed address, UnreachableError if none answered.
     """
+    clients = [Lookupd(url, **limits) for url in urls]
+    try:
+        answers = await ask_all(clients, call)
+    finally:
+        for client in clients:
+            await client.close()
+    if not answers.values:
+        _, error = answers.failures[0]
+        more = f" (nor do {len(clients) - 1} others)" if len(clients) > 1 else ""
+        raise UnreachableError(f"no nsqlookupd answers: {error}{more}")
+    return answers
+
+
+class Lookups:
+    """The nsqlookupds of a subscription; that one does not answer is told once, not each round."""
 
     def __init__(self, subscription: Subscription, config: ConsumerConfig) -> None:
-        self._topic = subscription.topic
-        token = config.auth_secret if config.lookupd_authorization else ""
-        self._clients = [
-            Lookupd(
-                url,
-                connect_timeout=min(_CONNECT_TIMEOUT, config.lookupd_poll_timeout),
-                request_timeout=config.lookupd_poll_timeout,
-                token=token,
-            )
-            for url in subscription.lookupds
-        ]
-        self._failing: set[str] = set()
+        self._subscription = subscription
+        self._limits = {
+            "connect_timeout": min(_CONNECT_TIMEOUT, config.lookupd_poll_timeout),
+            "request_timeout": config.lookupd_poll_timeout,
+            "token": config.auth_secret if config.lookupd_authorization else "",
+            "tls": client_context(config) if config.uses_tls else None,
+        }
+        self._failing: set[Address] = set()
 
     async def producers(self) -> dict[Address, Producer]:
         """Who has the topic, by broadcast_address:tcp_port (building_client_libraries, Discovery).
 
         Raises UnreachableError if no nsqlookupd answered.
         """
-        answers = await ask_all(self._clients, lambda client: client.lookup(self._topic))
-        failing = {str(address) for address, _ in answers.failures}
+        topic = self._subscription.topic
+        answers = await ask_lookupds(
+            self._subscription.lookupds, lambda client: client.lookup(topic), **self._limits
+        )
         for address, error in answers.failures:
-            known = str(address) in self._failing
+            known = address in self._failing
             log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
-        self._failing = failing
-        if not answers.replies:
-            raise UnreachableError(f"no nsqlookupd answers: {answers.failures[0][1]}")
-        return union_producers(reply.producers for reply in answers.replies)
+        self._failing = {address for address, _ in answers.failures}
+        return union_producers(answer.producers for answer in answers.values)
 
 
 def finder(
@@ -69,31 +85,38 @@ def finder(
 class Backlog:
     """How many messages nsqds hold for a channel, by their HTTP APIs.
 
-    A fixed nsqd's HTTP port is taken to be the one after its TCP port, as it is by default.
+    ``urls`` are those APIs; without any, they are where nsqlookupd says, or at the port after a
+    fixed nsqd's TCP port, as by default.
     """
 
-    def __init__(self, subscription: Subscription, config: ConsumerConfig) -> None:
+    def __init__(
+        self, subscription: Subscription, config: ConsumerConfig, urls: Sequence[str] = ()
+    ) -> None:
         self._subscription = subscription
         self._lookups = Lookups(subscription, config) if subscription.lookupds else None
-        self._clients: dict[Address, NsqdHTTP] = {}
+        self._tls = client_context(config) if config.uses_tls else None
+        self._urls = urls
 
     async def count(self) -> int:
         """Depth, in flight and deferred over all nsqds; raises UnreachableError."""
-        if self._lookups:
-            producers = await self._lookups.producers()
-            addresses = [producer.http for producer in producers.values()]
-        else:
-            addresses = [Address(host, port + 1) for host, port in self._subscription.nsqds]
-        return sum(await asyncio.gather(*map(self._count, addresses)))
+        urls: Iterable[str] = self._urls
+        if not urls and self._lookups:
+            urls = [str(producer.http) for producer in (await self._lookups.producers()).values()]
+        elif not urls:
+            urls = [str(Address(host, port + 1)) for host, port in self._subscription.nsqds]
+        return sum(await asyncio.gather(*map(self._count, urls)))
 
-    async def _count(self, address: Address) -> int:
+    async def _count(self, url: str) -> int:
         """Of a channel that is not there yet the topic's depth counts: it will get all of it."""
-        if address not in self._clients:
-            self._clients[address] = NsqdHTTP(
-                str(address), connect_timeout=_CONNECT_TIMEOUT, request_timeout=_STATS_TIMEOUT
-            )
+        async with NsqdHTTP(
+            url,
+            connect_timeout=_CONNECT_TIMEOUT,
+            request_timeout=_STATS_TIMEOUT,
+            tls=self._tls,
+        ) as nsqd:
+            topics = await nsqd.stats(self._subscription.topic)
         total = 0
-        for topic in await self._clients[address].stats(self._subscription.topic):
+        for topic in topics:
             total += topic.depth
             for channel in topic.channels:
                 if channel.name == self._subscription.channel:

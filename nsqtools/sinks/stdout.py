@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PIPE_SIZE = 1 << 20
-_ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
@@ -56,7 +55,7 @@ class StreamSink:
         self.failed = loop.create_future()
         try:
             mode = os.fstat(self._given).st_mode
-            if fcntl.fcntl(self._given, fcntl.F_GETFL) & _ACCESS == os.O_RDONLY:
+            if fcntl.fcntl(self._given, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                 raise OSError(errno.EBADF, "not open for writing")
             self._fd = _open_again(self._given, mode)
             if not stat.S_ISREG(mode) and os.get_blocking(self._fd):

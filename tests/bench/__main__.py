@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,31 @@ class Run:
         return self.cpu / self.messages * 1e6
 
 
+# Users' Pythons keep compiled modules.
+_ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
+class _Peak(threading.Thread):
+    """Watches a process's peak memory; rusage would count what its parent had when it forked."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._status = Path(f"/proc/{pid}/status")
+        self._ended = threading.Event()
+        self.mebibytes = 0.0
+
+    def run(self) -> None:
+        while not self._ended.wait(0.02):
+            for line in self._status.read_text().splitlines():
+                if line.startswith("VmHWM"):
+                    self.mebibytes = int(line.split()[1]) / 1024
+
+    def end(self) -> float:
+        self._ended.set()
+        self.join()
+        return self.mebibytes
+
+
 def measure(
     argv: Sequence[str], messages: int, *, stdin: Path | None = None, to_pipe: bool = False
 ) -> Run:
@@ -58,18 +84,23 @@ def measure(
             stdin=source,
             stdout=subprocess.PIPE if to_pipe else null,
             stderr=subprocess.DEVNULL,
+            env=_ENVIRONMENT,
         )
+        peak = _Peak(process.pid)
+        peak.start()
         reader = subprocess.Popen(["cat"], stdin=process.stdout, stdout=null) if to_pipe else None
         if process.stdout:
             process.stdout.close()
-        _, status, usage = os.wait4(process.pid, 0)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         seconds = time.perf_counter() - started
+        memory = peak.end()
+        _, status, usage = os.wait4(process.pid, 0)
         if reader:
             reader.wait()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{argv[0]} ended with {process.returncode}")
-    return Run(messages, seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    return Run(messages, seconds, usage.ru_utime + usage.ru_stime, memory)
 
 
 @contextmanager

@@ -35,6 +35,11 @@ def at(nsqd: Nsqd) -> tuple[str, str]:
     return "--nsqd-tcp-address", str(nsqd.tcp)
 
 
+def empty(nsqd: Nsqd) -> tuple[str, ...]:
+    """Options to drain a channel."""
+    return "--until-empty", "--nsqd-http-address", str(nsqd.http), *at(nsqd)
+
+
 def drained(nsqd: Nsqd, topic: str, channel: str) -> bool:
     """Whether a channel holds nothing: all was finished."""
     found = nsqd.channel(topic, channel)
@@ -113,7 +118,7 @@ def test_the_last_record_without_delimiter_is_whole_and_empty_ones_are_skipped(
 ) -> None:
     nsqd.create(topic, "c")
     assert nsqtools_cli("pub", "--topic", topic, *at(nsqd), stdin=b"one\n\ntwo\nthree").code == 0
-    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "--until-empty", *at(nsqd))
+    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", *empty(nsqd))
     assert sorted(tailed.stdout.split()) == [b"one", b"three", b"two"]
 
 
@@ -305,7 +310,7 @@ def test_pub_waits_for_an_nsqd_that_restarts_and_loses_nothing(
     nsqd.start()
     _, stderr = pub.communicate(timeout=30)
     assert pub.returncode == 0, stderr
-    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "--until-empty", *at(nsqd))
+    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", *empty(nsqd))
     assert tailed.stdout.count(b"second") >= 100
     assert tailed.stdout.count(b"first") == 1
 
@@ -357,10 +362,40 @@ def test_one_dead_nsqd_of_two_is_a_warning(nsqtools_cli: Cli, nsqd: Nsqd, topic:
 def test_stop_conditions(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> None:
     nsqd.create(topic, "c")
     nsqd.publish(topic, [b"x"] * 3)
-    for condition in (["--idle-timeout", "300ms"], ["--max-duration", "1s"], ["--until-empty"]):
+    for condition in ["--idle-timeout=300ms"], ["--max-duration=1s"], empty(nsqd):
         tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", *condition, *at(nsqd))
         assert (tailed.code, tailed.stderr) == (0, "")
     assert drained(nsqd, topic, "c")
+
+
+def test_until_empty_waits_for_deferred_messages_and_for_all_nsqds(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    nsqds = [make_nsqd(lookupds=[lookupd]) for _ in range(2)]
+    for nsqd in nsqds:
+        nsqd.create(topic, "c")
+    eventually(lambda: len(lookupd.lookup(topic)) == 2)
+    nsqtools_cli("pub", "--topic", topic, "--defer", "2s", *at(nsqds[1]), "late")
+    nsqds[0].publish(topic, [b"early"])
+    tailed = nsqtools_cli(
+        *("tail", "--topic", topic, "--channel", "c", "--until-empty"),
+        *("--lookupd-http-address", str(lookupd.http)),
+    )
+    assert (tailed.code, tailed.stdout, tailed.stderr) == (0, b"early\nlate\n", "")
+
+
+def test_until_empty_without_an_http_api_waits_for_silence(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"x"])
+    tailed = nsqtools_cli(
+        *("tail", "--topic", topic, "--channel", "c", "--until-empty", *at(nsqd)),
+        *("--nsqd-http-address", "127.0.0.1:1", "--idle-timeout", "1s"),
+    )
+    assert (tailed.code, tailed.stdout) == (0, b"x\n")
+    assert "cannot see the depth (127.0.0.1:1: " in tailed.stderr
 
 
 def test_a_full_disk_is_one_line_and_status_1_and_nothing_is_finished(

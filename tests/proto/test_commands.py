@@ -19,7 +19,7 @@ EXACT = {
     "CLS": (commands.CLS, b"CLS\n"),
     "IDENTIFY": (
         commands.identify({"client_id": "x", "snappy": True}),
-        b'IDENTIFY\n\x00\x00\x00\x20{"client_id":"x","snappy":true}',
+        b'IDENTIFY\n\x00\x00\x00\x1f{"client_id":"x","snappy":true}',
     ),
     "IDENTIFY of nothing": (commands.identify({}), b"IDENTIFY\n\x00\x00\x00\x02{}"),
     "AUTH": (commands.auth(b"s\n\xff"), b"AUTH\n\x00\x00\x00\x03s\n\xff"),
@@ -78,8 +78,9 @@ def test_many_req_are_the_single_ones_in_a_row(many: list[tuple[bytes, int]]) ->
 
 
 def test_no_ids_are_no_bytes() -> None:
-    assert commands.finish([]) == commands.touch([]) == commands.requeue([]) == b""
-    assert commands.finish(iter(())) == commands.touch(iter(())) == commands.requeue(iter(())) == b""
+    for encode in (commands.finish, commands.touch):
+        assert encode([]) == encode(iter(())) == b""
+    assert commands.requeue([]) == commands.requeue(iter(())) == b""
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=12))
@@ -97,6 +98,6 @@ def test_pub_and_dpub_carry_any_body(body: bytes, defer: int | None) -> None:
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()))
-def test_identify_counts_the_bytes_and_not_the_characters_of_its_json(body: dict[str, object]) -> None:
+def test_identify_counts_bytes_and_not_characters(body: dict[str, object]) -> None:
     (line,) = wire.commands(commands.identify(body))
     assert json.loads(line.removeprefix("IDENTIFY ")) == body

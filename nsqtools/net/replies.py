@@ -1,0 +1,219 @@
+"""What the replies of the HTTP APIs of nsqd and nsqlookupd hold, checked field by field.
+
+The ``decode_`` functions take JSON data without an envelope and raise ValueError, naming the field,
+for data of another shape: no reply of a foreign server may end in a KeyError.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from nsqtools.names import Address
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """An nsqd that nsqlookupd knows. ``tombstones`` run parallel to ``topics``; /nodes has both."""
+
+    broadcast_address: str
+    hostname: str
+    remote_address: str
+    tcp_port: int
+    http_port: int
+    version: str
+    topics: tuple[str, ...] = ()
+    tombstones: tuple[bool, ...] = ()
+
+    @property
+    def tcp(self) -> Address:
+        """Where to consume; what identifies it (building_client_libraries, Discovery)."""
+        return Address(self.broadcast_address, self.tcp_port)
+
+    @property
+    def http(self) -> Address:
+        """Where its HTTP API is."""
+        return Address(self.broadcast_address, self.http_port)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What one nsqlookupd knows of a topic; empty if it does not know the topic."""
+
+    channels: tuple[str, ...] = ()
+    producers: tuple[Producer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NsqdInfo:
+    """/info of an nsqd; ``start_time`` is in seconds since the epoch. Before 1.0: only version."""
+
+    version: str
+    broadcast_address: str
+    hostname: str
+    tcp_port: int
+    http_port: int
+    start_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStats:
+    """A channel in /stats. ``depth`` includes ``backend_depth``, but not in flight or deferred."""
+
+    name: str
+    depth: int
+    backend_depth: int
+    in_flight: int
+    deferred: int
+    message_count: int
+    requeue_count: int
+    timeout_count: int
+    client_count: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """A topic in /stats; its own depth is what no channel has taken yet."""
+
+    name: str
+    depth: int
+    backend_depth: int
+    message_count: int
+    paused: bool
+    channels: tuple[ChannelStats, ...]
+
+
+def decode_lookup(data: object) -> Lookup:
+    """/lookup of nsqlookupd."""
+    return Lookup(tuple(decode_texts(data, "channels")), tuple(_producers(data)))
+
+
+def decode_nodes(data: object) -> list[Producer]:
+    """/nodes of nsqlookupd."""
+    return _producers(data)
+
+
+def decode_texts(data: object, name: str) -> list[str]:
+    """A list of texts, such as that of /topics."""
+    values = _field(data, name, list)
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{name!r} is expected to hold only texts")
+    return values
+
+
+def decode_info(data: object) -> NsqdInfo:
+    """/info of nsqd."""
+    return NsqdInfo(
+        _field(data, "version", str),
+        _field(data, "broadcast_address", str, ""),
+        _field(data, "hostname", str, ""),
+        _field(data, "tcp_port", int, 0),
+        _field(data, "http_port", int, 0),
+        _field(data, "start_time", int, 0),
+    )
+
+
+def decode_stats(data: object) -> list[TopicStats]:
+    """/stats of nsqd, where Go writes an empty list as null."""
+    return [
+        TopicStats(
+            _field(topic, "topic_name", str),
+            _field(topic, "depth", int),
+            _field(topic, "backend_depth", int, 0),
+            _field(topic, "message_count", int, 0),
+            _field(topic, "paused", bool, False),
+            tuple(_channel(channel) for channel in _nullable(topic, "channels")),
+        )
+        for topic in _nullable(data, "topics")
+    ]
+
+
+def _channel(entry: object) -> ChannelStats:
+    clients = _nullable(entry, "clients") if "clients" in _keys(entry) else []
+    return ChannelStats(
+        _field(entry, "channel_name", str),
+        _field(entry, "depth", int),
+        _field(entry, "backend_depth", int, 0),
+        _field(entry, "in_flight_count", int, 0),
+        _field(entry, "deferred_count", int, 0),
+        _field(entry, "message_count", int, 0),
+        _field(entry, "requeue_count", int, 0),
+        _field(entry, "timeout_count", int, 0),
+        _field(entry, "client_count", int, len(clients)),
+        _field(entry, "paused", bool, False),
+    )
+
+
+def _producers(data: object) -> list[Producer]:
+    return [_producer(entry) for entry in _field(data, "producers", list)]
+
+
+def _producer(entry: object) -> Producer:
+    host = _field(entry, "broadcast_address", str)
+    if not host or not host.isprintable():
+        raise ValueError(f"'broadcast_address' is {_name(host)}, expected a host")
+    topics = decode_texts(entry, "topics") if "topics" in _keys(entry) else []
+    tombstones = _field(entry, "tombstones", list, [False] * len(topics))
+    if len(tombstones) != len(topics) or not all(type(each) is bool for each in tombstones):
+        raise ValueError("'tombstones' is expected to hold a boolean for each topic")
+    return Producer(
+        host,
+        _field(entry, "hostname", str, ""),
+        _field(entry, "remote_address", str, ""),
+        _port(entry, "tcp_port"),
+        _port(entry, "http_port"),
+        _field(entry, "version", str, ""),
+        tuple(topics),
+        tuple(tombstones),
+    )
+
+
+def _port(entry: object, name: str) -> int:
+    port = _field(entry, name, int)
+    if not 0 < port < 65536:
+        raise ValueError(f"{name!r} is {port}, expected 1 to 65535")
+    return port
+
+
+def _nullable(entry: object, name: str) -> list[Any]:
+    return [] if _keys(entry).get(name, ()) is None else _field(entry, name, list)
+
+
+_KINDS: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    bool: "a boolean",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _field(entry: object, name: str, kind: type[T], default: T | None = None) -> T:
+    """A field of a JSON object; one that is missing is an error unless there is a default."""
+    value = _keys(entry).get(name, default)
+    if value is None and name not in _keys(entry):
+        raise ValueError(f"{name!r} is missing")
+    if type(value) is not kind:  # a JSON boolean must not pass for an integer
+        raise ValueError(f"{name!r} is {_name(value)}, expected {_KINDS[kind]}")
+    return value
+
+
+def _keys(entry: object) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise ValueError(f"expected an object, not {_name(entry)}")
+    return entry
+
+
+def _name(value: object) -> str:
+    return _KINDS[type(value)] if isinstance(value, list | dict) else show(json.dumps(value))
+
+
+def show(text: str | bytes) -> str:
+    """Foreign text as one short line that is safe on a terminal."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:100]

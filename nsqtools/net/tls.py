@@ -1,0 +1,147 @@
+"""TLS to nsqd and to the HTTP APIs: the context from the options, and failures in plain words."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nsqtools.config import ClientConfig
+
+_GIVE_CERTIFICATE = "name one it accepts with --tls-cert and --tls-key"
+
+_MAYBE_CERTIFICATE = "it may want a client certificate (--tls-cert, --tls-key)"
+
+# Reasons of OpenSSL, without their prefixes, which differ between its versions. A server that
+# requires a certificate alerts CERTIFICATE_REQUIRED in TLS 1.3; before, Go alerts
+# HANDSHAKE_FAILURE, and its older releases BAD_CERTIFICATE (crypto/tls, handshake_server.go).
+_REASONS = {
+    "CERTIFICATE_REQUIRED": f"the server requires a client certificate: {_GIVE_CERTIFICATE}",
+    "ALERT_BAD_CERTIFICATE": "the server refused the client certificate or found none: "
+    + _GIVE_CERTIFICATE,
+    "ALERT_HANDSHAKE_FAILURE": f"the server broke off the TLS handshake: {_MAYBE_CERTIFICATE}",
+    "ALERT_UNKNOWN_CA": "the server does not know the CA that signed the client certificate: "
+    + _GIVE_CERTIFICATE,
+    "ALERT_CERTIFICATE_EXPIRED": "the server says the client certificate has expired: "
+    + _GIVE_CERTIFICATE,
+    "WRONG_VERSION_NUMBER": "the server does not speak TLS here: check the port, or connect "
+    "without TLS",
+    "ALERT_PROTOCOL_VERSION": "the server speaks no TLS version that --tls-min-version allows",
+    "UNSUPPORTED_PROTOCOL": "the server speaks no TLS version that --tls-min-version allows",
+    "UNEXPECTED_EOF": "the server closed the connection in the TLS handshake or right after: check "
+    f"that it speaks TLS here; {_MAYBE_CERTIFICATE}",
+}
+
+_WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+
+
+def client_context(config: ClientConfig) -> ssl.SSLContext:
+    """The context of all connections that these options describe.
+
+    TLS 1.2 is the lowest version, whatever lower one go-nsq's ``tls_min_version`` names. As in Go,
+    any certificate of ``tls_root_ca_file`` is trusted, be it a root, an intermediate or the
+    server's own. Raises ConfigError naming option and file.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    newest = config.tls_min_version == "tls1.3"
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if newest else ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if config.tls_root_ca_file:
+        _load_certificates(context, "--tls-root-ca-file", config.tls_root_ca_file)
+    else:
+        context.load_default_certs()
+    if config.tls_insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if config.tls_cert:
+        _load_identity(context, config.tls_cert, config.tls_key)
+    return context
+
+
+def explain(error: BaseException) -> str:
+    """One line for an error of a handshake or of the first read, with the fix where one is known.
+
+    In TLS 1.3 a server refuses a client certificate only after the client's side of the handshake
+    is done, so the client's first read fails.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _explain_certificate(error)
+    if isinstance(error, ssl.SSLError):
+        text = error.reason or str(error)
+        key = text.upper().replace(" ", "_")
+        if isinstance(error, ssl.SSLEOFError):
+            key = "UNEXPECTED_EOF"
+        for reason, explanation in _REASONS.items():
+            if reason in key:
+                return explanation
+        return f"TLS failed: {text.replace('_', ' ').lower()}"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return (
+            "the server reset the connection in the TLS handshake or right after: check that it "
+            f"speaks TLS here; {_MAYBE_CERTIFICATE}"
+        )
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _explain_certificate(error: ssl.SSLCertVerificationError) -> str:
+    reason = error.verify_message.rstrip(".")
+    if error.verify_code in _WRONG_HOST:
+        fix = "connect by a name that it holds"
+    elif error.verify_code in _WRONG_TIME:
+        fix = "renew it, or set this host's clock"
+    else:
+        fix = "name the CA that signed it with --tls-root-ca-file"
+    return f"the server's certificate cannot be verified: {reason}: {fix}"
+
+
+def _load_certificates(context: ssl.SSLContext, option: str, path: str) -> None:
+    """Trust the certificates of a file; raises ConfigError."""
+    _check_readable(option, path)
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{option} {path}: is not a PEM certificate") from error
+
+
+def _load_identity(context: ssl.SSLContext, cert: str, key: str) -> None:
+    """Load certificate and key; raises ConfigError naming the one at fault."""
+    # load_cert_chain does not say which file it could not read, so the certificate goes first.
+    _load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "--tls-cert", cert)
+    _check_readable("--tls-key", key)
+    encrypted = False
+
+    def no_passphrase() -> bytes:
+        # Without a function OpenSSL would ask for the passphrase on the terminal.
+        nonlocal encrypted
+        encrypted = True
+        return b""
+
+    try:
+        context.load_cert_chain(cert, key, password=no_passphrase)
+    except ssl.SSLError as error:
+        reason = error.reason or ""
+        if encrypted:
+            text = f"--tls-key {key}: is encrypted: remove its passphrase with openssl pkey"
+        elif "MISMATCH" in reason:
+            text = f"--tls-key {key}: is not the key of the certificate --tls-cert {cert}"
+        elif reason:
+            text = f"--tls-cert {cert}: cannot be used: {reason.replace('_', ' ').lower()}"
+        else:
+            text = f"--tls-key {key}: is not a PEM private key"
+        raise ConfigError(text) from error
+
+
+def _check_readable(option: str, path: str) -> None:
+    try:
+        with Path(path).open("rb") as file:
+            file.read(1)
+    except (OSError, ValueError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+        raise ConfigError(f"{option} {path}: {str(reason).lower()}") from error

@@ -1,0 +1,243 @@
+"""Codecs: any cut, any size, any damage."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import CodecError
+from nsqtools.proto.codecs import Codec, Deflate, Snappy
+from tests.proto.scripted import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+KIB, MIB = 1 << 10, 1 << 20
+PIECE = MIB
+
+both = pytest.mark.parametrize("make", [Deflate, Snappy])
+relaxed = settings(deadline=None, max_examples=60)
+CodecFactory = type[Deflate] | type[Snappy]
+
+
+def noise(size: int) -> bytes:
+    """Bytes that do not compress, the same ones each time."""
+    return random.Random(size).randbytes(size)
+
+
+def decode(codec: Codec, reads: Iterable[bytes]) -> bytes:
+    return b"".join(piece for read in reads for piece in codec.decode(read))
+
+
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+SNAPPY_ID = b"\xff\x06\x00\x00sNaPpY"
+
+
+def snappy_chunk(kind: int, payload: bytes, plain: bytes) -> bytes:
+    """A chunk of the snappy framing format (google/snappy, framing_format.txt)."""
+    crc = crc32c(plain)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    data = struct.pack("<I", masked) + payload
+    return bytes([kind]) + len(data).to_bytes(3, "little") + data
+
+
+def uncompressed_chunk(plain: bytes) -> bytes:
+    return snappy_chunk(1, plain, plain)
+
+
+@both
+@relaxed
+@given(writes=st.lists(st.binary(max_size=400), max_size=6), data=st.data())
+def test_what_one_side_writes_the_other_reads_whatever_the_cuts(
+    make: CodecFactory, writes: list[bytes], data: st.DataObject
+) -> None:
+    writer = make()
+    stream = b"".join(map(writer.encode, writes))
+    offsets = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
+    assert decode(make(), cut(stream, offsets)) == b"".join(writes)
+
+
+@both
+def test_every_write_can_be_read_at_once_and_in_single_bytes(make: CodecFactory) -> None:
+    writer, reader, slow_reader = make(), make(), make()
+    for write in (b"a", b"NOP\n", b"x" * 70_000, b"FIN 0123456789abcdef\n" * 100, b"\0"):
+        encoded = writer.encode(write)
+        assert decode(reader, [encoded]) == write
+        assert decode(slow_reader, [bytes([byte]) for byte in encoded]) == write
+
+
+@both
+@pytest.mark.parametrize("fill", [noise, lambda size: b"x" * size], ids=["noise", "runs"])
+@pytest.mark.parametrize(
+    "size", [1, 2, 255, 65535, 65536, 65537, MIB - 1, MIB, MIB + 1, 5 * MIB + 7]
+)
+@pytest.mark.parametrize("read", [1009, 64 * KIB, 16 * MIB])
+def test_bodies_of_any_size_pass(
+    make: CodecFactory, fill: Callable[[int], bytes], size: int, read: int
+) -> None:
+    body = fill(size)
+    encoded = make().encode(body)
+    reads = [encoded[n : n + read] for n in range(0, len(encoded), read)]
+    assert decode(make(), reads) == body
+
+
+@both
+def test_no_bytes_are_no_pieces(make: CodecFactory) -> None:
+    codec = make()
+    assert list(codec.decode(b"")) == []
+    encoded = make().encode(b"abc")
+    assert decode(codec, [b"", encoded[:3], b"", encoded[3:], b""]) == b"abc"
+
+
+@both
+@pytest.mark.parametrize("offset", range(40))
+def test_a_stream_cut_short_is_no_error_and_no_guess(make: CodecFactory, offset: int) -> None:
+    plain = b"one two three one two three"
+    encoded = make().encode(plain)
+    assert plain.startswith(decode(make(), [encoded[:offset]]))
+
+
+@both
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_damage_raises_a_codec_error_and_nothing_else(
+    make: CodecFactory, data: st.DataObject
+) -> None:
+    writer = make()
+    stream = bytearray(b"".join(writer.encode(noise(n) + b"abc" * n) for n in (1, 40, 200)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(stream) - 1))
+        match data.draw(st.sampled_from(["flip", "delete", "insert"])):
+            case "flip":
+                stream[place] ^= data.draw(st.integers(1, 255))
+            case "delete":
+                del stream[place : place + data.draw(st.integers(1, 8))]
+            case "insert":
+                stream[place:place] = data.draw(st.binary(max_size=8))
+    with suppress(CodecError):
+        decode(make(), cut(bytes(stream), [len(stream) // 3]))
+
+
+@both
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_a_codec_error_and_nothing_else(make: CodecFactory, data: bytes) -> None:
+    with suppress(CodecError):
+        decode(make(), [data])
+
+
+CORRUPT = {
+    "deflate, reserved block type": (Deflate, b"\x07"),
+    "deflate, lengths that disagree": (Deflate, b"\x00\x05\x00\x00\x00hello"),
+    "deflate, the stream ended": (Deflate, zlib.compress(b"hello", wbits=-15)),
+    "deflate, plain frames": (Deflate, b"\x00\x00\x00\x06\x00\x00\x00\x00OK"),
+    "deflate, zlib's header": (Deflate, zlib.compress(b"hello" * 20)),
+    "snappy, a wrong checksum": (Snappy, SNAPPY_ID + b"\x01\x09\x00\x00\0\0\0\0hello"),
+    "snappy, a wrong identifier": (Snappy, b"\xff\x06\x00\x00sNaPpX" + uncompressed_chunk(b"a")),
+    "snappy, a reserved chunk": (Snappy, SNAPPY_ID + b"\x02\x01\x00\x00x"),
+    "snappy, no block inside": (Snappy, SNAPPY_ID + snappy_chunk(0, b"\xff\xff", b"")),
+    "snappy, a chunk of more than 64 KiB": (
+        Snappy,
+        SNAPPY_ID + uncompressed_chunk(b"x" * 65537),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "data"), CORRUPT.values(), ids=CORRUPT)
+def test_a_corrupt_stream_is_refused(make: CodecFactory, data: bytes) -> None:
+    with pytest.raises(CodecError) as caught:
+        decode(make(), [data])
+    assert str(caught.value).startswith(("corrupt ", "the deflate stream ended"))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CodecError):
+        decode(make(), [data[n : n + 1] for n in range(len(data))])
+
+
+def test_what_stood_before_the_damage_is_delivered() -> None:
+    good = SNAPPY_ID + uncompressed_chunk(b"good")
+    codec = Snappy()
+    assert decode(codec, [good]) == b"good"
+    with pytest.raises(CodecError):
+        decode(codec, [b"\x02\x01\x00\x00x"])
+    pieces = Deflate().decode(zlib.compress(b"good", wbits=-15))
+    assert next(pieces) == b"good"
+    with pytest.raises(CodecError, match="ended"):
+        next(pieces)
+
+
+def test_snappy_reads_every_kind_of_chunk_of_the_framing_format() -> None:
+    stream = (
+        SNAPPY_ID
+        + uncompressed_chunk(b"plain ")
+        + b"\xfe\x03\x00\x00\0\0\0"  # padding
+        + snappy_chunk(0, b"\x04\x0cpack", b"pack")  # one literal
+        + b"\x80\x02\x00\x00??"  # skippable
+        + SNAPPY_ID
+        + uncompressed_chunk(b"!")
+    )
+    assert decode(Snappy(), [stream]) == b"plain pack!"
+    for width in (1, 2, 3, 4, 5, 7):
+        reads = [stream[n : n + width] for n in range(0, len(stream), width)]
+        assert decode(Snappy(), reads) == b"plain pack!"
+
+
+def test_deflate_is_raw_and_flushed_as_go_writes_it() -> None:
+    assert Deflate().encode(b"hello").endswith(b"\x00\x00\xff\xff")
+    assert zlib.decompressobj(-15).decompress(Deflate().encode(b"hello")) == b"hello"
+    text = b"".join(b"%d," % n for n in range(9999))
+    assert Deflate(1).encode(text) != Deflate(9).encode(text)
+
+
+def deflated_zeros(size: int) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packer.compress(bytes(size)) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+def test_a_deflate_bomb_comes_in_bounded_pieces_and_only_as_they_are_asked_for() -> None:
+    bomb = deflated_zeros(256 * MIB)
+    assert len(bomb) < 300 * KIB
+    tracemalloc.start()
+    try:
+        pieces = Deflate().decode(bomb)
+        for _ in range(3):
+            assert len(next(pieces)) == PIECE
+        assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_deflate_bomb_is_whole_in_the_end() -> None:
+    lengths = [len(piece) for piece in Deflate().decode(deflated_zeros(20 * MIB + 5))]
+    assert sum(lengths) == 20 * MIB + 5
+    assert max(lengths) <= PIECE
+
+
+@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, PIECE + 258, 2 * PIECE + 3])
+def test_nothing_stays_behind_when_a_piece_is_exactly_full(size: int) -> None:
+    bomb = deflated_zeros(size)
+    assert decode(Deflate(), [bomb]) == bytes(size)
+    # What zlib keeps at a cut comes with the rest of the flush marker, so nothing can stall.
+    for offset in range(len(bomb) - 8, len(bomb)):
+        assert decode(Deflate(), [bomb[:offset], bomb[offset:]]) == bytes(size)
+
+
+def test_snappy_grows_a_read_by_a_bounded_factor() -> None:
+    encoded = Snappy().encode(bytes(8 * MIB))
+    read = encoded[: 64 * KIB]
+    (piece,) = Snappy().decode(read)
+    assert len(piece) <= 32 * len(read)

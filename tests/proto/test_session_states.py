@@ -1,0 +1,357 @@
+"""Session as a table: every state with every input, and any sequence of them."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import (
+    AuthError,
+    CodecError,
+    ConnectError,
+    ConnectionLostError,
+    FrameSizeError,
+    HTTPPortError,
+    PeerError,
+    ProtocolError,
+    ServerError,
+    UnknownFrameError,
+)
+from nsqtools.proto import commands
+from nsqtools.proto.session import (
+    Closed,
+    CloseWait,
+    CommandFailed,
+    Event,
+    Ready,
+    Reply,
+    Session,
+    State,
+)
+from tests.proto.scripted import (
+    ADDRESS,
+    SERVER_CODECS,
+    Plain,
+    ServerDeflate,
+    closed,
+    closing,
+    drain,
+    new,
+    reach,
+    ready,
+    sent,
+)
+from tests.support import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+I, SEC, TLS, Z, AU, SUB, RUN, CLS, END = State  # noqa: E741 - as short as a table needs
+
+INPUTS = {
+    "OK": wire.OK,
+    "JSON": wire.negotiated(),
+    "CLOSE_WAIT": wire.CLOSE_WAIT,
+    "heartbeat": wire.HEARTBEAT,
+    "E_FIN_FAILED": wire.error("E_FIN_FAILED FIN 0123456789abcdef failed not in flight"),
+    "E_INVALID": wire.error("E_INVALID cannot RDY in current state"),
+    "E_UNAUTHORIZED": wire.error("E_UNAUTHORIZED AUTH failed"),
+    "message": wire.message(1),
+    "bad size": struct.pack(">I", 2**32 - 1),
+    "bad type": struct.pack(">II", 30, 7),
+    "HTTP": b"HTTP/1.1 400 Bad Request\r\n",
+    "EOF": None,
+}
+"""What may come, in the order of the columns below. None is the end of the stream."""
+
+P, F, U, H = ProtocolError, FrameSizeError, UnknownFrameError, HTTPPortError
+C, A, L, S = ConnectError, AuthError, ConnectionLostError, ServerError
+
+# The next state, or the type of the error that the session ends with; END is without an error.
+# fmt: off
+TABLE: dict[State, list[State | type[PeerError]]] = {
+    #     OK   JSON CW   hb   FIN  INV  UNA  msg  size type HTTP EOF
+    I:   [SUB, SUB, P,   I,   I,   C,   A,   U,   F,   U,   H,   C],
+    SEC: [P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   C],
+    TLS: [SUB, P,   P,   TLS, TLS, C,   A,   U,   F,   U,   H,   C],
+    Z:   [SUB, P,   P,   Z,   Z,   C,   A,   U,   F,   U,   H,   C],
+    AU:  [SUB, SUB, SUB, AU,  AU,  C,   A,   U,   F,   U,   H,   C],
+    SUB: [RUN, P,   P,   SUB, SUB, C,   A,   U,   F,   U,   H,   C],
+    RUN: [RUN, RUN, RUN, RUN, RUN, S,   A,   RUN, F,   U,   H,   L],
+    CLS: [P,   P,   CLS, CLS, CLS, S,   A,   CLS, F,   U,   H,   END],
+    END: [END, END, END, END, END, END, END, END, END, END, END, END],
+}
+# fmt: on
+
+CELLS = [
+    pytest.param(state, data, outcome, id=f"{state.name}-{name}")
+    for state, row in TABLE.items()
+    for (name, data), outcome in zip(INPUTS.items(), row, strict=True)
+]
+
+
+def feed(session: Session, server: Plain, data: bytes | None) -> None:
+    if data is None:
+        session.receive_eof()
+    else:
+        session.receive_data(server.encode(data))
+
+
+@pytest.mark.parametrize(("state", "data", "outcome"), CELLS)
+def test_every_input_in_every_state_has_the_outcome_of_the_table(
+    state: State, data: bytes | None, outcome: State | type[PeerError]
+) -> None:
+    session = reach(state)
+    server = ServerDeflate() if state is State.COMPRESSING else Plain()
+    feed(session, server, data)
+    if state is State.CLOSED:
+        assert (session.take_events(), session.take_output()) == ([], b"")
+        assert session.state is State.CLOSED
+    elif isinstance(outcome, State) and outcome is not State.CLOSED:
+        assert session.state is outcome
+        output = server.decode(session.take_output())
+        assert (output == commands.NOP) is (data == wire.HEARTBEAT)
+        assert [type(event) for event in session.take_events()] == events_of(state, data)
+        assert len(session.take_messages()) == (data == INPUTS["message"])
+    else:
+        error = closed(session)
+        assert (error and type(error)) == (None if outcome is State.CLOSED else outcome)
+
+
+def events_of(state: State, data: bytes | None) -> list[type[Event]]:
+    if data == INPUTS["E_FIN_FAILED"]:
+        return [CommandFailed]
+    if data in (wire.HEARTBEAT, INPUTS["message"]):
+        return []
+    match state:
+        case State.READY:
+            return [Reply]
+        case State.SUBSCRIBING:
+            return [Ready]
+        case State.CLOSING:
+            return [CloseWait]
+    return []
+
+
+@pytest.mark.parametrize("state", [s for s in State if s not in (State.SECURING, State.CLOSED)])
+def test_a_heartbeat_cut_anywhere_is_answered_in_every_state(state: State) -> None:
+    for offset in range(len(wire.HEARTBEAT)):
+        session = reach(state)
+        server = ServerDeflate() if state is State.COMPRESSING else Plain()
+        encoded = server.encode(wire.HEARTBEAT)
+        session.receive_data(encoded[:offset])
+        session.receive_data(encoded[offset:] + server.encode(wire.HEARTBEAT))
+        assert wire.commands(server.decode(session.take_output())) == ["NOP", "NOP"]
+        assert session.state is state
+
+
+def test_heartbeats_amid_every_step_of_the_handshake_are_answered() -> None:
+    session = new(secret="s3cret")
+    drain(session)
+    for reply in (wire.negotiated(auth_required=True), wire.response(b"{}"), wire.OK):
+        session.receive_data(wire.HEARTBEAT + reply + wire.HEARTBEAT)
+    assert sent(session) == ["NOP", "AUTH s3cret", "NOP", "NOP", "SUB t c", "NOP", "NOP", "NOP"]
+    assert session.state is State.READY
+
+
+# Errors by their first word
+
+
+@pytest.mark.parametrize("make", [ready, closing])
+@pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
+@pytest.mark.parametrize("tail", ["", " ", " FIN 1 failed ID not in flight", "\tx", "\nE_INVALID"])
+def test_three_errors_are_not_fatal_whatever_follows_the_code(
+    make: Callable[[], Session], code: str, tail: str
+) -> None:
+    session = make()
+    state = session.state
+    session.receive_data(wire.error(code + tail) + wire.message(1))
+    (event,) = session.take_events()
+    assert isinstance(event, CommandFailed)
+    assert (event.error.code, event.error.text) == (code, code + tail)
+    assert str(event.error).startswith("nsqd.example:4150: E_")
+    assert len(session.take_messages()) == 1
+    assert session.state is state
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("E_BAD_TOPIC E_BAD_TOPIC MPUB topic name", "E_BAD_TOPIC"),
+        ("E_BAD_MESSAGE PUB", "E_BAD_MESSAGE"),
+        ("E_FIN_FAILEDX", "E_FIN_FAILEDX"),
+        ("e_fin_failed x", "e_fin_failed"),
+        ("E_INVALID E_FIN_FAILED", "E_INVALID"),
+        ("", "E_UNKNOWN"),
+        ("  \n", "E_UNKNOWN"),
+        ("\U0001f600 \U0001f600", "\U0001f600"),
+    ],
+)
+def test_any_other_first_word_is_fatal(text: str, code: str) -> None:
+    session = ready(subscription=None)
+    session.receive_data(wire.error(text))
+    error = closed(session)
+    assert isinstance(error, ServerError)
+    assert (error.code, error.fatal, error.address) == (code, True, ADDRESS)
+
+
+def test_an_error_that_is_not_utf_8_is_still_read() -> None:
+    session = ready()
+    session.receive_data(wire.frame(1, b"E_INVALID \xff\xfe"))
+    error = closed(session)
+    assert isinstance(error, ServerError)
+    assert error.code == "E_INVALID"
+
+
+# The end
+
+
+ENDINGS = {
+    "an error frame": (wire.error("E_INVALID x"), ServerError),
+    "a bad frame": (b"\xff\xff\xff\xff", FrameSizeError),
+    "HTTP": (b"HTTP", HTTPPortError),
+    "both": (wire.error("E_INVALID x") + b"HTTP", ServerError),
+}
+
+
+@pytest.mark.parametrize(("ending", "kind"), ENDINGS.values(), ids=ENDINGS)
+def test_what_stood_before_the_failure_in_the_same_read_is_delivered_before_it(
+    ending: bytes, kind: type[PeerError]
+) -> None:
+    session = ready()
+    failed = wire.error("E_REQ_FAILED x")
+    session.receive_data(wire.message(1) + failed + wire.OK + wire.message(2) + ending)
+    assert [m.id for m in session.take_messages()] == [wire.message_id(1), wire.message_id(2)]
+    events = session.take_events()
+    assert [type(event) for event in events] == [CommandFailed, Reply, Closed]
+    assert isinstance(events[-1], Closed)
+    assert type(events[-1].error) is kind
+
+
+@pytest.mark.parametrize("make", [ready, new], ids=["ready", "handshake"])
+def test_nothing_follows_the_closed_event_even_from_the_same_read(
+    make: Callable[[], Session],
+) -> None:
+    session = make()
+    drain(session)
+    behind = wire.HEARTBEAT + wire.error("E_FIN_FAILED x") + wire.OK + wire.CLOSE_WAIT
+    session.receive_data(wire.error("E_INVALID x") + behind + wire.error("E_INVALID y") + b"HTTP")
+    assert "E_INVALID x" in str(closed(session))
+
+
+@pytest.mark.parametrize("codec", ["snappy", "deflate"])
+def test_nothing_follows_the_closed_event_from_later_pieces_of_the_same_read(codec: str) -> None:
+    session = new({codec: True})
+    drain(session)
+    session.receive_data(wire.negotiated(**{codec: True}))
+    server = SERVER_CODECS[codec]()
+    session.receive_data(server.encode(wire.OK) + server.encode(wire.OK))
+    drain(session)
+    behind = wire.message(1, bytes(3 << 20)) + wire.HEARTBEAT + wire.error("E_FIN_FAILED x")
+    session.receive_data(server.encode(wire.error("E_INVALID x") + behind))
+    assert type(closed(session)) is ServerError
+
+
+def test_after_the_end_nothing_more_happens() -> None:
+    session = reach(State.CLOSED)
+    for data in INPUTS.values():
+        feed(session, Plain(), data)
+    session.send(commands.ready(1))
+    session.close()
+    session.tls_established()
+    session.receive_eof()
+    assert session.state is State.CLOSED
+    assert (session.take_events(), session.take_messages(), session.take_output()) == ([], [], b"")
+
+
+def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
+    session = ready()
+    session.send(commands.ready(5))
+    session.close()
+    session.close()
+    assert sent(session) == ["RDY 5", "CLS"]
+    session.receive_data(wire.message(1) + wire.CLOSE_WAIT + wire.HEARTBEAT)
+    assert session.take_events() == [CloseWait()]
+    assert len(session.take_messages()) == 1
+    session.send(commands.finish([wire.message_id(1)]))
+    assert sent(session) == ["NOP", f"FIN {wire.message_id(1).decode()}"]
+    session.receive_eof()
+    assert session.take_events() == [Closed(None)]
+
+
+def test_cls_before_the_handshake_is_done_is_not_sent() -> None:
+    session = new()
+    session.close()
+    assert sent(session) == ["  V2", "IDENTIFY {}"]
+
+
+def test_a_corrupt_compressed_stream_is_a_codec_error_that_names_the_peer() -> None:
+    session = reach(State.COMPRESSING)
+    session.receive_data(b"\x07garbage")
+    assert type(closed(session)) is CodecError
+
+
+def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() -> None:
+    session = new({"deflate": True}, limit=1000)
+    drain(session)
+    server = ServerDeflate()
+    bomb = server.encode(wire.OK + struct.pack(">I", 1001) + bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        session.receive_data(wire.negotiated(deflate=True) + bomb)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert type(closed(session)) is FrameSizeError
+
+
+# Any sequence
+
+
+steps = st.lists(
+    st.sampled_from([*INPUTS.values(), b"", b"\0", wire.OK + wire.OK, wire.OK[:5], wire.OK[5:]])
+    | st.binary(max_size=40)
+    | st.sampled_from(["close", "send", "tls", "take"]),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(st.sampled_from(State), st.booleans(), steps)
+def test_any_sequence_leads_to_a_valid_state_or_to_one_closed_event(
+    state: State, encoded: bool, sequence: list[bytes | str | None]
+) -> None:
+    session = reach(state)
+    server = ServerDeflate() if state is State.COMPRESSING and encoded else Plain()
+    already_closed = state is State.CLOSED
+    events: list[Event] = []
+    for step in sequence:
+        before = session.state
+        match step:
+            case "close":
+                session.close()
+            case "send":
+                session.send(commands.NOP)
+            case "tls":
+                session.tls_established()
+            case str():
+                session.take_messages()
+            case _:
+                feed(session, server, step)
+        events += session.take_events()
+        assert session.take_events() == []
+        session.take_output()
+        assert session.take_output() == b""
+        assert session.take_messages() == [] or step != "take"
+        assert before is not State.CLOSED or session.state is State.CLOSED
+    endings = [event for event in events if isinstance(event, Closed)]
+    assert len(endings) == (session.state is State.CLOSED and not already_closed)
+    assert endings == [] or endings[0] is events[-1]
+    assert all(event.error is None or isinstance(event.error, PeerError) for event in endings)
+    if endings and endings[0].error:
+        assert endings[0].error.address == ADDRESS

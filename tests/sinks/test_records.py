@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigError, RecordError
+from nsqtools.sinks.records import (
+    Delimited,
+    JsonLines,
+    LengthPrefixed,
+    Splitter,
+    Whole,
+    drop_empty,
+    make_splitter,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def split(splitter: Splitter, chunks: Iterable[bytes]) -> list[bytes]:
+    records = [record for chunk in chunks for record in splitter.feed(chunk)]
+    return records + splitter.finish()
+
+
+def until_error(splitter: Splitter, chunks: Iterable[bytes]) -> tuple[list[bytes], str]:
+    """The records before the error, and the error."""
+    records: list[bytes] = []
+    with pytest.raises(RecordError) as caught:
+        for chunk in chunks:
+            records += splitter.feed(chunk)
+        records += splitter.finish()
+        raise AssertionError(f"no error, but {records!r}")
+    return records, str(caught.value)
+
+
+def prefixed(*records: bytes) -> bytes:
+    return b"".join(struct.pack(">I", len(record)) + record for record in records)
+
+
+def cuts(data: bytes) -> list[list[bytes]]:
+    """The data in two pieces in every way, and byte by byte."""
+    pairs = [[data[:i], data[i:]] for i in range(len(data) + 1)]
+    return [*pairs, [data[i : i + 1] for i in range(len(data))]]
+
+
+class TestDelimited:
+    @pytest.mark.parametrize(
+        ("data", "records"),
+        [
+            (b"", []),
+            (b"one\ntwo\nthree", [b"one", b"two", b"three"]),
+            (b"one\n", [b"one"]),
+            (b"\n\none\n", [b"", b"", b"one"]),
+            (b"\r\n", [b"\r"]),
+        ],
+    )
+    def test_the_last_record_needs_no_delimiter(self, data: bytes, records: list[bytes]) -> None:
+        for chunks in cuts(data):
+            assert split(Delimited(), chunks) == records
+
+    @given(
+        st.text("ab", min_size=1, max_size=4),
+        st.text("ab", max_size=40),
+        st.lists(st.integers(0, 40)),
+    )
+    def test_the_cut_into_chunks_does_not_matter(
+        self, delimiter: str, text: str, places: list[int]
+    ) -> None:
+        data = text.encode()
+        bounds = [0, *sorted(places), len(data)]
+        chunks = [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        expected = data.split(delimiter.encode())
+        if not expected[-1]:
+            expected.pop()
+        assert split(Delimited(delimiter.encode()), chunks) == expected
+
+    def test_a_record_is_returned_by_the_chunk_that_completes_it(self) -> None:
+        splitter = Delimited(b"--")
+        assert splitter.feed(b"one-") == []
+        assert splitter.feed(b"-two--thr") == [b"one", b"two"]
+        assert splitter.finish() == [b"thr"]
+
+    @pytest.mark.parametrize(
+        "data", [b"ok\n\n12345678\n123456789\nok\n", b"ok\n\n12345678\n123456789"]
+    )
+    def test_a_record_over_the_limit_is_named_after_those_before_it(self, data: bytes) -> None:
+        for chunks in cuts(data):
+            records, error = until_error(Delimited(max_size=8), chunks)
+            assert records == [b"ok", b"", b"12345678"]
+            assert error == "record 4 is over 8 bytes (see --max-msg-size)"
+
+    def test_a_record_over_the_limit_is_refused_before_its_end_is_seen(self) -> None:
+        splitter = Delimited(max_size=8)
+        with pytest.raises(RecordError, match="record 1 is over 8 bytes"):
+            splitter.feed(b"123456789")
+
+    def test_a_delimiter_under_way_does_not_count_as_the_record(self) -> None:
+        splitter = Delimited(b"----", max_size=2)
+        assert splitter.feed(b"ab---") == []
+        assert splitter.feed(b"-") == [b"ab"]
+
+    def test_the_error_stays(self) -> None:
+        splitter = Delimited(max_size=1)
+        assert splitter.feed(b"a\nbb\nc\n") == [b"a"]
+        for _ in range(2):
+            with pytest.raises(RecordError, match="record 2"):
+                splitter.feed(b"d\n")
+            with pytest.raises(RecordError, match="record 2"):
+                splitter.finish()
+
+    def test_an_empty_delimiter_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="delimiter is empty"):
+            Delimited(b"")
+
+
+class TestLengthPrefixed:
+    @pytest.mark.parametrize("records", [[], [b""], [b"one", b"", b"\0\0\0\1", b"x" * 300]])
+    def test_the_cut_into_chunks_does_not_matter(self, records: list[bytes]) -> None:
+        for chunks in cuts(prefixed(*records)):
+            assert split(LengthPrefixed(max_size=300), chunks) == records
+
+    @pytest.mark.parametrize(
+        ("tail", "complaint"),
+        [
+            (b"\0\0", "at byte 12 and should have 4 bytes with its size: found 2"),
+            (b"\0\0\0\5ab", "at byte 12 and should have 9 bytes with its size: found 6"),
+        ],
+    )
+    def test_a_truncated_tail_is_named_by_its_place(self, tail: bytes, complaint: str) -> None:
+        for chunks in cuts(prefixed(b"one", b"2") + tail):
+            records, error = until_error(LengthPrefixed(), chunks)
+            assert records == [b"one", b"2"]
+            assert error == f"the input ends inside record 3, which begins {complaint}"
+
+    def test_a_size_over_the_limit_is_refused_before_the_body_comes(self) -> None:
+        splitter = LengthPrefixed(max_size=1000)
+        assert splitter.feed(prefixed(b"one") + b"GET ") == [b"one"]
+        with pytest.raises(RecordError) as caught:
+            splitter.feed(b"")
+        assert str(caught.value) == (
+            "record 2 at byte 7: its size 1195725856 is over 1000 bytes (see --max-msg-size); "
+            "is this length-prefixed data?"
+        )
+
+
+class TestWhole:
+    def test_everything_is_one_record(self) -> None:
+        assert split(Whole(), [b"one\n", b"", b"two\0"]) == [b"one\ntwo\0"]
+
+    def test_empty_input_is_an_empty_record(self) -> None:
+        assert split(Whole(), []) == [b""]
+
+    def test_too_much_is_refused_at_once(self) -> None:
+        splitter = Whole(max_size=4)
+        assert splitter.feed(b"1234") == []
+        with pytest.raises(RecordError, match="the input is over 4 bytes"):
+            splitter.feed(b"5")
+
+
+class TestJsonLines:
+    def test_bodies_are_taken_from_body_or_body_b64(self) -> None:
+        data = b'{"topic":"t","body":"t\\u00fc\\u0000"}\r\n\n  \n{"body_b64":"/w=="}\n{"body":""}'
+        for chunks in cuts(data):
+            assert split(JsonLines(), chunks) == [b"t\xc3\xbc\0", b"\xff", b""]
+
+    @pytest.mark.parametrize(
+        ("line", "complaint"),
+        [
+            (b"hello", "not JSON: Expecting value at column 1"),
+            (b'{"body":"a"', "not JSON: Expecting ',' delimiter at column 12"),
+            (b'{"body":"\xff"}', "not UTF-8 at byte 10"),
+            (b'\xef\xbb\xbf{"body":"a"}', "not JSON: Unexpected UTF-8 BOM"),
+            (b"[1]", "expected an object with a body, found an array"),
+            (b"null", "expected an object with a body, found null"),
+            (b'{"topic":"a"}', "expected either body or body_b64, found none"),
+            (b'{"body":"a","body_b64":""}', "expected either body or body_b64, found both"),
+            (b'{"body":{"a":1}}', "body is an object, expected a string"),
+            (b'{"body":true}', "body is true or false, expected a string"),
+            (b'{"body_b64":7}', "body_b64 is a number, expected a string"),
+            (b'{"body_b64":"/w="}', "body_b64 is not base64: "),
+            (b'{"body_b64":"/w ="}', "body_b64 is not base64: "),
+            (b'{"body_b64":"\xc3\xbc"}', "body_b64 is not base64: "),
+            (b'{"body":"\\ud800"}', "body has half of a surrogate pair"),
+            (b"[" * 200_000, "not usable JSON: "),
+            (b'{"timestamp":' + b"1" * 5000 + b',"body":""}', "not usable JSON: "),
+            (b'{"body":"123456789"}', "the body is over 8 bytes (see --max-msg-size)"),
+        ],
+    )
+    def test_a_wrong_line_is_named_with_what_is_wrong(self, line: bytes, complaint: str) -> None:
+        data = b'{"body":"ok"}\n\n' + line + b'\n{"body":"late"}\n'
+        records, error = until_error(JsonLines(max_size=8), [data])
+        assert records == [b"ok"]
+        assert error.startswith((f"line 3: {complaint}", "line 3 is over"))
+        assert error.startswith("line 3: ") or len(line) > 65536
+
+    def test_the_error_does_not_depend_on_the_cut_into_chunks(self) -> None:
+        for chunks in cuts(b'{"body":"a"}\n{"body":"b"}\n{}\n{"body":"c"}\n'):
+            records, error = until_error(JsonLines(), chunks)
+            assert records == [b"a", b"b"]
+            assert error == "line 3: expected either body or body_b64, found none"
+
+    def test_a_body_of_the_largest_size_fits_however_it_is_escaped(self) -> None:
+        body = b"\0" * 100_000
+        line = json.dumps({"body": body.decode()}).encode()
+        assert split(JsonLines(max_size=100_000), [line]) == [body]
+
+    def test_an_endless_line_is_refused_before_its_end(self) -> None:
+        splitter = JsonLines(max_size=10)
+        with pytest.raises(RecordError, match="line 1 is over"):
+            for _ in range(100):
+                splitter.feed(b" " * 1000)
+
+
+class TestMakeSplitter:
+    @pytest.mark.parametrize(
+        ("options", "kind"),
+        [
+            ({}, Delimited),
+            ({"delimiter": b"\0"}, Delimited),
+            ({"json": True}, JsonLines),
+            ({"length_prefix": True}, LengthPrefixed),
+            ({"whole": True}, Whole),
+        ],
+    )
+    def test_options_choose_the_splitter(self, options: dict[str, Any], kind: type) -> None:
+        splitter = make_splitter(max_size=7, **options)
+        assert type(splitter) is kind
+        assert splitter.max_size == 7
+
+    def test_the_delimiter_is_used(self) -> None:
+        assert split(make_splitter(delimiter=b"\0"), [b"a\nb\0c"]) == [b"a\nb", b"c"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"json": True, "whole": True}, "--json and --whole exclude each other"),
+            ({"whole": True, "length_prefix": True}, "--length-prefix and --whole exclude each"),
+            ({"whole": True, "delimiter": b"\0"}, "--whole and --delimiter \\(or --null\\) excl"),
+        ],
+    )
+    def test_options_that_exclude_each_other_are_named(
+        self, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=message):
+            make_splitter(**options)
+
+
+def test_empty_records_are_dropped_and_others_kept_in_order() -> None:
+    assert drop_empty([b"", b"b", b"", b"a", b"\0"]) == [b"b", b"a", b"\0"]
+    assert drop_empty([b"b", b"a"]) == [b"b", b"a"]
+    assert drop_empty([]) == []

@@ -1,0 +1,411 @@
+"""nsqds in memory, on the virtual clock: real Consumers and Producers reach them and nothing else.
+
+A ``Network`` answers the running loop's ``create_connection``, so everything from Connection up is
+the real thing. Its nsqds keep to the rules of ``nsqd/protocol_v2.go`` and ``channel.go``: they
+deliver within RDY, time messages out, close clients that fall silent, and record what they read.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import gc
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any, Self
+
+from nsqtools.config import ConsumerConfig
+from nsqtools.engine.consumer import Consumer
+from nsqtools.engine.membership import Subscription
+from nsqtools.names import Address
+from tests.support import wire
+from tests.support.transport import FakeTransport
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+
+    from nsqtools.engine.consumer import ConsumerStats
+    from nsqtools.engine.handler import Batch, Handler, Message
+
+HANDSHAKE = ("  V2", "IDENTIFY", "SUB", "AUTH", "NOP")
+
+
+@contextlib.asynccontextmanager
+async def undisturbed() -> AsyncIterator[None]:
+    """Fails if a callback raised, or if a task's exception was never looked at."""
+    problems: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: problems.append(context))
+    yield
+    for _ in range(5):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert not problems, problems
+
+
+@dataclass(slots=True)
+class Stored:
+    """A message inside an nsqd; ``number`` is its id."""
+
+    number: int
+    body: bytes
+    attempts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One connection, as its nsqd sees it."""
+
+    transport: FakeTransport
+    ready: int = 0
+    subscribed: bool = False
+    closing: bool = False
+    heartbeat: float = 30.0
+    last_command: float = 0.0
+    unread: bytes = b""
+    in_flight: dict[int, tuple[Stored, asyncio.TimerHandle]] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+
+
+class ScriptedNsqd:
+    """One nsqd with one channel. ``features`` are what it answers to IDENTIFY.
+
+    ``log`` holds pairs of time and command; ids in it are plain numbers. The switches say what it
+    does wrong: ``down`` refuses connections, ``hole`` never completes them, ``silent`` sends
+    nothing any more, ``refuses`` gives the text of an E_* frame for a command or None, ``old``
+    answers OK to IDENTIFY and counts RDY down, ``one_by_one`` sends each message in a read of its
+    own, and without ``answers`` a publish gets no OK.
+    """
+
+    def __init__(self, network: Network, address: Address, **features: object) -> None:
+        self.address = address
+        self.log: list[tuple[float, str]] = []
+        self.published: list[list[bytes]] = []
+        self.clients: list[Client] = []
+        self.dials: list[float] = []
+        self.down = self.hole = self.silent = self.old = self.one_by_one = False
+        self.answers = True
+        self.delivered = 0
+        self.refuses: Callable[[str], str | None] = lambda _: None
+        self._features = features
+        self._msg_timeout = float(str(features.get("msg_timeout", 60_000))) / 1000
+        self._network = network
+        self._queue: deque[Stored] = deque()
+        self._numbers = 0
+        self._loop = asyncio.get_running_loop()
+
+    # The test's side
+
+    def publish(self, *bodies: bytes, attempts: int = 0) -> None:
+        """Put messages into the channel, as if delivered ``attempts`` times already."""
+        for body in bodies:
+            self._numbers += 1
+            self._queue.append(Stored(self._numbers, body, attempts))
+        self._loop.call_soon(self._pump)
+
+    def send(self, data: bytes) -> None:
+        """Send bytes to every client."""
+        for client in tuple(self.clients):
+            client.transport.deliver(data)
+
+    def break_off(self) -> None:
+        """Reset every connection."""
+        for client in tuple(self.clients):
+            self._forget(client)
+            client.transport.lose(ConnectionResetError(104, "Connection reset by peer"))
+
+    def hang_up(self) -> None:
+        """End every connection in good order."""
+        for client in tuple(self.clients):
+            self._forget(client)
+            client.transport.deliver_eof()
+
+    @property
+    def commands(self) -> list[str]:
+        """All but the handshakes and NOPs."""
+        return [text for _, text in self.log if not text.startswith(HANDSHAKE)]
+
+    @property
+    def ready(self) -> int:
+        """RDY of all connections."""
+        return sum(client.ready for client in self.clients)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(len(client.in_flight) for client in self.clients)
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait; without those that are deferred."""
+        return len(self._queue)
+
+    # nsqd's side
+
+    async def accept(self, protocol: asyncio.Protocol) -> FakeTransport:
+        self.dials.append(self._loop.time())
+        if self.hole:
+            await self._loop.create_future()
+        if self.down:
+            raise ConnectionRefusedError(111, f"Connect call failed {tuple(self.address)}")
+        transport = _Transport(protocol)
+        client = Client(transport, last_command=self._loop.time())
+        transport.on_write = lambda data: self._read(client, data)
+        transport.on_end = lambda: self._ended(client)
+        self.clients.append(client)
+        transport.connect()
+        return transport
+
+    def _read(self, client: Client, data: bytes) -> None:
+        found, client.unread = wire.split_commands(client.unread + data)
+        for command in found:
+            if client not in self.clients:
+                return
+            client.last_command = self._loop.time()
+            text = _short(command)
+            self.log.append((self._loop.time(), text))
+            if error := self.refuses(text):
+                self._answer(client, wire.error(error))
+                if not error.startswith(("E_FIN", "E_REQ", "E_TOUCH")):
+                    self._forget(client)
+                    client.transport.deliver_eof()
+                continue
+            self._obey(client, command, text.split(" "))
+        # The consumer's other commands of this moment may be on their way on other connections.
+        self._loop.call_later(0.001, self._network.check)
+        self._pump()
+
+    def _obey(self, client: Client, command: str, words: Sequence[str]) -> None:
+        match words:
+            case ["IDENTIFY", *_]:
+                client.heartbeat = json.loads(command.partition(" ")[2])["heartbeat_interval"] / 1000
+                self._answer(client, wire.OK if self.old else wire.negotiated(**self._features))
+                self._beat(client)
+            case ["AUTH", *_]:
+                self._answer(client, wire.response(b'{"identity":"","permission_count":1}'))
+            case ["SUB", *_]:
+                client.subscribed = True
+                self._answer(client, wire.OK)
+            case ["RDY", count] if not client.closing:
+                client.ready = int(count)
+            case ["CLS"]:
+                client.closing = True
+                client.ready = 0
+                self._answer(client, wire.CLOSE_WAIT)
+            case ["FIN", number]:
+                self._settle(client, int(number), "FIN")
+            case ["REQ", number, delay]:
+                if stored := self._settle(client, int(number), "REQ"):
+                    self._loop.call_later(int(delay) / 1000, self._requeue, stored)
+            case ["TOUCH", number]:
+                if stored := self._settle(client, int(number), "TOUCH"):
+                    self._start_timeout(client, stored)
+            case [("PUB" | "DPUB"), *_] | ["MPUB", *_]:
+                bodies = _bodies(command)
+                self.published.append(bodies)
+                if self.answers:
+                    self._answer(client, wire.OK)
+
+    def _pump(self) -> None:
+        """Deliver what RDY allows; all of one connection's messages in one read."""
+        for client in tuple(self.clients):
+            frames = []
+            while (
+                client.subscribed
+                and self._queue
+                and not self.silent
+                and client.ready > (0 if self.old else len(client.in_flight))
+            ):
+                stored = self._queue.popleft()
+                stored.attempts += 1
+                self._start_timeout(client, stored)
+                client.ready -= self.old
+                self.delivered += 1
+                frames.append(wire.message(stored.number, stored.body, attempts=stored.attempts))
+            for piece in frames if self.one_by_one else [b"".join(frames)]:
+                if piece:
+                    client.transport.deliver(piece)
+
+    def _answer(self, client: Client, data: bytes) -> None:
+        if not self.silent:
+            client.transport.deliver(data)
+
+    def _settle(self, client: Client, number: int, verb: str) -> Stored | None:
+        if number not in client.in_flight:
+            self._answer(client, wire.error(f"E_{verb}_FAILED {verb} {number} failed"))
+            return None
+        stored, timer = client.in_flight.pop(number)
+        timer.cancel()
+        return stored
+
+    def _start_timeout(self, client: Client, stored: Stored) -> None:
+        timer = self._loop.call_later(self._msg_timeout, self._timed_out, client, stored)
+        client.in_flight[stored.number] = stored, timer
+
+    def _timed_out(self, client: Client, stored: Stored) -> None:
+        del client.in_flight[stored.number]
+        self._requeue(stored)
+
+    def _requeue(self, stored: Stored) -> None:
+        self._queue.append(stored)
+        self._pump()
+
+    def _beat(self, client: Client) -> None:
+        """A heartbeat, unless the client has said nothing for two of them: then it is dropped."""
+        if client not in self.clients:
+            return
+        now = self._loop.time()
+        if now - client.last_command > 2 * client.heartbeat:
+            self.log.append((now, "dropped a silent client"))
+            self._forget(client)
+            client.transport.deliver_eof()
+            return
+        if client.timer:
+            self._answer(client, wire.HEARTBEAT)
+        client.timer = self._loop.call_later(client.heartbeat, self._beat, client)
+
+    def _ended(self, client: Client) -> None:
+        """The client hung up; its messages in flight wait for their timeout."""
+        if client in self.clients:
+            self._forget(client)
+            client.transport.deliver_eof()
+
+    def _forget(self, client: Client) -> None:
+        self.clients.remove(client)
+        if client.timer:
+            client.timer.cancel()
+
+
+class Network:
+    """All nsqds of a test; made inside the running loop.
+
+    ``max_ready``, if set, is a bound on the sum of RDY that is checked after every command.
+    """
+
+    def __init__(self) -> None:
+        self.nsqds: dict[Address, ScriptedNsqd] = {}
+        self.max_ready: int | None = None
+        self.peak_ready = 0
+        loop = asyncio.get_running_loop()
+        loop.create_connection = self._create_connection  # type: ignore[assignment,method-assign]
+
+    def nsqd(self, name: str = "nsqd", **features: object) -> ScriptedNsqd:
+        """Add an nsqd at ``name:4150``."""
+        address = Address(name, 4150)
+        self.nsqds[address] = ScriptedNsqd(self, address, **features)
+        return self.nsqds[address]
+
+    def check(self) -> None:
+        ready = sum(nsqd.ready for nsqd in self.nsqds.values())
+        self.peak_ready = max(self.peak_ready, ready)
+        assert self.max_ready is None or ready <= self.max_ready, f"RDY {ready} in all"
+
+    async def _create_connection(
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int, **_: object
+    ) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        protocol = factory()
+        return await self.nsqds[Address(host, port)].accept(protocol), protocol
+
+
+class Recorder:
+    """A handler that notes what it sees and when, and then does as ``act`` says.
+
+    ``seen`` and ``lost`` hold (number, attempts); without ``act`` a body of b"bad" raises.
+    """
+
+    def __init__(self, act: Callable[[Batch], Awaitable[object]] | None = None) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.times: list[float] = []
+        self.lost: list[tuple[int, int]] = []
+        self.batches: list[Batch] = []
+        self.closed = 0
+        self._act = act
+
+    async def handle(self, batch: Batch) -> None:
+        now = asyncio.get_running_loop().time()
+        self.seen += _numbers(batch)
+        self.times += [now] * len(batch)
+        self.batches.append(batch)
+        if self._act:
+            await self._act(batch)
+        elif any(message.body == b"bad" for message in batch):
+            raise ValueError("bad body")
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        self.lost += _numbers(messages)
+
+
+def consume(
+    handler: Handler,
+    *nsqds: ScriptedNsqd,
+    find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+    **options: Any,
+) -> Consumer:
+    """A consumer of topic t, channel c; ``options`` are ConsumerConfig's."""
+    subscription = Subscription(
+        topic="t",
+        channel="c",
+        nsqds=() if find else tuple(nsqd.address for nsqd in nsqds),
+        lookupds=("lookupd:4161",) if find else (),
+    )
+    return Consumer(subscription, handler, ConsumerConfig(**options), rng=Random(1), find=find)
+
+
+@contextlib.asynccontextmanager
+async def running(consumer: Consumer) -> AsyncIterator[asyncio.Task[ConsumerStats]]:
+    """Runs the consumer until the block ends, and then sees it stop without a stray error."""
+    async with undisturbed():
+        task = asyncio.create_task(consumer.run())
+        try:
+            await asyncio.sleep(0.001)
+            yield task
+            consumer.stop()
+            await task
+        finally:
+            task.cancel()
+
+
+def _short(command: str) -> str:
+    name, *rest = command.split(" ")
+    if name in ("FIN", "REQ", "TOUCH"):
+        return " ".join([name, str(int(rest[0], 16)), *rest[1:]])
+    return command
+
+
+def _numbers(messages: Iterable[Message]) -> list[tuple[int, int]]:
+    return [(int(message.id, 16), message.attempts) for message in messages]
+
+
+def _bodies(command: str) -> list[bytes]:
+    """The bodies of a PUB, DPUB or MPUB in the text that ``wire`` makes of it."""
+    head = 3 if command.startswith("DPUB") else 2
+    found = ast.literal_eval(command.split(" ", head)[head])
+    return found if isinstance(found, list) else [found]
+
+
+class _Transport(FakeTransport):
+    """Tells its nsqd when the client ends the connection."""
+
+    on_end: Callable[[], object]
+
+    def write_eof(self) -> None:
+        super().write_eof()
+        self._loop.call_soon(self.on_end)
+
+    def close(self) -> None:
+        super().close()
+        self._loop.call_soon(self.on_end)
+
+    def abort(self) -> None:
+        super().abort()
+        self._loop.call_soon(self.on_end)
+
+
+def flatten(parts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """All bodies of ``published``."""
+    return (body for part in parts for body in part)
