@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, cast
 
 from nsqtools.errors import (
     ConnectError,
@@ -206,9 +206,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: dialled."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=1 << 20)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport.set_write_buffer_limits(high=1 << 20)
         self._flush()
 
     def data_received(self, data: bytes) -> None:

@@ -37,7 +37,7 @@ from nsqtools.net.replies import (
 from nsqtools.net.tls import client_context, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "URL",
@@ -164,7 +164,12 @@ class HTTPClient:
         return f"{self.url.path.rstrip('/')}/{name}"
 
     async def _read(
-        self, name: str, decode: Callable[[Any], T], *, unknown: T | None = None, **params: str
+        self,
+        name: str,
+        params: Mapping[str, str],
+        decode: Callable[[Any], T],
+        *,
+        unknown: T | None = None,
     ) -> T:
         """GET an endpoint and decode its data; ``unknown`` is the answer for an unknown topic.
 
@@ -182,7 +187,7 @@ class HTTPClient:
             return unknown
         raise self._refused(name, reply)
 
-    async def _exchange(self, method: str, name: str, params: dict[str, str]) -> _Reply:
+    async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> _Reply:
         """One request, and its reply whatever its status; raises HTTPError."""
         scheme, address, _, query = self.url
         url = httpx.URL(
@@ -231,8 +236,8 @@ class HTTPClient:
         cause = next(_system_errors(error), None)
         if isinstance(cause, socket.gaierror):
             return f"cannot resolve {self.address.host!r}"
-        refused_tls = self.url.scheme == "https" and isinstance(cause, ConnectionResetError)
-        if isinstance(cause, ssl.SSLError) or (refused_tls and not replying):
+        tls = isinstance(cause, ssl.SSLError) or (self.url.scheme == "https" and not replying)
+        if cause and tls and not isinstance(cause, ConnectionRefusedError):
             text = explain(cause)
         elif cause:
             text = os.strerror(cause.errno or 0).lower()
@@ -256,21 +261,24 @@ class Lookupd(HTTPClient):
 
     async def topics(self) -> list[str]:
         """All topics."""
-        return await self._read("topics", lambda data: decode_texts(data, "topics"))
+        return await self._read("topics", {}, lambda data: decode_texts(data, "topics"))
 
     async def channels(self, topic: str) -> list[str]:
         """A topic's channels; none for an unknown topic."""
         return await self._read(
-            "channels", lambda data: decode_texts(data, "channels"), unknown=[], topic=topic
+            "channels",
+            {"topic": topic},
+            lambda data: decode_texts(data, "channels"),
+            unknown=[],
         )
 
     async def lookup(self, topic: str) -> Lookup:
         """A topic's channels and nsqds, without the tombstoned and the silent ones."""
-        return await self._read("lookup", decode_lookup, unknown=Lookup(), topic=topic)
+        return await self._read("lookup", {"topic": topic}, decode_lookup, unknown=Lookup())
 
     async def nodes(self) -> list[Producer]:
         """All nsqds, with their topics."""
-        return await self._read("nodes", decode_nodes)
+        return await self._read("nodes", {}, decode_nodes)
 
     def _path(self, name: str) -> str:
         lookup = self.url.path if self.url.path not in ("", "/") else "/lookup"
@@ -293,7 +301,7 @@ class NsqdHTTP(HTTPClient):
 
     async def info(self) -> NsqdInfo:
         """What it calls itself and where it listens."""
-        return await self._read("info", decode_info)
+        return await self._read("info", {}, decode_info)
 
     async def stats(
         self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
@@ -302,15 +310,14 @@ class NsqdHTTP(HTTPClient):
 
         ``include_clients`` is only for servers that count no clients unless they list them.
         """
-        given = {"topic": topic, "channel": channel}
-        topics: list[TopicStats] = await self._read(
-            "stats",
-            decode_stats,
-            format="json",
-            include_clients="true" if include_clients else "false",
-            include_mem="false",
-            **{name: value for name, value in given.items() if value is not None},
-        )
+        params = {
+            "format": "json",
+            "include_clients": "true" if include_clients else "false",
+            "include_mem": "false",
+            **({} if topic is None else {"topic": topic}),
+            **({} if channel is None else {"channel": channel}),
+        }
+        topics = await self._read("stats", params, decode_stats)
         return [each for each in topics if topic in (None, each.name)]
 
 

@@ -27,8 +27,9 @@ def main() -> None:
         Nsqlookupd(Path(scratch, "lookupd")) as lookupd,
         Nsqd(Path(scratch, "nsqd"), lookupds=[lookupd]) as nsqd,
     ):
-        addresses = {"$NSQD": str(nsqd.tcp), "$LOOKUPD": str(lookupd.http)}
-        print("nsqd at $NSQD, nsqlookupd at $LOOKUPD:", addresses)
+        addresses = {"$NSQD": str(nsqd.tcp), "$HTTP": str(nsqd.http)}
+        addresses["$LOOKUPD"] = str(lookupd.http)
+        print("A real nsqd and nsqlookupd:", addresses)
         nsqd.create("events", "reader")
         for line in (
             "nsqtools pub --topic events --nsqd-tcp-address $NSQD 'hello, NSQ'",
@@ -37,7 +38,7 @@ def main() -> None:
             "nsqtools tail --topic events --channel reader --lookupd-http-address $LOOKUPD"
             " -n 3 --json",
             "nsqtools tail --topic events --channel reader --nsqd-tcp-address $NSQD"
-            " --until-empty | sort -n | uniq | wc -l",
+            " --nsqd-http-address $HTTP --until-empty | sort -n | uniq | wc -l",
         ):
             show(line, addresses)
 
