@@ -31,6 +31,8 @@ class Address(NamedTuple):
         Raises ConfigError naming what is wrong.
         """
         text = text.strip()
+        if "/" in text:
+            raise ConfigError(f"address {text!r}: expected host:port, without a scheme or path")
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
             if not bracket or (rest and not rest.startswith(":")):
@@ -40,11 +42,11 @@ class Address(NamedTuple):
             raise ConfigError(f"address {text!r}: write an IPv6 address in brackets, [host]:port")
         else:
             host, _, port = text.partition(":")
-        if "/" in host or not host:
-            raise ConfigError(f"address {text!r}: expected host:port, without a scheme or path")
+        if not host:
+            raise ConfigError(f"address {text!r}: expected host:port, with a host")
         if not port and default_port is not None:
             return cls(host, default_port)
-        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
             raise ConfigError(f"address {text!r}: expected a port from 1 to 65535 after the colon")
         return cls(host, int(port))
 

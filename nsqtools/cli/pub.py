@@ -158,11 +158,10 @@ class _Publishing:
 
     async def _send(self, records: Sequence[bytes]) -> None:
         """Publish records at the wanted rate, a window of batches at a time."""
-        kept = drop_empty(records) if not self._form.keep_empty else records
-        if self._form.keep_empty and b"" in records:
-            number = self._read + list(records).index(b"") + 1
-            raise RecordError(f"message {number} is empty: nsqd takes no empty messages")
-        self._read += len(records)
+        kept = drop_empty(records)
+        empty = self._form.keep_empty and len(kept) < len(records)
+        if empty:
+            kept = records[: records.index(b"")]
         loop = asyncio.get_running_loop()
         start = 0
         while start < len(kept) and not self._cut_off:
@@ -172,6 +171,9 @@ class _Publishing:
             await self._settle(_WINDOW - 1)
             self._under_way.add(loop.create_task(self._publish(kept[start:stop])))
             start = stop
+        self._read += len(kept)
+        if empty:
+            raise RecordError(f"message {self._read + 1} is empty: nsqd takes no empty messages")
 
     async def _publish(self, bodies: Sequence[bytes]) -> None:
         refused = 0

@@ -376,16 +376,22 @@ class Consumer:
         links = list(self._links.values())
         for link in links:
             link.connection.stop_messages()
+        error: Exception | None = None
         try:
-            async with asyncio.timeout(self._config.drain_timeout):
+            async with asyncio.timeout(self._config.drain_timeout) as limit:
                 await asyncio.gather(*(link.connection.wait_closing() for link in links))
                 self._wake.set()
                 await worker
                 await self._handler.close()
-        except TimeoutError:
-            log.warning("not all messages were handled in time: the rest is requeued")
-            worker.cancel()
-            await asyncio.wait([worker])
+        except Exception as caught:
+            if not (isinstance(caught, TimeoutError) and limit.expired()):
+                error = caught
+            else:
+                log.warning("not all messages were handled in time: the rest is requeued")
+                worker.cancel()
+                await asyncio.wait([worker])
         for batch in (*self._held, *(batch for _, batch, _ in self._queue)):
             batch.requeue(delay=0, backoff=False)
         await asyncio.gather(*(link.connection.close() for link in self._links.values()))
+        if error:
+            raise error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, overload
 from nsqtools.proto.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from nsqtools.names import Address
 
@@ -132,6 +132,9 @@ class Batch(Sequence[Message]):
     def __getitem__(self, index: slice) -> Sequence[Message]: ...
     def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
         return self._messages[index]
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
 
     def __repr__(self) -> str:
         return (

@@ -73,10 +73,8 @@ class Membership:
     async def start(self) -> None:
         """Make first contact; raises UnreachableError if everybody failed or refused us."""
         if fixed := self._subscription.nsqds:
-            await self._connect_all(fixed)
-            for address in fixed:
-                if address not in self._connected:
-                    self._spawn(self._reconnect(address))
+            for address in await self._connect_all(fixed):
+                self._spawn(self._reconnect(address))
         else:
             await self._connect_all(await self._lookup())
             self._spawn(self._discover())
@@ -94,14 +92,16 @@ class Membership:
         for task in self._tasks:
             task.cancel()
 
-    async def _connect_all(self, addresses: Iterable[Address]) -> None:
-        """Connect to all at once; raises the first error if every one failed."""
+    async def _connect_all(self, addresses: Iterable[Address]) -> Collection[Address]:
+        """Connect to all at once, return who failed; raises the first error if every one did."""
         wanted = list(dict.fromkeys(addresses))
-        errors = [e for e in await asyncio.gather(*map(self._connect, wanted)) if e]
+        results = await asyncio.gather(*map(self._connect, wanted))
+        errors = {a: error for a, error in zip(wanted, results, strict=True) if error}
         if errors and len(errors) == len(wanted):
-            raise errors[0]
-        for error in errors:
+            raise errors[wanted[0]]
+        for error in errors.values():
             log.warning("cannot connect: %s", error)
+        return errors
 
     async def _reconnect(self, address: Address) -> None:
         """Dial again, later each time (building_client_libraries, Reconnection)."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from nsqtools.errors import (
     REFUSED_BODY,
+    AuthError,
     ConfigError,
-    ConnectionLostError,
     PeerError,
     PublishError,
     ServerError,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# nsqd refused the name, so every other nsqd will.
-_PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED"}
+# nsqd refused the name, us, or the delay of a DPUB, so every other nsqd will.
+_PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED", "E_INVALID"}
 
 _RETRY_DELAY = 0.1
 
@@ -83,6 +83,7 @@ class Producer:
         self._changed = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._turn = 0
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -96,6 +97,7 @@ class Producer:
 
         Raises UnreachableError if none can be reached; in mode ``all``, if one cannot.
         """
+        self._closed = False
         errors = [e for e in await asyncio.gather(*map(self._connect, self._nsqds)) if e]
         if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
             await self.close()
@@ -107,10 +109,12 @@ class Producer:
 
     async def close(self) -> None:
         """Hang up. Publishes under way fail."""
+        self._closed = True
         for keeper in self._keepers:
             keeper.cancel()
         self._keepers.clear()
         connections = list(self._connections.values())
+        self._pulse()
         await asyncio.gather(*(connection.close() for connection in connections))
 
     async def publish(
@@ -123,12 +127,13 @@ class Producer:
         for a bad topic.
         """
         check_name("topic", topic)
+        deadline = asyncio.get_running_loop().time() + self._config.publish_timeout
         refusals: list[_Refusal] = []
         work = []
         targets: Iterable[Address | None] = self._nsqds if self._config.mode == "all" else (None,)
         for target in targets:
             for positions, part in self._split(bodies, refusals, single=defer is not None):
-                work.append(self._publish(topic, part, positions, defer, target))
+                work.append(self._publish(topic, part, positions, defer, target, deadline))
         for refused in await asyncio.gather(*work):
             refusals += refused
         if refusals:
@@ -175,6 +180,7 @@ class Producer:
         positions: Sequence[int],
         defer: float | None,
         target: Address | None,
+        deadline: float,
     ) -> list[_Refusal]:
         """Publish one batch: to ``target``, or to whoever takes it; returns what nobody took."""
         command = (
@@ -187,48 +193,52 @@ class Producer:
         reason = "no nsqd is connected"
         failed: set[Connection] = set()
         try:
-            async with asyncio.timeout(self._config.publish_timeout):
-                while True:
-                    connection = await self._choose(target, failed)
+            async with asyncio.timeout_at(deadline):
+                while connection := await self._choose(target, failed):
                     try:
                         await connection.request(command)
-                    except ServerError as error:
-                        if error.code in _PERMANENT:
-                            return await self._refused(
-                                error, topic, bodies, positions, defer, target
-                            )
-                        failed.add(connection)
-                        reason = str(error)
-                    except ConnectionLostError as error:
+                    except PeerError as error:
+                        if _is_permanent(error):
+                            refusal = error
+                            break
                         failed.add(connection)
                         reason = str(error)
                     else:
                         return []
+                else:
+                    return [_Refusal(positions, "the producer is closed", permanent=False)]
         except TimeoutError:
             text = f"not published within {self._config.publish_timeout:g} s: {reason}"
             return [_Refusal(positions, text, permanent=False)]
+        return await self._refused(refusal, topic, bodies, positions, defer, target, deadline)
 
     async def _refused(
         self,
-        error: ServerError,
+        error: PeerError,
         topic: str,
         bodies: Sequence[bytes],
         positions: Sequence[int],
         defer: float | None,
         target: Address | None,
+        deadline: float,
     ) -> list[_Refusal]:
         """nsqd takes an MPUB whole or not at all: halve it until the culprit stands alone."""
-        if len(bodies) == 1 or error.code not in REFUSED_BODY:
+        if len(bodies) == 1 or not (isinstance(error, ServerError) and error.code in REFUSED_BODY):
             return [_Refusal(positions, str(error), permanent=True)]
         half = len(bodies) // 2
         refusals = []
         for part in (slice(half), slice(half, None)):
-            refusals += await self._publish(topic, bodies[part], positions[part], defer, target)
+            refusals += await self._publish(
+                topic, bodies[part], positions[part], defer, target, deadline
+            )
         return refusals
 
-    async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection:
-        """The next connection in turn that has not failed this batch; waits for one."""
-        while True:
+    async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection | None:
+        """The next connection in turn that has not failed this batch; waits for one.
+
+        None once the producer is closed.
+        """
+        while not self._closed:
             live = [
                 connection
                 for address, connection in self._connections.items()
@@ -242,6 +252,7 @@ class Producer:
                 await asyncio.sleep(_RETRY_DELAY)
             else:
                 await self._changed.wait()
+        return None
 
     async def _connect(self, address: Address) -> PeerError | None:
         try:
@@ -285,3 +296,10 @@ class Producer:
         """Wake everyone who waits for a connection to come or go."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _is_permanent(error: PeerError) -> bool:
+    """Whether another try cannot help; nsqd's E_UNAUTHORIZED comes as an AuthError."""
+    if isinstance(error, ServerError):
+        return error.code in _PERMANENT
+    return isinstance(error, AuthError) and "E_UNAUTHORIZED" in error.text

@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
             config.identify(),
             subscription=subscription,
             auth_secret=auth_secret,
-            max_frame_size=config.max_msg_size,
+            max_frame_size=config.max_msg_size if subscription else 0,
             address=address,
         )
         self = cls(address, config, session)
@@ -132,7 +132,6 @@ class Connection(asyncio.Protocol):
         self._listener = listener
         self.features = session.features
         self._watch()
-        self._dispatch_messages()
         return self
 
     def set_ready(self, count: int) -> None:
@@ -177,10 +176,11 @@ class Connection(asyncio.Protocol):
 
     async def close(self, *, drain: float = _CLOSE_TIMEOUT) -> None:
         """Write what is queued and hang up, waiting up to ``drain`` s for nsqd to have read it."""
-        self.closing = self._hung_up = True
+        self.closing = True
         if self._transport is None:
             return
         self._flush()
+        self._hung_up = True
         # Hanging up both ways at once could reset the connection under our last FIN.
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -237,7 +237,8 @@ class Connection(asyncio.Protocol):
             if timer:
                 timer.cancel()
         if self._error is None and error is not None:
-            self._error = ConnectionLostError(str(error) or type(error).__name__, self.address)
+            text = _plain(error) if isinstance(error, OSError) else str(error)
+            self._error = ConnectionLostError(text or type(error).__name__, self.address)
             self._error.__cause__ = error
         self._lost.set_result(None)
         self._close_wait.set()
@@ -245,10 +246,12 @@ class Connection(asyncio.Protocol):
         if not self._handshake.done():
             self._handshake.set_exception(reason)
             self._handshake.exception()  # open() may have given up waiting
-        while self._requests:
-            if not (future := self._requests.popleft()).done():
-                future.set_exception(reason)
-                reason = ConnectionLostError(f"connection lost: {reason.text}", self.address)
+        # nsqd's error, if it is one, answers the oldest request, whether anybody waits or not.
+        behind = ConnectionLostError(f"connection lost: {reason.text}", self.address)
+        for number, future in enumerate(self._requests):
+            if not future.done():
+                future.set_exception(behind if number else reason)
+        self._requests.clear()
         if self._listener:
             self._listener.connection_lost(self, None if self._hung_up else self._error)
 
@@ -341,7 +344,7 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._transport is None or self._session.state is State.SECURING:
+        if self._transport is None or self._hung_up or self._session.state is State.SECURING:
             return
         if data := self._session.take_output():
             self._written += len(data)

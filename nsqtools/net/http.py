@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import ssl
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -32,12 +32,14 @@ from nsqtools.net.replies import (
     decode_nodes,
     decode_stats,
     decode_texts,
+    select_stats,
     show,
+    union_producers,
 )
 from nsqtools.net.tls import client_context, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 __all__ = [
     "URL",
@@ -318,7 +320,7 @@ class NsqdHTTP(HTTPClient):
             **({} if channel is None else {"channel": channel}),
         }
         topics = await self._read("stats", params, decode_stats)
-        return [each for each in topics if topic in (None, each.name)]
+        return select_stats(topics, topic, channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,22 +353,6 @@ async def ask_all(clients: Sequence[C], call: Callable[[C], Awaitable[T]]) -> An
         else:
             answers.append((address, said))
     return Answers(answers, failures)
-
-
-def union_producers(answers: Iterable[Iterable[Producer]]) -> dict[Address, Producer]:
-    """All producers by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
-
-    Of one in several answers the topics are united. A topic is tombstoned there only if all who
-    list it say so: a consumer that asks them all would still find it.
-    """
-    united: dict[Address, Producer] = {}
-    for producer in (each for answer in answers for each in answer):
-        known = united.setdefault(producer.tcp, producer)
-        dead = dict(zip(known.topics, known.tombstones, strict=True))
-        for topic, tombstoned in zip(producer.topics, producer.tombstones, strict=True):
-            dead[topic] = dead.get(topic, True) and tombstoned
-        united[producer.tcp] = replace(known, topics=tuple(dead), tombstones=tuple(dead.values()))
-    return united
 
 
 def _unwrap(reply: _Reply) -> tuple[int, str, Any]:

@@ -7,10 +7,13 @@ for data of another shape: no reply of a foreign server may end in a KeyError.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.names import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 T = TypeVar("T")
 
@@ -87,6 +90,22 @@ class TopicStats:
     channels: tuple[ChannelStats, ...]
 
 
+def union_producers(answers: Iterable[Iterable[Producer]]) -> dict[Address, Producer]:
+    """All producers by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
+
+    Of one in several answers the topics are united. A topic is tombstoned there only if all who
+    list it say so: a consumer that asks them all would still find it.
+    """
+    united: dict[Address, Producer] = {}
+    for producer in (each for answer in answers for each in answer):
+        known = united.setdefault(producer.tcp, producer)
+        dead = dict(zip(known.topics, known.tombstones, strict=True))
+        for topic, tombstoned in zip(producer.topics, producer.tombstones, strict=True):
+            dead[topic] = dead.get(topic, True) and tombstoned
+        united[producer.tcp] = replace(known, topics=tuple(dead), tombstones=tuple(dead.values()))
+    return united
+
+
 def decode_lookup(data: object) -> Lookup:
     """/lookup of nsqlookupd."""
     return Lookup(tuple(decode_texts(data, "channels")), tuple(_producers(data)))
@@ -130,6 +149,23 @@ def decode_stats(data: object) -> list[TopicStats]:
         )
         for topic in _nullable(data, "topics")
     ]
+
+
+def select_stats(
+    topics: Iterable[TopicStats], topic: str | None, channel: str | None
+) -> list[TopicStats]:
+    """The topic of that name, and of all or that one the channel of that name, if it has it.
+
+    So nsqd filters since 1.0; earlier ones may send everything.
+    """
+    found = [each for each in topics if topic in (None, each.name)]
+    if channel is None:
+        return found
+    only = [
+        replace(each, channels=tuple(c for c in each.channels if c.name == channel))
+        for each in found
+    ]
+    return [each for each in only if each.channels]
 
 
 def _channel(entry: object) -> ChannelStats:

@@ -72,7 +72,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _explain_certificate(error)
     if isinstance(error, ssl.SSLError):
-        text = error.reason or str(error)
+        text = getattr(error, "reason", None) or str(error)
         key = text.upper().replace(" ", "_")
         if isinstance(error, ssl.SSLEOFError):
             key = "UNEXPECTED_EOF"

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.binaries import require_nsq
-from tests.support.servers import Nsqd
+from tests.support.servers import Nsqd, at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from tests.support.binaries import Nsq
 
 BODY = b"x" * 200
 _numbers = count()
@@ -114,36 +116,83 @@ def filled(nsqd: Nsqd, messages: int) -> Iterator[str]:
     nsqd.delete(topic)
 
 
-def consume(nsqd: Nsqd, messages: int, argv: Sequence[str], *, to_pipe: bool = True) -> Run:
-    """Fill a topic and run a consumer of it; TOPIC in argv stands for its name."""
+def consume(nsqd: Nsqd, messages: int, argv: Sequence[str]) -> Run:
+    """Fill a topic and run a consumer of it into a pipe; TOPIC in argv stands for its name."""
     with filled(nsqd, messages) as topic:
-        return measure(
-            [topic if word == "TOPIC" else word for word in argv], messages, to_pipe=to_pipe
-        )
+        words = [topic if word == "TOPIC" else word for word in argv]
+        return measure(words, messages, to_pipe=True)
 
 
-def compare(
-    title: str, ours: Callable[[], Run], theirs: Callable[[], Run], rounds: int, other: str
-) -> list[Run]:
-    """Run both in turn and print a line; returns our runs."""
-    pairs = [(ours(), theirs()) for _ in range(rounds)]
-    ratios = [a.rate / b.rate for a, b in pairs]
-    mine = [a for a, _ in pairs]
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two programs."""
 
-    def middle(values: Iterator[float]) -> float:
-        return statistics.median(values)
+    name: str
+    run: Callable[[], Run]
 
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two programs at the same work; ``rounds`` multiplies how often."""
+
+    ours: Side
+    theirs: Side
+    rounds: int = 1
+
+
+def compare(pair: Pair, rounds: int) -> None:
+    """Run both in turn and print a line."""
+    runs = [(pair.ours.run(), pair.theirs.run()) for _ in range(rounds * pair.rounds)]
+    ratios = [ours.rate / theirs.rate for ours, theirs in runs]
+    ours, theirs = zip(*runs, strict=True)
     print(
-        f"{title:<28} {middle(a.rate for a, _ in pairs):>9,.0f}/s "
-        f"{middle(a.cpu_per_message for a, _ in pairs):6.2f} us "
-        f"{max(a.memory for a, _ in pairs):5.0f} MiB   "
-        f"{other:<14} {middle(b.rate for _, b in pairs):>9,.0f}/s "
-        f"{middle(b.cpu_per_message for _, b in pairs):6.2f} us "
-        f"{max(b.memory for _, b in pairs):5.0f} MiB   "
-        f"ratio {statistics.median(ratios):5.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+        f"{pair.ours.name:<18} {_show(ours)}   {pair.theirs.name:<12} {_show(theirs)}   "
+        f"rate {statistics.median(ratios):5.2f} times ({min(ratios):.2f} to {max(ratios):.2f})",
         flush=True,
     )
-    return mine
+
+
+def _show(runs: Sequence[Run]) -> str:
+    rate = statistics.median(run.rate for run in runs)
+    cpu = statistics.median(run.cpu_per_message for run in runs)
+    return f"{rate:>9,.0f}/s {cpu:9.2f} us CPU {max(run.memory for run in runs):3.0f} MiB"
+
+
+def pairs(nsqd: Nsqd, nsq: Nsq, n: int, scratch: Path) -> list[Pair]:
+    """What is compared, in order."""
+    lines, fewer = scratch / "lines", scratch / "fewer"
+    for path, number in (lines, n), (fewer, n // 4):
+        path.write_bytes((BODY + b"\n") * number)
+    python, address = sys.executable, str(nsqd.tcp)
+    consumed = ["--topic", "TOPIC", "--channel", "bench", "-n", str(n)]
+    consumed += ["--nsqd-tcp-address", address]
+    published = ["--topic", "benchpub#ephemeral", "--nsqd-tcp-address", address]
+    tail = [python, "-m", "nsqtools", "tail", *consumed]
+    pub = [python, "-m", "nsqtools", "pub", *published]
+    to_nsq = [nsq.path("to_nsq"), *published]
+    drain = [python, "-m", "tests.bench.drain"]
+    click = Side("import click", lambda: measure([python, "-c", "import click"], 1))
+
+    def start(flag: str) -> Side:
+        return Side(f"nsqtools {flag}", lambda: measure([python, "-m", "nsqtools", flag], 1))
+
+    def consuming(name: str, argv: Sequence[str]) -> Side:
+        return Side(name, lambda: consume(nsqd, n, argv))
+
+    return [
+        Pair(consuming("tail", tail), consuming("nsq_tail", [nsq.path("nsq_tail"), *consumed])),
+        Pair(consuming("tail --snappy", [*tail, "--snappy"]), consuming("tail", tail)),
+        Pair(
+            Side("pub", lambda: measure(pub, n, stdin=lines)),
+            Side("to_nsq", lambda: measure(to_nsq, n // 4, stdin=fewer)),
+        ),
+        Pair(
+            consuming("Consumer", [*drain, "consumer", address, "TOPIC", str(n)]),
+            consuming("raw socket", [*drain, "socket", address, "TOPIC", str(n)]),
+        ),
+        Pair(start("--version"), click, rounds=7),
+        Pair(start("--help"), click, rounds=7),
+    ]
 
 
 def main() -> None:
@@ -152,73 +201,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--long", type=int, default=0, help="also tail this many, for its memory")
     args = parser.parse_args()
-    n, rounds = args.n, args.rounds
     nsq = require_nsq()
     with (
         tempfile.TemporaryDirectory() as scratch,
         Nsqd(Path(scratch, "nsqd"), "-mem-queue-size=10000000") as nsqd,
     ):
-        lines = Path(scratch, "lines")
-        lines.write_bytes((BODY + b"\n") * n)
-        fewer = Path(scratch, "fewer")
-        fewer.write_bytes((BODY + b"\n") * (n // 4))
-        python, address = sys.executable, str(nsqd.tcp)
-        at = ["--nsqd-tcp-address", address]
-        tail = [python, "-m", "nsqtools", "tail", "--topic", "TOPIC", "--channel", "bench", *at]
-        pub = [python, "-m", "nsqtools", "pub", "--topic", "benchpub#ephemeral", *at]
-        drain = [python, "-m", "tests.bench.drain"]
-
-        print(f"{n:,} messages of {len(BODY)} bytes, medians of {rounds} rounds, whole processes")
-        compare(
-            "tail",
-            lambda: consume(nsqd, n, [*tail, "-n", str(n)]),
-            lambda: consume(
-                nsqd,
-                n,
-                [nsq.path("nsq_tail"), *tail[4:], "-n", str(n)],
-            ),
-            rounds,
-            "nsq_tail",
-        )
-        compare(
-            "tail --snappy",
-            lambda: consume(nsqd, n, [*tail, "-n", str(n), "--snappy"]),
-            lambda: consume(nsqd, n, [*tail, "-n", str(n)]),
-            rounds,
-            "tail",
-        )
-        compare(
-            "pub",
-            lambda: measure(pub, n, stdin=lines),
-            lambda: measure(
-                [nsq.path("to_nsq"), "--topic", "benchpub#ephemeral", *at], n // 4, stdin=fewer
-            ),
-            rounds,
-            "to_nsq",
-        )
-        compare(
-            "Consumer, empty handler",
-            lambda: consume(nsqd, n, [*drain, "consumer", address, "TOPIC", str(n)]),
-            lambda: consume(nsqd, n, [*drain, "socket", address, "TOPIC", str(n)]),
-            rounds,
-            "raw socket",
-        )
-        compare(
-            "nsqtools --version (starts)",
-            lambda: measure([python, "-m", "nsqtools", "--version"], 1),
-            lambda: measure([python, "-c", "import click"], 1),
-            rounds * 7,
-            "import click",
-        )
-        compare(
-            "nsqtools --help (starts)",
-            lambda: measure([python, "-m", "nsqtools", "--help"], 1),
-            lambda: measure([python, "-c", "import click"], 1),
-            rounds * 7,
-            "import click",
-        )
+        print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
+        for pair in pairs(nsqd, nsq, args.n, Path(scratch)):
+            compare(pair, args.rounds)
         if args.long:
-            run = consume(nsqd, args.long, [*tail, "-n", str(args.long)])
+            argv = [sys.executable, "-m", "nsqtools", "tail", "--topic", "TOPIC"]
+            argv += ["--channel", "bench", "-n", str(args.long), *at(nsqd)]
+            run = consume(nsqd, args.long, argv)
             print(f"tail of {args.long:,} messages: {run.memory:.0f} MiB at most")
 
 

@@ -1,4 +1,6 @@
-"""Options of a command, from flags, variables, a file and defaults."""
+"""Options of a command, from flags, variables, a file and defaults; one set of fixtures, hence the
+number of lines.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from typing import TYPE_CHECKING, Any
@@ -31,12 +32,13 @@ def split(splitter: Splitter, chunks: Iterable[bytes]) -> list[bytes]:
 def until_error(splitter: Splitter, chunks: Iterable[bytes]) -> tuple[list[bytes], str]:
     """The records before the error, and the error."""
     records: list[bytes] = []
-    with pytest.raises(RecordError) as caught:
+    try:
         for chunk in chunks:
             records += splitter.feed(chunk)
         records += splitter.finish()
-        raise AssertionError(f"no error, but {records!r}")
-    return records, str(caught.value)
+    except RecordError as error:
+        return records, str(error)
+    raise AssertionError(f"no error, but {records!r}")
 
 
 def prefixed(*records: bytes) -> bytes:
@@ -74,7 +76,7 @@ class TestDelimited:
     ) -> None:
         data = text.encode()
         bounds = [0, *sorted(places), len(data)]
-        chunks = [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        chunks = [data[a:b] for a, b in itertools.pairwise(bounds)]
         expected = data.split(delimiter.encode())
         if not expected[-1]:
             expected.pop()
@@ -187,7 +189,7 @@ class TestJsonLines:
             (b'{"body_b64":"/w ="}', "body_b64 is not base64: "),
             (b'{"body_b64":"\xc3\xbc"}', "body_b64 is not base64: "),
             (b'{"body":"\\ud800"}', "body has half of a surrogate pair"),
-            (b"[" * 200_000, "not usable JSON: "),
+            (b"[" * 50_000, "not usable JSON: "),
             (b'{"timestamp":' + b"1" * 5000 + b',"body":""}', "not usable JSON: "),
             (b'{"body":"123456789"}', "the body is over 8 bytes (see --max-msg-size)"),
         ],
@@ -196,8 +198,7 @@ class TestJsonLines:
         data = b'{"body":"ok"}\n\n' + line + b'\n{"body":"late"}\n'
         records, error = until_error(JsonLines(max_size=8), [data])
         assert records == [b"ok"]
-        assert error.startswith((f"line 3: {complaint}", "line 3 is over"))
-        assert error.startswith("line 3: ") or len(line) > 65536
+        assert error.startswith(f"line 3: {complaint}")
 
     def test_the_error_does_not_depend_on_the_cut_into_chunks(self) -> None:
         for chunks in cuts(b'{"body":"a"}\n{"body":"b"}\n{}\n{"body":"c"}\n'):
@@ -211,10 +212,9 @@ class TestJsonLines:
         assert split(JsonLines(max_size=100_000), [line]) == [body]
 
     def test_an_endless_line_is_refused_before_its_end(self) -> None:
-        splitter = JsonLines(max_size=10)
-        with pytest.raises(RecordError, match="line 1 is over"):
-            for _ in range(100):
-                splitter.feed(b" " * 1000)
+        records, error = until_error(JsonLines(max_size=10), itertools.repeat(b" " * 1000))
+        assert records == []
+        assert error.startswith("line 1 is over")
 
 
 class TestMakeSplitter:

@@ -73,11 +73,13 @@ class Client:
 class ScriptedNsqd:
     """One nsqd with one channel. ``features`` are what it answers to IDENTIFY.
 
-    ``log`` holds pairs of time and command; ids in it are plain numbers. The switches say what it
+    ``log`` holds pairs of time and command, the last of a connection is "end of stream" or "abort";
+    ids in it are plain numbers. The switches say what it
     does wrong: ``down`` refuses connections, ``hole`` never completes them, ``silent`` sends
     nothing any more, ``refuses`` gives the text of an E_* frame for a command or None, ``old``
     answers OK to IDENTIFY and counts RDY down, ``one_by_one`` sends each message in a read of its
-    own, and without ``answers`` a publish gets no OK.
+    own, without ``answers`` a publish gets no OK, and it ``lingers`` for so many seconds, with one
+    more heartbeat, before it hangs up on a client that did.
     """
 
     def __init__(self, network: Network, address: Address, **features: object) -> None:
@@ -86,8 +88,10 @@ class ScriptedNsqd:
         self.published: list[list[bytes]] = []
         self.clients: list[Client] = []
         self.dials: list[float] = []
+        self._ever: list[Client] = []
         self.down = self.hole = self.silent = self.old = self.one_by_one = False
         self.answers = True
+        self.lingers = 0.0
         self.delivered = 0
         self.refuses: Callable[[str], str | None] = lambda _: None
         self._features = features
@@ -135,7 +139,8 @@ class ScriptedNsqd:
 
     @property
     def in_flight(self) -> int:
-        return sum(len(client.in_flight) for client in self.clients)
+        """Messages that wait for FIN, REQ or their timeout; on lost connections as well."""
+        return sum(len(client.in_flight) for client in self._ever)
 
     @property
     def depth(self) -> int:
@@ -153,8 +158,9 @@ class ScriptedNsqd:
         transport = _Transport(protocol)
         client = Client(transport, last_command=self._loop.time())
         transport.on_write = lambda data: self._read(client, data)
-        transport.on_end = lambda: self._ended(client)
+        transport.on_end = lambda how: self._ended(client, how)
         self.clients.append(client)
+        self._ever.append(client)
         transport.connect()
         return transport
 
@@ -266,11 +272,14 @@ class ScriptedNsqd:
             self._answer(client, wire.HEARTBEAT)
         client.timer = self._loop.call_later(client.heartbeat, self._beat, client)
 
-    def _ended(self, client: Client) -> None:
+    def _ended(self, client: Client, how: str) -> None:
         """The client hung up; its messages in flight wait for their timeout."""
         if client in self.clients:
+            self.log.append((self._loop.time(), how))
             self._forget(client)
-            client.transport.deliver_eof()
+            if self.lingers:
+                client.transport.deliver(wire.HEARTBEAT)
+            self._loop.call_later(self.lingers, client.transport.deliver_eof)
 
     def _forget(self, client: Client) -> None:
         self.clients.remove(client)
@@ -391,19 +400,15 @@ def _bodies(command: str) -> list[bytes]:
 class _Transport(FakeTransport):
     """Tells its nsqd when the client ends the connection."""
 
-    on_end: Callable[[], object]
+    on_end: Callable[[str], object]
 
     def write_eof(self) -> None:
         super().write_eof()
-        self._loop.call_soon(self.on_end)
-
-    def close(self) -> None:
-        super().close()
-        self._loop.call_soon(self.on_end)
+        self._loop.call_soon(self.on_end, "end of stream")
 
     def abort(self) -> None:
         super().abort()
-        self._loop.call_soon(self.on_end)
+        self._loop.call_soon(self.on_end, "abort")
 
 
 def flatten(parts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:

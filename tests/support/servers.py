@@ -267,3 +267,19 @@ class MakeNsqd(Protocol):
     """Starts an nsqd, in a data path of its own, that is stopped when the test ends."""
 
     def __call__(self, *args: str, lookupds: Sequence[Nsqlookupd] = ()) -> Nsqd: ...
+
+
+def at(nsqd: Nsqd) -> tuple[str, str]:
+    """Options of nsqtools for this nsqd."""
+    return "--nsqd-tcp-address", str(nsqd.tcp)
+
+
+def empty(nsqd: Nsqd) -> tuple[str, ...]:
+    """Options of nsqtools to drain a channel of this nsqd."""
+    return "--until-empty", "--nsqd-http-address", str(nsqd.http), *at(nsqd)
+
+
+def drained(nsqd: Nsqd, topic: str, channel: str) -> bool:
+    """Whether a channel holds nothing: all was finished."""
+    found = nsqd.channel(topic, channel)
+    return not (found["depth"] or found["in_flight_count"] or found["deferred_count"])
