@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         except TimeoutError as error:
             self.abort()
             raise ConnectError("no answer to IDENTIFY in time", address) from error
-        except (OSError, NSQError) as error:
+        except (OSError, UnicodeError, NSQError) as error:
             self.abort()
             raise self._explain(error) from error
         except BaseException:
@@ -321,6 +321,8 @@ class Connection(asyncio.Protocol):
     def _explain(self, error: BaseException) -> NSQError:
         """The error as one of ours, with the address and, for TLS, the fix."""
         cause = error.__cause__ if isinstance(error, ConnectionLostError) else error
+        if isinstance(cause, UnicodeError):  # of the codec for host names
+            return ConnectError(f"cannot resolve {self.address.host!r}", self.address)
         if isinstance(cause, OSError):
             if isinstance(cause, socket.gaierror):
                 return ConnectError(f"cannot resolve {self.address.host!r}", self.address)

@@ -7,7 +7,9 @@ for data of another shape: no reply of a foreign server may end in a KeyError.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.names import Address
@@ -190,7 +192,7 @@ def _producers(data: object) -> list[Producer]:
 
 def _producer(entry: object) -> Producer:
     host = _field(entry, "broadcast_address", str)
-    if not host or not host.isprintable():
+    if not _is_host(host):
         raise ValueError(f"'broadcast_address' is {_name(host)}, expected a host")
     topics = decode_texts(entry, "topics") if "topics" in _keys(entry) else []
     tombstones = _field(entry, "tombstones", list, [False] * len(topics))
@@ -206,6 +208,16 @@ def _producer(entry: object) -> Producer:
         tuple(topics),
         tuple(tombstones),
     )
+
+
+def _is_host(text: str) -> bool:
+    """Whether an address can be made of it that reads back as the same."""
+    if ":" not in text:
+        return text.isprintable() and re.fullmatch(r"[^\s/\\?#@%\[\]]+", text) is not None
+    try:
+        return ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def _port(entry: object, name: str) -> int:

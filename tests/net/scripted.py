@@ -1,0 +1,129 @@
+"""An HTTP server that says what a test wants said, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+from nsqtools.errors import HTTPError
+from nsqtools.names import Address
+from nsqtools.net.http import HTTPClient, Lookupd, NsqdHTTP
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+PATIENCE = 10.0
+Answer: TypeAlias = "bytes | Callable[[], Awaitable[bytes]] | None"
+
+V1 = "X-NSQ-Content-Type: nsq; version=1.0\r\n"
+
+
+def reply(body: bytes | str, status: int = 200, headers: str = "") -> bytes:
+    data = body.encode() if isinstance(body, str) else body
+    head = f"HTTP/1.1 {status} Status\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    return head.encode() + data
+
+
+def v1(data: object, status: int = 200) -> bytes:
+    return reply(json.dumps(data), status, V1)
+
+
+def envelope(data: object, code: int = 200, text: str = "OK", status: int = 200) -> bytes:
+    return reply(json.dumps({"status_code": code, "status_txt": text, "data": data}), status)
+
+
+class Scripted:
+    """Answers the first request of every connection with the same bytes, or, if None, not at all.
+
+    Then it hangs up, or resets the connection, or holds it until the client hangs up. ``plain``
+    takes the first bytes for a request, whatever they are.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.heads: list[str] = []
+        self.address = Address("", 0)
+        self.reset = self.hold = self.plain = False
+        self._answer = answer
+
+    @property
+    def head(self) -> str:
+        (head,) = self.heads
+        return head
+
+    @property
+    def target(self) -> str:
+        return self.head.split()[1]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                if self.plain:
+                    await reader.read(65536)
+                else:
+                    self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+                answer = await self._answer() if callable(self._answer) else self._answer
+                writer.write(answer or b"")
+                await writer.drain()
+                if answer is None or self.hold:
+                    await reader.read()
+                if self.reset:
+                    raw = writer.get_extra_info("socket")
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    writer.transport.abort()
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    answer: Answer,
+    *,
+    host: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+    reset: bool = False,
+    hold: bool = False,
+    plain: bool = False,
+) -> AsyncIterator[Scripted]:
+    script = Scripted(answer)
+    script.reset, script.hold, script.plain = reset, hold, plain
+    tasks: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.ensure_future(script.serve(reader, writer)))
+
+    server = await asyncio.start_server(accept, host, 0, ssl=tls)
+    script.address = Address(host, server.sockets[0].getsockname()[1])
+    try:
+        yield script
+    finally:
+        server.close()
+        await asyncio.gather(*tasks)
+
+
+def lookupd(server: Scripted | str, **options: Any) -> Lookupd:
+    url = server if isinstance(server, str) else str(server.address)
+    return Lookupd(url, **{"connect_timeout": PATIENCE, "request_timeout": PATIENCE, **options})
+
+
+def nsqd(server: Scripted) -> NsqdHTTP:
+    return NsqdHTTP(str(server.address), connect_timeout=PATIENCE, request_timeout=PATIENCE)
+
+
+async def failure(client: HTTPClient, call: Awaitable[object]) -> HTTPError:
+    """The HTTPError of a call, which must be one line and name the server."""
+    async with client:
+        with pytest.raises(HTTPError) as raised:
+            await call
+    assert raised.value.address == client.address
+    assert str(raised.value).startswith(f"{client.address}: ")
+    assert str(raised.value).isprintable()
+    return raised.value

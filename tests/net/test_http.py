@@ -1,0 +1,274 @@
+"""What the HTTP clients ask, and how they read the answers of old and new servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.errors import ConfigError
+from nsqtools.names import Address
+from nsqtools.net.http import URL, Lookup, Lookupd, ask_all, parse_url
+from tests.net.scripted import (
+    envelope,
+    failure,
+    lookupd,
+    nsqd,
+    reply,
+    serving,
+    v1,
+)
+from tests.net.test_replies import CHANNEL, NODE, TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h:1", URL("http", Address("h", 1))),
+        (" h:1 ", URL("http", Address("h", 1))),
+        ("httpd01:4161", URL("http", Address("httpd01", 4161))),
+        ("h", URL("http", Address("h", 4161))),
+        ("[::1]:1", URL("http", Address("::1", 1))),
+        ("https://[::1]", URL("https", Address("::1", 4161))),
+        ("HTTPS://h:1/", URL("https", Address("h", 1), "/")),
+        ("http://h:1/a%20b", URL("http", Address("h", 1), "/a%20b")),
+        ("h:1/l?x=1&y=", URL("http", Address("h", 1), "/l", (("x", "1"), ("y", "")))),
+    ],
+)
+def test_addresses_are_read_with_or_without_a_scheme(text: str, expected: URL) -> None:
+    assert parse_url(text, 4161) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "h",
+        "http://h",
+        "http://",
+        "http:///lookup",
+        "ftp://h:1",
+        "h:0",
+        "h:65536",
+        "h:port",
+        "::1:4161",
+        "http://[::1",
+        "a b:1",
+        "h\x1b:1",
+        f"{'é' * 70}:1",
+        "http://h:1/a\x7f",
+    ],
+)
+def test_what_is_no_address_is_a_configuration_error_of_one_line(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_url(text)
+    assert str(raised.value).isprintable()
+
+
+def test_a_password_in_an_address_is_refused_without_being_shown() -> None:
+    with pytest.raises(ConfigError, match="address of 'h:1'") as raised:
+        parse_url("http://user:hidden@h:1")
+    assert "hidden" not in str(raised.value)
+
+
+async def test_a_request_asks_for_version_1_and_for_no_compression() -> None:
+    async with serving(v1({"topics": ["b", "a"]})) as server, lookupd(server) as client:
+        assert await client.topics() == ["b", "a"]
+    lines = server.head.lower().split("\r\n")
+    assert lines[0] == "get /topics http/1.1"
+    assert "accept: application/vnd.nsq; version=1.0" in lines
+    assert "accept-encoding: identity" in lines
+    assert f"host: {server.address}" in lines
+    assert not any(line.startswith("authorization") for line in lines)
+
+
+async def test_the_secret_goes_out_as_a_bearer_token() -> None:
+    async with (
+        serving(v1({"topics": []})) as server,
+        lookupd(server, token="s3crët") as client,
+    ):
+        await client.topics()
+    assert "\r\nAuthorization: Bearer s3crët\r\n" in server.head
+
+
+def test_a_secret_that_no_header_can_hold_is_refused_without_being_shown() -> None:
+    with pytest.raises(ConfigError, match="auth_secret") as raised:
+        lookupd("h:1", token="hidden\n")
+    assert "hidden" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "lookup", "nodes"),
+    [
+        ("", "/lookup?topic=t", "/nodes"),
+        ("/", "/lookup?topic=t", "/nodes"),
+        ("?dc=x%26y", "/lookup?dc=x%26y&topic=t", "/nodes?dc=x%26y"),
+        ("/nsq/find?dc=1", "/nsq/find?dc=1&topic=t", "/nsq/nodes?dc=1"),
+        ("/nsq/?topic=other", "/nsq/?topic=t", "/nsq/nodes?topic=other"),
+        ("/a%2Fb/lookup", "/a%2Fb/lookup?topic=t", "/a%2Fb/nodes"),
+    ],
+)
+async def test_path_and_query_of_a_lookupd_address_are_kept(
+    suffix: str, lookup: str, nodes: str
+) -> None:
+    answer = v1({"channels": [], "producers": []})
+    async with serving(answer) as server, lookupd(f"{server.address}{suffix}") as client:
+        await client.lookup("t")
+        assert server.target == lookup
+        server.heads.clear()
+        await client.nodes()
+        assert server.target == nodes
+
+
+async def test_an_ephemeral_topic_is_escaped() -> None:
+    async with serving(v1({"channels": []})) as server, lookupd(server) as client:
+        await client.channels("t#ephemeral")
+    assert server.target == "/channels?topic=t%23ephemeral"
+
+
+async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    async with serving(v1({"topics": ["t"]})) as server, lookupd(server) as client:
+        assert await client.topics() == ["t"]
+
+
+async def test_an_ipv6_server_is_reached_by_its_bracketed_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this machine; it would have tested an IPv6 nsqlookupd")
+    async with serving(v1({"topics": ["t"]}), host="::1") as server, lookupd(server) as client:
+        assert str(client.address) == f"[::1]:{server.address.port}"
+        assert await client.topics() == ["t"]
+    assert f"\r\nHost: [::1]:{server.address.port}\r\n" in server.head
+
+
+@pytest.mark.parametrize("form", [v1, envelope, lambda data: reply(json.dumps(data))])
+async def test_all_forms_of_replies_read_the_same(form: Callable[[object], bytes]) -> None:
+    async with (
+        serving(form({"channels": ["c"], "producers": [NODE]})) as server,
+        lookupd(server) as client,
+    ):
+        assert await client.channels("t") == ["c"]
+        found = await client.lookup("t")
+        assert found.channels == ("c",)
+        assert [producer.tcp for producer in found.producers] == [Address("nsqd.test", 4150)]
+        assert await client.nodes() == list(found.producers)
+    async with serving(form({"topics": [TOPIC]})) as server, nsqd(server) as nsqd_client:
+        (topic,) = await nsqd_client.stats()
+        assert (topic.name, topic.channels[0].in_flight) == ("t", 3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        v1({"message": "TOPIC_NOT_FOUND"}, 404),
+        envelope(None, 404, "TOPIC_NOT_FOUND", 404),
+        envelope(None, 404, "TOPIC_NOT_FOUND"),
+        envelope(None, 500, "INVALID_ARG_TOPIC", 500),
+    ],
+)
+async def test_an_unknown_topic_is_an_empty_answer(answer: bytes) -> None:
+    async with serving(answer) as server, lookupd(server) as client:
+        assert await client.lookup("t") == Lookup((), ())
+        assert await client.channels("t") == []
+
+
+async def test_a_healthy_nsqd_answers_a_ping() -> None:
+    async with serving(reply("OK")) as server, nsqd(server) as client:
+        await client.ping()
+    assert server.target == "/ping"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "text"),
+    [
+        (reply("NOK - disk full", 500), 500, "/ping: 500 NOK - disk full"),
+        (reply("<html>"), 200, "/ping: expected OK, not '<html>'"),
+        (v1({"message": "TLS_REQUIRED"}, 403), 403, "TLS_REQUIRED"),
+    ],
+)
+async def test_an_nsqd_that_is_not_well_says_why(answer: bytes, status: int, text: str) -> None:
+    async with serving(answer) as server:
+        client = nsqd(server)
+        error = await failure(client, client.ping())
+    assert text in error.text
+    assert error.status == status
+
+
+async def test_info_of_an_early_nsqd_is_its_version() -> None:
+    async with serving(envelope({"version": "0.2.18"})) as server, nsqd(server) as client:
+        info = await client.info()
+    assert (info.version, info.tcp_port) == ("0.2.18", 0)
+
+
+async def test_stats_leave_out_what_is_not_asked_for() -> None:
+    async with serving(v1({"topics": None})) as server, nsqd(server) as client:
+        assert await client.stats() == []
+        assert server.target == "/stats?format=json&include_clients=false&include_mem=false"
+        server.heads.clear()
+        await client.stats("t", "c", include_clients=True)
+        assert server.target == (
+            "/stats?format=json&include_clients=true&include_mem=false&topic=t&channel=c"
+        )
+
+
+async def test_stats_of_one_topic_hold_no_other_even_if_nsqd_cannot_filter() -> None:
+    other = {**TOPIC, "topic_name": "other"}
+    async with serving(v1({"topics": [other, TOPIC]})) as server, nsqd(server) as client:
+        assert [topic.name for topic in await client.stats("t")] == ["t"]
+
+
+async def test_stats_of_one_channel_hold_no_other_even_if_nsqd_cannot_filter() -> None:
+    topic = {**TOPIC, "channels": [CHANNEL, {**CHANNEL, "channel_name": "other"}]}
+    async with serving(v1({"topics": [topic]})) as server, nsqd(server) as client:
+        (found,) = await client.stats("t", "c")
+    assert [channel.name for channel in found.channels] == ["c"]
+
+
+async def test_a_dead_server_hides_no_others_answer() -> None:
+    async with serving(b"") as dead:
+        pass
+    async with (
+        serving(v1({"topics": ["a"]})) as first,
+        serving(v1({"message": "INTERNAL_ERROR"}, 500)) as broken,
+        serving(v1({"topics": ["b"]})) as last,
+        lookupd(first) as one,
+        lookupd(dead) as two,
+        lookupd(broken) as three,
+        lookupd(last) as four,
+    ):
+        answers = await ask_all([one, two, three, four], lambda client: client.topics())
+    assert answers.answers == [(first.address, ["a"]), (last.address, ["b"])]
+    assert answers.values == [["a"], ["b"]]
+    assert [address for address, _ in answers.failures] == [dead.address, broken.address]
+    assert [error.status for _, error in answers.failures] == [0, 500]
+
+
+async def test_servers_are_asked_in_parallel() -> None:
+    all_asked = asyncio.Barrier(2)
+
+    async def wait_for_the_other() -> bytes:
+        await all_asked.wait()
+        return v1({"topics": []})
+
+    async with (
+        serving(wait_for_the_other) as first,
+        serving(wait_for_the_other) as last,
+        lookupd(first) as one,
+        lookupd(last) as two,
+    ):
+        answers = await ask_all([one, two], lambda client: client.topics())
+    assert answers.failures == []
+
+
+async def test_nobody_to_ask_gives_no_answers() -> None:
+    answers = await ask_all(list[Lookupd](), lambda client: client.topics())
+    assert (answers.answers, answers.failures) == ([], [])

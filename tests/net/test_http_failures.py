@@ -1,0 +1,210 @@
+"""Every way in which a server fails to answer is one line that names it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.config import ClientConfig
+from nsqtools.net import http
+from nsqtools.net.tls import client_context
+from tests.net.scripted import (
+    V1,
+    Scripted,
+    envelope,
+    failure,
+    lookupd,
+    reply,
+    serving,
+    v1,
+)
+from tests.net.test_replies import NODE
+
+if TYPE_CHECKING:
+    from nsqtools.errors import HTTPError
+    from tests.support.tls import Certificates
+
+
+async def lookup_failure(server: Scripted | str, **options: Any) -> HTTPError:
+    client = lookupd(server, **options)
+    return await failure(client, client.lookup("t"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "text"),
+    [
+        (v1({"message": "NOT_FOUND"}, 404), 404, "/lookup: 404 NOT_FOUND"),
+        (envelope(None, 500, "INTERNAL_ERROR"), 500, "/lookup: 500 INTERNAL_ERROR"),
+        (reply("oh\r\nno\x1b[m", 502), 502, "/lookup: 502 oh no?[m"),
+        (reply("", 500), 500, "/lookup: 500"),
+        (reply("[1]", 400), 400, "/lookup: 400"),
+    ],
+)
+async def test_a_refusal_shows_status_and_code(answer: bytes, status: int, text: str) -> None:
+    async with serving(answer) as server:
+        error = await lookup_failure(server)
+    assert (error.text, error.status) == (text, status)
+
+
+async def test_a_server_that_requires_tls_leads_to_its_https_port() -> None:
+    answer = v1({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
+    async with serving(answer) as server:
+        error = await lookup_failure(server)
+    assert "TLS_REQUIRED" in error.text
+    assert "https://127.0.0.1:4152" in error.text
+    async with serving(envelope(None, 403, "TLS_REQUIRED")) as server:
+        error = await lookup_failure(server)
+    assert "TLS_REQUIRED" in error.text
+
+
+async def test_redirects_are_not_followed_but_named() -> None:
+    async with serving(v1({"topics": []})) as target:
+        answer = reply("", 302, f"Location: http://{target.address}/topics\r\n")
+        async with serving(answer) as server:
+            error = await lookup_failure(server)
+        assert target.heads == []
+    assert (error.status, f"http://{target.address}/topics" in error.text) == (302, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"OK",
+        b"<html>\x1b[31m</html>",
+        b"\xff\xfe",
+        b"{",
+        b"[" * 100_000,
+        b"9" * 10_000,
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"channels": []}',
+        b'{"channels": [], "producers": null}',
+        b'{"channels": null, "producers": []}',
+        b'{"channels": [], "producers": [null]}',
+        json.dumps({"channels": [], "producers": [{**NODE, "tcp_port": "4150"}]}).encode(),
+    ],
+)
+async def test_a_reply_of_another_shape_is_an_error_that_names_the_server(body: bytes) -> None:
+    for answer in (reply(body, 200, V1), reply(body)):
+        async with serving(answer) as server:
+            error = await lookup_failure(server)
+        assert error.text.startswith("/lookup: unexpected reply: ")
+        assert error.status == 200
+        assert error.__cause__ is not None
+
+
+@pytest.mark.parametrize("data", [None, [], {}, 5])
+async def test_an_envelope_without_its_data_is_an_error(data: object) -> None:
+    async with serving(envelope(data)) as server:
+        assert (await lookup_failure(server)).status == 200
+
+
+async def test_a_refused_connection_is_called_that() -> None:
+    async with serving(b"") as server:
+        pass
+    error = await lookup_failure(server)
+    assert (error.text, error.status) == ("connection refused", 0)
+    assert error.__cause__ is not None
+
+
+async def test_a_name_that_does_not_resolve_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert (await lookup_failure("nowhere.test:4161")).text == "cannot resolve 'nowhere.test'"
+
+
+async def test_no_answer_in_time_ends_the_request() -> None:
+    async with serving(None) as server:
+        error = await lookup_failure(server, request_timeout=0.05)
+    assert (error.text, error.status) == ("no answer within 50ms", 0)
+
+
+async def test_a_reply_that_stops_half_way_ends_with_the_request_timeout() -> None:
+    async with serving(reply("x" * 100)[:-50], hold=True) as server:
+        error = await lookup_failure(server, request_timeout=0.05)
+    assert error.text == "no answer within 50ms"
+
+
+async def test_a_reply_cut_short_is_called_that() -> None:
+    async with serving(reply("x" * 100)[:-50]) as server:
+        error = await lookup_failure(server)
+    assert error.text.startswith("the reply broke off: ")
+
+
+async def test_a_tls_handshake_that_is_not_answered_ends_with_the_connect_timeout() -> None:
+    async with serving(None) as server:
+        error = await lookup_failure(f"https://{server.address}", connect_timeout=0.05)
+    assert error.text == "no connection within 50ms"
+
+
+async def test_a_reset_connection_is_called_that() -> None:
+    async with serving(reply("x" * 100)[:-50], reset=True) as server:
+        error = await lookup_failure(server)
+    assert "connection reset by peer" in error.text
+    assert error.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL", b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\n"]
+)
+async def test_a_server_without_http_leads_to_checking_the_port(answer: bytes) -> None:
+    async with serving(answer) as server:
+        error = await lookup_failure(server)
+    assert error.text.startswith("no usable reply: ")
+    assert error.text.endswith("check that this is the server's HTTP port")
+
+
+async def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_REPLY", 1 << 20)
+    async with serving(reply(b" " * ((1 << 20) + 1))) as server:
+        error = await lookup_failure(server)
+    assert "longer than 1 MiB" in error.text
+    exact = reply(json.dumps({"topics": ["t"]}).ljust(1 << 20))
+    async with serving(exact) as server, lookupd(server) as client:
+        assert await client.topics() == ["t"]
+
+
+def server_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server.cert, certificates.server.key)
+    return context
+
+
+async def test_https_verifies_and_shows_the_client_certificate(certificates: Certificates) -> None:
+    context = server_context(certificates)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(certificates.ca)
+    config = ClientConfig(tls_root_ca_file=str(certificates.ca))
+    identity = config.with_values(
+        tls_cert=str(certificates.client.cert), tls_key=str(certificates.client.key)
+    )
+    async with serving(v1({"topics": ["t"]}), tls=context) as server:
+        url = f"https://{server.address}"
+        async with lookupd(url, tls=client_context(identity)) as client:
+            assert await client.topics() == ["t"]
+        error = await lookup_failure(url, tls=client_context(config))
+    assert "--tls-cert" in error.text
+
+
+async def test_https_of_an_unknown_ca_is_refused_with_the_option_for_it(
+    certificates: Certificates,
+) -> None:
+    async with serving(v1({"topics": []}), tls=server_context(certificates)) as server:
+        error = await lookup_failure(f"https://{server.address}")
+    assert "cannot be verified" in error.text
+    assert "--tls-root-ca-file" in error.text
+    assert server.heads == []
+
+
+async def test_https_to_a_plain_port_is_called_that() -> None:
+    async with serving(reply("Bad Request", 400), plain=True, hold=True) as server:
+        error = await lookup_failure(f"https://{server.address}")
+    assert error.text.startswith("the server does not speak TLS here")
