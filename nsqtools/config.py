@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigError
+from nsqtools.names import Address, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -36,6 +37,7 @@ _DURATION_UNITS = {
 }
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_LONGEST = 40  # characters of a number that is meant
 _SIZE_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -45,7 +47,7 @@ def parse_duration(text: str) -> float:
     if text == "0":
         return 0.0
     total, end = 0.0, 0
-    while match := _DURATION.match(text, end):
+    while len(text) < _LONGEST and (match := _DURATION.match(text, end)):
         total += float(match[1]) * _DURATION_UNITS[match[2]]
         end = match.end()
     if not text or end != len(text):
@@ -54,23 +56,25 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest text that ``parse_duration`` reads as these seconds."""
-    if seconds == 0:
-        return "0s"
-    if seconds < 1:
-        return f"{seconds * 1000:g}ms"
+    """A short text that ``parse_duration`` reads as these seconds, to the nanosecond."""
+    for unit, length in (("ns", 1e-6), ("us", 1e-3), ("ms", 1.0)):
+        if 0 < seconds < length:
+            return f"{round(seconds / _DURATION_UNITS[unit], 3):g}{unit}"
     text = ""
     for unit, length in (("h", 3600), ("m", 60)):
         count = int(seconds // length)
         seconds -= count * length
         text += f"{count}{unit}" if count else ""
-    return text + (f"{seconds:g}s" if seconds else "")
+    rest = f"{seconds:.9f}".rstrip("0").rstrip(".")
+    return text if text and rest == "0" else f"{text}{rest}s"
 
 
 def parse_size(text: str) -> int:
     """Bytes of ``64MiB`` (powers of 1024), ``64M`` (the same) or ``64MB`` (powers of 1000)."""
     match = _SIZE.fullmatch(text.strip())
-    if not match:
+    if text.strip() == "-1":
+        return -1  # "none", where the minimum allows it
+    if not match or len(text) > _LONGEST:
         raise ConfigError(f"{text!r} is not a size: write it as in 65536, 64KiB or 5MB")
     decimal = bool(match[2]) and match[3].lower() == "b"
     return int(float(match[1]) * (1000 if decimal else 1024) ** _SIZE_POWERS[match[2].lower()])
@@ -150,7 +154,8 @@ class Option:
         if self.kind not in ("integer", "number", "duration", "size"):
             return
         low, high = self.minimum, self.maximum
-        if (low is not None and value < low) or (high is not None and value > high):
+        # Said this way nan is out of range too.
+        if not ((low is None or value >= low) and (high is None or value <= high)):
             raise ConfigError(f"{self.show(value)} is out of range: expected {self.range}")
 
     def show(self, value: Any) -> str:
@@ -350,6 +355,10 @@ class ClientConfig(Options):
                 f"read_timeout {format_duration(self.read_timeout)}: a healthy connection would "
                 "be dropped"
             )
+        if 0 < self.output_buffer_timeout < 0.025:
+            raise ConfigError("output_buffer_timeout: nsqd takes 0 or at least 25ms")
+        if self.local_addr:
+            Address.parse(self.local_addr, 0)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")
 
@@ -387,7 +396,7 @@ class ConsumerConfig(ClientConfig):
     opt_flag: ClassVar[str] = "consumer-opt"
 
     max_in_flight: int = option(
-        1, "integer", "Most messages in flight, over all connections.", minimum=0
+        1, "integer", "Most messages in flight, for each topic over all connections.", minimum=0
     )
     max_in_flight_bytes: int = option(
         64 << 20, "size", "Most bytes of bodies in flight, by their mean size.", minimum=1
@@ -512,6 +521,12 @@ class ConsumerConfig(ClientConfig):
         30.0, "duration", "Limit for finishing what is in flight when stopping.", minimum=0.0
     )
 
+    def check(self) -> None:
+        """As the base's, and what only a consumer negotiates."""
+        ClientConfig.check(self)
+        if 0 < self.msg_timeout < 1:
+            raise ConfigError("--msg-timeout: nsqd takes 0, for its own, or at least 1s")
+
     def identify(self) -> dict[str, Any]:
         """As the base's, with what only a consumer negotiates."""
         body = ClientConfig.identify(self)
@@ -579,6 +594,10 @@ class SourceOptions(Options):
         """Both kinds of address contradict each other."""
         if not self.topic:
             raise ConfigError("--topic: name at least one topic")
+        for topic in self.topic:
+            check_name("topic", topic)
+        if self.channel:
+            check_name("channel", self.channel)
         if self.nsqd_tcp_address and self.lookupd_http_address:
             raise ConfigError(
                 "--nsqd-tcp-address and --lookupd-http-address exclude each other: give one kind"
@@ -672,6 +691,7 @@ class TargetOptions(Options):
         """A topic is needed."""
         if not self.topic:
             raise ConfigError("--topic: name the topic to publish to")
+        check_name("topic", self.topic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -709,5 +729,8 @@ class LookupOptions(Options):
     )
     http_client_request_timeout: float = option(
         5.0, "duration", "Limit for an answer.", minimum=0.001
+    )
+    tls_root_ca_file: str = option(
+        "", "path", "CA certificates to trust for https, instead of the system's (PEM)."
     )
     json: bool = option(False, "flag", "Print JSON.")

@@ -28,7 +28,8 @@ class Address(NamedTuple):
     def parse(cls, text: str, default_port: int | None = None) -> Address:
         """Read ``host:port``, ``[v6]:port``, or ``host`` where there is a default port.
 
-        Raises ConfigError naming what is wrong.
+        A default of 0 is for local addresses: the port may be 0 then. Raises ConfigError naming
+        what is wrong.
         """
         text = text.strip()
         if "/" in text:
@@ -46,7 +47,9 @@ class Address(NamedTuple):
             raise ConfigError(f"address {text!r}: expected host:port, with a host")
         if not port and default_port is not None:
             return cls(host, default_port)
-        if not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536):
+        lowest = 0 if default_port == 0 else 1
+        valid = port.isascii() and port.isdigit() and len(port) < 6
+        if not (valid and lowest <= int(port) < 65536):
             raise ConfigError(f"address {text!r}: expected a port from 1 to 65535 after the colon")
         return cls(host, int(port))
 

@@ -128,7 +128,7 @@ def _color() -> bool | None:
 
 def _outcome(error: BaseException) -> int:
     """The exit code of an error, after it was reported."""
-    from nsqtools.errors import ConfigError, NSQError, OutputClosedError, UnreachableError
+    from nsqtools.errors import ConfigError, NSQError, OutputClosedError, PeerError
 
     while isinstance(error, BaseExceptionGroup):  # of a TaskGroup: the first error is the cause
         error = error.exceptions[0]
@@ -158,7 +158,7 @@ def _outcome(error: BaseException) -> int:
     match error:
         case ConfigError():
             return Exit.USAGE
-        case UnreachableError():
+        case PeerError():  # later ones lead to a new connection, so it is one of the start
             return Exit.UNREACHABLE
     return Exit.FAILURE
 

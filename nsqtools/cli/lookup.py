@@ -13,7 +13,7 @@ import click
 from nsqtools.cli import logs
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, options
-from nsqtools.config import LogOptions, LookupOptions
+from nsqtools.config import ClientConfig, LogOptions, LookupOptions
 from nsqtools.names import LOOKUPD_HTTP_PORT, check_name
 
 if TYPE_CHECKING:
@@ -100,13 +100,16 @@ def nodes(*, where: LookupOptions, log: LogOptions) -> int:
 def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
     """What the nsqlookupds that answer say; raises UnreachableError if none does."""
     from nsqtools.engine.lookup import ask_lookupds
+    from nsqtools.net.tls import client_context
 
+    tls = client_context(ClientConfig(tls_root_ca_file=where.tls_root_ca_file))
     answers = asyncio.run(
         ask_lookupds(
             where.lookupd_http_address or (_DEFAULT,),
             call,
             connect_timeout=where.http_client_connect_timeout,
             request_timeout=where.http_client_request_timeout,
+            tls=tls,
         )
     )
     for _, error in answers.failures:

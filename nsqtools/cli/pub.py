@@ -14,13 +14,14 @@ import click
 from nsqtools.cli import logs
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.run import Signals, addresses, run, with_secret
+from nsqtools.cli.run import Signals, addresses, with_secret
 from nsqtools.config import LogOptions, ProducerConfig, PubOptions, TargetOptions
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.formats import unescape
 from nsqtools.sinks.records import Splitter, drop_empty, make_splitter
+from nsqtools.sinks.stdout import Output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -70,7 +71,7 @@ def pub(
     if messages and form.file:
         raise click.UsageError("messages and --file exclude each other: give one kind")
     job = _Publishing(target, form, config, show_progress=not log.quiet)
-    return run(job.run([os.fsencode(message) for message in messages]))
+    return asyncio.run(job.run([os.fsencode(message) for message in messages]))
 
 
 class _Publishing:
@@ -97,59 +98,64 @@ class _Publishing:
         self._reason = ""
         self._under_way: set[asyncio.Task[None]] = set()
         self._cut_off = False
+        self._tee = Output(_STDOUT, "standard output")
+        self._reading: asyncio.Task[None] | None = None
         self._new_splitter()
 
     async def run(self, messages: Sequence[bytes]) -> int:
-        """Publish the messages, or the input if there are none; an exit code."""
+        """Publish the messages, or the input if there are none; an exit code.
+
+        The first signal ends reading, and what was read is published; the second ends that too.
+        """
         loop = asyncio.get_running_loop()
-        reading: asyncio.Task[None] | None = None
-
-        def stop() -> None:
-            if reading:
-                reading.cancel()
-
-        def leave() -> None:
-            for task in self._under_way:
-                task.cancel()
-
-        signals = Signals(stop, leave)
-        async with Producer(self._nsqds, self._config) as producer:
-            self._producer = producer
-            started = loop.time()
-            progress = loop.create_task(self._report(started)) if self._show_progress else None
-            reading = loop.create_task(
-                self._send(messages) if messages else self._send_input(self._form.file or ("-",))
-            )
-            try:
-                await reading
-            except asyncio.CancelledError:
-                if not signals.seen:
-                    raise
-            finally:
-                await self._settle(0)
-                if progress:
-                    progress.cancel()
-                    sys.stderr.write("\r\x1b[K")
+        work = loop.create_task(self._work(messages))
+        signals = Signals(lambda: (self._reading or work).cancel(), work.cancel)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not signals.seen:
+                raise
         log.info("%d messages published", self._published)
         if self._refused:
             log.error(
-                "%d of %d messages were not published: %s",
+                "%d of %d messages were not published%s: %s",
                 self._refused,
                 self._refused + self._published,
+                ", and the rest of the input was not read" if self._cut_off else "",
                 self._reason,
             )
         if signals.seen:
             log.error("stopped before the end of the input, %d published", self._published)
-            return Exit.INTERRUPTED if signals.interrupted else Exit.FAILURE
+            return signals.exit_code(Exit.FAILURE)
         if self._cut_off:
             return Exit.FAILURE
         return Exit.PARTIAL if self._refused else Exit.DONE
+
+    async def _work(self, messages: Sequence[bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        if self._form.tee:
+            await self._tee.open()
+        async with Producer(self._nsqds, self._config) as self._producer:
+            progress = self._show_progress and loop.create_task(self._report(loop.time()))
+            self._reading = loop.create_task(
+                self._send(messages) if messages else self._send_input(self._form.file or ("-",))
+            )
+            try:
+                await asyncio.wait([self._reading])
+                await self._settle(0)
+            finally:
+                for task in (self._reading, *self._under_way):
+                    task.cancel()
+                if progress:
+                    progress.cancel()
+                    sys.stderr.write("\r\x1b[K")
+        self._reading.result()
 
     async def _send_input(self, files: Sequence[str]) -> None:
         for file in files:
             async for chunk in _read(file):
                 if self._form.tee:
-                    await asyncio.to_thread(_write_all, _STDOUT, chunk)
+                    await self._tee.write(chunk)
                 await self._send(self._splitter.feed(chunk))
                 if self._cut_off:
                     return
@@ -259,9 +265,3 @@ async def _readable(fd: int) -> None:
         await ready
     finally:
         loop.remove_reader(fd)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

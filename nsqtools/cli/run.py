@@ -20,11 +20,10 @@ from nsqtools.names import NSQD_TCP_PORT, Address
 from nsqtools.policy.stopping import StopRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from nsqtools.config import ClientConfig, ConsumerConfig, SourceOptions, StopOptions
-    from nsqtools.engine.consumer import ConsumerStats
     from nsqtools.engine.handler import Batch, Handler, Message
     from nsqtools.engine.lookup import Backlog
 
@@ -34,6 +33,10 @@ C = TypeVar("C", bound="ClientConfig")
 
 # How often an nsqd is asked whether its channel is empty.
 _EMPTY_INTERVAL = 0.5
+# Shortest time between two looks at the stop conditions.
+_MIN_WATCH = 0.05
+# How long a second signal lets the event loop end by itself.
+_LEAVE_TIMEOUT = 0.5
 # Stands in for --until-empty where no HTTP API answers.
 _EMPTY_IDLE = 5.0
 
@@ -41,7 +44,9 @@ _EMPTY_IDLE = 5.0
 class Sink(Protocol):
     """A handler that a command opens, and that says when it can write no more."""
 
-    failed: asyncio.Future[None]
+    @property
+    def failed(self) -> asyncio.Future[None]:
+        """Ends with the error after which nothing can be written; from ``open`` on."""
 
     async def open(self) -> None:
         """Called once the event loop runs."""
@@ -57,24 +62,19 @@ class Sink(Protocol):
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP stop; a second one stops at once.
+    """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once.
 
     A signal that was ignored when the program started, as in a shell's background job, stays so.
     """
 
-    def __init__(self, stop: Callable[[], None], leave: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[], object], leave: Callable[[], object]) -> None:
         self._stop = stop
         self._leave = leave
         self._seen: list[signal.Signals] = []
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._caught, number)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether SIGINT was the first."""
-        return self._seen[:1] == [signal.SIGINT]
+                self._loop.add_signal_handler(number, self._caught, number)
 
     @property
     def seen(self) -> bool:
@@ -86,17 +86,45 @@ class Signals:
         """Whether a second one came."""
         return len(self._seen) > 1
 
+    def exit_code(self, drained: int) -> int:
+        """The exit code after a signal; ``drained`` is that of SIGTERM if everything was done."""
+        if self._seen[0] is signal.SIGINT:
+            return Exit.INTERRUPTED
+        return Exit.FAILURE if self.urgent else drained
+
     def _caught(self, number: signal.Signals) -> None:
         self._seen.append(signal.Signals(number))
-        (self._leave if self.urgent else self._stop)()
+        if not self.urgent:
+            self._stop()
+            return
+        self._leave()
+        # A thread that hangs in a look-up of a name would be waited for.
+        self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))
 
 
 class _Shared:
-    """One sink for several consumers: a batch at a time, and not closed by the first to stop."""
+    """One sink for several consumers: a batch at a time, and closed once all of them drain.
+
+    The first to drain waits for the last, so that the sink can settle what it holds of anyone.
+    """
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._lock = asyncio.Lock()
+        self._consumers = 0
+        self._all_drain = asyncio.Event()
+        self._closed = False
+
+    def join(self) -> _Member:
+        """A handler for one more consumer."""
+        self._consumers += 1
+        return _Member(self)
+
+    def leave(self) -> None:
+        """A consumer drains, or has ended without."""
+        self._consumers -= 1
+        if not self._consumers:
+            self._all_drain.set()
 
     async def handle(self, batch: Batch) -> None:
         async with self._lock:
@@ -106,7 +134,32 @@ class _Shared:
         await self._handler.gave_up(messages)
 
     async def close(self) -> None:
-        """Left to the run."""
+        await self._all_drain.wait()
+        async with self._lock:
+            if not self._closed:
+                self._closed = True
+                await self._handler.close()
+
+
+class _Member:
+    """A consumer's part in a shared sink."""
+
+    def __init__(self, shared: _Shared) -> None:
+        self.handle = shared.handle
+        self.gave_up = shared.gave_up
+        self._shared = shared
+        self._left = False
+
+    def leave(self) -> None:
+        """The consumer drains or has ended; the second call does nothing."""
+        if not self._left:
+            self._left = True
+            self._shared.leave()
+
+    async def close(self) -> None:
+        """As Handler."""
+        self.leave()
+        await self._shared.close()
 
 
 def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
@@ -135,11 +188,6 @@ def with_secret(config: C) -> C:
     if not secret:
         raise ConfigError(f"--auth-secret-file {path}: empty")
     return config.with_values(auth_secret=secret)
-
-
-def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run a command's coroutine to its exit code."""
-    return asyncio.run(main)
 
 
 async def consume(
@@ -174,20 +222,27 @@ class _Run:
         self._options = stop
         self._consumers: list[Consumer] = []
         self._subscriptions: list[Subscription] = []
-        self._tasks: list[asyncio.Task[ConsumerStats]] = []
-        self._handler: Handler = _Shared(sink)
+        self._members: list[_Member] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        handler: Handler = sink
         if stop.count:
-            self._handler = _Shared(Limit(sink, stop.count, self._remaining))
+            handler = Limit(sink, stop.count, self._remaining, self._stop)
             self._config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
+        self._shared = _Shared(handler)
 
     def add(self, subscription: Subscription) -> None:
         self._subscriptions.append(subscription)
-        self._consumers.append(Consumer(subscription, self._handler, self._config))
+        member = self._shared.join()
+        self._members.append(member)
+        self._consumers.append(Consumer(subscription, member, self._config))
 
     async def until_done(self) -> int:
         loop = asyncio.get_running_loop()
         signals = Signals(self._interrupted, self._leave)
-        self._tasks = [loop.create_task(consumer.run()) for consumer in self._consumers]
+        self._tasks = [
+            loop.create_task(self._run(consumer, member))
+            for consumer, member in zip(self._consumers, self._members, strict=True)
+        ]
         watch = loop.create_task(self._watch(loop.time()))
         failed = self._sink.failed
         try:
@@ -208,6 +263,12 @@ class _Run:
                 raise outcome
         return self._exit_code(signals)
 
+    async def _run(self, consumer: Consumer, member: _Member) -> None:
+        try:
+            await consumer.run()
+        finally:
+            member.leave()
+
     def _exit_code(self, signals: Signals) -> int:
         totals = [consumer.stats() for consumer in self._consumers]
         log.info(
@@ -215,11 +276,12 @@ class _Run:
             sum(s.finished for s in totals),
             sum(s.requeued for s in totals),
         )
-        if signals.interrupted:
-            return Exit.INTERRUPTED
-        if signals.urgent:
-            return Exit.FAILURE
-        return Exit.PARTIAL if any(s.given_up for s in totals) else Exit.DONE
+        if late := sum(s.too_late for s in totals):
+            log.warning(
+                "%d messages had timed out before they were finished: they come again", late
+            )
+        code = Exit.PARTIAL if any(s.given_up for s in totals) else Exit.DONE
+        return signals.exit_code(code) if signals.seen else code
 
     async def _watch(self, started: float) -> None:
         """Ask the stop rule whenever its answer may have changed."""
@@ -239,7 +301,10 @@ class _Run:
         empties = 0
         while True:
             now = loop.time()
-            last = max(started, *(c.stats().last_message for c in self._consumers))
+            totals = [consumer.stats() for consumer in self._consumers]
+            # While messages are in flight a slow reader, not the topic, is what is silent.
+            busy = any(total.in_flight for total in totals)
+            last = now if busy else max(started, *(total.last_message for total in totals))
             reason = rule.decide(
                 finished=0, started=started, last_message=last, empties=empties, now=now
             )
@@ -252,7 +317,7 @@ class _Run:
                 due = min(now + _EMPTY_INTERVAL, due or float("inf"))
             if due is None:
                 return
-            await asyncio.sleep(due - now)
+            await asyncio.sleep(max(due - now, _MIN_WATCH))
             if rule.until_empty:
                 try:
                     empties = 0 if await self._backlog(backlogs) else empties + 1
@@ -273,8 +338,6 @@ class _Run:
     def _remaining(self, count: int) -> None:
         for consumer in self._consumers:
             consumer.set_max_in_flight(min(self._config.max_in_flight, count))
-        if count == 0:
-            self._stop()
 
     def _stop(self) -> None:
         for consumer in self._consumers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import click
 
 from nsqtools.cli import logs
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.run import consume, run
+from nsqtools.cli.run import consume
 from nsqtools.config import ConsumerConfig, LogOptions, SourceOptions, StopOptions, TailOptions
 from nsqtools.sinks.formats import make_format, unescape
 from nsqtools.sinks.stdout import StreamSink
@@ -56,7 +57,7 @@ def tail(
     """
     logs.configure(log)
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
-    return run(consume(source, channel, config, stop, StreamSink(_STDOUT, _format(form))))
+    return asyncio.run(consume(source, channel, config, stop, StreamSink(_STDOUT, _format(form))))
 
 
 def _format(form: TailOptions) -> Format:

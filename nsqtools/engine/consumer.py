@@ -3,6 +3,8 @@
 Facts come in as plain calls (messages received, a connection lost, a timer), and each ends in
 ``plan``, which asks the RDY planner what to send. The worker hands batches to the handler one at
 a time, so reading, heartbeats and RDY never wait for it.
+
+A few lines over 400: who is connected, each connection's facts and all decisions live elsewhere.
 """
 
 from __future__ import annotations
@@ -10,64 +12,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.handler import Batch
 from nsqtools.engine.link import Link
-from nsqtools.engine.membership import Membership, Subscription
-from nsqtools.errors import PeerError, ServerError
+from nsqtools.engine.membership import Membership
+from nsqtools.engine.stats import ConsumerStats
+from nsqtools.errors import NSQError, PeerError, ServerError
 from nsqtools.net.connection import Connection
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.delivery import requeue_delay, split_given_up
-from nsqtools.policy.rdy import Mode, RdyPlanner, bytes_limit, is_starved
+from nsqtools.policy.rdy import ByteBudget, Mode, RdyPlanner, is_starved
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.engine.handler import Handler
+    from nsqtools.engine.membership import Subscription
     from nsqtools.names import Address
-    from nsqtools.net.connection import Listener
+    from nsqtools.net.connection import Dial
     from nsqtools.policy.backoff import Change
     from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
 
-
-class Dial(Protocol):
-    """How a connection is made: ``Connection.open``, or a test's own."""
-
-    async def __call__(
-        self,
-        address: Address,
-        config: ConsumerConfig,
-        listener: Listener,
-        *,
-        subscription: tuple[str, str] | None,
-        auth_secret: str,
-    ) -> Connection:
-        """As Connection.open."""
-
-
-@dataclass(slots=True)
-class ConsumerStats:
-    """Totals since the start; ``in_flight`` and ``connections`` are of now."""
-
-    received: int = 0
-    received_bytes: int = 0
-    finished: int = 0
-    requeued: int = 0
-    touched: int = 0
-    given_up: int = 0
-    too_late: int = 0
-    """FIN, REQ or TOUCH that nsqd refused: the message had timed out and comes again."""
-    connections: int = 0
-    in_flight: int = 0
-    last_message: float = 0.0
-    """Loop time of the last message, or of the start."""
-    nsqds: list[Address] = field(default_factory=list)
+# nsqd answers CLS at once, or not at all.
+_CLS_TIMEOUT = 2.0
+# What a handler gets to notice that it was cancelled, or to close, when the time is over.
+_CANCEL_TIMEOUT = 1.0
+# nsqd 1.3.0 may send a message after CLOSE_WAIT, seen once in 40 stops: time to give it back.
+_LINGER = 0.02
 
 
 class Consumer:
@@ -94,7 +71,7 @@ class Consumer:
         self._dial = dial
         self._max_in_flight = config.max_in_flight
         self._limit = config.max_in_flight
-        self._mean_body = 0.0
+        self._budget = ByteBudget(config.max_in_flight_bytes)
         self._planner = RdyPlanner(config.low_rdy_idle_timeout, config.low_rdy_timeout)
         self._backoff = Backoff(
             config.backoff_strategy, config.backoff_multiplier, config.max_backoff_duration
@@ -105,9 +82,12 @@ class Consumer:
         )
         self._queue: deque[tuple[float, Batch, bool]] = deque()
         self._held: list[Batch] = []
+        self._held_limit = 16
         self._oldest: float | None = None
         self._behind = False
         self._stopping = False
+        self._all_delivered = False
+        self._given_up_waiting = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
@@ -129,9 +109,12 @@ class Consumer:
             if starting.done():
                 starting.result()
                 self._tick()
-                await asyncio.wait({worker, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                ends: list[asyncio.Future[Any]] = [worker, stopped, self._membership.broken]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             starting.cancel()
             await self._drain(worker)
+            if self._membership.broken.done():
+                self._membership.broken.result()
         finally:
             self._stopping = True
             self._membership.stop()
@@ -177,14 +160,17 @@ class Consumer:
         stats.received += count
         stats.received_bytes += size
         stats.last_message = now
-        self._mean_body += (size / count - self._mean_body) * (
-            count / (count + 256) if self._mean_body else 1
-        )
+        self._budget.note(count, size)
         self._set_limit()
         messages, given_up = split_given_up(messages, self._config.max_attempts)
         for part, is_given_up in ((messages, False), (given_up, True)):
-            if part:
-                self._queue.append((now, self._batch(link, part), is_given_up))
+            if not part:
+                continue
+            batch = self._batch(link, part)
+            if self._all_delivered:  # nsqd may send one more after it has answered CLS
+                batch.requeue(delay=0, backoff=False)
+            else:
+                self._queue.append((now, batch, is_given_up))
         self._wake.set()
         if link.needs_plan(now):
             self.plan()
@@ -230,7 +216,7 @@ class Consumer:
         self.plan()
         self._membership.lost(link.address)
 
-    async def _connect(self, address: Address) -> PeerError | None:
+    async def _connect(self, address: Address) -> NSQError | None:
         """Open one connection and let it take part; returns the error instead of raising it."""
         link = Link(self, address)
         try:
@@ -241,7 +227,7 @@ class Consumer:
                 subscription=(self._subscription.topic, self._subscription.channel),
                 auth_secret=self._config.auth_secret,
             )
-        except PeerError as error:
+        except NSQError as error:
             return error
         if self._stopping:
             link.connection.abort()
@@ -271,13 +257,8 @@ class Consumer:
             self._links[address].set_ready(count, now)
 
     def _set_limit(self) -> None:
-        """Hold ``max_in_flight_bytes`` by the mean body; small drifts change nothing."""
-        limit = bytes_limit(self._max_in_flight, self._config.max_in_flight_bytes, self._mean_body)
-        if limit != self._limit and (
-            limit == self._max_in_flight
-            or self._limit > self._max_in_flight
-            or not 0.8 * self._limit < limit < 1.25 * self._limit
-        ):
+        limit = self._budget.limit(self._max_in_flight)
+        if limit != self._limit:
             self._limit = limit
             for link in self._links.values():
                 link.stale = True
@@ -306,7 +287,6 @@ class Consumer:
             if not self._behind:
                 log.warning("the handler has fallen behind: no new messages until it catches up")
             self._behind = True
-        self._held = [batch for batch in self._held if not batch.is_settled]
         self.plan()
         interval = min(self._config.rdy_redistribute_interval, patience / 2)
         self._timers["tick"] = self._loop.call_later(interval, self._tick)
@@ -328,16 +308,16 @@ class Consumer:
         )
 
     async def _work(self) -> None:
-        """Hand batches to the handler until the consumer stops and the queue is empty."""
+        """Hand batches to the handler until nsqd sends no more and the queue is empty."""
         while True:
-            while self._queue:
+            while self._queue and not self._given_up_waiting:
                 self._oldest, batch, is_given_up = self._queue.popleft()
                 await self._handle(batch, is_given_up)
             self._oldest = None
             if self._behind:
                 self._behind = False
                 self.plan()
-            if self._stopping:
+            if self._all_delivered or self._given_up_waiting:
                 return
             self._wake.clear()
             await self._wake.wait()
@@ -363,35 +343,68 @@ class Consumer:
             batch.requeue()
         else:
             if batch.held:
-                self._held.append(batch)
+                self._hold(batch)
             else:
                 batch.finish()
+
+    def _hold(self, batch: Batch) -> None:
+        """Remember what is to be given back at the end; what was settled goes now and then."""
+        self._held.append(batch)
+        if len(self._held) > self._held_limit:
+            self._held = [held for held in self._held if not held.is_settled]
+            self._held_limit = 2 * len(self._held) + 16
 
     # The end.
 
     async def _drain(self, worker: asyncio.Task[None]) -> None:
-        """CLS, handle what was delivered, REQ 0 the rest, close: within ``drain_timeout``."""
+        """CLS, handle what was delivered, REQ 0 the rest, close: within ``drain_timeout``.
+
+        An nsqd that does not answer CLS costs a moment, not the time that others' messages need.
+        """
         self._stopping = True
         self._membership.stop()
+        deadline = self._loop.time() + self._config.drain_timeout
         links = list(self._links.values())
         for link in links:
             link.connection.stop_messages()
-        error: Exception | None = None
-        try:
-            async with asyncio.timeout(self._config.drain_timeout) as limit:
-                await asyncio.gather(*(link.connection.wait_closing() for link in links))
-                self._wake.set()
-                await worker
-                await self._handler.close()
-        except Exception as caught:
-            if not (isinstance(caught, TimeoutError) and limit.expired()):
-                error = caught
-            else:
-                log.warning("not all messages were handled in time: the rest is requeued")
-                worker.cancel()
-                await asyncio.wait([worker])
+        await self._wait(
+            [link.connection.wait_closing() for link in links],
+            min(_CLS_TIMEOUT, self._config.drain_timeout),
+        )
+        self._all_delivered = True
+        self._wake.set()
+        await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
+        if not worker.done():
+            log.warning("not all messages were handled in time: the rest is requeued")
+            self._given_up_waiting = True
+            worker.cancel()
+            await asyncio.wait([worker], timeout=_CANCEL_TIMEOUT)
+        error = await self._close_handler(max(_CANCEL_TIMEOUT, deadline - self._loop.time()))
         for batch in (*self._held, *(batch for _, batch, _ in self._queue)):
             batch.requeue(delay=0, backoff=False)
+        self._queue.clear()
+        if links:
+            await asyncio.sleep(_LINGER)
         await asyncio.gather(*(link.connection.close() for link in self._links.values()))
         if error:
             raise error
+        if worker.done() and not worker.cancelled():
+            worker.result()
+
+    async def _close_handler(self, limit: float) -> Exception | None:
+        try:
+            async with asyncio.timeout(limit) as timeout:
+                await self._handler.close()
+        except Exception as error:
+            if not (isinstance(error, TimeoutError) and timeout.expired()):
+                return error
+            log.warning("the handler did not close in time: what it holds is requeued")
+        return None
+
+    async def _wait(self, work: Sequence[Coroutine[Any, Any, None]], limit: float) -> None:
+        """Wait for all, or until the time is over."""
+        tasks = [self._loop.create_task(each) for each in work]
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit)
+            for task in tasks:
+                task.cancel()

@@ -15,13 +15,21 @@ class Limit:
 
     ``on_remaining`` hears how many are left before the messages are finished: a consumer that
     lowers its max_in_flight to that is sent no message too many by a single nsqd, because the RDY
-    leaves ahead of the FINs. At 0 the consumer should be stopped. Several consumers may share one.
+    leaves ahead of the FINs. ``on_done`` is called once all were handled without an error, and
+    the consumer should be stopped. Several consumers may share one.
     """
 
-    def __init__(self, handler: Handler, count: int, on_remaining: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        count: int,
+        on_remaining: Callable[[int], None],
+        on_done: Callable[[], None],
+    ) -> None:
         self._handler = handler
         self._remaining = count
         self._on_remaining = on_remaining
+        self._on_done = on_done
 
     async def handle(self, batch: Batch) -> None:
         """As Handler."""
@@ -37,6 +45,8 @@ class Limit:
             self._remaining += len(batch.unsettled())
             self._on_remaining(self._remaining)
             raise
+        if self._remaining == 0:
+            self._on_done()
 
     async def close(self) -> None:
         """As Handler."""

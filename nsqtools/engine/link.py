@@ -131,6 +131,8 @@ class Link:
 
     def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
         """As Settle."""
+        if self.connection.is_lost:
+            return
         if backoff:
             self._owner.settled(failed=len(messages))
         else:

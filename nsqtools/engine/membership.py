@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nsqtools.config import ConsumerConfig
-    from nsqtools.errors import PeerError
+    from nsqtools.errors import NSQError
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Membership:
         self,
         subscription: Subscription,
         config: ConsumerConfig,
-        connect: Callable[[Address], Awaitable[PeerError | None]],
+        connect: Callable[[Address], Awaitable[NSQError | None]],
         connected: Collection[Address],
         *,
         rng: Random,
@@ -69,9 +69,12 @@ class Membership:
         self._lookup_again = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
+        self.broken: asyncio.Future[None]
+        """From ``start`` on; ends with the error of a bug that would end reconnection silently."""
 
     async def start(self) -> None:
         """Make first contact; raises UnreachableError if everybody failed or refused us."""
+        self.broken = asyncio.get_running_loop().create_future()
         if fixed := self._subscription.nsqds:
             for address in await self._connect_all(fixed):
                 self._spawn(self._reconnect(address))
@@ -134,7 +137,7 @@ class Membership:
                 pass
             try:
                 found = await self._lookup()
-            except UnreachableError as error:
+            except (UnreachableError, ConfigError) as error:
                 log.warning("%s", error)
                 continue
             missing = [address for address in found if address not in self._connected]
@@ -155,4 +158,9 @@ class Membership:
             return
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.broken.done():
+            self.broken.set_exception(error)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from nsqtools.errors import (
     REFUSED_BODY,
     AuthError,
     ConfigError,
+    NSQError,
     PeerError,
     PublishError,
     ServerError,
@@ -21,10 +23,10 @@ from nsqtools.policy.discovery import ReconnectDelays
 from nsqtools.proto import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from nsqtools.config import ProducerConfig
-    from nsqtools.net.connection import Listener
+    from nsqtools.net.connection import Dial
     from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
@@ -35,29 +37,35 @@ _PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED", "E_INVALID"}
 _RETRY_DELAY = 0.1
 
 
-class Dial(Protocol):
-    """How a connection is made: ``Connection.open``, or a test's own."""
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Positions that were not taken, and why; ``permanent`` as in PublishError."""
 
-    async def __call__(
-        self,
-        address: Address,
-        config: ProducerConfig,
-        listener: Listener,
-        *,
-        subscription: tuple[str, str] | None,
-        auth_secret: str,
-    ) -> Connection:
-        """As Connection.open."""
+    positions: Sequence[int]
+    reason: str
+    permanent: bool
 
 
-class _Refusal(Exception):  # noqa: N818 - never leaves this module
-    """Some positions were not taken, and why."""
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What goes to nsqd in one command; ``positions`` are those of the bodies in the publish."""
 
-    def __init__(self, positions: Sequence[int], reason: str, *, permanent: bool) -> None:
-        super().__init__(reason)
-        self.positions = positions
-        self.reason = reason
-        self.permanent = permanent
+    topic: str
+    positions: Sequence[int]
+    bodies: Sequence[bytes]
+    defer_ms: int | None
+    target: Address | None
+    """The nsqd it is for; None for any."""
+
+    def command(self) -> bytes:
+        if len(self.bodies) > 1:
+            return commands.publish_many(self.topic, self.bodies)
+        return commands.publish(self.topic, self.bodies[0], defer_ms=self.defer_ms)
+
+    def halves(self) -> tuple[_Batch, _Batch]:
+        half = len(self.bodies) // 2
+        first = replace(self, positions=self.positions[:half], bodies=self.bodies[:half])
+        return first, replace(self, positions=self.positions[half:], bodies=self.bodies[half:])
 
 
 class Producer:
@@ -82,6 +90,7 @@ class Producer:
         self._connections: dict[Address, Connection] = {}
         self._changed = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
+        self._prompt: set[Address] = set()
         self._turn = 0
         self._closed = False
 
@@ -128,12 +137,15 @@ class Producer:
         """
         check_name("topic", topic)
         deadline = asyncio.get_running_loop().time() + self._config.publish_timeout
+        defer_ms = None if defer is None else round(defer * 1000)
         refusals: list[_Refusal] = []
-        work = []
-        targets: Iterable[Address | None] = self._nsqds if self._config.mode == "all" else (None,)
-        for target in targets:
-            for positions, part in self._split(bodies, refusals, single=defer is not None):
-                work.append(self._publish(topic, part, positions, defer, target, deadline))
+        parts = list(self._split(bodies, refusals, single=defer is not None))
+        targets = self._nsqds if self._config.mode == "all" else (None,)
+        work = [
+            self._publish(_Batch(topic, *part, defer_ms, target), deadline)
+            for target in targets
+            for part in parts
+        ]
         for refused in await asyncio.gather(*work):
             refusals += refused
         if refusals:
@@ -173,28 +185,14 @@ class Producer:
         if positions:
             yield positions, [bodies[p] for p in positions]
 
-    async def _publish(
-        self,
-        topic: str,
-        bodies: Sequence[bytes],
-        positions: Sequence[int],
-        defer: float | None,
-        target: Address | None,
-        deadline: float,
-    ) -> list[_Refusal]:
-        """Publish one batch: to ``target``, or to whoever takes it; returns what nobody took."""
-        command = (
-            commands.publish_many(topic, bodies)
-            if len(bodies) > 1
-            else commands.publish(
-                topic, bodies[0], defer_ms=None if defer is None else round(defer * 1000)
-            )
-        )
+    async def _publish(self, batch: _Batch, deadline: float) -> list[_Refusal]:
+        """Publish to the target, or to whoever takes it; returns what nobody took."""
+        command = batch.command()
         reason = "no nsqd is connected"
         failed: set[Connection] = set()
         try:
             async with asyncio.timeout_at(deadline):
-                while connection := await self._choose(target, failed):
+                while connection := await self._choose(batch.target, failed):
                     try:
                         await connection.request(command)
                     except PeerError as error:
@@ -206,32 +204,15 @@ class Producer:
                     else:
                         return []
                 else:
-                    return [_Refusal(positions, "the producer is closed", permanent=False)]
+                    return [_Refusal(batch.positions, "the producer is closed", permanent=False)]
         except TimeoutError:
             text = f"not published within {self._config.publish_timeout:g} s: {reason}"
-            return [_Refusal(positions, text, permanent=False)]
-        return await self._refused(refusal, topic, bodies, positions, defer, target, deadline)
-
-    async def _refused(
-        self,
-        error: PeerError,
-        topic: str,
-        bodies: Sequence[bytes],
-        positions: Sequence[int],
-        defer: float | None,
-        target: Address | None,
-        deadline: float,
-    ) -> list[_Refusal]:
-        """nsqd takes an MPUB whole or not at all: halve it until the culprit stands alone."""
-        if len(bodies) == 1 or not (isinstance(error, ServerError) and error.code in REFUSED_BODY):
-            return [_Refusal(positions, str(error), permanent=True)]
-        half = len(bodies) // 2
-        refusals = []
-        for part in (slice(half), slice(half, None)):
-            refusals += await self._publish(
-                topic, bodies[part], positions[part], defer, target, deadline
-            )
-        return refusals
+            return [_Refusal(batch.positions, text, permanent=False)]
+        if len(batch.bodies) == 1 or not _blames_a_body(refusal):
+            return [_Refusal(batch.positions, str(refusal), permanent=True)]
+        # nsqd takes an MPUB whole or not at all: halve it until the culprit stands alone.
+        first, second = batch.halves()
+        return await self._publish(first, deadline) + await self._publish(second, deadline)
 
     async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection | None:
         """The next connection in turn that has not failed this batch; waits for one.
@@ -254,12 +235,12 @@ class Producer:
                 await self._changed.wait()
         return None
 
-    async def _connect(self, address: Address) -> PeerError | None:
+    async def _connect(self, address: Address) -> NSQError | None:
         try:
             connection = await self._dial(
                 address, self._config, self, subscription=None, auth_secret=self._config.auth_secret
             )
-        except PeerError as error:
+        except NSQError as error:
             return error
         self._delays.connected(address)
         self._connections[address] = connection
@@ -272,8 +253,11 @@ class Producer:
         while True:
             while address in self._connections:
                 await self._changed.wait()
-            now = loop.time()
-            await asyncio.sleep(self._delays.failed(address, now) - now)
+            if address in self._prompt:
+                self._prompt.discard(address)
+            else:
+                now = loop.time()
+                await asyncio.sleep(self._delays.failed(address, now) - now)
             if error := await self._connect(address):
                 log.info("cannot connect: %s", error)
 
@@ -289,7 +273,11 @@ class Producer:
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
         if error is not None and self._keepers:
-            log.warning("connection lost: %s", error)
+            # A refused body costs the connection, but nsqd is well: dial again at once.
+            refused = _blames_a_body(error)
+            if refused:
+                self._prompt.add(connection.address)
+            log.log(logging.DEBUG if refused else logging.WARNING, "connection lost: %s", error)
         self._pulse()
 
     def _pulse(self) -> None:
@@ -303,3 +291,7 @@ def _is_permanent(error: PeerError) -> bool:
     if isinstance(error, ServerError):
         return error.code in _PERMANENT
     return isinstance(error, AuthError) and "E_UNAUTHORIZED" in error.text
+
+
+def _blames_a_body(error: PeerError) -> bool:
+    return isinstance(error, ServerError) and error.code in REFUSED_BODY

@@ -1,13 +1,17 @@
-"""A TCP connection to nsqd: bytes between a transport and a Session, and nothing decided."""
+"""A TCP connection to nsqd: bytes between a transport and a Session, and nothing decided.
+
+A few lines over 400, of which the handshake's errors take many: each says what to do about it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import re
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from nsqtools.errors import (
     ConnectError,
@@ -27,7 +31,6 @@ from nsqtools.proto.session import (
     Ready,
     Reply,
     Session,
-    State,
     TLSRequested,
 )
 
@@ -57,6 +60,21 @@ class Listener(Protocol):
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
         """It is gone; None when it was closed by us. Called once, and only after ``open``."""
+
+
+class Dial(Protocol):
+    """How a connection is made: ``Connection.open``, or a test's own."""
+
+    async def __call__(
+        self,
+        address: Address,
+        config: Any,
+        listener: Listener,
+        *,
+        subscription: tuple[str, str] | None,
+        auth_secret: str,
+    ) -> Connection:
+        """As Connection.open."""
 
 
 class Connection(asyncio.Protocol):
@@ -103,7 +121,8 @@ class Connection(asyncio.Protocol):
     ) -> Self:
         """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
 
-        Raises UnreachableError (refused, timed out, TLS, AUTH) or ProtocolError.
+        Raises UnreachableError (refused, timed out, TLS, AUTH), ProtocolError if it is no nsqd, or
+        ConfigError when a TLS file cannot be used.
         """
         session = Session(
             config.identify(),
@@ -242,7 +261,7 @@ class Connection(asyncio.Protocol):
             self._error.__cause__ = error
         self._lost.set_result(None)
         self._close_wait.set()
-        reason = self._error or ConnectionLostError("connection closed", self.address)
+        lost = reason = self._error or ConnectionLostError("connection closed", self.address)
         if not self._handshake.done():
             self._handshake.set_exception(reason)
             self._handshake.exception()  # open() may have given up waiting
@@ -253,7 +272,7 @@ class Connection(asyncio.Protocol):
                 future.set_exception(behind if number else reason)
         self._requests.clear()
         if self._listener:
-            self._listener.connection_lost(self, None if self._hung_up else self._error)
+            self._listener.connection_lost(self, None if self._hung_up else lost)
 
     def pause_writing(self) -> None:
         """asyncio: nsqd does not read. Progress is watched, not speed."""
@@ -300,6 +319,10 @@ class Connection(asyncio.Protocol):
         from nsqtools.net.tls import client_context
 
         assert self._transport is not None
+        # From here on all that is read comes through TLS, some of it perhaps before start_tls
+        # returns; what is written must wait until it has.
+        self._session.tls_established()
+        self._flushing = True
         transport = await self._loop.start_tls(
             self._transport,
             self,
@@ -309,7 +332,7 @@ class Connection(asyncio.Protocol):
         if transport is None:
             raise ConnectError("closed by the server during the TLS handshake", self.address)
         self._transport = transport
-        self._session.tls_established()
+        self._flush()
 
     async def _next_handshake_event(self) -> Event:
         event = await self._handshake
@@ -326,12 +349,12 @@ class Connection(asyncio.Protocol):
         if isinstance(cause, OSError):
             if isinstance(cause, socket.gaierror):
                 return ConnectError(f"cannot resolve {self.address.host!r}", self.address)
-            if self._config.uses_tls and not isinstance(cause, ConnectionRefusedError):
+            if self._config.uses_tls and self._written:
                 from nsqtools.net.tls import explain
 
                 return ConnectError(explain(cause), self.address)
             return ConnectError(_plain(cause), self.address)
-        if isinstance(error, ConnectionLostError) and type(error) is ConnectionLostError:
+        if type(error) is ConnectionLostError:
             return ConnectError(error.text, self.address)
         return error if isinstance(error, NSQError) else UnreachableError(str(error), self.address)
 
@@ -346,7 +369,7 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._transport is None or self._hung_up or self._session.state is State.SECURING:
+        if self._transport is None or self._hung_up:
             return
         if data := self._session.take_output():
             self._written += len(data)
@@ -380,5 +403,10 @@ class Connection(asyncio.Protocol):
 
 
 def _plain(error: OSError) -> str:
-    """asyncio's ``[Errno 111] Connect call failed (...)`` as the system's own words."""
-    return os.strerror(error.errno).lower() if error.errno else str(error)
+    """asyncio's ``[Errno 111] Connect call failed (...)`` as the system's own words.
+
+    Of a name with several addresses asyncio joins such texts, without an errno: the first counts.
+    """
+    found = re.search(r"\[Errno (\d+)\]", str(error))
+    number = error.errno or (int(found[1]) if found else 0)
+    return os.strerror(number).lower() if number else str(error)

@@ -196,6 +196,29 @@ def bytes_limit(max_in_flight: int, budget: int, mean_body: float) -> int:
     return max(1, int(min(max_in_flight, budget // mean_body)))
 
 
+class ByteBudget:
+    """Holds a number of bytes in flight by the mean size of the bodies seen lately."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._mean = 0.0
+        self._limit: int | None = None
+
+    def note(self, count: int, size: int) -> None:
+        """Take in that ``count`` messages of ``size`` bytes together have come."""
+        weight = count / (count + 256) if self._mean else 1.0
+        self._mean += (size / count - self._mean) * weight
+
+    def limit(self, max_in_flight: int) -> int:
+        """``max_in_flight`` under the budget; moves by a fifth at least, or RDY would flicker."""
+        exact = bytes_limit(max_in_flight, self._budget, self._mean)
+        last = self._limit
+        near = last is not None and 0.8 * last < exact < 1.25 * last
+        if last is None or exact == max_in_flight or last > max_in_flight or not near:
+            self._limit = last = exact
+        return last
+
+
 def is_starved(peers: Iterable[Peer]) -> bool:
     """Whether some nsqd is about to hold messages back until others are settled.
 

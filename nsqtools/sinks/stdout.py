@@ -27,36 +27,30 @@ _PIPE_SIZE = 1 << 20
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
-class StreamSink:
-    """A handler that writes batches to a file, pipe, terminal or socket it was given open.
+class Output:
+    """A file, pipe, terminal or socket that was given open, written without blocking the loop.
 
-    It waits for a slow reader without blocking the event loop. ``failed`` exists from ``open`` on
-    and ends with OutputClosedError as soon as the reader is gone, even if nothing is being
-    written, or with OutputError when a write fails. Then every batch goes back to nsqd at once;
-    of a batch that was written in part nothing is finished. One ``handle`` at a time.
+    ``failed`` exists from ``open`` on and ends with OutputClosedError as soon as the reader is
+    gone, even if nothing is being written, or with OutputError when a write fails. One ``write``
+    at a time.
     """
 
     failed: asyncio.Future[None]
 
-    def __init__(self, fd: int, form: Format, *, name: str = "standard output") -> None:
+    def __init__(self, fd: int, name: str) -> None:
         self._given = fd
-        self._format = form
         self._name = name
         self._fd = -1
         self._shares_flags = False
-        self.messages = 0
-        """Written so far, with their ``bytes``."""
-        self.bytes = 0
-        self.given_up = 0
 
     async def open(self) -> None:
         """Get ready to write; raises OutputClosedError or OutputError."""
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         try:
-            mode = os.fstat(self._given).st_mode
             if fcntl.fcntl(self._given, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                 raise OSError(errno.EBADF, "not open for writing")
+            mode = os.fstat(self._given).st_mode
             self._fd = _open_again(self._given, mode)
             if not stat.S_ISREG(mode) and os.get_blocking(self._fd):
                 self._shares_flags = True
@@ -67,31 +61,22 @@ class StreamSink:
             _enlarge(self._fd)
             loop.add_reader(self._fd, self._on_event)
 
-    async def handle(self, batch: Batch) -> None:
-        """Write the batch, then finish it; give it back when that fails."""
-        if not self.failed.done():
-            data = self._format.render(batch)
-            try:
-                await self._write(data)
-            except OSError as error:
-                self._fail(self._error(error))
-            else:
-                self.messages += len(batch)
-                self.bytes += len(data)
-                batch.finish()
-                return
-        batch.requeue(delay=0, backoff=False)
+    async def write(self, data: bytes) -> None:
+        """Write all of it; raises OutputError, and ``failed`` ends with that too."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                try:
+                    written = os.write(self._fd, rest)
+                except BlockingIOError:
+                    await self._writable()
+                else:
+                    rest = rest[written:]
+        except OSError as error:
+            self._fail(failure := self._error(error))
+            raise failure from error
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
-        """Log the loss: there is no dead letter here."""
-        self.given_up += len(messages)
-        log.error(
-            "gave up %d messages after too many attempts, they are lost: %s",
-            len(messages),
-            " ".join(message.id.decode("ascii", "backslashreplace") for message in messages),
-        )
-
-    async def close(self) -> None:
+    def close(self) -> None:
         """Leave the output as it was found. Nothing is buffered here."""
         if self._fd < 0:
             return
@@ -100,16 +85,6 @@ class StreamSink:
             os.set_blocking(self._fd, True)
         os.close(self._fd)
         self._fd = -1
-
-    async def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            try:
-                written = os.write(self._fd, rest)
-            except BlockingIOError:
-                await self._writable()
-            else:
-                rest = rest[written:]
 
     async def _writable(self) -> None:
         loop = asyncio.get_running_loop()
@@ -137,6 +112,56 @@ class StreamSink:
         if isinstance(error, BrokenPipeError | ConnectionResetError):
             return OutputClosedError(f"{self._name}: the reader is gone")
         return OutputError(f"{self._name}: {error.strerror}")
+
+
+class StreamSink:
+    """A handler that writes batches to an Output, one write each.
+
+    Once ``failed`` has ended every batch goes back to nsqd at once; of a batch that was written in
+    part nothing is finished. One ``handle`` at a time.
+    """
+
+    def __init__(self, fd: int, form: Format, *, name: str = "standard output") -> None:
+        self._output = Output(fd, name)
+        self._format = form
+        self.messages = 0
+        """Written so far, with their ``bytes``."""
+        self.bytes = 0
+        self.given_up = 0
+
+    @property
+    def failed(self) -> asyncio.Future[None]:
+        """As Output's."""
+        return self._output.failed
+
+    async def open(self) -> None:
+        """As Output's."""
+        await self._output.open()
+
+    async def handle(self, batch: Batch) -> None:
+        """Write the batch, then finish it; give it back when that fails."""
+        if not self.failed.done():
+            data = self._format.render(batch)
+            with contextlib.suppress(OutputError):  # ``failed`` tells
+                await self._output.write(data)
+                self.messages += len(batch)
+                self.bytes += len(data)
+                batch.finish()
+                return
+        batch.requeue(delay=0, backoff=False)
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        """Log the loss: there is no dead letter here."""
+        self.given_up += len(messages)
+        log.error(
+            "gave up %d messages after too many attempts, they are lost: %s",
+            len(messages),
+            " ".join(message.id.decode("ascii", "backslashreplace") for message in messages),
+        )
+
+    async def close(self) -> None:
+        """As Output's; it holds no message."""
+        self._output.close()
 
 
 def _open_again(fd: int, mode: int) -> int:

@@ -199,11 +199,11 @@ INTERNAL = ", please report; run with NSQTOOLS_DEBUG=1 for the traceback\n"
             "nsqtools: [::1]:4150: refused\n",
         ),
         ("raise HTTPError('no answer')", 3, "nsqtools: no answer\n"),
-        ("raise ConnectionLostError('gone')", 1, "nsqtools: gone\n"),
+        ("raise ConnectionLostError('gone')", 3, "nsqtools: gone\n"),
         ("raise PublishError('no', [0], permanent=True)", 1, "nsqtools: no\n"),
         (
             "raise ServerError('E_BAD \\x1b[31m\\nnsqtools: all is well')",
-            1,
+            3,
             "nsqtools: E_BAD \\x1b[31m\\nnsqtools: all is well\n",
         ),
         ("raise OutputError('x: full')", 1, "nsqtools: x: full\n"),

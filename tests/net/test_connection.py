@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -18,7 +19,6 @@ from nsqtools.errors import (
     ConnectError,
     ConnectionLostError,
     HTTPPortError,
-    NSQError,
     PeerError,
     ProtocolError,
     ServerError,
@@ -31,8 +31,9 @@ from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.messages import Message
 from tests.support import wire
 from tests.support.clock import virtual
+from tests.support.eventually import eventually_async
 from tests.support.proxy import Cut, Faults, Proxy
-from tests.support.scripted import Recorder, undisturbed
+from tests.support.scripted import Recorder, running, undisturbed
 from tests.support.servers import free_port
 from tests.support.tls import Certificates
 from tests.support.transport import FakeTransport
@@ -40,8 +41,6 @@ from tests.support.transport import FakeTransport
 # Fixed texts, so that the dialogue has the same length in every run.
 SMALL: dict[str, Any] = {"client_id": "x", "hostname": "x", "user_agent": "x"}
 QUICK: dict[str, Any] = {"reconnect_delay": 0.001, "max_reconnect_delay": 0.001}
-import os
-STEP = int(os.environ.get("STEP", "23"))
 BODIES = [b"one", b"two\n", b"\0" * 40]
 
 
@@ -226,6 +225,296 @@ async def test_so_are_cuts_of_a_secured_or_compressed_connection(
         options = {**options, "tls_root_ca_file": str(certificates.ca)}
     config = ConsumerConfig(max_in_flight=5, **SMALL, **QUICK, **options)
     async with serving(server.serve) as address:
-        failed, survived = await cut_everywhere(address, server, config, cut=cut, step=STEP)
+        failed, survived = await cut_everywhere(address, server, config, cut=cut, step=23)
     assert failed > 20
     assert survived > 5
+
+
+@pytest.mark.parametrize("cut", ["rst", "fin"])
+async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut) -> None:
+    server = Server()
+    config = ProducerConfig(**SMALL, **QUICK)
+    plan = Plan()
+    failed = survived = 0
+    async with serving(server.serve) as address, Proxy(address, plan) as proxy:
+        for direction in ("up", "down"):
+            offset, cuts = 0, True
+            while cuts:
+                plan.next = Faults(**{f"cut_{direction}_after": offset}, cut=cut)
+                before = proxy.connections
+                server.load([])
+                try:
+                    async with asyncio.timeout(20), Producer([proxy.address], config) as producer:
+                        await producer.publish("t", [b"one", b"two"])
+                        await producer.publish("t", [b"three"])
+                    assert set(server.published) == {"t [b'one', b'two']", "t b'three'"}
+                    survived += 1
+                except UnreachableError:
+                    failed += 1
+                cuts = proxy.connections > before + 1 or len(server.published) < 2
+                offset += 1
+    assert failed > 400
+    assert survived > 50
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("options", [{}, {"snappy": True}, {"deflate": True}], ids="+".join)
+async def test_messages_are_the_same_however_the_bytes_are_split(
+    options: dict[str, Any], seed: int
+) -> None:
+    random = Random(seed)
+    bodies = [random.randbytes(random.choice([1, 10, 300, 5000])) for _ in range(20)]
+    server = Server()
+    server.load(bodies)
+    config = ConsumerConfig(max_in_flight=7, **options)
+    got: list[bytes] = []
+
+    async def note(batch: Sequence[Message]) -> None:
+        got.extend(message.body for message in batch)
+
+    faults = [Faults(splits=random)]
+    async with serving(server.serve) as address, Proxy(address, faults) as proxy:
+        subscription = Subscription(topic="t", channel="c", nsqds=(proxy.address,))
+        consumer = Consumer(subscription, Recorder(note), config)
+        async with running(consumer):
+            await eventually_async(lambda: server.finished == set(bodies))
+    assert got == bodies
+
+
+class Owner:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.failures: list[ServerError] = []
+        self.ends: list[PeerError | None] = []
+
+    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
+        self.messages += messages
+
+    def command_failed(self, connection: Connection, error: ServerError) -> None:
+        self.failures.append(error)
+
+    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
+        self.ends.append(error)
+
+
+async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request")
+    writer.close()
+
+
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(65536):
+        pass
+    writer.close()
+
+
+async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.close()
+
+
+async def test_a_server_that_answers_in_http_is_named_as_what_it_is() -> None:
+    async with serving(answer_http) as address:
+        with pytest.raises(HTTPPortError) as caught:
+            await Connection.open(address, ConsumerConfig(), Owner())
+    assert str(caught.value) == f"{address}: answered in HTTP: this is not nsqd's TCP port"
+
+
+async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "_HANDSHAKE_TIMEOUT", 0.05)
+    async with serving(say_nothing) as address:
+        with pytest.raises(ConnectError, match="no answer to IDENTIFY in time"):
+            await Connection.open(address, ConsumerConfig(), Owner())
+
+
+async def test_a_server_that_hangs_up_is_an_error_of_the_start() -> None:
+    async with serving(hang_up) as address:
+        with pytest.raises(ConnectError, match=f"^{address}: (closed by|connection reset)"):
+            await Connection.open(address, ConsumerConfig(), Owner())
+
+
+async def test_a_port_where_nobody_listens_is_connection_refused() -> None:
+    address = Address("127.0.0.1", free_port())
+    with pytest.raises(ConnectError) as caught:
+        await Connection.open(address, ConsumerConfig(), Owner())
+    assert str(caught.value) == f"{address}: connection refused"
+
+
+@pytest.mark.parametrize("options", [{}, {"tls_v1": True}], ids="+".join)
+async def test_so_is_a_name_with_several_addresses(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+
+    async def resolve(*_: object, **__: object) -> list[Any]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+            for host in ("127.0.0.1", "127.0.0.2")
+        ]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    with pytest.raises(ConnectError) as caught:
+        await Connection.open(Address("localhost", port), ConsumerConfig(**options), Owner())
+    assert str(caught.value) == f"localhost:{port}: connection refused"
+
+
+async def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(*_: object, **__: object) -> list[Any]:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    with pytest.raises(ConnectError) as caught:
+        await Connection.open(Address("nsqd.test", 4150), ConsumerConfig(), Owner())
+    assert str(caught.value) == "nsqd.test:4150: cannot resolve 'nsqd.test'"
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_the_last_commands_are_read_before_the_connection_ends(
+    tls: bool, certificates: Certificates
+) -> None:
+    server = Server(server_context(certificates))
+    server.load([b"%d" % n for n in range(2000)])
+    options: dict[str, Any] = (
+        {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)} if tls else {}
+    )
+    owner = Owner()
+    async with serving(server.serve) as address:
+        connection = await Connection.open(
+            address, ConsumerConfig(**options), owner, subscription=("t", "c")
+        )
+        connection.set_ready(2500)
+        await eventually_async(lambda: len(owner.messages) == 2000)
+        connection.settle(finish=[message.id for message in owner.messages])
+        await connection.close()
+        await eventually_async(lambda: len(server.finished) == 2000)
+    assert owner.ends == [None]
+    assert connection.is_lost
+
+
+async def test_a_server_that_stops_reading_is_dropped(certificates: Certificates) -> None:
+    stopped = asyncio.Event()
+
+    async def stop_reading(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(wire.negotiated())
+        writer.transport.pause_reading()
+        await stopped.wait()
+        writer.transport.abort()
+
+    owner = Owner()
+    config = ProducerConfig(write_timeout=0.1)
+    async with serving(stop_reading) as address:
+        connection = await Connection.open(address, config, owner)
+        with pytest.raises(ConnectionLostError, match="takes no more data"):
+            await connection.request(b"x" * (64 << 20))
+        stopped.set()
+    assert [str(end) for end in owner.ends] == [f"{address}: takes no more data"]
+
+
+class SlowTransport(FakeTransport):
+    """A peer that reads, but slowly."""
+
+    def take_some(self, count: int) -> None:
+        self._buffered = max(0, self._buffered - count)
+        self._flow()
+
+
+@virtual
+async def test_a_server_that_reads_slowly_is_not_dropped() -> None:
+    transports = []
+
+    async def dial(factory: Callable[[], asyncio.Protocol], *_: object, **__: object) -> object:
+        transport = SlowTransport(protocol := factory())
+        transports.append(transport)
+        transport.connect()
+        transport.deliver(wire.negotiated())
+        return transport, protocol
+
+    loop = asyncio.get_running_loop()
+    loop.create_connection = dial  # type: ignore[assignment,method-assign]
+    async with undisturbed():
+        config = ProducerConfig(write_timeout=1, read_timeout=300)
+        connection = await Connection.open(Address("a", 1), config, Owner())
+        (transport,) = transports
+        transport.stall()
+        reply = connection.request(b"x" * (2 << 20))
+        for _ in range(100):
+            await asyncio.sleep(0.9)
+            transport.take_some(1)
+        assert not reply.done()
+        await asyncio.sleep(2)
+        with pytest.raises(ConnectionLostError, match="takes no more data"):
+            await reply
+
+
+async def test_an_error_of_nsqd_answers_the_oldest_request_and_ends_the_others() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(wire.negotiated())
+        await reader.readuntil(b"third")
+        writer.write(wire.OK + wire.error("E_BAD_TOPIC no") + wire.OK)
+        writer.close()
+
+    owner = Owner()
+    async with serving(refuse) as address:
+        connection = await Connection.open(address, ProducerConfig(), owner)
+        replies = [connection.request(word) for word in (b"first", b"second", b"third", b"fourth")]
+        results = await asyncio.gather(*replies, return_exceptions=True)
+        with pytest.raises(ConnectionLostError, match="connection is closed"):
+            connection.request(b"late")
+    assert results[0] == b"OK"
+    assert [str(result) for result in results[1:]] == [
+        f"{address}: E_BAD_TOPIC no",
+        *[f"{address}: connection lost: E_BAD_TOPIC no"] * 2,
+    ]
+    assert [type(result) for result in results[1:]] == [ServerError] + [ConnectionLostError] * 2
+    assert len(owner.ends) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\0\0\0\x03abc", "frame of 3 bytes"),
+        (b"\xff\xff\xff\xff\0\0\0\0", "frame of -1 bytes"),
+        (wire.frame(9, b"x"), "unknown frame type 9"),
+        (wire.frame(2, b"short"), "message frame of 9 bytes"),
+        (wire.response(b"not json"), "unreadable reply to IDENTIFY"),
+        (wire.response(b"[1, 2]"), "unreadable reply to IDENTIFY"),
+        (wire.message(1), "a message before SUB"),
+        (bytes(64), "frame of 0 bytes"),
+        (Random(1).randbytes(5000), ""),
+    ],
+)
+async def test_a_server_that_does_not_speak_the_protocol_is_a_typed_error(
+    data: bytes, text: str
+) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(data)
+        await say_nothing(reader, writer)
+
+    async with serving(babble) as address:
+        with pytest.raises(ProtocolError, match=f"^{address}: .*{text}"):
+            await Connection.open(address, ConsumerConfig(), Owner())
+
+
+async def test_cancelling_open_leaves_nothing_behind() -> None:
+    ended = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            await say_nothing(reader, writer)
+        writer.transport.abort()
+        ended.set()
+
+    async with serving(wait) as address:
+        task = asyncio.create_task(Connection.open(address, ConsumerConfig(), Owner()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(10):
+            await ended.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.proto import commands
@@ -65,6 +65,7 @@ def test_a_command_is_these_bytes(made: bytes, bytes_: bytes) -> None:
 ids = st.lists(st.binary(min_size=16, max_size=16), max_size=30)
 
 
+@settings(deadline=None)
 @given(ids)
 def test_many_fin_and_touch_are_the_single_ones_in_a_row(many: list[bytes]) -> None:
     for encode in (commands.finish, commands.touch):
@@ -72,6 +73,7 @@ def test_many_fin_and_touch_are_the_single_ones_in_a_row(many: list[bytes]) -> N
         assert encode(iter(many)) == encode(tuple(many)) == encode(many)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.integers(0, 3600000))))
 def test_many_req_are_the_single_ones_in_a_row(many: list[tuple[bytes, int]]) -> None:
     assert commands.requeue(many) == b"".join(commands.requeue([one]) for one in many)
@@ -83,6 +85,7 @@ def test_no_ids_are_no_bytes() -> None:
     assert commands.requeue([]) == commands.requeue(iter(())) == b""
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=12))
 def test_mpub_holds_the_bodies_and_its_size_is_as_foretold(bodies: list[bytes]) -> None:
     data = commands.publish_many("t", bodies)
@@ -91,12 +94,14 @@ def test_mpub_holds_the_bodies_and_its_size_is_as_foretold(bodies: list[bytes]) 
     assert len(data) == len(b"MPUB t\n") + 4 + foretold
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.none() | st.integers(0, 3600000))
 def test_pub_and_dpub_carry_any_body(body: bytes, defer: int | None) -> None:
     name = "PUB t" if defer is None else f"DPUB t {defer}"
     assert wire.commands(commands.publish("t", body, defer_ms=defer)) == [f"{name} {body!r}"]
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()))
 def test_identify_counts_bytes_and_not_characters(body: dict[str, object]) -> None:
     (line,) = wire.commands(commands.identify(body))

@@ -97,6 +97,7 @@ def test_a_dialogue_in_reads_of_any_width_gives_the_same_frames(width: int) -> N
     assert parse(FrameParser(), reads) == WHOLE
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=20))
 def test_after_any_read_exactly_the_incomplete_frame_is_held(offsets: list[int]) -> None:
     parser = FrameParser()
@@ -112,6 +113,7 @@ def test_after_any_read_exactly_the_incomplete_frame_is_held(offsets: list[int])
     assert parser.take_rest() == b""
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.builds(lambda n, body: wire.message(n, body), st.integers(0, 99), st.binary())
@@ -285,7 +287,7 @@ def test_parse_reply_waits_for_the_whole_reply_and_parse_goes_on_behind_it(offse
     assert parse(parser, [STREAM[-1:]]) == WHOLE
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(st.integers(8, 40), st.sampled_from([30, 34, 1000, 2**31 - 1]))
 def test_a_message_where_a_reply_is_due_is_refused_by_its_header(length: int, size: int) -> None:
     parser = FrameParser(address=ADDRESS)

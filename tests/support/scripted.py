@@ -37,13 +37,19 @@ HANDSHAKE = ("  V2", "IDENTIFY", "SUB", "AUTH", "NOP")
 async def undisturbed() -> AsyncIterator[None]:
     """Fails if a callback raised, or if a task's exception was never looked at."""
     problems: list[dict[str, Any]] = []
+
+    def note(_: object, context: dict[str, Any]) -> None:
+        # Python 3.11's own callback trips over a cancelled task of a server, here the proxy's.
+        if "StreamReaderProtocol" not in context["message"]:
+            problems.append(context)
+
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: problems.append(context))
+    loop.set_exception_handler(note)
     yield
     for _ in range(5):
         await asyncio.sleep(0)
     gc.collect()
-    assert not problems, problems
+    assert not problems, f"{len(problems)}, the first: {problems[0]}"
 
 
 @dataclass(slots=True)
@@ -351,15 +357,17 @@ class Recorder:
 
 def consume(
     handler: Handler,
-    *nsqds: ScriptedNsqd,
+    *nsqds: ScriptedNsqd | Address,
     find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+    topic: str = "t",
     **options: Any,
 ) -> Consumer:
-    """A consumer of topic t, channel c; ``options`` are ConsumerConfig's."""
+    """A consumer of channel c; ``options`` are ConsumerConfig's."""
+    addresses = [nsqd.address if isinstance(nsqd, ScriptedNsqd) else nsqd for nsqd in nsqds]
     subscription = Subscription(
-        topic="t",
+        topic=topic,
         channel="c",
-        nsqds=() if find else tuple(nsqd.address for nsqd in nsqds),
+        nsqds=() if find else tuple(addresses),
         lookupds=("lookupd:4161",) if find else (),
     )
     return Consumer(subscription, handler, ConsumerConfig(**options), rng=Random(1), find=find)

@@ -1,0 +1,28 @@
+"""What a consumer counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsqtools.names import Address
+
+
+@dataclass(slots=True)
+class ConsumerStats:
+    """Totals since the start; ``in_flight`` and ``connections`` are of now."""
+
+    received: int = 0
+    received_bytes: int = 0
+    finished: int = 0
+    requeued: int = 0
+    touched: int = 0
+    given_up: int = 0
+    too_late: int = 0
+    """FIN, REQ or TOUCH that nsqd refused: the message had timed out and comes again."""
+    connections: int = 0
+    in_flight: int = 0
+    last_message: float = 0.0
+    """Loop time of the last message, or of the start."""
+    nsqds: list[Address] = field(default_factory=list)

@@ -1,0 +1,184 @@
+"""What a batch sends for what a sink decides."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.engine.handler import Batch, Message
+from nsqtools.names import Address
+
+
+class Ledger:
+    """Records what a batch settles, as (command, numbers, details)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        self.calls.append(("FIN", numbers(messages)))
+
+    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
+        self.calls.append(("REQ", numbers(messages), delay, backoff))
+
+    def touch(self, messages: Sequence[Message]) -> None:
+        self.calls.append(("TOUCH", numbers(messages)))
+
+    def settled(self) -> list[int]:
+        return [n for call in self.calls if call[0] != "TOUCH" for n in call[1]]
+
+
+def numbers(messages: Sequence[Message]) -> list[int]:
+    return [int(message.id, 16) for message in messages]
+
+
+def make(count: int) -> tuple[Batch, list[tuple[Any, ...]]]:
+    ledger = Ledger()
+    messages = [Message(b"%016x" % n, b"body", 1, 1) for n in range(count)]
+    return Batch(messages, ledger, topic="t", channel="c", source=Address("a", 1)), ledger.calls
+
+
+def test_a_batch_is_a_sequence_of_its_messages() -> None:
+    batch, _ = make(3)
+    assert len(batch) == 3
+    assert numbers(batch) == [0, 1, 2]
+    assert numbers(batch[1:]) == [1, 2]
+    assert batch[-1] in batch
+    assert batch.index(batch[2]) == 2
+    assert repr(batch) == "<Batch t/c from a:1: 3 messages, 3 unsettled>"
+
+
+def test_all_is_finished_in_one_call_and_only_once() -> None:
+    batch, calls = make(3)
+    assert not batch.is_settled
+    batch.finish()
+    batch.finish()
+    batch.requeue()
+    batch.touch()
+    assert calls == [("FIN", [0, 1, 2])]
+    assert batch.is_settled
+    assert batch.unsettled() == []
+
+
+def test_the_rest_is_what_was_not_settled_before() -> None:
+    batch, calls = make(5)
+    batch.finish([batch[1], batch[3]])
+    batch.touch()
+    batch.requeue([batch[0], batch[1]], delay=3.0, backoff=False)
+    batch.requeue()
+    assert calls == [
+        ("FIN", [1, 3]),
+        ("TOUCH", [0, 2, 4]),
+        ("REQ", [0], 3.0, False),
+        ("REQ", [2, 4], None, True),
+    ]
+    assert batch.is_settled
+
+
+def test_naming_nothing_sends_nothing() -> None:
+    batch, calls = make(2)
+    batch.finish([])
+    batch.requeue([])
+    batch.touch([])
+    assert calls == []
+    assert len(batch.unsettled()) == 2
+
+
+def test_any_iterable_of_messages_will_do() -> None:
+    batch, calls = make(4)
+    batch.finish(message for message in batch if message.id.endswith(b"2"))
+    batch.requeue({batch[1]})
+    assert calls == [("FIN", [2]), ("REQ", [1], None, True)]
+
+
+def test_a_message_named_twice_in_one_call_is_settled_once() -> None:
+    batch, calls = make(2)
+    batch.finish([batch[0], batch[0]])
+    assert calls == [("FIN", [0])]
+
+
+def test_messages_of_another_batch_are_none_of_its_business() -> None:
+    batch, calls = make(2)
+    other, _ = make(2)
+    batch.finish(other)
+    batch.requeue(other)
+    batch.finish([batch[0]])
+    batch.touch(other)
+    assert calls == [("FIN", [0])]
+
+
+def test_settled_messages_are_not_touched() -> None:
+    batch, calls = make(3)
+    batch.touch([batch[0]])
+    batch.finish([batch[0]])
+    batch.touch(batch)
+    assert calls == [("TOUCH", [0]), ("FIN", [0]), ("TOUCH", [1, 2])]
+
+
+def test_two_deliveries_of_one_message_are_two_messages() -> None:
+    ledger = Ledger()
+    twice = [Message(b"%016x" % 7, b"body", 1, attempts) for attempts in (1, 2)]
+    batch = Batch(twice, ledger, topic="t", channel="c", source=Address("a", 1))
+    batch.finish([batch[0]])
+    assert not batch.is_settled
+    batch.finish([batch[1]])
+    assert batch.is_settled
+    assert ledger.calls == [("FIN", [7]), ("FIN", [7])]
+
+
+def test_keeping_the_first_gives_the_others_back_at_once_and_without_backoff() -> None:
+    batch, calls = make(5)
+    batch.keep(2)
+    assert calls == [("REQ", [2, 3, 4], 0, False)]
+    assert numbers(batch) == [0, 1]
+    batch.finish()
+    assert calls[1:] == [("FIN", [0, 1])]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_keeping_all_gives_nothing_back(count: int) -> None:
+    batch, calls = make(2)
+    batch.keep(count)
+    batch.finish()
+    assert calls == [("FIN", [0, 1])]
+
+
+def test_keeping_none_leaves_an_empty_settled_batch() -> None:
+    batch, calls = make(2)
+    batch.keep(0)
+    assert calls == [("REQ", [0, 1], 0, False)]
+    assert list(batch) == []
+    assert batch.is_settled
+
+
+def test_holding_is_only_a_mark() -> None:
+    batch, calls = make(2)
+    assert not batch.held
+    batch.hold()
+    assert batch.held
+    assert calls == []
+    batch.finish()
+    assert calls == [("FIN", [0, 1])]
+
+
+@given(st.data())
+def test_every_message_is_settled_exactly_once_whatever_the_sink_does(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 8))
+    ledger = Ledger()
+    messages = [Message(b"%016x" % n, b"", 1, 1) for n in range(count)]
+    batch = Batch(messages, ledger, topic="t", channel="c", source=Address("a", 1))
+    some = st.none() | st.lists(st.sampled_from(messages))
+    for _ in range(data.draw(st.integers(0, 6))):
+        chosen = data.draw(some)
+        match data.draw(st.sampled_from(["finish", "requeue", "touch", "keep"])):
+            case "keep":
+                batch.keep(data.draw(st.integers(0, count)))
+            case name:
+                getattr(batch, name)(chosen)
+        open_now = {int(message.id, 16) for message in batch.unsettled()}
+        assert open_now == set(range(count)) - set(ledger.settled())
+        assert batch.is_settled == (not open_now)
+    batch.finish()
+    assert sorted(ledger.settled()) == list(range(count))

@@ -1,0 +1,137 @@
+"""A limit passes a number of messages and no more, over scripted nsqds."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from nsqtools.engine.consumer import Consumer
+from nsqtools.engine.handler import Batch
+from nsqtools.engine.limit import Limit
+from tests.support.clock import virtual
+from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
+
+
+def limited(
+    count: int, recorder: Recorder, *nsqds: ScriptedNsqd, max_in_flight: int = 10, **options: Any
+) -> Consumer:
+    """A consumer that stops after ``count`` messages, as a command's --count does."""
+
+    def remaining(left: int) -> None:
+        consumer.set_max_in_flight(min(max_in_flight, left))
+
+    limit = Limit(recorder, count, remaining, lambda: consumer.stop())
+    consumer = consume(limit, *nsqds, max_in_flight=min(max_in_flight, count), **options)
+    return consumer
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 9, 10, 11, 37])
+@virtual
+async def test_one_nsqd_delivers_exactly_the_number(count: int, one_by_one: bool) -> None:
+    nsqd = Network().nsqd()
+    nsqd.one_by_one = one_by_one
+    nsqd.publish(*[b"x"] * 100)
+    recorder = Recorder()
+    async with running(limited(count, recorder, nsqd)) as task:
+        stats = await task
+    assert [number for number, _ in recorder.seen] == list(range(1, count + 1))
+    assert stats.finished == count
+    assert nsqd.delivered == count
+    assert (nsqd.depth, nsqd.in_flight) == (100 - count, 0)
+    assert nsqd.commands[-1] == "end of stream"
+    assert not any(text.startswith("REQ") for text in nsqd.commands)
+
+
+@virtual
+async def test_what_several_nsqds_deliver_beyond_goes_back_at_once() -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "abc"]
+    for nsqd in nsqds:
+        nsqd.publish(*[b"x"] * 20)
+    recorder = Recorder()
+    async with running(limited(25, recorder, *nsqds, max_in_flight=30)) as task:
+        stats = await task
+    assert len(recorder.seen) == stats.finished == 25
+    assert sum(nsqd.depth for nsqd in nsqds) == 60 - 25
+    assert sum(nsqd.in_flight for nsqd in nsqds) == 0
+    given_back = [text for nsqd in nsqds for text in nsqd.commands if text.startswith("REQ")]
+    assert all(text.endswith(" 0") for text in given_back)
+
+
+@virtual
+async def test_a_failure_does_not_count_and_its_messages_come_again() -> None:
+    nsqd = Network().nsqd()
+    nsqd.publish(*[b"x"] * 10)
+
+    async def fail_once(batch: Batch) -> None:
+        if len(recorder.batches) == 2:
+            batch.finish(batch[:1])
+            raise ValueError
+
+    recorder = Recorder(fail_once)
+    options: dict[str, Any] = {"default_requeue_delay": 1, "max_in_flight": 4}
+    async with running(limited(6, recorder, nsqd, **options)) as task:
+        stats = await task
+    assert stats.finished == 6
+    assert (nsqd.depth, nsqd.in_flight) == (4, 0)
+
+
+@virtual
+async def test_a_failure_of_the_very_last_batch_does_not_end_it() -> None:
+    nsqd = Network().nsqd()
+    nsqd.publish(b"x")
+
+    async def fail_once(batch: Batch) -> None:
+        if len(recorder.batches) == 1:
+            raise ValueError
+
+    recorder = Recorder(fail_once)
+    async with running(limited(1, recorder, nsqd, default_requeue_delay=1)) as task:
+        stats = await task
+    assert (stats.finished, stats.requeued) == (1, 1)
+    assert (nsqd.depth, nsqd.in_flight) == (0, 0)
+
+
+@virtual
+async def test_messages_given_up_do_not_count() -> None:
+    nsqd = Network().nsqd()
+    nsqd.publish(b"old", b"old", attempts=9)
+    nsqd.publish(*[b"x"] * 5)
+    recorder = Recorder()
+    async with running(limited(3, recorder, nsqd, max_attempts=2)) as task:
+        await task
+    assert len(recorder.lost) == 2
+    assert [number for number, _ in recorder.seen] == [3, 4, 5]
+
+
+@virtual
+async def test_consumers_may_share_a_limit() -> None:
+    network = Network()
+    first, second = network.nsqd("first"), network.nsqd("second")
+    for nsqd in (first, second):
+        nsqd.publish(*[b"x"] * 20)
+    recorder = Recorder()
+    left: list[int] = []
+
+    def done() -> None:
+        for consumer in consumers:
+            consumer.stop()
+
+    limit = Limit(recorder, 7, left.append, done)
+    consumers = [consume(limit, nsqd, max_in_flight=5) for nsqd in (first, second)]
+    async with running(consumers[0]) as one, running(consumers[1]) as two:
+        await asyncio.gather(one, two)
+    assert len(recorder.seen) == 7
+    assert left == sorted(left, reverse=True)
+    assert first.depth + second.depth == 33
+    assert first.in_flight + second.in_flight == 0
+
+
+@virtual
+async def test_closing_is_passed_on() -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    async with running(consume(Limit(recorder, 1, lambda left: None, lambda: None), nsqd)):
+        pass
+    assert recorder.closed == 1

@@ -1,0 +1,408 @@
+"""The producer against scripted nsqds on the virtual clock."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from nsqtools.config import ProducerConfig
+from nsqtools.engine.producer import Producer
+from nsqtools.errors import ConfigError, ConnectError, PublishError
+from tests.support import wire
+from tests.support.clock import virtual
+from tests.support.scripted import Network, ScriptedNsqd, flatten, undisturbed
+
+
+@contextlib.asynccontextmanager
+async def producing(*nsqds: ScriptedNsqd, **options: Any) -> AsyncIterator[Producer]:
+    async with undisturbed():
+        async with Producer([nsqd.address for nsqd in nsqds], ProducerConfig(**options)) as made:
+            yield made
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def refuse_bad(text: str) -> str | None:
+    """As nsqd refuses a body: an MPUB whole."""
+    if "PUB t" not in text or "bad" not in text:
+        return None
+    return "E_BAD_MESSAGE PUB message too big"
+
+
+@virtual
+async def test_one_body_is_a_pub_and_more_are_one_mpub() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd) as producer:
+        await producer.publish("t", [b"one"])
+        await producer.publish("t", [b"one", b"two"])
+        await producer.publish("t", [])
+    assert nsqd.commands == ["PUB t b'one'", "MPUB t [b'one', b'two']", "end of stream"]
+
+
+@virtual
+async def test_a_deferred_message_is_a_dpub_each() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd) as producer:
+        await producer.publish("t", [b"one", b"two"], defer=1.5)
+        await producer.publish("t", [b"three"], defer=0)
+    assert nsqd.commands[:3] == ["DPUB t 1500 b'one'", "DPUB t 1500 b'two'", "DPUB t 0 b'three'"]
+
+
+@virtual
+async def test_batches_go_to_the_nsqds_in_turn() -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "abc"]
+    async with producing(*nsqds) as producer:
+        for n in range(9):
+            await producer.publish("t", [b"%d" % n])
+    assert [len(nsqd.published) for nsqd in nsqds] == [3, 3, 3]
+
+
+@virtual
+async def test_publishes_overlap_and_answers_belong_to_them_in_order() -> None:
+    nsqd = Network().nsqd()
+    nsqd.answers = False
+    async with producing(nsqd) as producer:
+        tasks = [asyncio.create_task(producer.publish("t", [b"%d" % n])) for n in range(3)]
+        await asyncio.sleep(1)
+        assert list(flatten(nsqd.published)) == [b"0", b"1", b"2"]
+        for n in range(3):
+            assert [task.done() for task in tasks] == [i < n for i in range(3)]
+            nsqd.send(wire.OK)
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*tasks)
+
+
+@virtual
+async def test_a_publish_that_was_given_up_does_not_take_anothers_answer() -> None:
+    nsqd = Network().nsqd()
+    nsqd.answers = False
+    async with producing(nsqd) as producer:
+        first, second = [asyncio.create_task(producer.publish("t", [b"x"])) for _ in range(2)]
+        await asyncio.sleep(1)
+        first.cancel()
+        await asyncio.sleep(0)
+        nsqd.send(wire.OK)
+        await asyncio.sleep(1)
+        assert not second.done()
+        nsqd.send(wire.OK)
+        await second
+
+
+@virtual
+async def test_an_error_is_not_blamed_on_the_publish_behind_the_one_it_answers() -> None:
+    nsqd = Network().nsqd()
+    nsqd.answers = False
+    async with producing(nsqd) as producer:
+        first, second = [asyncio.create_task(producer.publish("t", [b"x"])) for _ in range(2)]
+        await asyncio.sleep(1)
+        first.cancel()
+        await asyncio.sleep(0)
+        nsqd.answers = True
+        nsqd.send(wire.error("E_BAD_TOPIC first"))
+        await second
+    assert [len(bodies) for bodies in nsqd.published] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("how", ["break_off", "hang_up"])
+@virtual
+async def test_a_batch_whose_connection_breaks_goes_to_another_nsqd(how: str) -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "ab"]
+    async with producing(*nsqds) as producer:
+        for nsqd in nsqds:
+            nsqd.answers = False
+        task = asyncio.create_task(producer.publish("t", [b"one", b"two"]))
+        await asyncio.sleep(1)
+        (first,) = [nsqd for nsqd in nsqds if nsqd.published]
+        (other,) = [nsqd for nsqd in nsqds if nsqd is not first]
+        other.answers = True
+        getattr(first, how)()
+        await task
+        assert first.published == other.published == [[b"one", b"two"]]
+
+
+@virtual
+async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd) as producer:
+        nsqd.down = True
+        nsqd.break_off()
+        task = asyncio.create_task(producer.publish("t", [b"x"]))
+        await asyncio.sleep(20)
+        assert not task.done()
+        nsqd.down = False
+        await task
+        assert nsqd.published == [[b"x"]]
+        assert [round(at, 2) for at in nsqd.dials] == [
+            0,
+            0.25,
+            0.75,
+            1.75,
+            3.75,
+            7.75,
+            15.75,
+            23.75,
+        ]
+
+
+@pytest.mark.parametrize("nsqds", [1, 2])
+@virtual
+async def test_a_refused_batch_is_halved_until_the_culprits_stand_alone(nsqds: int) -> None:
+    network = Network()
+    all_nsqds = [network.nsqd(name) for name in "ab"[:nsqds]]
+    for nsqd in all_nsqds:
+        nsqd.refuses = refuse_bad
+    bodies = [b"%d" % n for n in range(100)]
+    for n in (0, 17, 99):
+        bodies[n] = b"bad %d" % n
+    async with producing(*all_nsqds) as producer:
+        with pytest.raises(PublishError, match="E_BAD_MESSAGE PUB message too big") as caught:
+            await producer.publish("t", bodies)
+    assert caught.value.refused == [0, 17, 99]
+    assert caught.value.permanent
+    published = [body for nsqd in all_nsqds for body in flatten(nsqd.published)]
+    assert sorted(published) == sorted(body for body in bodies if not body.startswith(b"bad"))
+
+
+@virtual
+async def test_a_timeout_while_halving_reports_only_what_was_not_taken() -> None:
+    nsqd = Network().nsqd()
+
+    def refuse(text: str) -> str | None:
+        nsqd.answers = "[b'd', b'e', b'f', b'g']" not in text
+        return refuse_bad(text)
+
+    nsqd.refuses = refuse
+    bodies = [b"a", b"b", b"c", b"bad", b"d", b"e", b"f", b"g"]
+    async with producing(nsqd, publish_timeout=30) as producer:
+        with pytest.raises(PublishError) as caught:
+            await producer.publish("t", bodies)
+        assert now() == pytest.approx(30)
+    assert caught.value.refused == [3, 4, 5, 6, 7]
+    assert not caught.value.permanent
+
+
+@pytest.mark.parametrize(
+    "error", ["E_BAD_TOPIC PUB topic", "E_UNAUTHORIZED AUTH failed for PUB", "E_INVALID DPUB"]
+)
+@virtual
+async def test_what_every_nsqd_would_refuse_is_refused_at_once(error: str) -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "ab"]
+    for nsqd in nsqds:
+        nsqd.refuses = lambda text: error if "PUB" in text else None
+    async with producing(*nsqds) as producer:
+        with pytest.raises(PublishError, match=error) as caught:
+            await producer.publish("t", [b"1", b"2", b"3"])
+        assert now() < 1
+    assert caught.value.refused == [0, 1, 2]
+    assert caught.value.permanent
+
+
+@virtual
+async def test_a_temporary_error_is_tried_elsewhere_and_then_again() -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "ab"]
+    for nsqd in nsqds:
+        nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
+    async with producing(*nsqds) as producer:
+        task = asyncio.create_task(producer.publish("t", [b"x"]))
+        await asyncio.sleep(10)
+        assert not task.done()
+        tries = sum(text.startswith("PUB") for nsqd in nsqds for _, text in nsqd.log)
+        assert 2 < tries < 100
+        for nsqd in nsqds:
+            nsqd.refuses = lambda _: None
+        await task
+
+
+@virtual
+async def test_a_batch_that_nobody_answers_is_given_up_at_the_publish_timeout() -> None:
+    nsqd = Network().nsqd()
+    nsqd.answers = False
+    async with producing(nsqd, publish_timeout=30) as producer:
+        with pytest.raises(PublishError, match="not published within 30 s") as caught:
+            await producer.publish("t", [b"1", b"2"])
+        assert now() == pytest.approx(30)
+        assert caught.value.refused == [0, 1]
+        assert not caught.value.permanent
+
+
+@virtual
+async def test_the_text_of_a_timeout_says_what_went_wrong() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd, publish_timeout=30) as producer:
+        nsqd.down = True
+        nsqd.break_off()
+        with pytest.raises(PublishError, match="within 30 s: no nsqd is connected"):
+            await producer.publish("t", [b"x"])
+        nsqd.down = False
+        nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
+        with pytest.raises(PublishError, match="within 30 s: nsqd:4150: E_PUB_FAILED exiting"):
+            await producer.publish("t", [b"x"])
+
+
+@virtual
+async def test_in_mode_all_each_nsqd_gets_everything() -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "abc"]
+    async with producing(*nsqds, mode="all") as producer:
+        await producer.publish("t", [b"1", b"2"])
+        await producer.publish("t", [b"3"])
+    assert [nsqd.published for nsqd in nsqds] == [[[b"1", b"2"], [b"3"]]] * 3
+
+
+@virtual
+async def test_in_mode_all_a_lost_nsqd_is_waited_for_and_only_it_gets_the_batch_again() -> None:
+    network = Network()
+    good, bad = network.nsqd("good"), network.nsqd("bad")
+    async with producing(good, bad, mode="all") as producer:
+        bad.down = True
+        bad.break_off()
+        task = asyncio.create_task(producer.publish("t", [b"x"]))
+        await asyncio.sleep(5)
+        assert not task.done()
+        bad.down = False
+        await task
+    assert good.published == bad.published == [[b"x"]]
+
+
+@virtual
+async def test_in_mode_all_what_one_nsqd_did_not_take_is_refused() -> None:
+    network = Network()
+    good, bad = network.nsqd("good"), network.nsqd("bad")
+    bad.refuses = refuse_bad
+    async with producing(good, bad, mode="all") as producer:
+        with pytest.raises(PublishError) as caught:
+            await producer.publish("t", [b"1", b"bad"])
+    assert caught.value.refused == [1]
+    assert list(flatten(good.published)) == [b"1", b"bad"]
+    assert list(flatten(bad.published)) == [b"1"]
+
+
+@virtual
+async def test_batches_stay_under_the_size_of_a_body_to_the_byte() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd, max_msg_size=100, max_body_size=4 + 3 * (4 + 20)) as producer:
+        bodies = [b"%020d" % n for n in range(7)]
+        await producer.publish("t", bodies)
+        assert [len(part) for part in nsqd.published] == [3, 3, 1]
+        assert list(flatten(nsqd.published)) == bodies
+        nsqd.published.clear()
+        await producer.publish("t", [*bodies[:2], b"x" * 21, b"y"])
+        assert [len(part) for part in nsqd.published] == [2, 2]
+
+
+@virtual
+async def test_a_body_nobody_takes_is_refused_without_being_sent_and_the_others_are_sent() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd, max_msg_size=10) as producer:
+        with pytest.raises(PublishError, match="message of 11 bytes") as caught:
+            await producer.publish("t", [b"1", b"x" * 11, b"x" * 10, b"", b"2"])
+        assert caught.value.refused == [1, 3]
+        assert caught.value.permanent
+        with pytest.raises(PublishError, match="empty message") as caught:
+            await producer.publish("t", [b""])
+        assert caught.value.refused == [0]
+    assert nsqd.published == [[b"1", b"x" * 10, b"2"]]
+
+
+@virtual
+async def test_a_bad_topic_is_an_error_of_the_caller() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd) as producer:
+        with pytest.raises(ConfigError, match="topic 'no spaces'"):
+            await producer.publish("no spaces", [b"x"])
+    assert nsqd.published == []
+
+
+@virtual
+async def test_connecting_fails_only_if_nobody_can_be_reached() -> None:
+    network = Network()
+    good, bad = network.nsqd("good"), network.nsqd("bad")
+    bad.down = True
+    async with producing(good, bad) as producer:
+        await producer.publish("t", [b"1"])
+        await producer.publish("t", [b"2"])
+        assert list(flatten(good.published)) == [b"1", b"2"]
+        bad.down = False
+        await asyncio.sleep(10)
+        await producer.publish("t", [b"3"])
+        await producer.publish("t", [b"4"])
+        assert len(bad.published) == 1
+    good.down = bad.down = True
+    with pytest.raises(ConnectError, match="good:4150: connection refused"):
+        async with producing(good, bad):
+            raise AssertionError
+
+
+@virtual
+async def test_connecting_in_mode_all_fails_if_one_cannot_be_reached() -> None:
+    network = Network()
+    good, bad = network.nsqd("good"), network.nsqd("bad")
+    bad.down = True
+    with pytest.raises(ConnectError, match="bad:4150: connection refused"):
+        async with producing(good, bad, mode="all"):
+            raise AssertionError
+    await asyncio.sleep(100)
+    assert good.clients == []
+    assert len(bad.dials) == 1
+
+
+@virtual
+async def test_a_producer_needs_an_nsqd() -> None:
+    with pytest.raises(ConfigError, match="at least one nsqd"):
+        Producer([], ProducerConfig())
+
+
+@virtual
+async def test_closing_fails_what_is_under_way_at_once_and_reconnects_to_nobody() -> None:
+    network = Network()
+    nsqd, away = network.nsqd("nsqd"), network.nsqd("away")
+    away.down = True
+    nsqd.answers = False
+    async with producing(nsqd, away) as producer:
+        waiting = asyncio.create_task(producer.publish("t", [b"1"]))
+        await asyncio.sleep(1)
+        await producer.close()
+        with pytest.raises(PublishError, match="producer is closed") as caught:
+            await waiting
+        assert caught.value.refused == [0]
+        assert not caught.value.permanent
+        with pytest.raises(PublishError, match="producer is closed"):
+            await producer.publish("t", [b"2"])
+        assert now() < 5
+        dials = len(away.dials)
+        await asyncio.sleep(100)
+        assert len(away.dials) == dials
+        assert len(nsqd.dials) == 1
+        assert nsqd.clients == []
+
+
+@virtual
+async def test_a_producer_answers_heartbeats_and_lives_on() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd) as producer:
+        await asyncio.sleep(36_000)
+        await producer.publish("t", [b"x"])
+        assert len(nsqd.dials) == 1
+
+
+@virtual
+async def test_a_thousand_publishes_at_once_through_flapping_nsqds_all_arrive() -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "abc"]
+    async with producing(*nsqds) as producer:
+        tasks = []
+        for n in range(1000):
+            tasks.append(asyncio.create_task(producer.publish("t", [b"%d" % n])))
+            if n % 10 == 0:
+                nsqds[n % 3].break_off()
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*tasks)
+        assert {int(body) for nsqd in nsqds for body in flatten(nsqd.published)} == set(range(1000))

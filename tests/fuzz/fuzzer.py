@@ -1,0 +1,277 @@
+"""Random and mutated server dialogues, fed in random reads to FrameParser and Session.
+
+Whatever arrives, only documented errors come of it, each in one line that names the peer.
+What is held never outgrows what arrived (times deflate's best ratio where it is compressed).
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import NSQError, PeerError, ProtocolError
+from nsqtools.names import Address
+from nsqtools.proto.codecs import Snappy
+from nsqtools.proto.frames import FrameParser, FrameType
+from nsqtools.proto.session import Closed, CommandFailed, Event, Reply, Session, State, TLSRequested
+from tests.support import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nsqtools.proto.messages import Message
+
+    Chance = Callable[[], float]
+
+ADDRESS = Address("nsqd.example", 4150)
+LIMIT = 1 << 16
+DEFLATE_RATIO = 1032
+"""The most plain bytes that one compressed byte stands for (zlib, Technical Details)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is fed, and a valid dialogue with it as nsqd's whole replies."""
+
+    name: str
+    dialogue: Sequence[bytes]
+    asked: Mapping[str, object] = field(default_factory=dict)
+    subscription: tuple[str, str] | None = ("t", "c")
+    ratio: int = 1
+    closes: bool = False
+    """Whether CLS is sent when it is ready."""
+
+    @property
+    def same_for_all_cuts(self) -> bool:
+        """TLS and CLS happen between two reads; a codec may find damage before what preceded it."""
+        return not (self.ratio > 1 or self.closes or "tls_v1" in self.asked)
+
+
+def deflated(*parts: bytes) -> list[bytes]:
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    return [packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH) for part in parts]
+
+
+def snappied(*parts: bytes) -> list[bytes]:
+    codec = Snappy()
+    return [codec.encode(part) for part in parts]
+
+
+STREAM = (
+    wire.message(1, b"body"),
+    wire.HEARTBEAT,
+    wire.message(2, b""),
+    wire.error("E_FIN_FAILED FIN 1"),
+    wire.message(3, b"\0" * 40, timestamp=2**63 - 1, attempts=65535),
+    wire.CLOSE_WAIT,
+)
+SMALL = wire.response(b'{"max_rdy_count":5,"version":"1.3.0"}')
+AUTH = wire.response(b'{"auth_required":true}')
+TLS = wire.response(b'{"tls_v1":true}')
+FLATE = wire.response(b'{"deflate":true}')
+SNAPPY = wire.response(b'{"snappy":true}')
+
+TARGETS = (
+    Target("frames", [wire.OK, *STREAM, wire.error("E_INVALID x"), wire.message(4)]),
+    Target("consumer", [wire.HEARTBEAT, SMALL, wire.OK, *STREAM]),
+    Target("old", [wire.OK, wire.OK, *STREAM, wire.error("E_BAD_TOPIC E_BAD_TOPIC")]),
+    Target("producer", [SMALL, wire.OK, wire.OK, wire.error("E_BAD_MESSAGE")], subscription=None),
+    Target("auth", [AUTH, wire.response(b"{}"), wire.OK, *STREAM]),
+    Target("closing", [SMALL, wire.OK, *STREAM], closes=True),
+    Target("tls", [TLS, wire.OK, wire.OK, *STREAM], {"tls_v1": True}),
+    Target(
+        "deflate",
+        [FLATE, *deflated(wire.OK, wire.OK, *STREAM)],
+        {"deflate": True, "deflate_level": 1},
+        ratio=DEFLATE_RATIO,
+    ),
+    Target(
+        "snappy",
+        [SNAPPY, *snappied(wire.OK, wire.OK, *STREAM)],
+        {"snappy": True},
+        ratio=DEFLATE_RATIO,
+    ),
+)
+WEIGHTS = (12, 4, 2, 2, 2, 2, 2, 1, 1)
+REFUSALS = (wire.error("E_UNAUTHORIZED x"), wire.error("E_INVALID x"), b"HTTP/1.1 400")
+POOL = (*(part for target in TARGETS for part in target.dialogue), *REFUSALS)
+NUMBERS = (0, 1, 2, 3, 4, 5, 29, 30, 31, LIMIT, LIMIT + 1, 1 << 20, 2**31 - 1, 2**31, 2**32 - 1)
+TELLING = (*(struct.pack(">I", n) for n in NUMBERS), b"HTTP", b"\xff\x06\0\0", b"_hea", b"E_FI")
+
+
+def make_input(rng: random.Random) -> tuple[Target, list[bytes]]:
+    """A target and the reads it is to get."""
+    (target,) = rng.choices(TARGETS, WEIGHTS)
+    chance = rng.random
+    parts = list(target.dialogue)
+    if chance() < 0.5:
+        rearrange(parts, chance)
+    data = bytearray().join(parts)
+    if chance() < 0.05:
+        data = bytearray(rng.randbytes(int(chance() * 80)))
+    if chance() < 0.8:
+        for _ in range(1 + int(chance() * 4)):
+            mutate(data, rng)
+    return target, split(bytes(data), chance)
+
+
+def rearrange(parts: list[bytes], chance: Chance) -> None:
+    """Drop, repeat, swap or splice in whole replies."""
+    place = int(chance() * len(parts))
+    kind = int(chance() * 4)
+    if kind == 0:
+        del parts[place]
+    elif kind == 1:
+        parts.insert(place, parts[int(chance() * len(parts))])
+    elif kind == 2:
+        parts.insert(place, POOL[int(chance() * len(POOL))])
+    else:
+        parts[place:] = parts[: place - 1 : -1] if place else parts[::-1]
+
+
+def mutate(data: bytearray, rng: random.Random) -> None:
+    """Damage some bytes in place."""
+    chance = rng.random
+    place = int(chance() * (len(data) + 1))
+    end = place + 1 + int(chance() * 12)
+    kind = int(chance() * 7)
+    if kind == 0 and place < len(data):
+        data[place] ^= 1 << int(chance() * 8)
+    elif kind == 1:
+        del data[place:end]
+    elif kind == 2:
+        data[place:place] = data[place:end]
+    elif kind == 3:
+        data[place:place] = rng.randbytes(end - place)
+    elif kind == 4:
+        other = POOL[int(chance() * len(POOL))]
+        data[place:] = other[int(chance() * len(other)) :]
+    elif kind == 5:
+        data[place : place + 4] = TELLING[int(chance() * len(TELLING))]
+    else:
+        del data[place:]
+
+
+def split(data: bytes, chance: Chance) -> list[bytes]:
+    if chance() < 0.02:
+        return [data[n : n + 1] for n in range(len(data))]
+    edges = sorted(int(chance() * (len(data) + 1)) for _ in range(int(chance() * 4)))
+    return [data[a:b] for a, b in zip([0, *edges], [*edges, len(data)], strict=True)]
+
+
+def run(target: Target, reads: list[bytes]) -> set[str]:
+    """Feed the reads; what came of it by name. AssertionError if it breaks the contract above."""
+    if target.name == "frames":
+        found = parse(reads)
+        if len(reads) > 1:
+            assert parse([b"".join(reads)]) == found, "another cut gives other frames"
+        return {found[2].partition(":")[0]}
+    messages, events = converse(target, reads)
+    if target.same_for_all_cuts and len(reads) > 1:
+        more, same = converse(target, [b"".join(reads)])
+        assert same == events, "another cut gives other events"
+        assert more[: len(messages)] == messages, "another cut gives other messages"
+    return {event.partition(":")[0] for event in events} | ({"Message"} if messages else set())
+
+
+def parse(reads: list[bytes]) -> tuple[list[tuple[bytes, bytes]], list[bytes], str]:
+    parser = FrameParser(LIMIT, ADDRESS)
+    messages: list[Message] = []
+    replies: list[tuple[FrameType, bytes]] = []
+    error = "no error"
+    try:
+        for read in reads:
+            parser.parse(read, messages, replies)
+    except ProtocolError as caught:
+        error = describe(caught)
+    held = sum(len(m.body) for m in messages) + sum(len(data) for _, data in replies)
+    assert held + len(parser.take_rest()) <= sum(map(len, reads)), "more is held than arrived"
+    return [(m.id, m.body) for m in messages], [data for _, data in replies], error
+
+
+def converse(target: Target, reads: list[bytes]) -> tuple[list[tuple[bytes, bytes]], list[str]]:
+    session = Session(
+        target.asked,
+        subscription=target.subscription,
+        auth_secret="s3cret",
+        max_frame_size=LIMIT,
+        address=ADDRESS,
+    )
+    messages: list[Message] = []
+    events: list[Event] = []
+    session.take_output()
+    for read in reads:
+        session.receive_data(read)
+        if found := session.take_events():
+            events += found
+            if TLSRequested() in found:
+                session.tls_established()
+            if target.closes:
+                session.close()
+        messages += session.take_messages()
+        session.take_output()
+    held = sum(len(m.body) for m in messages)
+    held += sum(len(event.data) for event in events if isinstance(event, Reply))
+    held += len(session._parser.take_rest())
+    assert held <= target.ratio * sum(map(len, reads)), "more is held than arrived"
+    session.receive_eof()
+    events += session.take_events()
+    check_end(session, events)
+    return [(m.id, m.body) for m in messages], list(map(describe_event, events))
+
+
+def check_end(session: Session, events: list[Event]) -> None:
+    assert session.state is State.CLOSED, "open after the end"
+    assert isinstance(events[-1], Closed), "something follows Closed"
+    assert sum(isinstance(event, Closed) for event in events) == 1, "closed twice"
+    session.receive_data(wire.OK)
+    session.receive_eof()
+    assert not session.take_events(), "an event after the end"
+    assert not session.take_output(), "output after the end"
+
+
+def describe_event(event: Event) -> str:
+    match event:
+        case Closed(None):
+            return "closed as it should be"
+        case Closed(error) | CommandFailed(error):
+            assert error is not None
+            return describe(error)
+        case Reply(data):
+            return f"Reply: {data!r}"
+    return type(event).__name__
+
+
+def describe(error: PeerError) -> str:
+    assert isinstance(error, NSQError)
+    text = str(error)
+    assert text.startswith("nsqd.example:4150: "), "the error does not name the peer"
+    return f"{type(error).__name__}: {text}"
+
+
+def fuzz(seed: int, count: int) -> set[str]:
+    """Run that many inputs; all that came of them, by name.
+
+    Raises AssertionError with the call of ``replay`` that repeats the input that failed.
+    """
+    rng = random.Random(seed)
+    seen: set[str] = set()
+    for number in range(count):
+        target, reads = make_input(rng)
+        try:
+            seen |= run(target, reads)
+        except Exception as error:
+            call = ", ".join([repr(target.name), *(repr(read.hex()) for read in reads)])
+            raise AssertionError(
+                f"seed {seed}, input {number}: {type(error).__name__}: {error}\nreplay({call})"
+            ) from error
+    return seen
+
+
+def replay(name: str, *reads: str) -> set[str]:
+    """Run one input again: a target's name and the reads in hexadecimal."""
+    (target,) = (target for target in TARGETS if target.name == name)
+    return run(target, list(map(bytes.fromhex, reads)))

@@ -1,0 +1,86 @@
+"""AUTH with a real nsqd and the tests' auth server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.config import ProducerConfig
+from nsqtools.engine.producer import Producer
+from nsqtools.errors import AuthError, PublishError
+from tests.support.eventually import eventually_async
+from tests.support.scripted import Recorder, consume, running, undisturbed
+from tests.support.servers import drained
+
+if TYPE_CHECKING:
+    from tests.support.authd import Authd
+    from tests.support.servers import MakeNsqd, Nsqd
+    from tests.support.tls import Certificates
+
+
+@pytest.fixture
+def guarded(make_nsqd: MakeNsqd, authd: Authd, certificates: Certificates) -> Nsqd:
+    authd.grant("open sesame", identity="ali")
+    return make_nsqd(*authd.nsqd_args(), *certificates.server.nsqd_args())
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_the_right_secret_publishes_and_consumes(
+    tls: bool, guarded: Nsqd, authd: Authd, certificates: Certificates, topic: str
+) -> None:
+    options: dict[str, Any] = {"auth_secret": "open sesame"}
+    if tls:
+        options["tls_root_ca_file"] = str(certificates.ca)
+    guarded.create(topic, "c")
+    async with undisturbed(), Producer([guarded.tcp], ProducerConfig(**options)) as producer:
+        await producer.publish(topic, [b"1", b"2"])
+    recorder = Recorder()
+    async with running(consume(recorder, guarded.tcp, topic=topic, **options)):
+        await eventually_async(lambda: drained(guarded, topic, "c"))
+        (client,) = guarded.channel(topic, "c")["clients"]
+    assert len(recorder.seen) == 2
+    assert (client["authed"], client["auth_identity"], client["tls"]) == (True, "ali", tls)
+    assert {query["tls"] for query in authd.queries} == {"true" if tls else "false"}
+
+
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [("barley", "nsqd refused the AUTH secret: E_AUTH_FAILED"), ("", "nsqd requires AUTH")],
+)
+async def test_a_wrong_or_missing_secret_ends_the_start(
+    secret: str, text: str, guarded: Nsqd, topic: str
+) -> None:
+    async with undisturbed():
+        with pytest.raises(AuthError, match=f"^{guarded.tcp}: {text}"):
+            await consume(Recorder(), guarded.tcp, topic=topic, auth_secret=secret).run()
+        with pytest.raises(AuthError, match=f"^{guarded.tcp}: {text}"):
+            await Producer([guarded.tcp], ProducerConfig(auth_secret=secret)).connect()
+
+
+async def test_a_secret_that_may_not_subscribe_ends_the_start(
+    guarded: Nsqd, authd: Authd, topic: str
+) -> None:
+    authd.grant("writer", permissions=["publish"])
+    async with undisturbed():
+        with pytest.raises(AuthError, match="E_UNAUTHORIZED"):
+            await consume(Recorder(), guarded.tcp, topic=topic, auth_secret="writer").run()
+
+
+async def test_a_secret_that_may_not_publish_is_refused_at_once(
+    guarded: Nsqd, authd: Authd, topic: str
+) -> None:
+    authd.grant("reader", permissions=["subscribe"])
+    config = ProducerConfig(auth_secret="reader")
+    async with undisturbed(), Producer([guarded.tcp], config) as producer:
+        with pytest.raises(PublishError, match="E_UNAUTHORIZED") as caught:
+            await producer.publish(topic, [b"1", b"2"])
+    assert caught.value.refused == [0, 1]
+    assert caught.value.permanent
+
+
+async def test_a_secret_is_no_harm_where_none_is_wanted(nsqd: Nsqd, topic: str) -> None:
+    nsqd.publish(topic, [b"x"])
+    recorder = Recorder()
+    async with running(consume(recorder, nsqd.tcp, topic=topic, auth_secret="open sesame")):
+        await eventually_async(lambda: recorder.seen)

@@ -1,0 +1,215 @@
+"""TLS and compression with a real nsqd, both ways, byte for byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.config import ProducerConfig
+from nsqtools.engine.producer import Producer
+from nsqtools.errors import ConnectError, PublishError
+from tests.support.eventually import eventually_async
+from tests.support.proxy import Faults, Proxy
+from tests.support.scripted import Recorder, consume, running, undisturbed
+from tests.support.servers import drained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsqtools.engine.handler import Batch
+    from nsqtools.names import Address
+    from tests.support.servers import MakeNsqd, Nsqd
+    from tests.support.tls import Certificate, Certificates
+
+SIZES = (1, 2, 100, 4096, 65_535, 65_536, 65_537, 300_000, 1 << 20)
+
+
+def bodies_of_many_sizes() -> list[bytes]:
+    """Compressible ones, and ones that no compression makes smaller."""
+    random = Random(5)
+    return [random.randbytes(size) for size in SIZES] + [
+        (b"nsq " * size)[:size] for size in SIZES[1:]
+    ]
+
+
+class Keeper(Recorder):
+    def __init__(self) -> None:
+        super().__init__(self.keep)
+        self.bodies: Counter[bytes] = Counter()
+
+    async def keep(self, batch: Batch) -> None:
+        self.bodies.update(message.body for message in batch)
+
+
+async def carry(
+    address: Address, nsqd: Nsqd, topic: str, bodies: list[bytes], **options: Any
+) -> dict[str, Any]:
+    """Publish and consume over such connections; returns what /stats says of the consumer's."""
+    nsqd.create(topic, "c")
+    keeper = Keeper()
+    async with undisturbed(), Producer([address], ProducerConfig(**options)) as producer:
+        for body in bodies[::2]:
+            await producer.publish(topic, [body])
+        await producer.publish(topic, bodies[1::2])
+    async with running(consume(keeper, address, topic=topic, max_in_flight=5, **options)):
+        await eventually_async(lambda: drained(nsqd, topic, "c"))
+        (client,) = nsqd.channel(topic, "c")["clients"]
+    assert keeper.bodies == Counter(bodies)
+    assert "reset by peer" not in nsqd.log.read_text()
+    found: dict[str, Any] = client
+    return found
+
+
+async def refused(nsqd: Nsqd, **options: Any) -> str:
+    """The text of the error by which the start of a consumer ends."""
+    with pytest.raises(ConnectError) as caught:
+        async with undisturbed():
+            await consume(Recorder(), nsqd.tcp, **options).run()
+    text = str(caught.value)
+    assert text.startswith(f"{nsqd.tcp}: ")
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def secure(make_nsqd: MakeNsqd, certificates: Certificates) -> Nsqd:
+    """An nsqd that offers TLS to whoever asks."""
+    return make_nsqd(*certificates.server.nsqd_args())
+
+
+@pytest.fixture
+def trusting(certificates: Certificates) -> dict[str, Any]:
+    return {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
+
+
+def identity(certificate: Certificate) -> dict[str, str]:
+    return {"tls_cert": str(certificate.cert), "tls_key": str(certificate.key)}
+
+
+@pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_bodies_of_1_byte_to_1_mib_pass_unchanged_both_ways(
+    tls: bool, compression: str, secure: Nsqd, trusting: dict[str, Any], topic: str
+) -> None:
+    options: dict[str, Any] = {compression: True} if compression else {}
+    if tls:
+        options |= trusting
+    client = await carry(secure.tcp, secure, topic, bodies_of_many_sizes(), **options)
+    assert (client["tls"], client["snappy"], client["deflate"]) == (
+        tls,
+        compression == "snappy",
+        compression == "deflate",
+    )
+
+
+@pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
+async def test_so_they_do_however_the_bytes_are_split(
+    compression: str, secure: Nsqd, trusting: dict[str, Any], topic: str
+) -> None:
+    random = Random(9)
+    bodies = [random.randbytes(random.randint(1, 4000)) for _ in range(40)]
+    options = trusting | ({compression: True} if compression else {})
+    async with Proxy(secure.tcp, [Faults(splits=random)] * 2) as proxy:
+        client = await carry(proxy.address, secure, topic, bodies, **options)
+    assert client["tls"]
+
+
+async def test_an_option_of_tls_alone_turns_it_on(
+    secure: Nsqd, certificates: Certificates, topic: str
+) -> None:
+    options = {"tls_root_ca_file": str(certificates.ca)}
+    client = await carry(secure.tcp, secure, topic, [b"x"], **options)
+    assert client["tls"]
+
+
+async def test_a_certificate_of_an_unknown_authority_is_refused_with_the_fix(
+    secure: Nsqd, certificates: Certificates
+) -> None:
+    text = await refused(secure, tls_root_ca_file=str(certificates.other_ca))
+    assert "the server's certificate cannot be verified: " in text
+    assert text.endswith(": name the CA that signed it with --tls-root-ca-file")
+    assert "cannot be verified" in await refused(secure, tls_v1=True)
+
+
+@pytest.mark.parametrize(
+    ("which", "fix"),
+    [("expired", "renew it, or set this host's clock"), ("other_host", "a name that it holds")],
+)
+async def test_so_is_a_certificate_that_does_not_hold(
+    which: str, fix: str, make_nsqd: MakeNsqd, certificates: Certificates, trusting: dict[str, Any]
+) -> None:
+    nsqd = make_nsqd(*getattr(certificates, which).nsqd_args())
+    assert fix in await refused(nsqd, **trusting)
+
+
+@pytest.mark.parametrize("which", ["server", "expired", "other_host"])
+async def test_verification_can_be_switched_off(
+    which: str, make_nsqd: MakeNsqd, certificates: Certificates, topic: str
+) -> None:
+    nsqd = make_nsqd(*getattr(certificates, which).nsqd_args())
+    client = await carry(nsqd.tcp, nsqd, topic, [b"x"], tls_insecure_skip_verify=True)
+    assert client["tls"]
+
+
+@pytest.fixture
+def demanding(certificates: Certificates, make_nsqd: MakeNsqd) -> Callable[[str], Nsqd]:
+    """Makes an nsqd that wants a client certificate of our authority."""
+
+    def make(version: str) -> Nsqd:
+        return make_nsqd(
+            *certificates.server.nsqd_args(),
+            "-tls-required=tcp-https",
+            "-tls-client-auth-policy=require-verify",
+            f"-tls-root-ca-file={certificates.ca}",
+            f"-tls-min-version={version}",
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("version", ["tls1.2", "tls1.3"])
+async def test_a_client_certificate_opens_an_nsqd_that_wants_one(
+    version: str,
+    demanding: Callable[[str], Nsqd],
+    certificates: Certificates,
+    trusting: dict[str, Any],
+    topic: str,
+) -> None:
+    nsqd = demanding(version)
+    options = trusting | identity(certificates.client)
+    client = await carry(nsqd.tcp, nsqd, topic, [b"x"], **options)
+    assert client["tls"]
+    text = await refused(nsqd, **trusting)
+    assert "--tls-cert" in text
+    text = await refused(nsqd, **trusting | identity(certificates.other_client))
+    assert "--tls-cert" in text or "client certificate" in text
+
+
+async def test_an_nsqd_that_requires_tls_says_so_to_a_client_without(
+    make_nsqd: MakeNsqd, certificates: Certificates, trusting: dict[str, Any], topic: str
+) -> None:
+    nsqd = make_nsqd(*certificates.server.nsqd_args(), "-tls-required=tcp-https")
+    text = await refused(nsqd)
+    assert "TLS required" in text
+    async with undisturbed(), Producer([nsqd.tcp], ProducerConfig()) as producer:
+        with pytest.raises(PublishError, match="TLS required") as caught:
+            await producer.publish(topic, [b"x"])
+    assert caught.value.permanent
+    client = await carry(nsqd.tcp, nsqd, topic, [b"x"], **trusting)
+    assert client["tls"]
+
+
+async def test_tls_asked_of_an_nsqd_without_is_refused_with_the_fix(nsqd: Nsqd) -> None:
+    assert "nsqd does not offer TLS (start it with --tls-cert)" in await refused(nsqd, tls_v1=True)
+
+
+@pytest.mark.parametrize("lowest", ["ssl3.0", "tls1.0", "tls1.2", "tls1.3"])
+async def test_the_newest_version_is_spoken_whatever_the_lowest(
+    lowest: str, secure: Nsqd, trusting: dict[str, Any], topic: str
+) -> None:
+    options = trusting | {"tls_min_version": lowest}
+    client = await carry(secure.tcp, secure, topic, [b"x"], **options)
+    assert client["tls_version"] == "TLS1.3"

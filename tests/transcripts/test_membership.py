@@ -1,0 +1,376 @@
+"""Who a consumer is connected to: first contact, loss and return, fixed or by discovery."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from nsqtools.errors import AuthError, ConnectError, ProtocolError, UnreachableError
+from nsqtools.names import Address
+from tests.support import wire
+from tests.support.clock import virtual
+from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running, undisturbed
+
+
+class Directory:
+    """What nsqlookupd knows."""
+
+    def __init__(self, *nsqds: ScriptedNsqd) -> None:
+        self.listed = list(nsqds)
+        self.failing = False
+        self.asked: list[float] = []
+
+    async def find(self) -> Iterable[Address]:
+        self.asked.append(asyncio.get_running_loop().time())
+        if self.failing:
+            raise UnreachableError("no nsqlookupd answers")
+        return [nsqd.address for nsqd in self.listed]
+
+
+def times(nsqd: ScriptedNsqd) -> list[int]:
+    return [round(at) for at in nsqd.dials]
+
+
+@virtual
+async def test_a_lost_fixed_nsqd_is_dialled_again_after_8_16_32_seconds_and_so_on() -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    async with running(consume(recorder, nsqd)):
+        nsqd.down = True
+        nsqd.break_off()
+        await asyncio.sleep(500)
+        assert times(nsqd) == [0, 8, 24, 56, 120, 240, 360, 480]
+        nsqd.down = False
+        await asyncio.sleep(110)
+        nsqd.publish(b"x")
+        await asyncio.sleep(1)
+        assert recorder.seen == [(1, 1)]
+        nsqd.break_off()
+        await asyncio.sleep(9)
+        assert times(nsqd)[-1] - times(nsqd)[-2] == 611 - 600 + 8
+
+
+@virtual
+async def test_one_of_two_that_refuses_at_the_start_is_fine_and_found_later() -> None:
+    network = Network()
+    up, down = network.nsqd("up"), network.nsqd("down")
+    down.down = True
+    async with running(consume(Recorder(), up, down, max_in_flight=4)):
+        await asyncio.sleep(5)
+        assert up.ready == 1
+        down.down = False
+        await asyncio.sleep(5)
+        assert down.ready == 1
+        assert times(down) == [0, 8]
+
+
+@virtual
+async def test_everybody_refusing_at_the_start_is_an_error_that_names_one() -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "ab"]
+    for nsqd in nsqds:
+        nsqd.down = True
+    async with undisturbed():
+        with pytest.raises(ConnectError, match=r"^a:4150: connection refused$"):
+            await consume(Recorder(), *nsqds).run()
+        await asyncio.sleep(100)
+    assert [times(nsqd) for nsqd in nsqds] == [[0], [0]]
+
+
+@virtual
+async def test_a_dial_that_hangs_ends_after_its_timeout() -> None:
+    nsqd = Network().nsqd()
+    nsqd.hole = True
+    async with undisturbed():
+        with pytest.raises(ConnectError, match="connection timed out"):
+            await consume(Recorder(), nsqd, dial_timeout=3).run()
+        assert asyncio.get_running_loop().time() == pytest.approx(3)
+
+
+@virtual
+async def test_a_server_that_never_answers_identify_is_given_up() -> None:
+    nsqd = Network().nsqd()
+    nsqd.silent = True
+    async with undisturbed():
+        with pytest.raises(ConnectError, match="nsqd:4150: no answer to IDENTIFY in time"):
+            await consume(Recorder(), nsqd).run()
+        assert asyncio.get_running_loop().time() == pytest.approx(20)
+        assert nsqd.log[-1][1] == "abort"
+
+
+@virtual
+async def test_auth_that_is_required_and_not_configured_ends_the_start() -> None:
+    nsqd = Network().nsqd(auth_required=True)
+    async with undisturbed():
+        with pytest.raises(AuthError, match="nsqd:4150: nsqd requires AUTH"):
+            await consume(Recorder(), nsqd).run()
+    assert not any(text.startswith("AUTH") for _, text in nsqd.log)
+
+
+@virtual
+async def test_auth_that_is_refused_ends_the_start() -> None:
+    nsqd = Network().nsqd(auth_required=True)
+    nsqd.refuses = lambda text: "E_AUTH_FAILED no" if text == "AUTH barley" else None
+    async with undisturbed():
+        with pytest.raises(AuthError, match="refused the AUTH secret: E_AUTH_FAILED no"):
+            await consume(Recorder(), nsqd, auth_secret="barley").run()
+
+
+@virtual
+async def test_auth_that_is_granted_goes_before_sub() -> None:
+    nsqd = Network().nsqd(auth_required=True)
+    async with running(consume(Recorder(), nsqd, auth_secret="open sesame")):
+        texts = [text.partition(" {")[0] for _, text in nsqd.log]
+        assert texts == ["  V2", "IDENTIFY", "AUTH open sesame", "SUB t c", "RDY 1"]
+
+
+@virtual
+async def test_a_refused_sub_ends_the_start_with_nsqds_words() -> None:
+    nsqd = Network().nsqd()
+    nsqd.refuses = lambda text: "E_SUB_FAILED channel full" if text.startswith("SUB") else None
+    async with undisturbed():
+        with pytest.raises(ConnectError, match="E_SUB_FAILED channel full"):
+            await consume(Recorder(), nsqd).run()
+
+
+@virtual
+async def test_a_fatal_error_of_nsqd_is_logged_and_the_connection_made_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nsqd = Network().nsqd()
+    nsqd.refuses = lambda text: "E_INVALID bad RDY" if text == "RDY 5" else None
+    async with running(consume(Recorder(), nsqd, max_in_flight=5)):
+        nsqd.publish(b"x")
+        await asyncio.sleep(9)
+        assert times(nsqd) == [0, 8]
+    assert "connection lost: nsqd:4150: E_INVALID bad RDY" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "answered in HTTP"),
+        (wire.frame(7, b"what"), "unknown frame type 7"),
+        (b"\x7f\xff\xff\xff" + b"\0\0\0\0", "response frame of 2147483647 bytes"),
+        (wire.response(b"surprise"), None),
+    ],
+)
+@virtual
+async def test_bytes_that_are_not_the_protocol_cost_the_connection_and_no_more(
+    data: bytes, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    async with running(consume(recorder, nsqd, max_in_flight=5)):
+        nsqd.send(wire.message(1) + data)
+        await asyncio.sleep(9)
+        assert nsqd.ready
+        assert recorder.seen == [(1, 1)]
+        assert times(nsqd) == ([0, 8] if text else [0])
+    if text:
+        assert f"connection lost: nsqd:4150: {text}" in caplog.text
+
+
+@virtual
+async def test_a_message_before_any_rdy_breaks_nothing() -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    answered = False
+
+    def answer(text: str) -> None:
+        nonlocal answered
+        if text.startswith("SUB") and not answered:
+            answered = True
+            nsqd.send(wire.OK + wire.message(1))
+            nsqd.refuses = lambda _: None
+
+    nsqd.refuses = answer  # type: ignore[assignment]
+    async with running(consume(recorder, nsqd)):
+        await asyncio.sleep(1)
+        nsqd.publish(b"x")
+        await asyncio.sleep(61)
+        assert recorder.seen[:1] == [(1, 1)]
+
+
+@virtual
+async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    consumer = consume(recorder, nsqd, heartbeat_interval=10, read_timeout=25)
+    async with running(consumer):
+        await asyncio.sleep(31)
+        nsqd.silent = True
+        await asyncio.sleep(23)
+        assert consumer.stats().connections == 1
+        await asyncio.sleep(2)
+        assert consumer.stats().connections == 0
+        nsqd.silent = False
+        await asyncio.sleep(10)
+        nsqd.publish(b"x")
+        await asyncio.sleep(1)
+        assert recorder.seen == [(1, 1)]
+    assert "silent for 25 s" in caplog.text
+
+
+@virtual
+async def test_heartbeats_alone_keep_a_connection_for_ever() -> None:
+    nsqd = Network().nsqd()
+    async with running(consume(Recorder(), nsqd)):
+        await asyncio.sleep(36_000)
+        assert times(nsqd) == [0]
+
+
+@pytest.mark.parametrize("slow", ["refuses", "hangs"])
+@virtual
+async def test_a_connection_lost_while_another_is_still_dialled_is_made_again_once(
+    slow: str,
+) -> None:
+    network = Network()
+    quick, hole = network.nsqd("quick"), network.nsqd("hole")
+    network.max_ready = 2
+    hole.hole = True
+    consumer = consume(Recorder(), quick, hole, max_in_flight=2, dial_timeout=20, reconnect_delay=2)
+    async with running(consumer):
+        await asyncio.sleep(1)
+        quick.down = True
+        quick.break_off()
+        await asyncio.sleep(15)
+        quick.down = slow == "refuses"
+        await asyncio.sleep(10)
+        quick.down = False
+        await asyncio.sleep(60)
+        assert len(quick.clients) == 1
+
+
+@virtual
+async def test_a_lost_nsqd_returns_only_when_it_is_listed_again() -> None:
+    network = Network()
+    lost, kept = network.nsqd("lost"), network.nsqd("kept")
+    directory = Directory(lost, kept)
+    async with running(consume(Recorder(), find=directory.find, max_in_flight=4)):
+        assert times(lost) == times(kept) == [0]
+        directory.listed.remove(lost)
+        lost.break_off()
+        await asyncio.sleep(300)
+        assert times(lost) == [0]
+        directory.listed.append(lost)
+        await asyncio.sleep(80)
+        assert len(lost.clients) == 1
+        assert times(kept) == [0]
+        assert len(kept.clients) == 1
+
+
+@virtual
+async def test_a_restarted_nsqd_is_back_within_seconds() -> None:
+    nsqd = Network().nsqd()
+    directory = Directory(nsqd)
+    async with running(consume(Recorder(), find=directory.find)):
+        await asyncio.sleep(100)
+        nsqd.down = True
+        nsqd.break_off()
+        await asyncio.sleep(2)
+        nsqd.down = False
+        await asyncio.sleep(5)
+        assert len(nsqd.clients) == 1
+
+
+@virtual
+async def test_a_failing_find_keeps_the_connections_and_is_asked_again() -> None:
+    network = Network()
+    old, new = network.nsqd("old"), network.nsqd("new")
+    directory = Directory(old)
+    async with running(consume(Recorder(), find=directory.find, max_in_flight=4)):
+        directory.failing = True
+        await asyncio.sleep(400)
+        assert times(old) == [0]
+        assert len(directory.asked) > 4
+        directory.failing = False
+        directory.listed.append(new)
+        await asyncio.sleep(80)
+        assert len(new.clients) == len(old.clients) == 1
+
+
+@virtual
+async def test_an_nsqd_that_is_no_longer_listed_is_kept_while_it_works() -> None:
+    nsqd = Network().nsqd()
+    directory = Directory(nsqd)
+    recorder = Recorder()
+    async with running(consume(recorder, find=directory.find)):
+        directory.listed.clear()
+        await asyncio.sleep(300)
+        nsqd.publish(b"x")
+        await asyncio.sleep(1)
+        assert recorder.seen == [(1, 1)]
+
+
+@virtual
+async def test_a_topic_that_nobody_has_yet_is_found_within_seconds_of_its_first_round() -> None:
+    nsqd = Network().nsqd()
+    directory = Directory()
+    async with running(consume(Recorder(), find=directory.find)):
+        await asyncio.sleep(3)
+        directory.listed.append(nsqd)
+        await asyncio.sleep(8)
+        assert len(nsqd.clients) == 1
+
+
+@virtual
+async def test_an_nsqd_listed_twice_is_one_connection() -> None:
+    nsqd = Network().nsqd()
+    directory = Directory(nsqd, nsqd)
+    async with running(consume(Recorder(), find=directory.find)):
+        assert len(nsqd.clients) == 1
+
+
+@virtual
+async def test_a_listed_nsqd_that_refuses_is_tried_each_round_and_harms_nobody() -> None:
+    network = Network()
+    good, bad = network.nsqd("good"), network.nsqd("bad")
+    bad.down = True
+    directory = Directory(good, bad)
+    async with running(consume(Recorder(), find=directory.find, max_in_flight=4)):
+        await asyncio.sleep(400)
+        assert 4 < len(bad.dials) < 12
+        assert times(good) == [0]
+
+
+@virtual
+async def test_a_find_that_fails_at_the_start_ends_the_run() -> None:
+    directory = Directory()
+    directory.failing = True
+    async with undisturbed():
+        with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
+            await consume(Recorder(), find=directory.find).run()
+
+
+@virtual
+async def test_all_found_refusing_at_the_start_ends_the_run() -> None:
+    nsqd = Network().nsqd()
+    nsqd.down = True
+    async with undisturbed():
+        with pytest.raises(ConnectError, match="connection refused"):
+            await consume(Recorder(), find=Directory(nsqd).find).run()
+
+
+@virtual
+async def test_a_server_of_another_protocol_ends_the_run() -> None:
+    nsqd = Network().nsqd()
+    nsqd.refuses = lambda text: nsqd.send(b"HTTP/1.1 400 Bad Request\r\n")  # type: ignore[assignment,func-returns-value,return-value]
+    async with undisturbed():
+        with pytest.raises(ProtocolError, match="answered in HTTP"):
+            await consume(Recorder(), nsqd).run()
+
+
+@virtual
+async def test_nothing_is_asked_or_dialled_after_stop() -> None:
+    nsqd = Network().nsqd()
+    directory = Directory(nsqd)
+    async with running(consume(Recorder(), find=directory.find)):
+        nsqd.break_off()
+        await asyncio.sleep(0.01)
+    asked, dials = len(directory.asked), len(nsqd.dials)
+    await asyncio.sleep(1000)
+    assert (len(directory.asked), len(nsqd.dials)) == (asked, dials)
+    assert nsqd.clients == []

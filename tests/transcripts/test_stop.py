@@ -1,0 +1,322 @@
+"""How a consumer ends: CLS, what was delivered is handled, the rest goes back, a clean close."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from nsqtools.engine.handler import Batch
+from tests.support import wire
+from tests.support.clock import virtual
+from tests.support.scripted import Network, Recorder, consume, running, undisturbed
+
+END = "end of stream"
+
+
+async def hold(batch: Batch) -> None:
+    batch.hold()
+
+
+async def sleep(seconds: float, batch: Batch) -> None:
+    await asyncio.sleep(seconds)
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@virtual
+async def test_an_idle_consumer_says_cls_and_ends_its_stream() -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    async with running(consume(recorder, nsqd, max_in_flight=5)):
+        pass
+    assert nsqd.commands == ["RDY 1", "CLS", END]
+    assert recorder.closed == 1
+    assert loop_time() < 1
+
+
+@virtual
+async def test_what_was_delivered_is_handled_before_the_end() -> None:
+    nsqd = Network().nsqd()
+    nsqd.one_by_one = True
+    recorder = Recorder(partial(sleep, 1))
+    async with running(consume(recorder, nsqd, max_in_flight=3)):
+        nsqd.publish(*[b"x"] * 10)
+        await asyncio.sleep(1.5)
+        assert nsqd.in_flight == 3
+    assert nsqd.commands[2:] == ["FIN 1", "CLS", "FIN 2", "FIN 3", "FIN 4", END]
+    assert nsqd.depth == 6
+
+
+@virtual
+async def test_a_handler_that_never_returns_is_given_the_drain_timeout_and_all_goes_back() -> None:
+    nsqd = Network().nsqd()
+    nsqd.one_by_one = True
+    recorder = Recorder(partial(sleep, 10**9))
+    consumer = consume(recorder, nsqd, max_in_flight=5, drain_timeout=7)
+    async with running(consumer):
+        nsqd.publish(b"1", b"2", b"3")
+        await asyncio.sleep(1)
+    assert nsqd.commands == ["RDY 1", "RDY 5", "CLS", "REQ 1 0", "REQ 2 0", "REQ 3 0", END]
+    assert nsqd.log[-1][0] == pytest.approx(8, abs=0.1)
+    assert nsqd.depth == 3
+    assert consumer.stats().in_flight == 0
+
+
+@virtual
+async def test_the_unfinished_part_of_the_batch_in_hand_goes_back() -> None:
+    nsqd = Network().nsqd()
+
+    async def act(batch: Batch) -> None:
+        if len(batch) == 3:
+            batch.finish([batch[1]])
+            await asyncio.sleep(10**9)
+
+    async with running(consume(Recorder(act), nsqd, max_in_flight=5, drain_timeout=7)):
+        nsqd.publish(b"1")
+        await asyncio.sleep(1)
+        nsqd.publish(b"2", b"3", b"4")
+        await asyncio.sleep(1)
+    assert nsqd.commands[3:] == ["FIN 3", "CLS", "REQ 2 0", "REQ 4 0", END]
+
+
+@virtual
+async def test_what_is_held_and_not_settled_by_close_goes_back() -> None:
+    nsqd = Network().nsqd()
+
+    class Sink(Recorder):
+        async def close(self) -> None:
+            self.batches[0].finish()
+
+    async with running(consume(Sink(hold), nsqd, max_in_flight=5)):
+        nsqd.publish(b"1")
+        await asyncio.sleep(1)
+        nsqd.publish(b"2", b"3")
+        await asyncio.sleep(6)
+    assert nsqd.commands[2:] == ["CLS", "FIN 1", "REQ 2 0", "REQ 3 0", END]
+    assert nsqd.depth == 2
+
+
+@virtual
+async def test_a_sink_whose_close_fails_gives_all_back_before_the_error_is_raised() -> None:
+    nsqd = Network().nsqd()
+
+    class Sink(Recorder):
+        async def close(self) -> None:
+            raise OSError("no space left on device")
+
+    async with undisturbed():
+        consumer = consume(Sink(hold), nsqd, max_in_flight=5)
+        task = asyncio.create_task(consumer.run())
+        await asyncio.sleep(1)
+        nsqd.publish(b"1")
+        await asyncio.sleep(1)
+        consumer.stop()
+        with pytest.raises(OSError, match="no space left"):
+            await task
+    assert nsqd.commands[2:] == ["CLS", "REQ 1 0", END]
+
+
+@virtual
+async def test_messages_that_cross_the_cls_are_not_lost() -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    consumer = consume(recorder, nsqd, max_in_flight=5)
+    async with running(consumer):
+        nsqd.publish(b"1")
+        await asyncio.sleep(1)
+        consumer.stop()
+        nsqd.publish(b"2", b"3")
+        assert nsqd.delivered == 1
+    assert nsqd.delivered == 3
+    assert nsqd.in_flight == 0
+    assert [number for number, _ in recorder.seen] == [1, 2, 3]
+
+
+@virtual
+async def test_an_nsqd_that_does_not_answer_cls_costs_a_moment() -> None:
+    nsqd = Network().nsqd()
+    async with running(consume(Recorder(), nsqd, drain_timeout=7)):
+        await asyncio.sleep(1)
+        nsqd.silent = True
+    assert loop_time() < 8
+    assert nsqd.commands == ["RDY 1", "CLS", END]
+
+
+@virtual
+async def test_a_heartbeat_behind_our_end_of_stream_gets_no_answer_and_does_no_harm() -> None:
+    nsqd = Network().nsqd()
+    nsqd.lingers = 0.5
+    async with running(consume(Recorder(), nsqd)):
+        await asyncio.sleep(1)
+    assert nsqd.log[-1][1] == END
+
+
+@virtual
+async def test_a_client_that_nsqd_does_not_let_go_is_gone_after_two_seconds() -> None:
+    nsqd = Network().nsqd()
+    nsqd.lingers = 100.0
+    async with running(consume(Recorder(), nsqd)):
+        await asyncio.sleep(1)
+    assert loop_time() == pytest.approx(3, abs=0.1)
+
+
+@pytest.mark.parametrize("how", ["finish", "requeue", "touch"])
+@virtual
+async def test_settling_after_the_run_does_nothing(how: str) -> None:
+    nsqd = Network().nsqd()
+    nsqd.lingers = 0.5
+    recorder = Recorder(hold)
+    async with undisturbed():
+        async with running(consume(recorder, nsqd)):
+            nsqd.publish(b"1")
+            await asyncio.sleep(1)
+            nsqd.clients[0].transport.on_write = lambda _: None  # nsqd reads the REQ too late
+        getattr(recorder.batches[0], how)()
+        await asyncio.sleep(10)
+
+
+@virtual
+async def test_a_sink_that_settles_behind_the_end_of_stream_does_no_harm() -> None:
+    nsqd = Network().nsqd()
+    nsqd.lingers = 0.5
+
+    class Late(Recorder):
+        async def close(self) -> None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.1, self.batches[0].finish, [self.batches[0][0]])
+
+    async with running(consume(Late(hold), nsqd)):
+        nsqd.publish(b"1")
+        await asyncio.sleep(1)
+
+
+@virtual
+async def test_stopping_twice_or_without_need_changes_nothing() -> None:
+    nsqd = Network().nsqd()
+    consumer = consume(Recorder(), nsqd)
+    async with running(consumer):
+        consumer.stop()
+        consumer.stop()
+    consumer.stop()
+    assert nsqd.commands.count("CLS") == 1
+
+
+@virtual
+async def test_stopping_in_backoff_sends_no_rdy_any_more() -> None:
+    nsqd = Network().nsqd()
+    async with running(consume(Recorder(), nsqd, max_in_flight=5)):
+        nsqd.publish(b"bad")
+        await asyncio.sleep(1)
+    await asyncio.sleep(100)
+    assert nsqd.commands[-2:] == ["CLS", END]
+
+
+@virtual
+async def test_stopping_before_the_run_connects_to_nobody_for_long() -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    consumer = consume(recorder, nsqd)
+    async with undisturbed():
+        consumer.stop()
+        await consumer.run()
+        await asyncio.sleep(100)
+    assert nsqd.clients == []
+    assert nsqd.ready == 0
+    assert recorder.closed == 1
+
+
+@virtual
+async def test_stopping_while_a_dial_hangs_ends_at_once() -> None:
+    network = Network()
+    nsqd, hole = network.nsqd("nsqd"), network.nsqd("hole")
+    hole.hole = True
+    async with running(consume(Recorder(), nsqd, hole, dial_timeout=50)):
+        await asyncio.sleep(1)
+        assert nsqd.ready == 1
+    assert loop_time() < 2
+    assert nsqd.commands == ["RDY 1", "CLS", END]
+
+
+@virtual
+async def test_nothing_reconnects_after_stop_not_even_what_is_lost_while_draining() -> None:
+    network = Network()
+    first, second = network.nsqd("first"), network.nsqd("second")
+    consumer = consume(Recorder(partial(sleep, 20)), first, second, reconnect_delay=1)
+    async with running(consumer):
+        first.publish(b"x")
+        await asyncio.sleep(1)
+        second.down = True
+        second.break_off()
+        await asyncio.sleep(1)
+        consumer.stop()
+        await asyncio.sleep(1)
+        second.down = False
+        first.break_off()
+        dials = len(second.dials)
+    await asyncio.sleep(1000)
+    assert len(first.dials) == 1
+    assert len(second.dials) == dials
+    assert first.clients == second.clients == []
+
+
+@virtual
+async def test_cancelling_the_run_drops_the_connections_at_once() -> None:
+    nsqd = Network().nsqd()
+    consumer = consume(Recorder(partial(sleep, 10**9)), nsqd)
+    async with undisturbed():
+        task = asyncio.create_task(consumer.run())
+        await asyncio.sleep(1)
+        nsqd.publish(b"x")
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.01)
+    assert nsqd.commands == ["RDY 1", "abort"]
+    assert loop_time() < 3
+
+
+@virtual
+async def test_cancelling_the_run_while_it_drains_ends_it_at_once() -> None:
+    nsqd = Network().nsqd()
+    consumer = consume(Recorder(partial(sleep, 10**9)), nsqd, drain_timeout=100)
+    async with undisturbed():
+        task = asyncio.create_task(consumer.run())
+        await asyncio.sleep(1)
+        nsqd.publish(b"x")
+        await asyncio.sleep(1)
+        consumer.stop()
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert loop_time() < 4
+    assert nsqd.clients == []
+
+
+@virtual
+async def test_an_error_of_nsqd_while_closing_does_not_stop_the_drain() -> None:
+    nsqd = Network().nsqd()
+    nsqd.refuses = lambda text: "E_INVALID cannot CLS in current state" if text == "CLS" else None
+    recorder = Recorder(partial(sleep, 5))
+    async with running(consume(recorder, nsqd)):
+        nsqd.publish(b"x")
+        await asyncio.sleep(1)
+    assert recorder.closed == 1
+    assert loop_time() < 7
+
+
+@virtual
+async def test_a_message_after_close_wait_goes_back_at_once() -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder(partial(sleep, 5))
+    consumer = consume(recorder, nsqd, max_in_flight=2)
+    async with running(consumer):
+        nsqd.publish(b"x")
+        await asyncio.sleep(1)
+        consumer.stop()
+        await asyncio.sleep(1)
+        nsqd.send(wire.message(9))
+    assert nsqd.commands[2:] == ["CLS", "REQ 9 0", "FIN 1", END]
