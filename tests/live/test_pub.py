@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
 import subprocess
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.support.eventually import eventually
 from tests.support.servers import at, empty
@@ -92,3 +98,96 @@ def test_keep_empty_is_a_clear_error(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) 
     ended = nsqtools_cli("pub", "--topic", topic, "--keep-empty", *at(nsqd), stdin=b"a\n\nb\n")
     assert ended.code == 1
     assert "message 2 is empty" in ended.stderr
+
+
+def test_a_signal_publishes_what_was_read_and_says_that_input_is_left(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 1)):
+        pub = nsqtools_cli.start(
+            *("pub", "--topic", topic, *at(nsqd)), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert pub.stdin
+        assert pub.stderr
+        pub.stdin.write(b"line\nno end")
+        pub.stdin.flush()
+        eventually(lambda: nsqd.topic(topic)["message_count"])
+        pub.send_signal(number)
+        assert pub.wait(10) == code
+        text = pub.stderr.read()
+        assert text == b"nsqtools: stopped before the end of the input, 1 published\n"
+        nsqd.delete(topic)
+
+
+def test_a_second_signal_leaves_although_nsqd_is_gone(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    pub = nsqtools_cli.start(
+        *("pub", "--topic", topic, *at(nsqd)), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert pub.stdin
+    assert pub.stderr
+    pub.stdin.write(b"first\n")
+    pub.stdin.flush()
+    eventually(lambda: nsqd.topic(topic)["message_count"] == 1)
+    nsqd.kill()
+    assert b"connection lost" in pub.stderr.readline()
+    pub.stdin.write(b"second\n")
+    pub.stdin.flush()
+    pub.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        pub.wait(0.5)  # it waits for an nsqd to publish to
+    pub.send_signal(signal.SIGINT)
+    assert pub.wait(10) == 130
+    assert b"Traceback" not in pub.stderr.read()
+
+
+@pytest.mark.parametrize("command", ["pub", "tail"])
+def test_signals_end_a_handshake_that_never_ends(
+    nsqtools_cli: Cli, topic: str, command: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        process = nsqtools_cli.start(
+            *(command, "--topic", topic, "--nsqd-tcp-address", f"127.0.0.1:{port}"),
+            stderr=subprocess.PIPE,
+        )
+        peer, _ = silent.accept()
+        with peer:
+            peer.recv(4)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+        assert process.stderr
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_tee_into_a_stuck_reader_ends_with_signals(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    pub = nsqtools_cli.start(
+        *("pub", "--topic", topic, "--tee", *at(nsqd)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert pub.stdin
+    os.set_blocking(pub.stdin.fileno(), False)
+    for _ in range(100):  # more than all pipes hold
+        with contextlib.suppress(BlockingIOError):
+            os.write(pub.stdin.fileno(), b"x" * 999 + b"\n")
+    eventually(lambda: nsqd.topic(topic)["message_count"])
+    pub.send_signal(signal.SIGINT)
+    assert pub.wait(10) == 130
+
+
+def test_many_refused_messages_cost_no_good_one(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    nsqd = make_nsqd("-max-msg-size=100")
+    nsqd.create(topic, "c")
+    lines = [b"x" * (500 if number % 50 == 0 else 10) for number in range(2000)]
+    published = nsqtools_cli("pub", "--topic", topic, *at(nsqd), stdin=b"\n".join(lines))
+    assert published.code == 4
+    assert "40 of 2000 messages were not published: " in published.stderr
+    assert published.stderr.count("\n") == 1
+    assert nsqd.topic(topic)["message_count"] >= 1960
