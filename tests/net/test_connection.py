@@ -1,4 +1,7 @@
-"""A connection over real sockets, with everything that goes wrong on them."""
+"""A connection over real sockets, with everything that goes wrong on them.
+
+Many faults make many lines; they share their servers.
+"""
 
 import asyncio
 import contextlib

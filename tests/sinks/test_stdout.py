@@ -1,3 +1,5 @@
+"""The stdout sink on every kind of descriptor, which makes many lines."""
+
 from __future__ import annotations
 
 import asyncio
