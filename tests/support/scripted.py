@@ -2,8 +2,8 @@
 
 A ``Network`` answers the running loop's ``create_connection``, so everything from Connection up is
 the real thing. Its nsqds keep to the rules of ``nsqd/protocol_v2.go`` and ``channel.go``: they
-deliver within RDY, time messages out, close clients that fall silent, and record what they read. Being one server in
-one place it has a few lines over 400.
+deliver within RDY, time messages out, close clients that fall silent, and record what they read.
+Being one server in one place it has a few lines over 400.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.consumer import Consumer
@@ -28,8 +28,8 @@ from tests.support.transport import FakeTransport
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from nsqtools.engine.consumer import ConsumerStats
     from nsqtools.engine.handler import Batch, Handler, Message
+    from nsqtools.engine.stats import ConsumerStats
 
 HANDSHAKE = ("  V2", "IDENTIFY", "SUB", "AUTH", "NOP")
 
@@ -193,7 +193,8 @@ class ScriptedNsqd:
     def _obey(self, client: Client, command: str, words: Sequence[str]) -> None:
         match words:
             case ["IDENTIFY", *_]:
-                client.heartbeat = json.loads(command.partition(" ")[2])["heartbeat_interval"] / 1000
+                body = json.loads(command.partition(" ")[2])
+                client.heartbeat = body["heartbeat_interval"] / 1000
                 self._answer(client, wire.OK if self.old else wire.negotiated(**self._features))
                 self._beat(client)
             case ["AUTH", *_]:

@@ -5,6 +5,7 @@ its full share with its first message.
 """
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,11 @@ async def test_requeueing_without_backoff_while_probing_starts_another_wait() ->
 async def test_a_connection_lost_in_backoff_probes_when_it_is_back() -> None:
     nsqd = Network().nsqd()
     recorder = Recorder()
-    options = {"max_in_flight": 5, "reconnect_delay": 1.0, "default_requeue_delay": 600}
+    options: dict[str, Any] = {
+        "max_in_flight": 5,
+        "reconnect_delay": 1.0,
+        "default_requeue_delay": 600,
+    }
     async with running(consume(recorder, nsqd, **options)):
         await feed(nsqd, b"1", b"bad")
         assert nsqd.commands[-2:] == ["RDY 0", "REQ 2 600000"]
@@ -109,7 +114,11 @@ async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: s
             await gate.wait()
 
     recorder = Recorder(act)
-    options = {"max_in_flight": 10, "reconnect_delay": 20.0, "default_requeue_delay": 600}
+    options: dict[str, Any] = {
+        "max_in_flight": 10,
+        "reconnect_delay": 20.0,
+        "default_requeue_delay": 600,
+    }
     async with running(consume(recorder, first, second, **options)):
         first.publish(b"1")
         second.publish(b"1")
@@ -145,7 +154,11 @@ async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: s
 async def test_losing_every_connection_in_backoff_never_leaves_it_stuck() -> None:
     nsqd = Network().nsqd()
     recorder = Recorder()
-    options = {"max_in_flight": 5, "reconnect_delay": 8.0, "default_requeue_delay": 600}
+    options: dict[str, Any] = {
+        "max_in_flight": 5,
+        "reconnect_delay": 8.0,
+        "default_requeue_delay": 600,
+    }
     async with running(consume(recorder, nsqd, **options)):
         await feed(nsqd, b"1", b"bad")
         nsqd.down = True
@@ -182,7 +195,11 @@ async def test_one_connection_of_many_probes_and_then_all_get_their_share() -> N
 async def test_without_a_backoff_duration_failures_only_requeue() -> None:
     nsqd = Network().nsqd()
     recorder = Recorder()
-    options = {"max_in_flight": 5, "max_backoff_duration": 0, "default_requeue_delay": 1}
+    options: dict[str, Any] = {
+        "max_in_flight": 5,
+        "max_backoff_duration": 0,
+        "default_requeue_delay": 1,
+    }
     async with running(consume(recorder, nsqd, **options)):
         await feed(nsqd, b"bad", b"bad")
         assert nsqd.commands == ["RDY 1", "RDY 5", "REQ 1 1000", "REQ 2 1000"]

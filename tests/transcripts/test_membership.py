@@ -184,7 +184,7 @@ async def test_a_message_before_any_rdy_breaks_nothing() -> None:
             nsqd.send(wire.OK + wire.message(1))
             nsqd.refuses = lambda _: None
 
-    nsqd.refuses = answer  # type: ignore[assignment]
+    nsqd.refuses = answer
     async with running(consume(recorder, nsqd)):
         await asyncio.sleep(1)
         nsqd.publish(b"x")
@@ -357,7 +357,7 @@ async def test_all_found_refusing_at_the_start_ends_the_run() -> None:
 @virtual
 async def test_a_server_of_another_protocol_ends_the_run() -> None:
     nsqd = Network().nsqd()
-    nsqd.refuses = lambda text: nsqd.send(b"HTTP/1.1 400 Bad Request\r\n")  # type: ignore[assignment,func-returns-value,return-value]
+    nsqd.refuses = lambda text: nsqd.send(b"HTTP/1.1 400 Bad Request\r\n")
     async with undisturbed():
         with pytest.raises(ProtocolError, match="answered in HTTP"):
             await consume(Recorder(), nsqd).run()

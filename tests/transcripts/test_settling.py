@@ -1,6 +1,7 @@
 """FIN, REQ and TOUCH on the wire, and messages that are given up."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ async def test_a_cancelled_inner_task_is_a_failure_of_the_handler_not_the_end() 
 async def test_requeue_delays_grow_with_the_attempts_up_to_the_cap() -> None:
     nsqd = Network().nsqd()
     recorder = Recorder()
-    options = {"max_backoff_duration": 0, "max_attempts": 0}
+    options: dict[str, Any] = {"max_backoff_duration": 0, "max_attempts": 0}
     async with running(consume(recorder, nsqd, **options)):
         nsqd.publish(b"bad")
         await asyncio.sleep(90 * sum(range(1, 11)) + 900 * 2 + 10)
@@ -110,7 +111,7 @@ async def test_a_handler_may_choose_the_delay_and_nsqd_never_gets_a_negative_one
 async def test_a_handler_sees_exactly_max_attempts_deliveries(limit: int) -> None:
     nsqd = Network().nsqd()
     recorder = Recorder()
-    options = {"default_requeue_delay": 1, "max_attempts": limit}
+    options: dict[str, Any] = {"default_requeue_delay": 1, "max_attempts": limit}
     consumer = consume(recorder, nsqd, **options)
     async with running(consumer):
         nsqd.publish(b"bad")
