@@ -544,6 +544,17 @@ class ProducerConfig(ClientConfig):
     title: ClassVar[str] = "Producer options"
     opt_flag: ClassVar[str] = "producer-opt"
 
+    heartbeat_interval: float = option(
+        10.0, "duration", "Time between nsqd's heartbeats.", minimum=1.0, flag=False
+    )
+    read_timeout: float = option(
+        25.0,
+        "duration",
+        "A connection that stays silent this long is dropped, and its batches go elsewhere.",
+        minimum=0.1,
+        maximum=300.0,
+        flag=False,
+    )
     mode: str = option(
         "round-robin",
         "choice",

@@ -305,9 +305,7 @@ class _Run:
             # While messages are in flight a slow reader, not the topic, is what is silent.
             busy = any(total.in_flight for total in totals)
             last = now if busy else max(started, *(total.last_message for total in totals))
-            reason = rule.decide(
-                finished=0, started=started, last_message=last, empties=empties, now=now
-            )
+            reason = rule.decide(started=started, last_message=last, empties=empties, now=now)
             if reason:
                 log.info("stopping: %s", reason)
                 self._stop()

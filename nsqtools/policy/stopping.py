@@ -5,30 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["count", "empty", "max-duration", "idle-timeout"]
+Reason = Literal["empty", "max-duration", "idle-timeout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
     """Limits of a run; None is no limit. Durations are seconds."""
 
-    count: int | None = None
-    """Messages finished, in total."""
     max_duration: float | None = None
     idle_timeout: float | None = None
     until_empty: bool = False
     """Stop once every nsqd was seen empty twice: between looks a message may be on its way."""
 
     def decide(
-        self, *, finished: int, started: float, last_message: float, empties: int, now: float
+        self, *, started: float, last_message: float, empties: int, now: float
     ) -> Reason | None:
         """Why to stop now, or None.
 
         ``last_message`` is when the last one came; before the first it is no later than
         ``started``. ``empties`` counts looks in a row at which every channel was empty.
         """
-        if self.count is not None and finished >= self.count:
-            return "count"
         if self.until_empty and empties >= 2:
             return "empty"
         if self.max_duration is not None and now >= started + self.max_duration:

@@ -9,29 +9,23 @@ from hypothesis import strategies as st
 from nsqtools.policy.stopping import StopRule
 
 START = 100.0
-EVERYTHING = StopRule(count=10, max_duration=60.0, idle_timeout=5.0, until_empty=True)
+EVERYTHING = StopRule(max_duration=60.0, idle_timeout=5.0, until_empty=True)
 
 
 def decide(
     rule: StopRule,
     *,
-    finished: int = 0,
     last_message: float = START,
     empties: int = 0,
     now: float = START,
 ) -> str | None:
-    return rule.decide(
-        finished=finished, started=START, last_message=last_message, empties=empties, now=now
-    )
+    return rule.decide(started=START, last_message=last_message, empties=empties, now=now)
 
 
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
         ({}, None),
-        ({"finished": 9}, None),
-        ({"finished": 10}, "count"),
-        ({"finished": 11}, "count"),
         ({"empties": 1}, None),
         ({"empties": 2}, "empty"),
         ({"now": 104.9}, None),
@@ -41,7 +35,7 @@ def decide(
         ({"now": 104.9, "last_message": 0.0}, None),
         ({"now": 159.9, "last_message": 159.0}, None),
         ({"now": 160.0, "last_message": 159.0}, "max-duration"),
-        ({"now": 160.0, "finished": 10, "empties": 2}, "count"),
+        ({"now": 160.0, "empties": 2}, "empty"),
     ],
 )
 def test_the_first_limit_reached_is_the_reason(facts: dict[str, float], reason: str | None) -> None:
@@ -50,14 +44,14 @@ def test_the_first_limit_reached_is_the_reason(facts: dict[str, float], reason: 
 
 def test_without_limits_nothing_stops_the_run() -> None:
     rule = StopRule()
-    assert decide(rule, finished=10**9, empties=99, now=1e9) is None
+    assert decide(rule, empties=99, now=1e9) is None
     assert rule.next_check(started=START, last_message=START) is None
 
 
 @pytest.mark.parametrize(
     ("rule", "last_message", "when"),
     [
-        (StopRule(count=1, until_empty=True), START, None),
+        (StopRule(until_empty=True), START, None),
         (StopRule(max_duration=60.0), 150.0, 160.0),
         (StopRule(idle_timeout=5.0), 0.0, 105.0),
         (StopRule(idle_timeout=5.0), 150.0, 155.0),
@@ -82,7 +76,7 @@ def test_the_run_stops_at_the_time_of_the_next_check_and_not_before(
 ) -> None:
     rule = StopRule(max_duration=max_duration, idle_timeout=idle_timeout)
     when = rule.next_check(started=started, last_message=last_message)
-    facts = {"finished": 0, "started": started, "last_message": last_message, "empties": 0}
+    facts = {"started": started, "last_message": last_message, "empties": 0}
     if when is None:
         assert rule.decide(**facts, now=1e18) is None  # type: ignore[arg-type]
     else:

@@ -374,3 +374,19 @@ async def test_nothing_is_asked_or_dialled_after_stop() -> None:
     await asyncio.sleep(1000)
     assert (len(directory.asked), len(nsqd.dials)) == (asked, dials)
     assert nsqd.clients == []
+
+
+@virtual
+async def test_a_find_with_a_bug_ends_the_run_instead_of_discovery_alone() -> None:
+    nsqd = Network().nsqd()
+    directory = Directory(nsqd)
+
+    async def find() -> Iterable[Address]:
+        if directory.asked:
+            raise ZeroDivisionError
+        return await directory.find()
+
+    async with undisturbed():
+        with pytest.raises(ZeroDivisionError):
+            await consume(Recorder(), find=find).run()
+    assert nsqd.commands == ["RDY 1", "CLS", "end of stream"]

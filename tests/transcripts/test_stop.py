@@ -1,6 +1,7 @@
 """How a consumer ends: CLS, what was delivered is handled, the rest goes back, a clean close."""
 
 import asyncio
+import contextlib
 from functools import partial
 
 import pytest
@@ -320,3 +321,57 @@ async def test_a_message_after_close_wait_goes_back_at_once() -> None:
         await asyncio.sleep(1)
         nsqd.send(wire.message(9))
     assert nsqd.commands[2:] == ["CLS", "REQ 9 0", "FIN 1", END]
+
+
+@virtual
+async def test_a_handler_that_cannot_be_cancelled_does_not_keep_the_consumer() -> None:
+    nsqd = Network().nsqd()
+
+    async def stubborn(batch: Batch) -> None:
+        for _ in range(100):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(1000)
+
+    consumer = consume(Recorder(stubborn), nsqd, max_in_flight=5, drain_timeout=7)
+    async with undisturbed():
+        task = asyncio.create_task(consumer.run())
+        await asyncio.sleep(0.1)
+        nsqd.publish(b"1")
+        await asyncio.sleep(1)
+        consumer.stop()
+        await task
+        assert loop_time() < 15
+        assert nsqd.clients == []
+        for left in asyncio.all_tasks() - {asyncio.current_task()}:
+            for _ in range(200):
+                left.cancel()
+                await asyncio.sleep(0)
+
+
+@virtual
+async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over() -> None:
+    nsqd = Network().nsqd()
+
+    class Stuck(Recorder):
+        async def close(self) -> None:
+            await asyncio.sleep(10**9)
+
+    async with running(consume(Stuck(hold), nsqd, drain_timeout=7)):
+        nsqd.publish(b"1")
+        await asyncio.sleep(1)
+    assert nsqd.commands[1:] == ["CLS", "REQ 1 0", END]
+    assert loop_time() == pytest.approx(8, abs=0.5)
+
+
+@virtual
+async def test_an_nsqd_that_does_not_answer_cls_costs_the_messages_of_others_no_time() -> None:
+    network = Network()
+    dead, alive = network.nsqd("dead"), network.nsqd("alive")
+    recorder = Recorder(partial(sleep, 20))
+    async with running(consume(recorder, dead, alive, max_in_flight=2, drain_timeout=30)):
+        alive.publish(b"1")
+        await asyncio.sleep(1)
+        dead.silent = True
+    assert alive.commands == ["RDY 1", "CLS", "FIN 1", END]
+    assert dead.commands == ["RDY 1", "CLS", END]
+    assert loop_time() < 24
