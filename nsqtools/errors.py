@@ -68,7 +68,12 @@ class HTTPError(UnreachableError):
 
 
 class ConnectionLostError(PeerError):
-    """A connection ended; what was in flight on it will be delivered again by nsqd."""
+    """A connection ended; what was in flight on it will be delivered again by nsqd.
+
+    ``answered`` counts the replies that a request of several commands had got before.
+    """
+
+    answered = 0
 
 
 class ProtocolError(ConnectionLostError):

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
+from nsqtools.config import format_duration
 from nsqtools.errors import (
     REFUSED_BODY,
     AuthError,
     ConfigError,
+    ConnectionLostError,
     NSQError,
     PeerError,
     PublishError,
@@ -58,14 +60,22 @@ class _Batch:
     """The nsqd it is for; None for any."""
 
     def command(self) -> bytes:
+        """An MPUB, or, since there is no deferred one, a DPUB for each body."""
+        if self.defer_ms is not None:
+            return b"".join(
+                [commands.publish(self.topic, b, defer_ms=self.defer_ms) for b in self.bodies]
+            )
         if len(self.bodies) > 1:
             return commands.publish_many(self.topic, self.bodies)
-        return commands.publish(self.topic, self.bodies[0], defer_ms=self.defer_ms)
+        return commands.publish(self.topic, self.bodies[0])
 
-    def halves(self) -> tuple[_Batch, _Batch]:
-        half = len(self.bodies) // 2
-        first = replace(self, positions=self.positions[:half], bodies=self.bodies[:half])
-        return first, replace(self, positions=self.positions[half:], bodies=self.bodies[half:])
+    @property
+    def replies(self) -> int:
+        return 1 if self.defer_ms is None else len(self.bodies)
+
+    def part(self, start: int, stop: int | None = None) -> _Batch:
+        chosen = slice(start, stop)
+        return replace(self, positions=self.positions[chosen], bodies=self.bodies[chosen])
 
 
 class Producer:
@@ -139,7 +149,7 @@ class Producer:
         deadline = asyncio.get_running_loop().time() + self._config.publish_timeout
         defer_ms = None if defer is None else round(defer * 1000)
         refusals: list[_Refusal] = []
-        parts = list(self._split(bodies, refusals, single=defer is not None))
+        parts = list(self._split(bodies, refusals))
         targets = self._nsqds if self._config.mode == "all" else (None,)
         work = [
             self._publish(_Batch(topic, *part, defer_ms, target), deadline)
@@ -155,13 +165,13 @@ class Producer:
             )
 
     def _split(
-        self, bodies: Sequence[bytes], refusals: list[_Refusal], *, single: bool
+        self, bodies: Sequence[bytes], refusals: list[_Refusal]
     ) -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
         """Batches under nsqd's limits, each with its positions; what no nsqd takes is refused."""
         largest, limit = self._config.max_msg_size, self._config.max_body_size
         sizes = list(map(len, bodies))
         fits = bool(sizes) and min(sizes) > 0 and max(sizes) <= largest
-        if fits and not single and commands.publish_many_size(len(sizes), sum(sizes)) <= limit:
+        if fits and commands.publish_many_size(len(sizes), sum(sizes)) <= limit:
             yield range(len(bodies)), bodies
             return
         positions: list[int] = []
@@ -175,9 +185,7 @@ class Producer:
                 )
                 refusals.append(_Refusal((position,), reason, permanent=True))
                 continue
-            if positions and (
-                single or commands.publish_many_size(len(positions) + 1, total + size) > limit
-            ):
+            if positions and (commands.publish_many_size(len(positions) + 1, total + size) > limit):
                 yield positions, [bodies[p] for p in positions]
                 positions, total = [], 0
             positions.append(position)
@@ -186,33 +194,50 @@ class Producer:
             yield positions, [bodies[p] for p in positions]
 
     async def _publish(self, batch: _Batch, deadline: float) -> list[_Refusal]:
-        """Publish to the target, or to whoever takes it; returns what nobody took."""
-        command = batch.command()
+        """Publish a batch; returns what nobody took."""
+        refusals = []
+        todo = [batch]
+        while todo:
+            failure = await self._try(todo.pop(), deadline)
+            if failure is None:
+                continue
+            rest, error = failure
+            permanent = _is_permanent(error)
+            count = len(rest.bodies)
+            if not _blames_a_body(error):
+                refusals.append(_Refusal(rest.positions, str(error), permanent))
+            elif count == 1 or rest.defer_ms is not None:  # DPUBs are refused one by one
+                refusals.append(_Refusal(rest.positions[:1], str(error), permanent))
+                todo += [rest.part(1)] if count > 1 else []
+            else:  # an MPUB is taken whole or not at all: halve it until the culprit stands alone
+                todo += [rest.part(count // 2), rest.part(0, count // 2)]
+        return refusals
+
+    async def _try(self, batch: _Batch, deadline: float) -> tuple[_Batch, NSQError] | None:
+        """Offer a batch to its target, or to one after the other, until somebody takes it.
+
+        Else returns what nobody took, and why.
+        """
         reason = "no nsqd is connected"
         failed: set[Connection] = set()
         try:
             async with asyncio.timeout_at(deadline):
                 while connection := await self._choose(batch.target, failed):
                     try:
-                        await connection.request(command)
+                        await connection.request(batch.command(), replies=batch.replies)
                     except PeerError as error:
+                        if isinstance(error, ConnectionLostError):
+                            batch = batch.part(error.answered)
                         if _is_permanent(error):
-                            refusal = error
-                            break
+                            return batch, error
                         failed.add(connection)
                         reason = str(error)
                     else:
-                        return []
-                else:
-                    return [_Refusal(batch.positions, "the producer is closed", permanent=False)]
+                        return None
         except TimeoutError:
-            text = f"not published within {self._config.publish_timeout:g} s: {reason}"
-            return [_Refusal(batch.positions, text, permanent=False)]
-        if len(batch.bodies) == 1 or not _blames_a_body(refusal):
-            return [_Refusal(batch.positions, str(refusal), permanent=True)]
-        # nsqd takes an MPUB whole or not at all: halve it until the culprit stands alone.
-        first, second = batch.halves()
-        return await self._publish(first, deadline) + await self._publish(second, deadline)
+            limit = format_duration(self._config.publish_timeout)
+            return batch, NSQError(f"not published within {limit}: {reason}")
+        return batch, NSQError("the producer is closed")
 
     async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection | None:
         """The next connection in turn that has not failed this batch; waits for one.
@@ -286,12 +311,12 @@ class Producer:
         self._changed = asyncio.Event()
 
 
-def _is_permanent(error: PeerError) -> bool:
+def _is_permanent(error: NSQError) -> bool:
     """Whether another try cannot help; nsqd's E_UNAUTHORIZED comes as an AuthError."""
     if isinstance(error, ServerError):
         return error.code in _PERMANENT
     return isinstance(error, AuthError) and "E_UNAUTHORIZED" in error.text
 
 
-def _blames_a_body(error: PeerError) -> bool:
+def _blames_a_body(error: NSQError) -> bool:
     return isinstance(error, ServerError) and error.code in REFUSED_BODY

@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from nsqtools.errors import (
@@ -77,6 +78,15 @@ class Dial(Protocol):
         """As Connection.open."""
 
 
+@dataclass(slots=True)
+class _Request:
+    """Who waits for how many replies."""
+
+    future: asyncio.Future[bytes]
+    replies: int
+    answered: int = 0
+
+
 class Connection(asyncio.Protocol):
     """One connection, made by ``open``.
 
@@ -97,7 +107,7 @@ class Connection(asyncio.Protocol):
         self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._requests: deque[asyncio.Future[bytes]] = deque()
+        self._requests: deque[_Request] = deque()
         self._handshake: asyncio.Future[Event] = self._loop.create_future()
         self._close_wait = asyncio.Event()
         self._lost = self._loop.create_future()
@@ -169,16 +179,17 @@ class Connection(asyncio.Protocol):
         self.in_flight -= len(finish) + len(requeue)
         self._send(commands.finish(finish) + commands.requeue(requeue) + commands.touch(touch))
 
-    def request(self, command: bytes) -> asyncio.Future[bytes]:
-        """Send a command that nsqd answers; the future is the answer.
+    def request(self, command: bytes, *, replies: int = 1) -> asyncio.Future[bytes]:
+        """Send a command that nsqd answers, or several joined; the future is the last answer.
 
         Requests may overlap; answers come in order. Raises ServerError if this one was refused
-        and ConnectionLostError if the connection ended before its answer, so that nobody knows.
+        and ConnectionLostError if the connection ended before its answer, so that nobody knows;
+        either says how many were ``answered``.
         """
         if self._transport is None or self.closing:
             raise ConnectionLostError("connection is closed", self.address)
         future: asyncio.Future[bytes] = self._loop.create_future()
-        self._requests.append(future)
+        self._requests.append(_Request(future, replies))
         self._send(command)
         return future
 
@@ -267,9 +278,11 @@ class Connection(asyncio.Protocol):
             self._handshake.exception()  # open() may have given up waiting
         # nsqd's error, if it is one, answers the oldest request, whether anybody waits or not.
         behind = ConnectionLostError(f"connection lost: {reason.text}", self.address)
-        for number, future in enumerate(self._requests):
-            if not future.done():
-                future.set_exception(behind if number else reason)
+        if self._requests and isinstance(reason, ConnectionLostError):
+            reason.answered = self._requests[0].answered
+        for number, request in enumerate(self._requests):
+            if not request.future.done():
+                request.future.set_exception(behind if number else reason)
         self._requests.clear()
         if self._listener:
             self._listener.connection_lost(self, None if self._hung_up else lost)
@@ -293,8 +306,7 @@ class Connection(asyncio.Protocol):
     def _dispatch(self, event: Event) -> None:
         match event:
             case Reply(data):
-                if self._requests and not (future := self._requests.popleft()).done():
-                    future.set_result(data)
+                self._replied(data)
             case CommandFailed(error):
                 if self._listener:
                     self._listener.command_failed(self, error)
@@ -306,6 +318,16 @@ class Connection(asyncio.Protocol):
             case TLSRequested() | Ready():
                 if not self._handshake.done():
                     self._handshake.set_result(event)
+
+    def _replied(self, data: bytes) -> None:
+        if not self._requests:
+            return
+        request = self._requests[0]
+        request.answered += 1
+        if request.answered == request.replies:
+            self._requests.popleft()
+            if not request.future.done():
+                request.future.set_result(data)
 
     async def _dial(self) -> None:
         local = Address.parse(self._config.local_addr, 0) if self._config.local_addr else None

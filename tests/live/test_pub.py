@@ -189,5 +189,18 @@ def test_many_refused_messages_cost_no_good_one(
     published = nsqtools_cli("pub", "--topic", topic, *at(nsqd), stdin=b"\n".join(lines))
     assert published.code == 4
     assert "40 of 2000 messages were not published: " in published.stderr
-    assert published.stderr.count("\n") == 1
     assert nsqd.topic(topic)["message_count"] >= 1960
+
+
+def test_deferred_messages_are_refused_one_by_one(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    nsqd = make_nsqd("-max-msg-size=100")
+    nsqd.create(topic, "c")
+    lines = [b"x" * (500 if number % 50 == 0 else 10) for number in range(1, 1001)]
+    published = nsqtools_cli(
+        "pub", "--topic", topic, "--defer", "1h", *at(nsqd), stdin=b"\n".join(lines)
+    )
+    assert published.code == 4
+    assert "20 of 1000 messages were not published: " in published.stderr
+    eventually(lambda: nsqd.channel(topic, "c")["deferred_count"] >= 980)

@@ -136,6 +136,40 @@ async def test_messages_that_cross_the_cls_are_not_lost() -> None:
 
 
 @virtual
+async def test_what_comes_before_the_answer_to_cls_is_still_handled() -> None:
+    nsqd = Network().nsqd()
+    recorder = Recorder()
+    consumer = consume(recorder, nsqd, max_in_flight=5)
+    async with running(consumer) as task:
+        nsqd.silent = True
+        consumer.stop()
+        for piece in (wire.message(7), wire.message(8), wire.CLOSE_WAIT, wire.message(9)):
+            await asyncio.sleep(0.01)
+            nsqd.send(piece)
+        nsqd.silent = False
+        await task
+    assert recorder.seen == [(7, 1), (8, 1)]
+    assert nsqd.commands == ["RDY 1", "CLS", "FIN 7", "FIN 8", "REQ 9 0", END]
+
+
+@virtual
+async def test_a_handler_that_returns_when_cancelled_gets_no_other_batch() -> None:
+    nsqd = Network().nsqd()
+    nsqd.one_by_one = True
+
+    async def give_in(batch: Batch) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(1000)
+
+    recorder = Recorder(give_in)
+    async with running(consume(recorder, nsqd, max_in_flight=5, drain_timeout=7)):
+        nsqd.publish(b"1", b"2")
+        await asyncio.sleep(1)
+    assert recorder.seen == [(1, 1)]
+    assert nsqd.commands[2:] == ["CLS", "FIN 1", "REQ 2 0", END]
+
+
+@virtual
 async def test_an_nsqd_that_does_not_answer_cls_costs_a_moment() -> None:
     nsqd = Network().nsqd()
     async with running(consume(Recorder(), nsqd, drain_timeout=7)):
