@@ -53,6 +53,38 @@ async def test_a_deferred_message_is_a_dpub_each() -> None:
 
 
 @virtual
+async def test_a_refused_deferred_message_costs_no_other_and_sends_none_twice() -> None:
+    nsqd = Network().nsqd()
+    nsqd.refuses = refuse_bad
+    bodies = [b"0", b"1", b"bad", b"3", b"bad", b"bad", b"6"]
+    async with producing(nsqd) as producer:
+        with pytest.raises(PublishError, match="E_BAD_MESSAGE") as caught:
+            await producer.publish("t", bodies, defer=1)
+    assert caught.value.refused == [2, 4, 5]
+    assert caught.value.permanent
+    assert list(flatten(nsqd.published)) == [b"0", b"1", b"3", b"6"]
+
+
+@virtual
+async def test_after_a_lost_connection_only_unanswered_deferred_messages_are_sent_again() -> None:
+    nsqd = Network().nsqd()
+    nsqd.answers = False
+    async with producing(nsqd) as producer:
+        first = asyncio.create_task(producer.publish("t", [b"a", b"b"], defer=1))
+        second = asyncio.create_task(producer.publish("t", [b"c", b"d", b"e"], defer=1))
+        third = asyncio.create_task(producer.publish("t", [b"f", b"g"]))
+        await asyncio.sleep(1)
+        nsqd.send(wire.OK * 4)
+        await first
+        assert not second.done()
+        nsqd.published.clear()
+        nsqd.answers = True
+        nsqd.break_off()
+        await asyncio.gather(second, third)
+    assert sorted(flatten(nsqd.published)) == [b"e", b"f", b"g"]
+
+
+@virtual
 async def test_batches_go_to_the_nsqds_in_turn() -> None:
     network = Network()
     nsqds = [network.nsqd(name) for name in "abc"]
@@ -138,6 +170,10 @@ async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back() -> None:
         nsqd.down = False
         await task
         assert nsqd.published == [[b"x"]]
+        nsqd.break_off()
+        await asyncio.sleep(0.3)  # the delays begin again
+        assert len(nsqd.clients) == 1
+        nsqd.dials.pop()
         assert [round(at, 2) for at in nsqd.dials] == [
             0,
             0.25,

@@ -140,10 +140,12 @@ async def test_an_nsqd_killed_while_consuming_is_connected_to_again(nsqd: Nsqd, 
         "max_reconnect_delay": 0.05,
     }
     async with running(consume(handler, nsqd.tcp, topic=topic, **options)):
+        nsqd.publish(topic, [b"before"])
+        await eventually_async(lambda: handler.counts)
         await asyncio.to_thread(nsqd.kill)
         await asyncio.to_thread(nsqd.start)
-        nsqd.publish(topic, [b"x"])
-        await eventually_async(lambda: handler.counts)
+        nsqd.publish(topic, [b"after"])
+        await eventually_async(lambda: handler.counts[b"after"])
 
 
 async def test_three_nsqds_are_found_through_one_of_two_nsqlookupds_and_a_fourth_when_it_appears(

@@ -322,6 +322,9 @@ async def test_an_nsqd_listed_twice_is_one_connection() -> None:
     directory = Directory(nsqd, nsqd)
     async with running(consume(Recorder(), find=directory.find)):
         assert len(nsqd.clients) == 1
+        nsqd.break_off()
+        await asyncio.sleep(300)
+        assert len(nsqd.clients) == 1
 
 
 @virtual

@@ -224,9 +224,11 @@ async def test_a_message_that_timed_out_comes_again_and_its_first_fin_is_too_lat
     recorder = Recorder(hold)
     consumer = consume(recorder, nsqd)
     async with running(consumer):
+        await asyncio.sleep(0.5)
         nsqd.publish(b"x")
         await asyncio.sleep(15)
         assert recorder.seen == [(1, 1), (1, 2)]
+        assert [round(at, 1) for at, text in nsqd.log if text == "RDY 0"] == [10.5]
         first, again = recorder.batches
         first.finish()
         await asyncio.sleep(0.01)

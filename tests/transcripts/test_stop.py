@@ -1,4 +1,7 @@
-"""How a consumer ends: CLS, what was delivered is handled, the rest goes back, a clean close."""
+"""How a consumer ends: CLS, what was delivered is handled, the rest goes back, a clean close.
+
+The moments at which it can be told to make many lines.
+"""
 
 import asyncio
 import contextlib
