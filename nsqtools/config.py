@@ -155,7 +155,8 @@ class Option:
             return
         low, high = self.minimum, self.maximum
         # Said this way nan is out of range too.
-        if not ((low is None or value >= low) and (high is None or value <= high)):
+        within = (low is None or value >= low) and (high is None or value <= high)
+        if not within or value == float("inf"):
             raise ConfigError(f"{self.show(value)} is out of range: expected {self.range}")
 
     def show(self, value: Any) -> str:

@@ -208,7 +208,8 @@ class _Publishing:
             length_prefix=form.length_prefix,
             whole=form.whole,
             delimiter=b"\0" if form.null else unescape(form.delimiter),
-            max_size=self._config.max_msg_size,
+            # What is over max_msg_size is refused alone; only what is far over ends the reading.
+            max_size=max(self._config.max_msg_size, self._config.max_body_size),
         )
 
     async def _report(self, started: float) -> None:

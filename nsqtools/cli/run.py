@@ -97,6 +97,7 @@ class Signals:
         if not self.urgent:
             self._stop()
             return
+        log.warning("leaving at once: nsqd delivers what was in flight again")
         self._leave()
         # A thread that hangs in a look-up of a name would be waited for.
         self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))

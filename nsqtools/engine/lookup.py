@@ -104,10 +104,12 @@ class Backlog:
             urls = [str(producer.http) for producer in (await self._lookups.producers()).values()]
         elif not urls:
             urls = [str(Address(host, port + 1)) for host, port in self._subscription.nsqds]
+        elif len(self._urls) < (nsqds := len(set(self._subscription.nsqds))):
+            raise UnreachableError(f"HTTP addresses of {len(self._urls)} of {nsqds} nsqds")
         return sum(await asyncio.gather(*map(self._count, urls)))
 
     async def _count(self, url: str) -> int:
-        """Of a channel that is not there yet the topic's depth counts: it will get all of it."""
+        """What this nsqd holds: something, while it has not made our channel."""
         async with NsqdHTTP(
             url,
             connect_timeout=_CONNECT_TIMEOUT,
@@ -115,10 +117,10 @@ class Backlog:
             tls=self._tls,
         ) as nsqd:
             topics = await nsqd.stats(self._subscription.topic)
-        total = 0
         for topic in topics:
-            total += topic.depth
             for channel in topic.channels:
                 if channel.name == self._subscription.channel:
-                    total += channel.depth + channel.in_flight + channel.deferred
-        return total
+                    return topic.depth + channel.depth + channel.in_flight + channel.deferred
+        if self._urls:  # of fixed addresses it means that this is another nsqd
+            raise UnreachableError(f"{url} has no channel {self._subscription.channel}")
+        return 1

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from nsqtools.config import ConsumerConfig, ProducerConfig
+from nsqtools.engine import consumer as consumer_module
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
@@ -207,7 +208,10 @@ async def cut_everywhere(
 
 
 @pytest.mark.parametrize("cut", ["rst", "fin"])
-async def test_a_cut_at_any_byte_is_an_error_at_the_start_and_survived_later(cut: Cut) -> None:
+async def test_a_cut_at_any_byte_is_an_error_at_the_start_and_survived_later(
+    cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_LINGER", 0.0)  # a thousand times
     server = Server()
     config = ConsumerConfig(max_in_flight=5, **SMALL, **QUICK)
     async with serving(server.serve) as address:
