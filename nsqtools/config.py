@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["text", "path", "flag", "integer", "number", "duration", "size", "choice", "count"]
 
+Values = Literal["", "topic", "channel", "profile"]
+
 _DURATION_UNITS = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -139,6 +141,8 @@ class Option:
     flag: bool = True
     secret: bool = False
     alias: str = ""
+    values: Values = ""
+    """What the values name, where a server or the configuration file knows them: for TAB."""
 
     def parse(self, text: str) -> Any:
         """One value from its text; raises ConfigError without naming the option."""
@@ -195,8 +199,8 @@ def option(default: Any, kind: Kind, help: str, **rest: Any) -> Any:  # noqa: A0
     return field(default=default, metadata={"option": Option(kind, help, **rest)})
 
 
-def _texts(help: str, *, flag: bool = True, metavar: str = "TEXT", short: str = "") -> Any:  # noqa: A002
-    return option((), "text", help, multiple=True, flag=flag, metavar=metavar, short=short)
+def _texts(help: str, *, metavar: str, **rest: Any) -> Any:  # noqa: A002
+    return option((), "text", help, multiple=True, metavar=metavar, **rest)
 
 
 def flag_name(name: str) -> str:
@@ -593,8 +597,12 @@ class SourceOptions(Options):
     title: ClassVar[str] = "Source"
     shared: ClassVar[bool] = True
 
-    topic: tuple[str, ...] = _texts("Topic to consume; may be repeated.", metavar="TOPIC")
-    channel: str = option("", "text", "Channel to consume it on.", metavar="CHANNEL")
+    topic: tuple[str, ...] = _texts(
+        "Topic to consume; may be repeated.", metavar="TOPIC", values="topic"
+    )
+    channel: str = option(
+        "", "text", "Channel to consume it on.", metavar="CHANNEL", values="channel"
+    )
     nsqd_tcp_address: tuple[str, ...] = _texts(
         "nsqd to consume from; may be repeated. [default: 127.0.0.1:4150]", metavar="HOST:PORT"
     )
@@ -694,7 +702,7 @@ class TargetOptions(Options):
     title: ClassVar[str] = "Target"
     shared: ClassVar[bool] = True
 
-    topic: str = option("", "text", "Topic to publish to.", metavar="TOPIC")
+    topic: str = option("", "text", "Topic to publish to.", metavar="TOPIC", values="topic")
     nsqd_tcp_address: tuple[str, ...] = _texts(
         "nsqd to publish to; may be repeated. [default: 127.0.0.1:4150]", metavar="HOST:PORT"
     )
@@ -746,3 +754,99 @@ class LookupOptions(Options):
         "", "path", "CA certificates to trust for https, instead of the system's (PEM)."
     )
     json: bool = option(False, "flag", "Print JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NsqdOptions(Options):
+    """The embedded nsqd: nsqd's names and defaults (``nsqd/options.go``)."""
+
+    title: ClassVar[str] = "The embedded nsqd"
+
+    msg_timeout: float = option(
+        60.0, "duration", "A message is delivered again after this time.", minimum=0.001
+    )
+    max_msg_timeout: float = option(
+        900.0, "duration", "Longest that TOUCH can hold a message.", minimum=0.001
+    )
+    max_req_timeout: float = option(
+        3600.0, "duration", "Longest delay of REQ and DPUB.", minimum=0.0
+    )
+    max_msg_size: int = option(1 << 20, "size", "Largest message.", minimum=1)
+    max_body_size: int = option(5 << 20, "size", "Largest body of a command.", minimum=64)
+    max_rdy_count: int = option(2500, "integer", "Highest RDY of a client.", minimum=1)
+    max_heartbeat_interval: float = option(
+        60.0, "duration", "Longest heartbeat interval of a client.", minimum=1.0
+    )
+    max_output_buffer_size: int = option(
+        65536, "size", "Largest output buffer of a client.", minimum=64
+    )
+    max_output_buffer_timeout: float = option(
+        30.0, "duration", "Longest output buffer timeout of a client.", minimum=0.025
+    )
+    max_deflate_level: int = option(6, "integer", "Highest level of deflate.", minimum=1, maximum=9)
+    max_channel_consumers: int = option(
+        0, "integer", "Most consumers of a channel; 0 for no limit.", minimum=0
+    )
+    snappy: bool = option(True, "flag", "Offer snappy.")
+    deflate: bool = option(True, "flag", "Offer deflate.")
+    tls_cert: str = option("", "path", "Certificate (PEM); with it TLS is offered.")
+    tls_key: str = option("", "path", "Key of the certificate (PEM).")
+    tls_root_ca_file: str = option("", "path", "CA certificates of clients (PEM).")
+    tls_client_auth_policy: str = option(
+        "",
+        "choice",
+        "Whether a client must show a certificate, and one of a known CA.",
+        choices=("", "require", "require-verify"),
+    )
+    tls_required: str = option(
+        "false",
+        "choice",
+        "Refuse clients without TLS, over TCP alone or over HTTP too.",
+        choices=("false", "true", "tcp-https"),
+    )
+    auth_http_address: str = option(
+        "", "text", "Server to ask about AUTH secrets.", metavar="HOST:PORT"
+    )
+    auth_secret_file: str = option(
+        "", "path", "File with the one AUTH secret that is accepted, for everything."
+    )
+
+    def check(self) -> None:
+        """What belongs together."""
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")
+        if self.tls_required != "false" and not self.tls_cert:
+            raise ConfigError("--tls-required: needs --tls-cert and --tls-key")
+        if self.auth_http_address and self.auth_secret_file:
+            raise ConfigError(
+                "--auth-http-address and --auth-secret-file exclude each other: give one"
+            )
+        if self.auth_http_address:
+            Address.parse(self.auth_http_address, 80)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxOptions(Options):
+    """Where the sandbox listens and what it publishes by itself."""
+
+    title: ClassVar[str] = "Sandbox"
+
+    host: str = option("127.0.0.1", "text", "Address to listen on.", metavar="HOST")
+    port: int = option(
+        4150,
+        "integer",
+        "TCP port of nsqd; HTTP is the one after it, and nsqlookupd's ports are ten higher. "
+        "0 takes free ports and prints them as JSON.",
+        minimum=0,
+        maximum=65524,
+    )
+    i_know: bool = option(
+        False, "flag", "Listen on an address that others can reach, although all is in memory."
+    )
+    seed_topic: str = option("", "text", "Publish sample events to this topic.", metavar="TOPIC")
+    rate: float = option(10.0, "number", "Sample events a second.", minimum=0.001, maximum=100000.0)
+
+    def check(self) -> None:
+        """A topic must have a valid name."""
+        if self.seed_topic:
+            check_name("topic", self.seed_topic)

@@ -521,6 +521,19 @@ async def test_a_server_that_does_not_speak_the_protocol_is_a_typed_error(
             await Connection.open(address, ConsumerConfig(), Owner())
 
 
+async def test_a_connection_may_start_from_a_chosen_local_address() -> None:
+    peers = []
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peers.append(writer.get_extra_info("peername")[0])
+        await hang_up(reader, writer)
+
+    async with serving(note) as address:
+        with pytest.raises(ConnectError):
+            await Connection.open(address, ConsumerConfig(local_addr="127.0.0.2"), Owner())
+    assert peers == ["127.0.0.2"]
+
+
 async def test_cancelling_open_leaves_nothing_behind() -> None:
     ended = asyncio.Event()
 
