@@ -11,9 +11,7 @@ This file is over 400 lines because it is a table, and a table in two places is 
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from nsqtools import __version__
@@ -143,9 +141,16 @@ class Option:
     alias: str = ""
     values: Values = ""
     """What the values name, where a server or the configuration file knows them: for TAB."""
+    own: bool = False
+    """Whether it is its command's own in a class whose options are shared."""
+    in_file: bool = True
+    excludes: tuple[str, ...] = ()
+    """Options of the same class whose weaker values give way to a value of this one."""
 
     def parse(self, text: str) -> Any:
         """One value from its text; raises ConfigError without naming the option."""
+        if self.values and not text:
+            raise ConfigError(f"expected the name of a {self.values}, found nothing")
         value = _PARSERS[self.kind](text)
         self.check(value)
         return value
@@ -190,6 +195,8 @@ class Option:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?``, or nothing when no known word is near."""
+    from difflib import get_close_matches
+
     found = get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 
@@ -238,10 +245,25 @@ class Options:
         return {f.name: f.metadata["option"] for f in fields(cls)}
 
     @classmethod
-    def parse_pairs(cls, pairs: Iterable[str], flag: str) -> dict[str, Any]:
+    def shares(cls, declared: Option) -> bool:
+        """Whether an option of this class has a variable and a key for all commands."""
+        return cls.shared and not declared.own
+
+    @classmethod
+    def pairs_option(cls) -> Option:
+        """The option ``opt_flag``."""
+        return Option(
+            "text",
+            "Set an option by go-nsq's name, with or without a flag; may be repeated.",
+            multiple=True,
+            metavar="NAME,VALUE",
+        )
+
+    @classmethod
+    def parse_pairs(cls, pairs: Iterable[str], where: str) -> dict[str, Any]:
         """Values from go-nsq's ``name,value`` texts (``config_flag.go``); a bare name is true.
 
-        Raises ConfigError for an unknown name, with the nearest known one.
+        Raises ConfigError for an unknown name, with the nearest known one; ``where`` begins it.
         """
         known = {}
         for name, declared in cls.declared().items():
@@ -252,12 +274,12 @@ class Options:
             given, comma, text = pair.partition(",")
             key = given.strip().replace("-", "_")
             if key not in known:
-                raise ConfigError(f"--{flag}: unknown option {given!r}{nearest(key, known)}")
+                raise ConfigError(f"{where}: unknown option {given!r}{nearest(key, known)}")
             name, declared = known[key]
             try:
                 values[name] = declared.parse(text if comma else "true")
             except ConfigError as error:
-                raise ConfigError(f"--{flag} {given}: {error}") from None
+                raise ConfigError(f"{where} {given}: {error}") from None
         return values
 
     def with_values(self, **values: Any) -> Self:
@@ -265,8 +287,10 @@ class Options:
         return replace(self, **values)
 
 
-def _short_hostname() -> str:
-    return socket.gethostname().partition(".")[0]
+def _hostname() -> str:
+    from socket import gethostname
+
+    return gethostname()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,13 +364,24 @@ class ClientConfig(Options):
         "Lowest TLS version accepted.",
         choices=("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
     )
-    snappy: bool = option(False, "flag", "Compress the connection with snappy.")
-    deflate: bool = option(False, "flag", "Compress the connection with deflate.")
+    snappy: bool = option(
+        False, "flag", "Compress the connection with snappy.", excludes=("deflate",)
+    )
+    deflate: bool = option(
+        False, "flag", "Compress the connection with deflate.", excludes=("snappy",)
+    )
     deflate_level: int = option(6, "integer", "Level of deflate.", minimum=1, maximum=9)
     auth_secret: str = option(
-        "", "text", "Secret for an nsqd that requires AUTH.", flag=False, secret=True
+        "",
+        "text",
+        "Secret for an nsqd that requires AUTH.",
+        flag=False,
+        secret=True,
+        excludes=("auth_secret_file",),
     )
-    auth_secret_file: str = option("", "path", "File that holds the AUTH secret.")
+    auth_secret_file: str = option(
+        "", "path", "File that holds the AUTH secret.", excludes=("auth_secret",)
+    )
     topology_region: str = option("", "text", "Region sent to nsqd.", flag=False)
     topology_zone: str = option("", "text", "Zone sent to nsqd.", flag=False)
 
@@ -377,8 +412,8 @@ class ClientConfig(Options):
     def identify(self) -> dict[str, Any]:
         """The body of IDENTIFY (tcp_protocol_spec, IDENTIFY); times in milliseconds."""
         return {
-            "client_id": self.client_id or _short_hostname(),
-            "hostname": self.hostname or socket.gethostname(),
+            "client_id": self.client_id or _hostname().partition(".")[0],
+            "hostname": self.hostname or _hostname(),
             "user_agent": self.user_agent,
             "feature_negotiation": True,
             "heartbeat_interval": round(self.heartbeat_interval * 1000),
@@ -598,16 +633,20 @@ class SourceOptions(Options):
     shared: ClassVar[bool] = True
 
     topic: tuple[str, ...] = _texts(
-        "Topic to consume; may be repeated.", metavar="TOPIC", values="topic"
+        "Topic to consume; may be repeated.", metavar="TOPIC", values="topic", own=True
     )
     channel: str = option(
-        "", "text", "Channel to consume it on.", metavar="CHANNEL", values="channel"
+        "", "text", "Channel to consume it on.", metavar="CHANNEL", values="channel", own=True
     )
     nsqd_tcp_address: tuple[str, ...] = _texts(
-        "nsqd to consume from; may be repeated. [default: 127.0.0.1:4150]", metavar="HOST:PORT"
+        "nsqd to consume from; may be repeated. [default: 127.0.0.1:4150]",
+        metavar="HOST:PORT",
+        excludes=("lookupd_http_address",),
     )
     lookupd_http_address: tuple[str, ...] = _texts(
-        "nsqlookupd to ask for nsqds instead; may be repeated.", metavar="HOST:PORT"
+        "nsqlookupd to ask for nsqds instead; may be repeated.",
+        metavar="HOST:PORT",
+        excludes=("nsqd_tcp_address",),
     )
 
     def check(self) -> None:
@@ -664,6 +703,34 @@ class LogOptions(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileOptions(Options):
+    """Which configuration file is read, and which of its profiles."""
+
+    title: ClassVar[str] = "Configuration"
+    shared: ClassVar[bool] = True
+
+    config: str = option(
+        "",
+        "path",
+        "Configuration file, or none. [default: $XDG_CONFIG_HOME/nsqtools/config.toml, "
+        "then /etc/nsqtools/config.toml]",
+        in_file=False,
+    )
+    profile: tuple[str, ...] = _texts(
+        "Profile of that file. [default: its default_profile]",
+        metavar="NAME",
+        values="profile",
+        in_file=False,
+    )
+
+    def check(self) -> None:
+        """There is one profile at a time."""
+        if len(self.profile) > 1:
+            names = " and ".join(map(repr, self.profile))
+            raise ConfigError(f"--profile: give one profile, not {names}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions(Options):
     """How messages stand in a stream of bytes, for ``tail`` out and for ``pub`` in."""
 
@@ -702,7 +769,9 @@ class TargetOptions(Options):
     title: ClassVar[str] = "Target"
     shared: ClassVar[bool] = True
 
-    topic: str = option("", "text", "Topic to publish to.", metavar="TOPIC", values="topic")
+    topic: str = option(
+        "", "text", "Topic to publish to.", metavar="TOPIC", values="topic", own=True
+    )
     nsqd_tcp_address: tuple[str, ...] = _texts(
         "nsqd to publish to; may be repeated. [default: 127.0.0.1:4150]", metavar="HOST:PORT"
     )
@@ -753,6 +822,15 @@ class LookupOptions(Options):
     tls_root_ca_file: str = option(
         "", "path", "CA certificates to trust for https, instead of the system's (PEM)."
     )
+    json: bool = option(False, "flag", "Print JSON.", own=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions(Options):
+    """How settings are printed."""
+
+    title: ClassVar[str] = "Output"
+
     json: bool = option(False, "flag", "Print JSON.")
 
 

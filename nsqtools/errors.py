@@ -2,6 +2,7 @@
 
     NSQError
      +-- ConfigError          an option has a value it cannot have (exit 2)
+     |    +-- ConfigFileError     ... because the configuration file is wrong
      +-- UnreachableError     nothing usable answered (exit 3)
      |    +-- ConnectError        dialling, TLS or IDENTIFY failed
      |    +-- AuthError           AUTH is required, or was refused
@@ -33,6 +34,10 @@ class NSQError(Exception):
 
 class ConfigError(NSQError):
     """An option is unknown or has a value out of its range; the message names option and fix."""
+
+
+class ConfigFileError(ConfigError):
+    """The configuration file is wrong or missing; the text names file, table and key."""
 
 
 class PeerError(NSQError):

@@ -194,7 +194,7 @@ def test_consumer_opt_takes_each_of_go_nsqs_names(name: str) -> None:
     text, value = TEXTS.get(declared.kind) or (declared.choices[1], declared.choices[1])
     for spelling in (name, name.replace("_", "-")):
         pairs = [f"{spelling},{text}"]
-        assert ConsumerConfig.parse_pairs(pairs, "consumer-opt") == {field: value}
+        assert ConsumerConfig.parse_pairs(pairs, "--consumer-opt") == {field: value}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ PAIRS: list[tuple[list[str], dict[str, Any]]] = [
 def test_pairs_are_split_at_the_first_comma_and_the_last_wins(
     pairs: list[str], values: dict[str, Any]
 ) -> None:
-    assert ConsumerConfig.parse_pairs(pairs, "consumer-opt") == values
+    assert ConsumerConfig.parse_pairs(pairs, "--consumer-opt") == values
 
 
 BAD_PAIRS = {
@@ -264,14 +264,14 @@ BAD_PAIRS = {
 @pytest.mark.parametrize(("pair", "words"), BAD_PAIRS.items())
 def test_a_bad_pair_is_refused_with_flag_option_and_fix(pair: str, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
-        ConsumerConfig.parse_pairs(["snappy,false", pair], "consumer-opt")
+        ConsumerConfig.parse_pairs(["snappy,false", pair], "--consumer-opt")
 
 
 def test_producer_opt_takes_the_names_of_a_connection_and_not_those_of_a_consumer() -> None:
-    values = ProducerConfig.parse_pairs(["deflate_level,9", "write-timeout,2s"], "producer-opt")
+    values = ProducerConfig.parse_pairs(["deflate_level,9", "write-timeout,2s"], "--producer-opt")
     assert values == {"deflate_level": 9, "write_timeout": 2.0}
     with pytest.raises(ConfigError, match="--producer-opt: unknown option 'max_attempts'"):
-        ProducerConfig.parse_pairs(["max_attempts,3"], "producer-opt")
+        ProducerConfig.parse_pairs(["max_attempts,3"], "--producer-opt")
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[], Options], str]] = {

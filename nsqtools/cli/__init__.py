@@ -25,6 +25,9 @@ COMMANDS = {
     "tail": Entry("nsqtools.cli.tail:tail", "Print the messages of a topic.", "Consume"),
     "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
     "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
+    "config": Entry(
+        "nsqtools.cli.config:config", "Show, check or begin a configuration file.", "Set up"
+    ),
 }
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -13,6 +11,7 @@ import click
 from nsqtools.cli import logs
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, options
+from nsqtools.cli.tables import print_json, print_rows
 from nsqtools.config import ClientConfig, LogOptions, LookupOptions
 from nsqtools.names import LOOKUPD_HTTP_PORT, check_name
 
@@ -123,7 +122,7 @@ def _united(names: Iterable[Sequence[str]]) -> list[str]:
 
 def _print_names(key: str, names: list[str], where: LookupOptions) -> int:
     if where.json:
-        _print_json({key: names})
+        print_json({key: names})
     else:
         click.echo("".join(f"{name}\n" for name in names), nl=False)
     return Exit.DONE
@@ -135,7 +134,7 @@ def _print_producers(
     """A table on a terminal; in a pipe the TCP address first, so that ``cut -f1`` gives it."""
     ordered = sorted(found, key=lambda producer: producer.tcp)
     if where.json:
-        _print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
+        print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
         return Exit.DONE
     header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]
     rows = [
@@ -148,10 +147,7 @@ def _print_producers(
         ]
         for producer in ordered
     ]
-    if sys.stdout.isatty():
-        _print_table(header, rows)
-    else:
-        click.echo("".join("\t".join(row) + "\n" for row in rows), nl=False)
+    print_rows(header, rows)
     return Exit.DONE
 
 
@@ -176,20 +172,3 @@ def _as_json(producer: Producer, *, topics: bool) -> dict[str, Any]:
     if topics:
         entry |= {"topics": list(producer.topics), "tombstones": list(producer.tombstones)}
     return entry
-
-
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
-
-
-def _print_table(header: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for title in header:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)

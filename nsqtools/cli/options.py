@@ -4,14 +4,11 @@
     @options(source=SourceOptions, consumer=(ConsumerConfig, {"max_in_flight": 2500}))
     def tail(*, source: SourceOptions, consumer: ConsumerConfig) -> int: ...
 
-A value comes from, strongest first: the flag, its environment variable, ``--consumer-opt`` or its
-like, the environment variable of an option without a flag, the configuration file (click's
-``default_map``), the command's own default, the class's default.
+``nsqtools.cli.settings`` says where the values come from; click knows of flags and variables alone.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,22 +17,25 @@ import click
 from click.core import ParameterSource, augment_usage_errors
 from click.types import BoolParamType
 
+from nsqtools.cli.configfile import pairs_key
+from nsqtools.cli.settings import Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
-from nsqtools.config import Option, flag_name
-from nsqtools.errors import ConfigError
+from nsqtools.config import FileOptions, Option, flag_name
+from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
+    from nsqtools.cli.settings import Groups
     from nsqtools.config import Options
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 R = TypeVar("R")
 
-GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+_FILE: tuple[type[Options], Mapping[str, Any]] = (FileOptions, {})
 
 _METAVARS = {
     "text": "TEXT",
@@ -45,26 +45,6 @@ _METAVARS = {
     "duration": "DURATION",
     "size": "SIZE",
 }
-_TOML_TYPES: dict[str, type | tuple[type, ...]] = {
-    "flag": bool,
-    "integer": int,
-    "count": int,
-    "size": int,
-    "number": (int, float),
-}
-
-
-def convert(declared: Option, value: Any) -> Any:
-    """A checked value from text or from what TOML gave; raises ConfigError without the name."""
-    if isinstance(value, str):
-        return declared.parse(value)
-    if declared.kind in ("text", "path", "choice"):
-        raise ConfigError(f"{value!r} is not text: write it in quotes")
-    fits = isinstance(value, _TOML_TYPES.get(declared.kind, ()))
-    if fits and isinstance(value, bool) == (declared.kind == "flag"):
-        declared.check(value)
-        return value
-    return declared.parse(str(value))  # fails with the message of the kind
 
 
 class ValueType(click.ParamType[Any]):
@@ -77,7 +57,7 @@ class ValueType(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The value, or click's error with the option's name before the reason."""
         try:
-            return convert(self.declared, value)
+            return self.declared.parse(value) if isinstance(value, str) else value
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 
@@ -118,24 +98,16 @@ class ConfigOption(click.Option):
         elif declared.kind == "count":
             attrs |= {"count": True, "type": ValueType(declared)}
         else:
-            attrs |= {"type": ValueType(declared), "metavar": _metavar(declared)}
+            attrs |= {"type": ValueType(declared), "metavar": metavar(declared)}
         super().__init__(
             param_decls, multiple=declared.multiple, help=declared.help, default=None, **attrs
         )
 
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """As click's; a single value of a configuration file will do for a repeatable option."""
-        if self.multiple and value is not None and not isinstance(value, (list, tuple)):
-            value = (value,)
-        return super().type_cast_value(ctx, value)
-
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Where the value stands that is wrong: flag, variable or file."""
+        """Where the value stands that is wrong: flag or variable."""
         source = ctx.get_parameter_source(self.name) if ctx else None
         if source is ParameterSource.ENVIRONMENT:
             return next((name for name in self.envvar or () if os.environ.get(name)), self.name)
-        if source is ParameterSource.DEFAULT_MAP:
-            return f"{self.name!r} in the configuration file"
         return super().get_error_hint(ctx)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -161,7 +133,8 @@ class ConfigOption(click.Option):
         return f"range: {self.declared.range}"
 
 
-def _metavar(declared: Option) -> str:
+def metavar(declared: Option) -> str:
+    """What stands for a value in help: ``HOST:PORT``, ``[text|json]``, ``N``."""
     if declared.metavar:
         return declared.metavar
     return f"[{'|'.join(declared.choices)}]" if declared.choices else _METAVARS[declared.kind]
@@ -225,33 +198,22 @@ def _about_variables(ctx: click.Context, declared: Sequence[ConfigOption]) -> st
     return text
 
 
-def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]:
-    """Environment variables of an option: the command's own before the one all commands share."""
-    words: list[str] = []
-    while ctx.parent is not None:
-        words.insert(0, ctx.info_name or "")
-        ctx = ctx.parent
-    words = words or [ctx.command.name or ""]
-    own = "_".join(["NSQTOOLS", *words, name]).replace("-", "_").upper()
-    return (own, f"NSQTOOLS_{name.upper()}") if shared else (own,)
-
-
 def options(
     **groups: type[Options] | tuple[type[Options], Mapping[str, Any]],
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command one instance of each class, by keyword, made of flags, environment and file.
+    """Give a command one instance of each class, by keyword, made of its settings.
 
     ``(Class, {"field": value})`` replaces defaults for this command. Where two classes declare an
     option of the same name it is one flag that serves both. A contradiction between options is a
     usage error.
     """
-    bound = {
+    bound: Groups = {
         keyword: group if isinstance(group, tuple) else (group, {})
         for keyword, group in groups.items()
     }
 
     flags: dict[str, Decorator] = {}
-    for cls, presets in bound.values():
+    for cls, presets in (*bound.values(), _FILE):
         for name, decorator in _decorators(cls, presets).items():
             flags.setdefault(name, decorator)
 
@@ -260,26 +222,21 @@ def options(
         def command(**params: Any) -> R:
             ctx = click.get_current_context()
             try:
-                made = {
-                    keyword: cls(**_values(ctx, cls, presets))
-                    for keyword, (cls, presets) in bound.items()
-                }
+                made = Settings(ctx, bound).made()
+            except ConfigFileError:
+                raise
             except ConfigError as error:
                 raise click.UsageError(str(error), ctx) from None
             own = {name: value for name, value in params.items() if name not in flags}
             with augment_usage_errors(ctx):
                 return function(**made, **own)
 
+        command.option_groups = bound  # type: ignore[attr-defined]
         for decorator in reversed(flags.values()):  # click lists the last one first
             decorator(command)
         return command
 
     return decorate
-
-
-def _opt_parameter(cls: type[Options]) -> str:
-    """The parameter that collects go-nsq's ``name,value`` texts for this class, if it has one."""
-    return cls.opt_flag.replace("-", "_")
 
 
 def _decorators(cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Decorator]:
@@ -294,21 +251,16 @@ def _decorators(cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Dec
             cls=ConfigOption,
             declared=declared,
             section=_declaring(cls, name).title,
-            shared=cls.shared,
+            shared=cls.shares(declared),
             preset=presets.get(name, fields[name].default),
         )
-    parameter = _opt_parameter(cls)
+    parameter = pairs_key(cls)
     if parameter:
         made[parameter] = click.option(
             parameter,
-            f"--{flag_name(parameter)}",
+            f"--{cls.opt_flag}",
             cls=ConfigOption,
-            declared=Option(
-                "text",
-                "Set an option by go-nsq's name, with or without a flag; may be repeated.",
-                multiple=True,
-                metavar="NAME,VALUE",
-            ),
+            declared=cls.pairs_option(),
             section=cls.title,
             shared=cls.shared,
         )
@@ -325,42 +277,4 @@ def _declarations(name: str, declared: Option) -> list[str]:
 
 def _declaring(cls: type[Options], name: str) -> type[Options]:
     """The class that declares a field, the derived one if it declares it anew."""
-    return next(c for c in cls.__mro__ if name in inspect.get_annotations(c))
-
-
-def _values(ctx: click.Context, cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for the fields of a class; raises ConfigError."""
-    values = dict(presets)
-    given = {}
-    for name, declared in cls.declared().items():
-        if not declared.flag:
-            values |= _flagless(ctx, name, declared, shared=cls.shared)
-            continue
-        source = ctx.get_parameter_source(name)
-        if source in GIVEN:
-            given[name] = ctx.params[name]
-        elif source is ParameterSource.DEFAULT_MAP:
-            values[name] = ctx.params[name]
-    parameter = _opt_parameter(cls)
-    if parameter:
-        values |= cls.parse_pairs(ctx.params[parameter], flag_name(parameter))
-    return values | given
-
-
-def _flagless(ctx: click.Context, name: str, declared: Option, *, shared: bool) -> dict[str, Any]:
-    """The value of an option without a flag, from its variable or the configuration file."""
-    found = [v for v in variables(ctx, name, shared=shared) if os.environ.get(v)]
-    where, value = f"{name!r} in the configuration file", ctx.lookup_default(name)
-    if found:
-        where, value = found[0], os.environ[found[0]]
-        if declared.multiple:
-            value = value.split()
-    if value is None:
-        return {}
-    try:
-        if not declared.multiple:
-            return {name: convert(declared, value)}
-        several = value if isinstance(value, (list, tuple)) else [value]
-        return {name: tuple(convert(declared, item) for item in several)}
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+    return next(c for c in cls.__mro__ if name in vars(c).get("__annotations__", ()))

@@ -1,4 +1,4 @@
-"""Options of a command, from flags, variables, a file and defaults; one set of fixtures, hence the
+"""Options of a command, from flags, variables and defaults; one set of fixtures, hence the
 number of lines.
 """
 
@@ -66,7 +66,6 @@ class Client(ClientConfig):
 def run(
     *args: str,
     env: Mapping[str, str] | None = None,
-    file: Mapping[str, Any] | None = None,
     **groups: Any,
 ) -> tuple[Result, dict[str, Any]]:
     """Run ``nsqtools tail ARGS``; what it said, and what it was called with."""
@@ -88,7 +87,7 @@ def run(
         got.update(made, rest=rest)
 
     result = CliRunner().invoke(
-        nsqtools, ["tail", *args], env=env, default_map={"tail": dict(file)} if file else None
+        nsqtools, ["tail", *args], env={"NSQTOOLS_CONFIG": "none", **(env or {})}
     )
     if isinstance(result.exception, Exception):
         raise result.exception
@@ -272,43 +271,6 @@ def test_a_command_below_a_group_has_the_groups_name_in_its_variables() -> None:
     assert got == [Where(address="here")]
 
 
-def test_a_file_gives_values_as_toml_has_them() -> None:
-    file = {
-        "topic": ["a", "b"],
-        "count": 5,
-        "limit": 2048,
-        "wait": "2s",
-        "share": 1,
-        "keep": True,
-        "verbose": 1,
-    }
-    _, got = run(file=file)
-    assert got["where"] == Where(topic=("a", "b"))
-    assert got["what"] == What(count=5, limit=2048, wait=2.0, share=1.0, keep=True, verbose=1)
-
-
-def test_a_file_may_give_one_value_for_a_repeatable_option() -> None:
-    assert run(file={"topic": "a b"})[1]["where"].topic == ("a b",)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("count", True, "'True' is not a whole number"),
-        ("count", 1.5, "'1.5' is not a whole number"),
-        ("wait", 30, "'30' is not a duration: write it with units, as in 500ms or 1h30m"),
-        ("address", 5, "5 is not text: write it in quotes"),
-        ("keep", 2, "'2' is not a boolean: write true or false"),
-        ("limit", 0, "0 is out of range: expected at least 1"),
-    ],
-)
-def test_a_wrong_value_of_a_file_is_blamed_on_the_file(name: str, value: Any, reason: str) -> None:
-    assert (
-        refusal(file={name: value})
-        == f"Invalid value for '{name}' in the configuration file: {reason}"
-    )
-
-
 def test_a_commands_own_defaults_replace_those_of_the_class() -> None:
     groups: dict[str, Any] = {"what": (What, {"count": 7, "mode": "slow"})}
     assert run(**groups)[1]["what"] == What(count=7, mode="slow")
@@ -333,39 +295,36 @@ def test_a_wrong_name_or_value_of_go_nsq_is_a_usage_error() -> None:
     )
 
 
-def test_precedence_is_flag_then_variable_then_opt_then_file_then_default() -> None:
-    sources: list[tuple[int, dict[str, Any]]] = [
-        (5, {"args": ["--max-in-flight", "5"]}),
-        (4, {"env": {"NSQTOOLS_MAX_IN_FLIGHT": "4"}}),
-        (3, {"args": ["--client-opt", "max_in_flight,3"]}),
-        (2, {"file": {"max_in_flight": 2}}),
-    ]
-    for first in range(len(sources)):
-        args = [word for _, source in sources[first:] for word in source.get("args", [])]
-        env = {k: v for _, source in sources[first:] for k, v in source.get("env", {}).items()}
-        file = {k: v for _, source in sources[first:] for k, v in source.get("file", {}).items()}
-        made = client(*args, env=env, file=file)
-        assert made.max_in_flight == sources[first][0]
+def test_precedence_is_flag_then_opt_then_variable_then_default() -> None:
+    args = ["--max-in-flight", "5"]
+    opt = ["--client-opt", "max_in_flight,4"]
+    env = {"NSQTOOLS_TAIL_MAX_IN_FLIGHT": "3"}
+    opt_env = {"NSQTOOLS_CLIENT_OPT": "max_in_flight,2"}
+    assert client(*args, *opt, env=env | opt_env).max_in_flight == 5
+    assert client(*opt, env=env | opt_env).max_in_flight == 4
+    assert client(env=env | opt_env).max_in_flight == 3
+    assert client(env=opt_env).max_in_flight == 2
     assert client().max_in_flight == 1
 
 
-def test_an_option_without_a_flag_reads_its_variable_and_the_file() -> None:
-    file = {"read_timeout": "90s", "heartbeat_interval": "20s"}
+def test_an_option_without_a_flag_reads_its_variable() -> None:
     env = {"NSQTOOLS_HEARTBEAT_INTERVAL": "10s"}
-    assert client(file=file, env=env) == Client(read_timeout=90.0, heartbeat_interval=10.0)
     opt = ["--client-opt", "heartbeat_interval,5s"]
-    assert client(*opt, file=file, env=env) == Client(read_timeout=90.0, heartbeat_interval=5.0)
+    assert client(env=env) == Client(heartbeat_interval=10.0)
+    assert client(*opt, env=env) == Client(heartbeat_interval=5.0)
 
 
-def test_a_wrong_value_for_an_option_without_a_flag_names_its_source() -> None:
-    assert (
-        refusal(env={"NSQTOOLS_TAIL_READ_TIMEOUT": "x"}, client=Client)
-        == "NSQTOOLS_TAIL_READ_TIMEOUT: 'x' is not a duration: "
-        "write it with units, as in 500ms or 1h30m"
+def test_a_wrong_value_for_an_option_without_a_flag_names_the_variable() -> None:
+    assert refusal(env={"NSQTOOLS_READ_TIMEOUT": "1h"}, client=Client) == (
+        "NSQTOOLS_READ_TIMEOUT: 1h is out of range: expected 100ms to 5m"
     )
-    assert refusal(file={"read_timeout": "1h"}, client=Client) == (
-        "'read_timeout' in the configuration file: 1h is out of range: expected 100ms to 5m"
-    )
+
+
+def test_a_value_silences_weaker_ones_of_the_options_it_excludes() -> None:
+    assert client("--deflate", env={"NSQTOOLS_SNAPPY": "1"}) == Client(deflate=True)
+    assert client("--no-deflate", env={"NSQTOOLS_SNAPPY": "1"}) == Client(snappy=True)
+    both = refusal("--deflate", "--snappy", client=Client)
+    assert both == "--snappy and --deflate exclude each other: choose one"
 
 
 def test_the_secret_has_a_variable_and_no_flag() -> None:
@@ -384,7 +343,14 @@ def test_help_opens_with_the_sentence_and_groups_options_by_class() -> None:
     lines = run("-h")[0].output.splitlines()
     assert lines[:3] == ["Usage: nsqtools tail [OPTIONS] [REST]...", "", "  Print messages."]
     headings = [line for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)]
-    assert headings == ["Where:", "What:", "Other options:", "Environment:", "Examples:"]
+    assert headings == [
+        "Where:",
+        "What:",
+        "Configuration:",
+        "Other options:",
+        "Environment:",
+        "Examples:",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,298 @@
+"""``nsqtools config``: what is configured, whether a file is right, and a file to begin with."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from nsqtools.cli.configfile import Source, find, load, option_classes, shared_options
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.options import Command, ConfigOption, options
+from nsqtools.cli.settings import Settings, allowed, groups_of, known_options, words
+from nsqtools.cli.tables import print_json, print_rows
+from nsqtools.config import FileOptions, Option, ShowOptions, flag_name, nearest
+from nsqtools.errors import ConfigFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nsqtools.cli.configfile import ConfigFile
+    from nsqtools.cli.settings import Setting
+
+_MASK = "********"
+
+
+@click.group("config", context_settings={"help_option_names": ["-h", "--help"]})
+def config() -> None:
+    """Show, check or begin a configuration file.
+
+    nsqtools.toml(5) describes the file: options that commands share in [defaults], those of a
+    command in a table of its name, and either again below [profile.NAME].
+    """
+
+
+class Row(NamedTuple):
+    """One option of one command."""
+
+    command: str
+    option: str
+    value: Any
+    source: Source
+    where: str
+
+
+@config.command(
+    "show",
+    cls=Command,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    examples=(
+        ("Where each value of tail comes from", "nsqtools config show tail"),
+        ("What a command line would do", "nsqtools config show tail --topic events -n 5"),
+    ),
+)
+@click.argument(
+    "command_line",
+    metavar="[COMMAND [OPTIONS]]",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    help="A command, with options to try; all commands without.",
+)
+@options(show=ShowOptions)
+@click.pass_context
+def show(ctx: click.Context, *, show: ShowOptions, command_line: tuple[str, ...]) -> int:
+    """Print the value of every option and where it comes from.
+
+    The columns are option, value, source (flag, environment, profile, file or default) and the
+    place within it; with all commands, the command comes first. Secrets are masked.
+    """
+    root = ctx.find_root()
+    if command_line:
+        chosen = [_find(root, command_line)]
+    else:
+        chosen = [(command, ()) for command in _leaves(root)]
+    rows = [row for context, args in chosen for row in _rows(context, (*_file_flags(ctx), *args))]
+    if show.json:
+        print_json([row._asdict() for row in rows])
+        return Exit.DONE
+    header = [name for name in Row._fields if name != "command" or not command_line]
+    print_rows(header, [[_text(getattr(row, name)) for name in header] for row in rows])
+    return Exit.DONE
+
+
+def _file_flags(ctx: click.Context) -> list[str]:
+    """The --config and --profile of ``show`` itself, for the command that is shown."""
+    given = ctx.params["config"]
+    return [
+        *(["--config", given] if given else []),
+        *(text for name in ctx.params["profile"] or () for text in ("--profile", name)),
+    ]
+
+
+def _find(root: click.Context, command_line: Sequence[str]) -> tuple[click.Context, Sequence[str]]:
+    """The context of the command that is meant, and the rest of the line."""
+    ctx, rest = root, list(command_line)
+    while isinstance(ctx.command, click.Group) and rest:
+        name = rest.pop(0)
+        command = ctx.command.get_command(ctx, name)
+        if command is None:
+            near = nearest(name, ctx.command.list_commands(ctx))
+            raise click.UsageError(f"no such command {name!r}{near}", click.get_current_context())
+        ctx = click.Context(command, parent=ctx, info_name=name)
+    if not groups_of(ctx.command):
+        raise click.UsageError(
+            f"{' '.join(words(ctx))}: has no options to show", click.get_current_context()
+        )
+    return ctx, rest
+
+
+def _leaves(ctx: click.Context) -> Iterator[click.Context]:
+    """Contexts of all commands that have options of ``nsqtools.config``."""
+    if isinstance(ctx.command, click.Group):
+        for name in ctx.command.list_commands(ctx):
+            command = ctx.command.get_command(ctx, name)
+            assert command
+            yield from _leaves(click.Context(command, parent=ctx, info_name=name))
+    elif groups_of(ctx.command):
+        yield ctx
+
+
+def _rows(ctx: click.Context, args: Sequence[str]) -> Iterator[Row]:
+    shadow = copy.copy(ctx.command)
+    shadow.params = [param for param in shadow.params if isinstance(param, ConfigOption)]
+    shadow.allow_extra_args = True  # its positional arguments are of no interest here
+    path = words(ctx)
+    parsed = shadow.make_context(path[-1], list(args), parent=ctx.parent)
+    groups = groups_of(ctx.command)
+    settings = Settings(parsed, groups)
+    seen = set()
+    for keyword in groups:
+        declared = groups[keyword][0].declared()
+        for name, setting in settings.of(keyword).items():
+            if name not in seen:
+                seen.add(name)
+                yield _row(path, name, declared[name], setting)
+    for name, setting in settings.chosen().items():
+        yield _row(path, name, FileOptions.declared()[name], setting)
+
+
+def _row(path: Sequence[str], name: str, declared: Option, setting: Setting) -> Row:
+    return Row(
+        command=" ".join(path),
+        option=flag_name(name),
+        value=_shown(declared, setting.value),
+        source=setting.source,
+        where=setting.where,
+    )
+
+
+def _shown(declared: Option, value: Any) -> Any:
+    """The value as TOML would have it, or its mask."""
+    if declared.secret and value:
+        return _MASK
+    if declared.multiple:
+        return list(value)
+    return declared.show(value) if declared.kind in ("duration", "size") else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@config.command(
+    "check",
+    cls=Command,
+    examples=(("Check the file that commands read", "nsqtools config check"),),
+)
+@click.argument("file", required=False, help="A file; without, the one that commands read.")
+@click.pass_context
+def check(ctx: click.Context, *, file: str | None) -> int:
+    """Check every table and profile of a configuration file.
+
+    Each problem is a line on standard error; the exit status is then 2.
+    """
+    path = file or find()
+    if path is None:
+        raise ConfigFileError("there is no configuration file: name one")
+    found = load(path, "configuration file")
+    assert found
+    problems = list(dict.fromkeys(_problems(ctx.find_root(), found)))
+    for problem in problems:
+        click.echo(f"nsqtools: {problem}", err=True)
+    if not problems:
+        click.echo(f"{path}: ok")
+    return Exit.USAGE if problems else Exit.DONE
+
+
+def _problems(root: click.Context, file: ConfigFile) -> Iterator[str]:
+    assert isinstance(root.command, click.Group)
+    try:
+        file.check_top(root.command.list_commands(root))
+        file.choose(None, "")
+    except ConfigFileError as error:
+        yield str(error)
+        return
+    for ctx in _leaves(root):
+        for profile in (None, *file.profiles):
+            try:
+                for table in file.tables(words(ctx), profile):
+                    classes = [cls for cls, _ in groups_of(ctx.command).values()]
+                    shared = list(option_classes())
+                    known, below = allowed(table, ctx)
+                    yield from table.problems(known, below, classes if table.command else shared)
+            except ConfigFileError as error:
+                yield str(error)
+
+
+@config.command(
+    "init",
+    cls=Command,
+    examples=(("Begin a file of your own", "nsqtools config init > nsqtools.toml"),),
+)
+@click.pass_context
+def init(ctx: click.Context) -> int:
+    """Print a configuration file with every option, commented out."""
+    click.echo("\n".join(_template(ctx.find_root())))
+    return Exit.DONE
+
+
+_HEAD = """\
+# Configuration of nsqtools, described in nsqtools.toml(5). Put it into
+# $XDG_CONFIG_HOME/nsqtools/config.toml or /etc/nsqtools/config.toml, or name it with --config.
+# A flag is stronger than its environment variable, that than the profile, that than the rest.
+
+# default_profile = "prod"
+
+# A profile holds what [defaults] may hold, and tables of commands.
+# [profile.prod]
+# lookupd-http-address = ["lookup1.example:4161", "lookup2.example:4161"]
+# auth-secret-file = "/etc/nsqtools/secret"
+# [profile.prod.tail]
+# max-in-flight = 500
+
+[defaults]"""
+
+
+def _template(root: click.Context) -> Iterator[str]:
+    yield _HEAD
+    leaves = [(words(ctx), groups_of(ctx.command)) for ctx in _leaves(root)]
+    common = _common([group for _, groups in leaves for group in groups.values()])
+    yield from _lines({name: (shared_options()[name], default) for name, default in common.items()})
+    for path, groups in leaves:
+        yield f"\n[{'.'.join(path)}]"
+        known = known_options(groups)
+        yield from _lines(
+            {
+                name: (declared, _default(groups.values(), name))
+                for name, declared in known.items()
+                if name not in common
+            }
+        )
+
+
+def _common(groups: Sequence[Any]) -> dict[str, Any]:
+    """Shared options that are declared alike, with the same default, wherever they occur."""
+    found = {}
+    for name, declared in shared_options().items():
+        alike = [
+            cls.pairs_option() if name not in cls.declared() else cls.declared()[name]
+            for cls, _ in groups
+            if name in known_options({"": (cls, {})})
+        ]
+        defaults = [
+            _default([group], name) for group in groups if name in known_options({"": group})
+        ]
+        same = all(each == declared for each in alike)
+        if same and all(default == defaults[0] for default in defaults) and defaults:
+            found[name] = defaults[0]
+    return found
+
+
+def _default(groups: Any, name: str) -> Any:
+    for cls, presets in groups:
+        if name in presets:
+            return presets[name]
+        if name in cls.declared():
+            return cls.__dataclass_fields__[name].default
+    return ()
+
+
+def _lines(entries: dict[str, tuple[Option, Any]]) -> Iterator[str]:
+    for name, (declared, default) in entries.items():
+        notes = [declared.help]
+        if declared.range and (declared.maximum is not None or declared.minimum):
+            notes.append(f"Range: {declared.range}.")
+        if declared.choices:
+            notes.append(f"One of {', '.join(choice or 'nothing' for choice in declared.choices)}.")
+        yield f"# {' '.join(notes)}"
+        yield f"# {flag_name(name)} = {_toml(_shown(declared, default))}"
+
+
+def _toml(value: Any) -> str:
+    """A TOML literal."""
+    from json import dumps
+
+    return dumps(value, ensure_ascii=False)

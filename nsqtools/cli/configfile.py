@@ -1,0 +1,343 @@
+"""The configuration file: where it is looked for, what may stand in it, and what it says.
+
+    default_profile = "prod"
+
+    [defaults]                  # options that commands share
+    log-format = "json"
+
+    [tail]                      # options of one command
+    max-in-flight = 500
+
+    [profile.prod]              # as [defaults], when this profile is chosen
+    lookupd-http-address = ["10.0.0.1:4161", "10.0.0.2:4161"]
+
+    [profile.prod.tail]         # as [tail]
+
+Keys are the names of flags, with dashes or underscores. Every error is a ConfigFileError of one
+line that names file, table and key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.config import Options, flag_name, nearest
+from nsqtools.errors import ConfigError, ConfigFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import click
+
+    from nsqtools.config import Option
+
+NO_FILE = "none"
+"""The value of ``--config`` that reads nothing."""
+
+_TOP_LEVEL = ("default_profile", "defaults", "profile")
+_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
+_AT_END = " (at end of document)"
+
+
+class Source(StrEnum):
+    """Where a value comes from, strongest first."""
+
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    PROFILE = "profile"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table. ``command`` has the words of the command it is for, none if several share it.
+
+    ``where`` names it for people, keys are spelled as parameters, and paths in it are relative to
+    ``folder``.
+    """
+
+    source: Source
+    command: tuple[str, ...]
+    where: str
+    values: Mapping[str, Any]
+    folder: Path
+
+    def value(self, key: str, declared: Option) -> Any:
+        """The checked value of a key; a single one will do for an option that takes several."""
+        value = self.values[key]
+        try:
+            if isinstance(value, dict):
+                raise ConfigError("expected a value, found a table")
+            if not isinstance(value, list):
+                found = self._convert(value, declared)
+                return (found,) if declared.multiple else found
+            if not declared.multiple:
+                raise ConfigError("expected one value, found a list")
+            return tuple(self._convert(item, declared) for item in value)
+        except ConfigError as error:
+            raise ConfigFileError(f"{self.where}: {flag_name(key)}: {error}") from None
+
+    def _convert(self, value: Any, declared: Option) -> Any:
+        found = convert(declared, value)
+        if declared.kind == "path" and found:
+            return str(self.folder / Path(found).expanduser())
+        return found
+
+    def problems(
+        self, known: Mapping[str, Option], commands: Iterable[str], classes: Iterable[type[Options]]
+    ) -> Iterator[str]:
+        """A line for everything that is wrong; ``classes`` read the pairs of ``--consumer-opt``."""
+        yield from self.unknown(known, commands)
+        for key in self.values:
+            if key not in known:
+                continue
+            try:
+                value = self.value(key, known[key])
+                for cls in classes:
+                    if pairs_key(cls) == key:
+                        self.pairs(cls, value)
+            except ConfigFileError as error:
+                yield str(error)
+
+    def pairs(self, cls: type[Options], texts: Iterable[str]) -> dict[str, Any]:
+        """The values of go-nsq's ``name,value`` texts; raises ConfigFileError."""
+        try:
+            return cls.parse_pairs(texts, cls.opt_flag)
+        except ConfigError as error:
+            raise ConfigFileError(f"{self.where}: {error}") from None
+
+    def unknown(self, known: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
+        """A line for each key that is no known option, and no table of one of the commands."""
+        for key, value in self.values.items():
+            name = flag_name(key)
+            if isinstance(value, dict) and name not in commands and key not in known:
+                near = nearest(name, commands)
+                yield f"{self.where}: unknown table {name!r}{near}"
+            elif not isinstance(value, dict) and key not in known:
+                yield f"{self.where}: unknown key {name!r}{self._hint(key, known)}"
+
+    def _hint(self, key: str, known: Iterable[str]) -> str:
+        near = nearest(flag_name(key), map(flag_name, known))
+        if not near and not self.command and any(key in cls.declared() for cls in option_classes()):
+            return ": it is not shared by commands, so put it into a command's table"
+        return near
+
+
+_TOML_TYPES: dict[str, type | tuple[type, ...]] = {
+    "flag": bool,
+    "integer": int,
+    "count": int,
+    "size": int,
+    "number": (int, float),
+}
+
+
+def convert(declared: Option, value: Any) -> Any:
+    """A checked value from what TOML gave; raises ConfigError without the name."""
+    text = isinstance(value, str)
+    if declared.kind in ("text", "path", "choice"):
+        if not text:
+            raise ConfigError(f"{_toml(value)} is not text: write it in quotes")
+    elif declared.kind in _TOML_TYPES and not (text and declared.kind == "size"):
+        fits = isinstance(value, _TOML_TYPES[declared.kind])
+        if not fits or isinstance(value, bool) != (declared.kind == "flag"):
+            kind = {"flag": "true or false", "number": "a number", "size": "a size"}.get(
+                declared.kind, "a whole number"
+            )
+            quotes = ", without quotes" if text else ""
+            raise ConfigError(f"expected {kind}{quotes}, found {_toml(value)}")
+        declared.check(value)
+        return value
+    return declared.parse(value if text else str(value))
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def pairs_key(cls: type[Options]) -> str:
+    """The parameter that collects go-nsq's ``name,value`` texts for this class, if it has one."""
+    return cls.opt_flag.replace("-", "_")
+
+
+def shared_options() -> dict[str, Option]:
+    """What [defaults] and a profile may hold: each option that has a variable for all commands."""
+    found = {}
+    for cls in option_classes():
+        if cls.opt_flag and cls.shared:
+            found[pairs_key(cls)] = cls.pairs_option()
+        found |= {name: each for name, each in cls.declared().items() if cls.shares(each)}
+    return {name: each for name, each in found.items() if each.in_file}
+
+
+def option_classes(base: type[Options] = Options) -> Iterator[type[Options]]:
+    """The option classes of the product."""
+    for each in base.__subclasses__():
+        if each.__module__ == Options.__module__:
+            yield each
+            yield from option_classes(each)
+
+
+class ConfigFile:
+    """What a file says. ``name`` is how it is called in errors."""
+
+    def __init__(self, name: str, data: Mapping[str, Any]) -> None:
+        self.name = name
+        self._data = data
+        self._folder = Path(name).expanduser().absolute().parent
+
+    @property
+    def profiles(self) -> list[str]:
+        """Names of profiles, in the order of the file."""
+        profiles = self._data.get("profile", {})
+        return list(profiles) if isinstance(profiles, dict) else []
+
+    def choose(self, profile: str | None, asked_by: str) -> str | None:
+        """The profile to use: the one asked for, or ``default_profile``.
+
+        Raises ConfigFileError if there is none of that name; ``asked_by`` says who wants it.
+        """
+        if profile is None:
+            profile = self._data.get("default_profile")
+            if profile is None:
+                return None
+            asked_by = f"{self.name}: default_profile"
+            if not isinstance(profile, str):
+                raise ConfigFileError(f"{asked_by}: {profile!r} is not text: write it in quotes")
+        if profile not in self.profiles:
+            near = nearest(profile, self.profiles)
+            known = near or f"; there are {', '.join(self.profiles)}" if self.profiles else ""
+            raise ConfigFileError(f"{asked_by} {profile}: {self.name} has no such profile{known}")
+        return profile
+
+    def check_top(self, commands: Iterable[str]) -> None:
+        """Raise ConfigFileError for what stands at the top level and does not belong there."""
+        for key, value in self._data.items():
+            name = _table_name(key, commands)
+            if name not in (*_TOP_LEVEL, *commands):
+                if isinstance(value, dict):
+                    near = nearest(key, (*_TOP_LEVEL, *commands))
+                    raise ConfigFileError(f"{self.name}: unknown table [{key}]{near}")
+                raise ConfigFileError(
+                    f"{self.name}: {key!r} stands outside any table: put it into [defaults] or "
+                    "a command's table"
+                )
+            if name != "default_profile" and not isinstance(value, dict):
+                raise ConfigFileError(
+                    f"{self.name}: [{key}]: expected a table, found {_toml(value)}"
+                )
+        for name in self.profiles:
+            if not isinstance(self._data["profile"][name], dict):
+                raise ConfigFileError(
+                    f"{self.name}: [profile]: expected tables such as [profile.{name}], "
+                    f"found the value {name!r}"
+                )
+
+    def tables(self, command: Sequence[str], profile: str | None) -> Iterator[Table]:
+        """The tables of a command, strongest first. Raises ConfigFileError for what is no table."""
+        if profile is not None:
+            top = self._data["profile"][profile]
+            yield from self._own(top, command, f"profile.{profile}", Source.PROFILE)
+            yield self._table(top, (), f"profile.{profile}", Source.PROFILE)
+        yield from self._own(self._data, command, "", Source.FILE)
+        yield self._table(self._data.get("defaults", {}), (), "defaults", Source.FILE)
+
+    def _own(
+        self, node: Mapping[str, Any], command: Sequence[str], where: str, source: Source
+    ) -> list[Table]:
+        """Tables of the words of a command, that of all of them first."""
+        found: list[Table] = []
+        for depth, word in enumerate(command, 1):
+            key = next((k for k in node if flag_name(k) == word), None)
+            if key is None:
+                break
+            node = node[key]
+            if not isinstance(node, dict):
+                break  # an option, called as a command is
+            where = f"{where}.{key}" if where else key
+            found.insert(0, self._table(node, tuple(command[:depth]), where, source))
+        return found
+
+    def _table(
+        self, values: Mapping[str, Any], command: tuple[str, ...], name: str, source: Source
+    ) -> Table:
+        where = f"{self.name}: [{name}]"
+        spelled: dict[str, Any] = {}
+        for key, value in values.items():
+            parameter = key.replace("-", "_")
+            if parameter in spelled:
+                raise ConfigFileError(
+                    f"{where}: {flag_name(key)!r} is given twice, in two spellings"
+                )
+            spelled[parameter] = value
+        return Table(source, command, where, spelled, self._folder)
+
+
+def _table_name(key: str, commands: Iterable[str]) -> str:
+    return flag_name(key) if flag_name(key) in commands else key
+
+
+def search_path() -> list[Path]:
+    """The files that are read when none is asked for; the first that exists is taken."""
+    home = os.environ.get("XDG_CONFIG_HOME") or os.environ.get("HOME", "") + "/.config"
+    folders = [Path(home), Path("/etc")] if Path(home).is_absolute() else [Path("/etc")]
+    return [folder / "nsqtools" / "config.toml" for folder in folders]
+
+
+def load(path: str | None, asked_by: str = "--config") -> ConfigFile | None:
+    """Read the file that was asked for, or else the first of the search path; None for none.
+
+    Raises ConfigFileError if it is asked for and missing, cannot be read, or is not TOML.
+    """
+    if path == NO_FILE:
+        return None
+    if path is not None:
+        return _load(path, asked_by)
+    place = find()
+    return _load(place, "configuration file") if place else None
+
+
+def find() -> str | None:
+    """The first file of the search path that exists."""
+    return next((str(place) for place in search_path() if place.exists()), None)
+
+
+def profile_names(ctx: click.Context) -> list[str]:
+    """The profiles of the file that a command line names, for TAB; raises ConfigFileError."""
+    variable = os.environ.get("NSQTOOLS_CONFIG")
+    file = load(ctx.params.get("config") or variable or None)
+    return file.profiles if file else []
+
+
+def _load(path: str, asked_by: str) -> ConfigFile:
+    import tomllib
+
+    try:
+        text = Path(path).expanduser().read_bytes().decode()
+    except OSError as error:
+        raise ConfigFileError(f"{asked_by} {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigFileError(f"{path}: not UTF-8 at byte {error.start}") from None
+    try:
+        return ConfigFile(path, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigFileError(f"{path}: {_syntax(str(error), text)}") from None
+
+
+def _syntax(said: str, text: str) -> str:
+    """``line 3, column 9: reason`` out of tomllib's ``Reason (at line 3, column 9)``."""
+    found = _POSITION.search(said)
+    if found:
+        reason = said[: found.start()]
+        line, column = found[1], found[2]
+    else:
+        lines = text.splitlines() or [""]
+        reason = said.removesuffix(_AT_END)
+        line, column = str(len(lines)), str(len(lines[-1]) + 1)
+    return f"line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"
