@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from nsqtools.cli.configfile import Source, find, load, option_classes, shared_options
 from nsqtools.cli.exits import Exit
@@ -59,9 +60,11 @@ class Row(NamedTuple):
     type=click.UNPROCESSED,
     help="A command, with options to try; all commands without.",
 )
-@options(show=ShowOptions)
+@options(form=ShowOptions, file=FileOptions)
 @click.pass_context
-def show(ctx: click.Context, *, show: ShowOptions, command_line: tuple[str, ...]) -> int:
+def show(
+    ctx: click.Context, *, form: ShowOptions, file: FileOptions, command_line: tuple[str, ...]
+) -> int:
     """Print the value of every option and where it comes from.
 
     The columns are option, value, source (flag, environment, profile, file or default) and the
@@ -72,8 +75,8 @@ def show(ctx: click.Context, *, show: ShowOptions, command_line: tuple[str, ...]
         chosen = [_find(root, command_line)]
     else:
         chosen = [(command, ()) for command in _leaves(root)]
-    rows = [row for context, args in chosen for row in _rows(context, (*_file_flags(ctx), *args))]
-    if show.json:
+    rows = [row for context, args in chosen for row in _rows(context, (*_flags(ctx, file), *args))]
+    if form.json:
         print_json([row._asdict() for row in rows])
         return Exit.DONE
     header = [name for name in Row._fields if name != "command" or not command_line]
@@ -81,12 +84,15 @@ def show(ctx: click.Context, *, show: ShowOptions, command_line: tuple[str, ...]
     return Exit.DONE
 
 
-def _file_flags(ctx: click.Context) -> list[str]:
-    """The --config and --profile of ``show`` itself, for the command that is shown."""
-    given = ctx.params["config"]
+def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
+    """The --config and --profile of ``show`` itself, for the commands that are shown."""
+    given = {"config": [file.config], "profile": file.profile}
     return [
-        *(["--config", given] if given else []),
-        *(text for name in ctx.params["profile"] or () for text in ("--profile", name)),
+        word
+        for name, values in given.items()
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        for value in values
+        for word in (f"--{name}", value)
     ]
 
 

@@ -112,6 +112,10 @@ class Table:
         except ConfigError as error:
             raise ConfigFileError(f"{self.where}: {error}") from None
 
+    def holds_secret(self, known: Mapping[str, Option]) -> bool:
+        """Whether a secret stands here in plain text."""
+        return any(known[key].secret for key in self.values if key in known)
+
     def unknown(self, known: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
         """A line for each key that is no known option, and no table of one of the commands."""
         for key, value in self.values.items():
@@ -129,32 +133,30 @@ class Table:
         return near
 
 
-_TOML_TYPES: dict[str, type | tuple[type, ...]] = {
-    "flag": bool,
-    "integer": int,
-    "count": int,
-    "size": int,
-    "number": (int, float),
+_TOML_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "flag": (bool, "true or false"),
+    "integer": (int, "a whole number"),
+    "count": (int, "a whole number"),
+    "size": (int, "a size"),
+    "number": ((int, float), "a number"),
 }
 
 
 def convert(declared: Option, value: Any) -> Any:
     """A checked value from what TOML gave; raises ConfigError without the name."""
     text = isinstance(value, str)
+    if declared.kind == "duration" or (declared.kind == "size" and text):
+        return declared.parse(value if text else str(value))
     if declared.kind in ("text", "path", "choice"):
         if not text:
             raise ConfigError(f"{_toml(value)} is not text: write it in quotes")
-    elif declared.kind in _TOML_TYPES and not (text and declared.kind == "size"):
-        fits = isinstance(value, _TOML_TYPES[declared.kind])
-        if not fits or isinstance(value, bool) != (declared.kind == "flag"):
-            kind = {"flag": "true or false", "number": "a number", "size": "a size"}.get(
-                declared.kind, "a whole number"
-            )
+    else:
+        types, expected = _TOML_TYPES[declared.kind]
+        if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
             quotes = ", without quotes" if text else ""
-            raise ConfigError(f"expected {kind}{quotes}, found {_toml(value)}")
-        declared.check(value)
-        return value
-    return declared.parse(value if text else str(value))
+            raise ConfigError(f"expected {expected}{quotes}, found {_toml(value)}")
+    declared.check(value)
+    return value
 
 
 def _toml(value: Any) -> str:
@@ -190,7 +192,12 @@ class ConfigFile:
     def __init__(self, name: str, data: Mapping[str, Any]) -> None:
         self.name = name
         self._data = data
-        self._folder = Path(name).expanduser().absolute().parent
+        self._path = Path(name).expanduser().absolute()
+
+    @property
+    def is_public(self) -> bool:
+        """Whether others than the owner may read it."""
+        return bool(self._path.stat().st_mode & 0o077)
 
     @property
     def profiles(self) -> list[str]:
@@ -276,7 +283,7 @@ class ConfigFile:
                     f"{where}: {flag_name(key)!r} is given twice, in two spellings"
                 )
             spelled[parameter] = value
-        return Table(source, command, where, spelled, self._folder)
+        return Table(source, command, where, spelled, self._path.parent)
 
 
 def _table_name(key: str, commands: Iterable[str]) -> str:

@@ -8,11 +8,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from nsqtools.cli.exits import PROGRAM, debugging, describe, one_line, report_through
 
 if TYPE_CHECKING:
     from nsqtools.config import LogOptions
 
+_WARNINGS = "nsqtools.warnings"
 _LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -37,6 +40,14 @@ def configure(options: LogOptions) -> None:
     logger.setLevel(level)
     logging.raiseExceptions = debugging()
     report_through(logger.error if as_json else None)
+    ctx = click.get_current_context(silent=True)
+    for text in ctx.meta.pop(_WARNINGS, ()) if ctx else ():
+        logger.warning(text)
+
+
+def warn_later(ctx: click.Context, text: str) -> None:
+    """Log a warning once logging is set up; one of the same text is enough."""
+    ctx.meta.setdefault(_WARNINGS, {})[text] = True
 
 
 class _Stderr(logging.Handler):

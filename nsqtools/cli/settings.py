@@ -20,7 +20,7 @@ from nsqtools.errors import ConfigError, ConfigFileError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from nsqtools.cli.configfile import Table
+    from nsqtools.cli.configfile import ConfigFile, Table
 
     Groups = Mapping[str, tuple[type[Options], Mapping[str, Any]]]
     """Of a command: option classes by keyword, each with the command's own defaults."""
@@ -67,7 +67,10 @@ def groups_of(command: click.Command) -> Groups:
 
 
 class Settings:
-    """The options of one command line, resolved. Raises ConfigError for a wrong file."""
+    """The options of one command line, resolved. Raises ConfigFileError for a wrong file.
+
+    A command that has FileOptions among its classes deals with the file itself: none is read.
+    """
 
     def __init__(self, ctx: click.Context, groups: Groups) -> None:
         self._ctx = ctx
@@ -75,8 +78,11 @@ class Settings:
         self._known = known_options(groups)
         self._asked = self._resolve(FileOptions, {}, ())
         asked = FileOptions(**{name: setting.value for name, setting in self._asked.items()})
-        self.file = load(asked.config or None, self._asked["config"].where)
-        self.profile = self._profile(next(iter(asked.profile), None))
+        self.file: ConfigFile | None = None
+        self.profile: str | None = None
+        if FileOptions not in (cls for cls, _ in groups.values()):
+            self.file = load(asked.config or None, self._asked["config"].where)
+            self.profile = self._profile(next(iter(asked.profile), None))
         self._tables = list(self._read_tables()) if self.file else []
 
     def of(self, keyword: str) -> dict[str, Setting]:
@@ -115,6 +121,13 @@ class Settings:
         for table in self.file.tables(words(self._ctx), self.profile):
             for problem in table.unknown(*allowed(table, self._ctx)):
                 raise ConfigFileError(problem)
+            if self.file.is_public and table.holds_secret(self._known):
+                from nsqtools.cli.logs import warn_later
+
+                warn_later(
+                    self._ctx,
+                    f"{self.file.name} holds a secret and may be read by others: chmod 600 it",
+                )
             yield table
 
     def _resolve(

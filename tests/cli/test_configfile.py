@@ -1,0 +1,377 @@
+"""The configuration file, seen through ``config show``, ``config check`` and the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from nsqtools.cli import cli
+from nsqtools.cli.exits import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Run(Protocol):
+    def __call__(self, *args: str) -> tuple[int, str, str]: ...
+
+
+@pytest.fixture
+def nsqtools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a command line in this process, in ``tmp_path``: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
+        monkeypatch.delenv(name)
+
+    def call(*args: str) -> tuple[int, str, str]:
+        code = run(cli, args)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+class Shown(Protocol):
+    def __call__(self, *args: str) -> dict[str, tuple[Any, str, str]]: ...
+
+
+@pytest.fixture
+def shown(nsqtools: Run) -> Shown:
+    """What ``config show`` says: option to value, source, where."""
+
+    def call(*args: str) -> dict[str, tuple[Any, str, str]]:
+        code, out, err = nsqtools("config", "show", "--json", *args)
+        assert (code, err) == (0, "")
+        return {
+            row["option"]: (row["value"], row["source"], row["where"]) for row in json.loads(out)
+        }
+
+    return call
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def call(text: str, name: str = "b.toml") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+    return call
+
+
+FILE = """
+[defaults]
+client-id = "defaults"
+log_format = "json"
+
+[tail]
+client-id = "tail"
+max-in-flight = 5
+topic = "events"
+
+[profile.prod]
+client-id = "prod"
+
+[profile.prod.tail]
+client-id = "prod-tail"
+
+[profile.test]
+"""
+
+
+def test_flag_beats_environment_beats_profile_beats_file_beats_default(
+    shown: Shown, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ["--config", write(FILE)]
+    assert shown("tail")["client-id"] == ("", "default", "")
+    assert shown("pub", *file)["client-id"] == ("defaults", "file", "b.toml: [defaults]")
+    assert shown("tail", *file)["client-id"] == ("tail", "file", "b.toml: [tail]")
+    prod = [*file, "--profile", "prod"]
+    assert shown("pub", *prod)["client-id"] == ("prod", "profile", "b.toml: [profile.prod]")
+    where = "b.toml: [profile.prod.tail]"
+    assert shown("tail", *prod)["client-id"] == ("prod-tail", "profile", where)
+    monkeypatch.setenv("NSQTOOLS_CLIENT_ID", "all")
+    assert shown("tail", *prod)["client-id"] == ("all", "environment", "NSQTOOLS_CLIENT_ID")
+    monkeypatch.setenv("NSQTOOLS_TAIL_CLIENT_ID", "own")
+    assert shown("tail", *prod)["client-id"] == ("own", "environment", "NSQTOOLS_TAIL_CLIENT_ID")
+    assert shown("tail", *prod, "--client-id", "me")["client-id"] == ("me", "flag", "--client-id")
+
+
+def test_keys_are_flag_names_with_dashes_or_underscores(shown: Shown, write: Any) -> None:
+    found = shown("tail", "--config", write("[tail]\nmax_in_flight = 7\nmax-attempts = 3\n"))
+    assert found["max-in-flight"][0] == 7
+    assert found["max-attempts"][0] == 3
+
+
+def test_a_single_value_will_do_where_a_list_is_meant(shown: Shown, write: Any) -> None:
+    found = shown("tail", "--config", write('[tail]\ntopic = "a b"\n'))
+    assert found["topic"] == (["a b"], "file", "b.toml: [tail]")
+
+
+def test_values_keep_the_types_of_toml(shown: Shown, write: Any) -> None:
+    found = shown(
+        "tail",
+        "--config",
+        write(
+            "[tail]\ncount = 5\nidle-timeout = '1m30s'\nmax-in-flight-bytes = 65536\n"
+            "snappy = true\nverbose = 2\nlookupd-poll-jitter = 0\n"
+        ),
+    )
+    names = ("count", "idle-timeout", "max-in-flight-bytes", "snappy", "verbose")
+    assert [found[name][0] for name in names] == [5, "1m30s", "64KiB", True, 2]
+    assert found["lookupd-poll-jitter"][0] == 0
+
+
+def test_options_without_a_flag_stand_under_their_name_or_as_pairs_of_go_nsq(
+    shown: Shown, write: Any
+) -> None:
+    text = '[tail]\nread-timeout = "90s"\nconsumer-opt = ["write_timeout,2s", "read-timeout,80s"]\n'
+    found = shown("tail", "--config", write(text))
+    assert found["read-timeout"] == ("1m30s", "file", "b.toml: [tail]")
+    assert found["write-timeout"] == ("2s", "file", "b.toml: [tail]: consumer-opt")
+
+
+def test_a_table_of_a_group_serves_its_commands(shown: Shown, write: Any) -> None:
+    file = ["--config", write("[lookup]\njson = true\n[lookup.nodes]\njson = false\n")]
+    assert shown("lookup", "topics", *file)["json"] == (True, "file", "b.toml: [lookup]")
+    assert shown("lookup", "nodes", *file)["json"] == (False, "file", "b.toml: [lookup.nodes]")
+
+
+def test_a_weaker_value_gives_way_to_one_that_excludes_it(shown: Shown, write: Any) -> None:
+    file = ["--config", write("[defaults]\nsnappy = true\n[tail]\nlookupd-http-address='l:4161'\n")]
+    found = shown("tail", *file, "--deflate", "--nsqd-tcp-address", "n:4150")
+    assert (found["snappy"][0], found["deflate"][0]) == (False, True)
+    assert (found["lookupd-http-address"][0], found["nsqd-tcp-address"][0]) == ([], ["n:4150"])
+
+
+def test_paths_of_a_file_are_relative_to_it_and_know_the_home_directory(
+    shown: Shown, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = '[defaults]\ntls-cert = "tls/cert"\ntls-key = "~/key"\ntls-root-ca-file = "/ca"\n'
+    found = shown("tail", "--config", write(text, "etc/c.toml"))
+    assert found["tls-cert"][0] == str(tmp_path / "etc/tls/cert")
+    assert found["tls-key"][0] == "/home/me/key"
+    assert found["tls-root-ca-file"][0] == "/ca"
+
+
+def test_the_file_is_the_one_asked_for_or_the_users(
+    shown: Shown, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shown("tail")["config"] == ("none", "default", "")
+    write('[tail]\nclient-id = "xdg"\n', "xdg/nsqtools/config.toml")
+    assert shown("tail")["client-id"][0] == "xdg"
+    assert shown("tail")["config"][0] == str(tmp_path / "xdg/nsqtools/config.toml")
+    monkeypatch.setenv("NSQTOOLS_CONFIG", write('[tail]\nclient-id = "env"\n', "env.toml"))
+    assert shown("tail")["client-id"][0] == "env"
+    assert shown("tail", "--config", write('[tail]\nclient-id = "f"\n'))["client-id"][0] == "f"
+    assert shown("tail", "--config", "none")["client-id"] == ("", "default", "")
+    monkeypatch.setenv("NSQTOOLS_CONFIG", "none")
+    assert shown("tail")["client-id"] == ("", "default", "")
+
+
+def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
+    shown: Shown, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ["--config", write('default_profile = "prod"\n' + FILE)]
+    found = shown("pub", *file)
+    assert found["client-id"][0] == "prod"
+    assert found["profile"] == (["prod"], "file", "b.toml: default_profile")
+    monkeypatch.setenv("NSQTOOLS_PROFILE", "test")
+    assert shown("pub", *file)["client-id"][0] == "defaults"
+    assert shown("pub", *file, "--profile", "prod")["client-id"][0] == "prod"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tail]\nmax-in-flihgt = 5\n", "[tail]: unknown key 'max-in-flihgt'; did you mean "
+         "'max-in-flight'?"),
+        ("[tail]\nmax_in_flihgt = 5\n", "[tail]: unknown key 'max-in-flihgt'; did you mean "
+         "'max-in-flight'?"),
+        ("[tail]\nzzz = 5\n", "[tail]: unknown key 'zzz'"),
+        ("[defaults]\nsnapy = true\n", "[defaults]: unknown key 'snapy'; did you mean 'snappy'?"),
+        ("[defaults]\nuntil-empty = true\n", "[defaults]: unknown key 'until-empty': it is not "
+         "shared by commands, so put it into a command's table"),
+        ("[tial]\n", "unknown table [tial]; did you mean 'tail'?"),
+        ("topic = 'x'\n", "'topic' stands outside any table: put it into [defaults] or a "
+         "command's table"),
+        ("tail = 5\n", "[tail]: expected a table, found 5"),
+        ("[tail]\ncount = 'five'\n", "[tail]: count: expected a whole number, without quotes, "
+         "found 'five'"),
+        ("[tail]\ncount = true\n", "[tail]: count: expected a whole number, found true"),
+        ("[tail]\ncount = 1.5\n", "[tail]: count: expected a whole number, found 1.5"),
+        ("[tail]\ncount = [1]\n", "[tail]: count: expected one value, found a list"),
+        ("[tail.count]\n", "[tail]: count: expected a value, found a table"),
+        ("[tail]\nsnappy = 'yes'\n", "[tail]: snappy: expected true or false, without quotes, "
+         "found 'yes'"),
+        ("[tail]\nclient-id = 5\n", "[tail]: client-id: 5 is not text: write it in quotes"),
+        ("[tail]\ntopic = ['a', 5]\n", "[tail]: topic: 5 is not text: write it in quotes"),
+        ("[tail]\nidle-timeout = 30\n", "[tail]: idle-timeout: '30' is not a duration: write it "
+         "with units, as in 500ms or 1h30m"),
+        ("[tail]\nidle-timeout = 'soon'\n", "[tail]: idle-timeout: 'soon' is not a duration: "
+         "write it with units, as in 500ms or 1h30m"),
+        ("[tail]\ndeflate-level = 11\n", "[tail]: deflate-level: 11 is out of range: expected "
+         "1 to 9"),
+        ("[tail]\nlog-format = 'xml'\n", "[tail]: log-format: 'xml' is not one of text, json"),
+        ("[tail]\nmax-in-flight = 1\nmax_in_flight = 2\n", "[tail]: 'max-in-flight' is given "
+         "twice, in two spellings"),
+        ("[tail]\nconsumer-opt = 'max_atempts,3'\n", "[tail]: consumer-opt: unknown option "
+         "'max_atempts'; did you mean 'max_attempts'?"),
+        ("[tail]\nconfig = 'x'\n", "[tail]: unknown key 'config'"),
+        ("default_profile = 5\n[profile.prod]\n", "default_profile: 5 is not text: write it in "
+         "quotes"),
+        ("default_profile = 'prdo'\n[profile.prod]\n", "default_profile prdo: b.toml has no such "
+         "profile; did you mean 'prod'?"),
+        ("default_profile = 'p'\n[profile.p]\nsnapy = true\n", "[profile.p]: unknown key 'snapy'; "
+         "did you mean 'snappy'?"),
+        ("default_profile = 'p'\n[profile.p.tial]\n", "[profile.p]: unknown table 'tial'; did "
+         "you mean 'tail'?"),
+        ("[profile]\nprod = 5\n", "[profile]: expected tables such as [profile.prod], found the "
+         "value 'prod'"),
+        ("[tail]\ncount = \n", "line 2, column 9: invalid value"),
+        ("[tail]\ncount = 5 5\n", "line 2, column 11: expected newline or end of document after "
+         "a statement"),
+        ("[tail]\ncount = [1\n", "line 2, column 11: unclosed array"),
+        ("[profile.a]\n[profile.a]\n", "line 2, column 11: cannot declare ('profile', 'a') twice"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
+    nsqtools: Run, write: Any, text: str, message: str
+) -> None:
+    file = write(text)
+    expected = (2, "", f"nsqtools: b.toml: {message}\n")
+    assert nsqtools("tail", "--topic", "t", "--config", file) == expected
+    assert nsqtools("config", "check", file) == expected
+
+
+def test_a_file_that_is_missing_or_unreadable_is_named_with_who_asked_for_it(
+    nsqtools: Run, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail = ("tail", "--topic", "t")
+    missing = "no.toml: No such file or directory\n"
+    assert nsqtools(*tail, "--config", "no.toml") == (2, "", f"nsqtools: --config {missing}")
+    directory = f"nsqtools: --config {tmp_path}: Is a directory\n"
+    assert nsqtools(*tail, "--config", str(tmp_path)) == (2, "", directory)
+    (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
+    latin = (2, "", "nsqtools: latin.toml: not UTF-8 at byte 5\n")
+    assert nsqtools(*tail, "--config", "latin.toml") == latin
+    monkeypatch.setenv("NSQTOOLS_CONFIG", "no.toml")
+    assert nsqtools(*tail) == (2, "", f"nsqtools: NSQTOOLS_CONFIG {missing}")
+
+
+def test_a_profile_that_is_not_there_is_named_with_the_nearest(
+    nsqtools: Run, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ["tail", "--topic", "t", "--config", write(FILE)]
+
+    def refused(*args: str) -> str:
+        code, out, err = nsqtools(*args)
+        assert (code, out) == (2, "")
+        return err
+
+    text = "nsqtools: --profile prdo: b.toml has no such profile; did you mean 'prod'?\n"
+    assert refused(*file, "--profile", "prdo") == text
+    text = "nsqtools: --profile x: b.toml has no such profile; there are prod, test\n"
+    assert refused(*file, "--profile", "x") == text
+    assert refused(*file, "--profile", "prod", "--profile", "test") == (
+        "nsqtools tail: --profile: give one profile, not 'prod' and 'test'\n"
+        "Try 'nsqtools tail --help'.\n"
+    )
+    text = "nsqtools: --profile prod: no configuration file is read\n"
+    assert refused("tail", "--topic", "t", "--profile", "prod") == text
+    monkeypatch.setenv("NSQTOOLS_PROFILE", "prdo")
+    text = "nsqtools: NSQTOOLS_PROFILE prdo: b.toml has no such profile; did you mean 'prod'?\n"
+    assert refused(*file) == text
+
+
+def test_a_table_of_another_command_does_not_stop_this_one_but_is_found_by_check(
+    nsqtools: Run, shown: Shown, write: Any
+) -> None:
+    text = (
+        "[pub]\nrat = 5\ncount = 1\n[profile.p.lookup.nodes]\njsno = 1\n[lookup.tpoics]\n"
+        "[tail]\ncount = 2\n"
+    )
+    file = write(text)
+    assert shown("tail", "--config", file)["count"][0] == 2
+    assert nsqtools("config", "check", file) == (
+        2,
+        "",
+        "nsqtools: b.toml: [pub]: unknown key 'rat'; did you mean 'rate'?\n"
+        "nsqtools: b.toml: [pub]: unknown key 'count'\n"
+        "nsqtools: b.toml: [lookup]: unknown table 'tpoics'; did you mean 'topics'?\n"
+        "nsqtools: b.toml: [profile.p.lookup.nodes]: unknown key 'jsno'; did you mean 'json'?\n",
+    )
+
+
+def test_check_without_a_name_takes_the_file_that_commands_read(nsqtools: Run, write: Any) -> None:
+    text = "nsqtools: there is no configuration file: name one\n"
+    assert nsqtools("config", "check") == (2, "", text)
+    write(FILE, "xdg/nsqtools/config.toml")
+    code, out, err = nsqtools("config", "check")
+    assert (code, out.endswith("config.toml: ok\n"), err) == (0, True, "")
+
+
+def test_the_starting_file_is_right_as_it_is_and_with_every_line_in_force(
+    nsqtools: Run, shown: Shown, write: Any
+) -> None:
+    code, out, err = nsqtools("config", "init")
+    assert (code, err, tomllib.loads(out)["defaults"]) == (0, "", {})
+    assert nsqtools("config", "check", write(out)) == (0, "b.toml: ok\n", "")
+    _, _, tables = out.partition("\n[defaults]")
+    in_force, count = re.subn(r"(?m)^# (?=[a-z-0-9]+ = )", "", tables)
+    assert count > 80
+    file = write("[defaults]" + in_force)
+    assert nsqtools("config", "check", file) == (0, "b.toml: ok\n", "")
+    for command in (["tail"], ["pub"], ["lookup", "topics"]):
+        plain, forced = shown(*command), shown(*command, "--config", file)
+        different = {n: (plain[n], forced[n]) for n in plain if plain[n][0] != forced[n][0]}
+        assert different.keys() == {"config"}
+
+
+def test_secrets_are_masked(shown: Shown, nsqtools: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSQTOOLS_AUTH_SECRET", "s3cret")
+    assert shown("tail")["auth-secret"] == ("********", "environment", "NSQTOOLS_AUTH_SECRET")
+    assert "s3cret" not in nsqtools("config", "show")[1]
+
+
+def test_a_secret_in_a_file_that_others_may_read_is_a_warning(
+    nsqtools: Run, write: Any, tmp_path: Path
+) -> None:
+    file = write("[defaults]\nauth-secret = 's3cret'\n")
+    args = ["lookup", "topics", "--lookupd-http-address", "127.0.0.1:1", "--config", file]
+    text = "nsqtools: warning: b.toml holds a secret and may be read by others: chmod 600 it\n"
+    (tmp_path / file).chmod(0o644)
+    pub = ["pub", "--topic", "t", "--nsqd-tcp-address", "127.0.0.1:1", "--config", file, "x"]
+    assert nsqtools(*pub)[2].startswith(text)
+    (tmp_path / file).chmod(0o600)
+    assert text not in nsqtools(*pub)[2]
+    assert text not in nsqtools(*args)[2]
+
+
+def test_show_without_a_command_lists_all_of_them(nsqtools: Run) -> None:
+    code, out, err = nsqtools("config", "show")
+    assert (code, err) == (0, "")
+    commands = {line.split("\t")[0] for line in out.splitlines()}
+    assert {"tail", "pub", "lookup topics", "config show"} <= commands
+    assert "tail\tmax-in-flight\t2500\tdefault\t\n" in out
+    assert "max-in-flight\t2500\tdefault\t\n" in nsqtools("config", "show", "tail")[1]
+
+
+def test_show_refuses_what_is_no_command(nsqtools: Run) -> None:
+    def refused(*args: str) -> str:
+        code, out, err = nsqtools("config", "show", *args)
+        assert (code, out) == (2, "")
+        return err.splitlines()[0].removeprefix("nsqtools config show: ")
+
+    assert refused("tial") == "no such command 'tial'; did you mean 'tail'?"
+    assert refused("lookup") == "lookup: has no options to show"
+    assert refused("lookup", "x") == "no such command 'x'"
