@@ -1,6 +1,20 @@
-"""``python -m nsqtools`` is the command line."""
+"""``nsqtools`` and ``python -m nsqtools``."""
 
-from nsqtools.cli import main
+import signal
+
+# Until the program is loaded Ctrl-C just ends it: nobody wants to see a traceback of imports.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from nsqtools.cli import main as run
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -442,7 +442,11 @@ class ConsumerConfig(ClientConfig):
         64 << 20, "size", "Most bytes of bodies in flight, by their mean size.", minimum=1
     )
     sample_rate: int = option(
-        0, "integer", "Percent of the messages to receive; 0 for all.", minimum=0, maximum=99
+        0,
+        "integer",
+        "Percent of the messages to receive, the rest is discarded by nsqd; 0 for all.",
+        minimum=0,
+        maximum=99,
     )
     msg_timeout: float = option(
         0.0,
@@ -789,8 +793,12 @@ class PubOptions(RecordOptions):
 
     title: ClassVar[str] = "Input and publishing"
 
-    file: tuple[str, ...] = _texts(
-        "File to read messages from, - for stdin; may be repeated.", metavar="FILE"
+    file: tuple[str, ...] = option(
+        (),
+        "path",
+        "File to read messages from, - for stdin; may be repeated.",
+        multiple=True,
+        metavar="FILE",
     )
     whole: bool = option(False, "flag", "Each file, or all of stdin, is one message.")
     keep_empty: bool = option(

@@ -25,6 +25,12 @@ COMMANDS = {
     "tail": Entry("nsqtools.cli.tail:tail", "Print the messages of a topic.", "Consume"),
     "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
     "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
+    "demo": Entry(
+        "nsqtools.cli.demo:demo", "Show the main commands at work on an embedded nsqd.", "Try out"
+    ),
+    "sandbox": Entry(
+        "nsqtools.cli.sandbox:sandbox", "Run an embedded nsqd and nsqlookupd, in memory.", "Try out"
+    ),
     "config": Entry(
         "nsqtools.cli.config:config", "Show, check or begin a configuration file.", "Set up"
     ),

@@ -85,7 +85,7 @@ class Table:
 
     def _convert(self, value: Any, declared: Option) -> Any:
         found = convert(declared, value)
-        if declared.kind == "path" and found:
+        if declared.kind == "path" and found not in ("", "-"):
             return str(self.folder / Path(found).expanduser())
         return found
 

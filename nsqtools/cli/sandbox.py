@@ -1,0 +1,74 @@
+"""``nsqtools sandbox``: an embedded nsqd and nsqlookupd."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.options import Command, options
+from nsqtools.config import LogOptions, NsqdOptions, SandboxOptions
+
+if TYPE_CHECKING:
+    from nsqtools.sandbox import Sandbox
+
+
+@click.command(
+    "sandbox",
+    cls=Command,
+    examples=(
+        ("Try things out, with events to look at", "nsqtools sandbox --seed-topic events"),
+        ("Take free ports, for a test", "nsqtools sandbox --port 0"),
+    ),
+)
+@options(where=SandboxOptions, nsqd=NsqdOptions, log=LogOptions)
+def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions, log: LogOptions) -> int:
+    """Run an embedded nsqd and nsqlookupd, in memory.
+
+    They behave as the real ones do, so it serves for demonstrations and for tests of consumers and
+    producers, without Go. What is published is gone when it ends. It runs until SIGINT or SIGTERM.
+    """
+    import asyncio
+
+    from nsqtools.cli import logs
+
+    logs.configure(log)
+    return asyncio.run(_serve(where, nsqd))
+
+
+async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> int:
+    import asyncio
+
+    from nsqtools.cli.run import Signals
+    from nsqtools.sandbox import Sandbox
+
+    ended = asyncio.Event()
+    async with Sandbox(where, nsqd) as running:
+        signals = Signals(ended.set, ended.set)
+        click.echo(_addresses(running) if where.port == 0 else _welcome(running, where))
+        await ended.wait()
+    return signals.exit_code(Exit.DONE)
+
+
+def _addresses(running: Sandbox) -> str:
+    return json.dumps(
+        {
+            "nsqd_tcp_address": str(running.nsqd_tcp_address),
+            "nsqd_http_address": str(running.nsqd_http_address),
+            "lookupd_tcp_address": str(running.lookupd_tcp_address),
+            "lookupd_http_address": str(running.lookupd_http_address),
+        }
+    )
+
+
+def _welcome(running: Sandbox, where: SandboxOptions) -> str:
+    lines = [
+        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}",
+        f"nsqlookupd  {running.lookupd_tcp_address}, HTTP {running.lookupd_http_address}",
+    ]
+    if where.seed_topic:
+        lines.append(f"{where.rate:g} events a second go to the topic {where.seed_topic}.")
+    lines.append("All is in memory and ends with this program; Ctrl-C ends it.")
+    return "\n".join(lines)

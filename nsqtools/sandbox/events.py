@@ -1,0 +1,67 @@
+"""Sample events: what a little shop would publish."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from itertools import count, islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator, Sequence
+
+_KINDS = {"view": 60, "cart": 20, "order": 12, "payment": 6, "refund": 2}
+_PRODUCTS = {"apples": 2.49, "bread": 3.2, "coffee": 8.9, "olives": 4.75, "tea": 5.5, "wine": 12.0}
+_COUNTRIES = ("AT", "DE", "FR", "NL", "PL", "SE")
+_USERS = 500
+_TURN = 0.05  # seconds between batches, where the rate allows one in each
+_MAX_BATCH = 5000
+
+
+def sample_events(rng: random.Random, now: Callable[[], float]) -> Iterator[bytes]:
+    """Endless JSON bodies, one object each; ``now`` gives seconds since the epoch.
+
+    Keys: id (from 1), time (RFC 3339, UTC), kind, user, country, product, quantity, amount.
+    """
+    kinds, weights = list(_KINDS), list(_KINDS.values())
+    products = list(_PRODUCTS)
+    for number in count(1):
+        kind = rng.choices(kinds, weights)[0]
+        user = rng.randrange(_USERS)
+        product = rng.choice(products)
+        quantity = 1 if kind == "view" else rng.randint(1, 5)
+        event = {
+            "id": number,
+            "time": datetime.fromtimestamp(now(), UTC).isoformat(timespec="milliseconds"),
+            "kind": kind,
+            "user": f"user-{user:03}",
+            "country": _COUNTRIES[user % len(_COUNTRIES)],
+            "product": product,
+            "quantity": quantity,
+            "amount": round(_PRODUCTS[product] * quantity, 2),
+        }
+        yield json.dumps(event).encode()
+
+
+async def publish_at_rate(
+    publish: Callable[[Sequence[bytes]], None], bodies: Iterator[bytes], rate: float
+) -> None:
+    """Publish ``rate`` bodies a second, in batches, until cancelled.
+
+    The count follows the clock since the start, so that nothing drifts; what was missed in a stall
+    of more than a second, such as a laptop's sleep, is left out.
+    """
+    loop = asyncio.get_running_loop()
+    start, sent = loop.time(), 0
+    while True:
+        due = int((loop.time() - start) * rate) - sent
+        missed = max(0, due - max(1, int(rate)))
+        batch = min(due - missed, _MAX_BATCH)
+        if batch:
+            publish(list(islice(bodies, batch)))
+        sent += missed + batch
+        behind = due - missed > _MAX_BATCH
+        pause = 0 if behind else max(_TURN, (sent + 1) / rate - (loop.time() - start))
+        await asyncio.sleep(pause)

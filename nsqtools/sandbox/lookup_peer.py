@@ -1,0 +1,235 @@
+"""nsqd's side of nsqlookupd's protocol V1 (``nsqd/lookup.go``, ``nsqd/lookup_peer.go``)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import h11
+
+from nsqtools.names import Address
+from nsqtools.sandbox.http import get, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    Names = Callable[[], Iterable[tuple[str, str]]]
+
+log = logging.getLogger(__name__)
+
+PING_INTERVAL = 15.0
+TIMEOUT = 1.0
+"""Limit, in seconds, for a connection to be made and for a reply."""
+
+RETRY_DELAYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, PING_INTERVAL)
+QUERY_TIMEOUT = 5.0
+_MAX_REPLY = 1 << 20
+_SIZE = Struct(">i")
+_EPHEMERAL = "#ephemeral"
+_FAILURES = (OSError, EOFError, TimeoutError, ValueError, h11.ProtocolError)
+
+
+class LookupPeer:
+    """One nsqlookupd that is kept told what this nsqd has, over one connection.
+
+    ``identity`` is the body of IDENTIFY; ``names`` gives every (topic, channel) there is, the
+    channel empty for a topic without one. ``http`` is the nsqlookupd's HTTP API, once known.
+    """
+
+    def __init__(self, address: Address, identity: Mapping[str, Any], names: Names) -> None:
+        self.address = address
+        self.http: Address | None = None
+        self._identity = identity
+        self._names = names
+        self._commands: list[bytes] = []
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect, and go on doing so."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Close the connection: that withdraws every registration."""
+        if self._task:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def register(self, topic: str, channel: str = "") -> None:
+        """Tell of a topic or channel."""
+        self._tell("REGISTER", topic, channel)
+
+    def unregister(self, topic: str, channel: str = "") -> None:
+        """Tell that a topic or channel is gone."""
+        self._tell("UNREGISTER", topic, channel)
+
+    async def settled(self) -> None:
+        """Return when the nsqlookupd has answered everything it was to be told."""
+        await self._settled.wait()
+
+    def _tell(self, verb: str, topic: str, channel: str) -> None:
+        self._commands.append(f"{verb} {topic} {channel}".rstrip().encode() + b"\n")
+        self._settled.clear()
+        self._changed.set()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            connected = False
+            try:
+                async with asyncio.timeout(TIMEOUT):
+                    reader, writer = await asyncio.open_connection(*self.address)
+                try:
+                    await self._introduce(reader, writer)
+                    connected = True
+                    await self._keep_told(reader, writer)
+                finally:
+                    writer.transport.abort()
+            except _FAILURES as error:
+                self.http = None
+                self._settled.clear()
+                failures = 1 if connected else failures + 1
+                level = logging.WARNING if failures == 1 else logging.DEBUG
+                log.log(level, "%s: nsqlookupd: %s", self.address, _text(error))
+            await asyncio.sleep(RETRY_DELAYS[min(failures, len(RETRY_DELAYS)) - 1])
+
+    async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = to_json(dict(sorted(self._identity.items())))
+        (reply,) = await _ask(reader, writer, [b"IDENTIFY\n" + _SIZE.pack(len(body)) + body], True)
+        try:
+            facts = json.loads(reply)
+            self.http = Address(str(facts["broadcast_address"]), int(facts["http_port"]))
+        except (ValueError, LookupError, TypeError):
+            raise ValueError(f"IDENTIFY was answered {reply[:100]!r}") from None
+        self._commands = []
+        for topic, channel in self._names():
+            self._tell("REGISTER", topic, channel)
+
+    async def _keep_told(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send what is to be told, or PING; raises OSError or EOFError when it is cut."""
+        while True:
+            while self._commands:
+                commands, self._commands = self._commands, []
+                await _ask(reader, writer, commands)
+            self._changed.clear()
+            self._settled.set()
+            unasked = asyncio.ensure_future(reader.read(1))
+            changed = asyncio.ensure_future(self._changed.wait())
+            try:
+                await asyncio.wait(
+                    (unasked, changed), timeout=PING_INTERVAL, return_when=asyncio.FIRST_COMPLETED
+                )
+                if unasked.done():
+                    raise EOFError("it closed the connection")
+            finally:
+                for waiting in (unasked, changed):
+                    waiting.cancel()
+                await asyncio.gather(unasked, changed, return_exceptions=True)
+            if not self._commands:
+                await _ask(reader, writer, [b"PING\n"])
+
+
+class LookupPeers:
+    """The nsqlookupds of one nsqd. It listens to the broker, whose changes it passes on."""
+
+    def __init__(self, identity: Mapping[str, Any], names: Names) -> None:
+        self._identity = identity
+        self._names = names
+        self._peers: dict[Address, LookupPeer] = {}
+
+    @property
+    def addresses(self) -> list[Address]:
+        """TCP addresses, in the order they were given."""
+        return list(self._peers)
+
+    async def set_addresses(self, addresses: Sequence[Address]) -> None:
+        """Leave those that are not listed and join those that are new."""
+        for address in set(self._peers).difference(addresses):
+            await self._peers.pop(address).stop()
+        for address in dict.fromkeys(addresses):
+            if address not in self._peers:
+                peer = self._peers[address] = LookupPeer(address, self._identity, self._names)
+                peer.start()
+
+    async def stop(self) -> None:
+        """Leave all."""
+        await self.set_addresses(())
+
+    async def settled(self) -> None:
+        """Return when every nsqlookupd knows all there is; never, if one cannot be reached."""
+        for peer in list(self._peers.values()):
+            await peer.settled()
+
+    async def channels(self, topic: str) -> list[str]:
+        """The channels that the nsqlookupds know of a topic, but for ephemeral ones.
+
+        Those that do not answer within 5 s are left out; a log line names them.
+        """
+        homes = [peer.http for peer in self._peers.values() if peer.http]
+        answers = await asyncio.gather(*(_ask_channels(home, topic) for home in homes))
+        found = sorted({channel for answer in answers for channel in answer})
+        return [channel for channel in found if not channel.endswith(_EPHEMERAL)]
+
+    def topic_created(self, topic: str) -> None:
+        """As LookupPeer.register for all."""
+        for peer in self._peers.values():
+            peer.register(topic)
+
+    def topic_deleted(self, topic: str) -> None:
+        """As LookupPeer.unregister for all."""
+        for peer in self._peers.values():
+            peer.unregister(topic)
+
+    def channel_created(self, topic: str, channel: str) -> None:
+        """As LookupPeer.register for all."""
+        for peer in self._peers.values():
+            peer.register(topic, channel)
+
+    def channel_deleted(self, topic: str, channel: str) -> None:
+        """As LookupPeer.unregister for all."""
+        for peer in self._peers.values():
+            peer.unregister(topic, channel)
+
+
+async def _ask(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    commands: Sequence[bytes],
+    first: bool = False,
+) -> list[bytes]:
+    """The replies to some commands, sent in one write; an E_* reply raises ValueError."""
+    writer.write((b"  V1" if first else b"") + b"".join(commands))
+    replies = []
+    for _ in commands:
+        async with asyncio.timeout(TIMEOUT):
+            (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
+            if not 0 <= size <= _MAX_REPLY:
+                raise ValueError(f"a reply of {size} bytes")
+            replies.append(await reader.readexactly(size))
+        if replies[-1].startswith(b"E_"):
+            raise ValueError(replies[-1].decode("utf-8", "replace"))
+    return replies
+
+
+async def _ask_channels(home: Address, topic: str) -> list[str]:
+    try:
+        status, body = await get(
+            home, f"/channels?topic={quote(topic, safe='')}", timeout=QUERY_TIMEOUT
+        )
+        if status != 200:
+            raise ValueError(f"status {status}")
+        return [str(channel) for channel in json.loads(body)["channels"]]
+    except (*_FAILURES, LookupError, TypeError) as error:
+        log.warning("%s: no channels for topic %s: %s", home, topic, _text(error))
+        return []
+
+
+def _text(error: Exception) -> str:
+    return str(error) or "no answer in time"

@@ -1,0 +1,148 @@
+"""nsqlookupd's TCP side: protocol V1 (``nsqlookupd/lookup_protocol_v1.go``).
+
+Commands are lines, IDENTIFY has a sized JSON body; replies are a 4-byte size and data, without
+a frame type. Every error ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.names import is_valid_name
+from nsqtools.sandbox.http import to_json
+from nsqtools.sandbox.registry import CLIENT, Peer, Registry
+from nsqtools.sandbox.server import peer_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"  V1"
+SIZE = Struct(">i")
+_MAX_BODY = 1 << 20
+
+
+class _RefusedError(Exception):
+    """The text is the reply, and the last one."""
+
+
+class LookupdTCP:
+    """The server's side of every connection; ``info`` gives the reply to IDENTIFY."""
+
+    def __init__(
+        self, registry: Registry, info: Callable[[], Mapping[str, Any]], clock_ns: Callable[[], int]
+    ) -> None:
+        self._registry = registry
+        self._info = info
+        self._clock_ns = clock_ns
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Obey one nsqd until it goes or errs; raises OSError or EOFError when it is gone."""
+        address = peer_address(writer)
+        client = _Client(str(address), self._registry, self._info, self._clock_ns)
+        try:
+            if await reader.readexactly(len(MAGIC)) != MAGIC:
+                raise _RefusedError("E_BAD_PROTOCOL")
+            while True:
+                reply = await client.execute(reader)
+                writer.write(SIZE.pack(len(reply)) + reply)
+                await writer.drain()
+        except _RefusedError as refused:
+            log.info("%s: %s", address, refused)
+            reply = str(refused).encode("utf-8", "replace")
+            writer.write(SIZE.pack(len(reply)) + reply)
+        finally:
+            client.close()
+
+
+class _Client:
+    """One nsqd's connection."""
+
+    def __init__(
+        self,
+        name: str,
+        registry: Registry,
+        info: Callable[[], Mapping[str, Any]],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._name = name
+        self._registry = registry
+        self._info = info
+        self._clock_ns = clock_ns
+        self._peer: Peer | None = None
+
+    async def execute(self, reader: asyncio.StreamReader) -> bytes:
+        """Read one command and return its reply; raises _RefusedError, OSError or EOFError."""
+        try:
+            line = await reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError:
+            raise _RefusedError("E_INVALID command too long") from None
+        command, *names = line.decode("utf-8", "replace").strip().split(" ")
+        match command:
+            case "PING":
+                if self._peer:
+                    self._peer.last_update = self._clock_ns()
+            case "IDENTIFY":
+                return await self._identify(reader)
+            case "REGISTER":
+                self._registry.register(self._identified(), *_names(command, names))
+            case "UNREGISTER":
+                self._registry.unregister(self._identified(), *_names(command, names))
+            case _:
+                raise _RefusedError(f"E_INVALID invalid command {command}")
+        return b"OK"
+
+    def close(self) -> None:
+        """What was registered over this connection is no longer produced."""
+        if self._peer:
+            self._registry.forget(self._peer)
+
+    def _identified(self) -> Peer:
+        if not self._peer:
+            raise _RefusedError("E_INVALID client must IDENTIFY")
+        return self._peer
+
+    async def _identify(self, reader: asyncio.StreamReader) -> bytes:
+        if self._peer:
+            raise _RefusedError("E_INVALID cannot IDENTIFY again")
+        (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
+        if not 0 <= size <= _MAX_BODY:
+            raise _RefusedError("E_BAD_BODY IDENTIFY failed to read body size")
+        body = await reader.readexactly(size)
+        self._peer = _read_peer(body, self._name, self._clock_ns())
+        self._registry.add(CLIENT, self._peer)
+        return to_json(self._info())
+
+
+def _read_peer(body: bytes, name: str, now: int) -> Peer:
+    try:
+        facts = json.loads(body)
+        if not isinstance(facts, dict):
+            raise ValueError(facts)
+        texts = [facts.get(key) or "" for key in ("hostname", "broadcast_address", "version")]
+        ports = [facts.get(key) or 0 for key in ("tcp_port", "http_port")]
+        if not (all(type(text) is str for text in texts) and all(type(p) is int for p in ports)):
+            raise ValueError(facts)
+    except (ValueError, RecursionError):
+        raise _RefusedError("E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+    hostname, broadcast_address, version = texts
+    if not (broadcast_address and version and all(ports)):
+        raise _RefusedError("E_BAD_BODY IDENTIFY missing fields")
+    return Peer(name, hostname, broadcast_address, ports[0], ports[1], version, now)
+
+
+def _names(command: str, names: Sequence[str]) -> tuple[str, str]:
+    """Topic and channel, "" for none; more words are ignored, as the real one does."""
+    if not names:
+        raise _RefusedError(f"E_INVALID {command} insufficient number of params")
+    topic, channel = (*names, "")[:2]
+    if not is_valid_name(topic):
+        raise _RefusedError(f"E_BAD_TOPIC {command} topic name '{topic}' is not valid")
+    if channel and not is_valid_name(channel):
+        raise _RefusedError(f"E_BAD_CHANNEL {command} channel name '{channel}' is not valid")
+    return topic, channel

@@ -1,0 +1,173 @@
+"""A pytest plugin: the fixture ``nsq``, a sandbox that starts empty for each test.
+
+Write ``pytest_plugins = ["nsqtools.sandbox.pytest"]`` in the top-level ``conftest.py``. To change
+nsqd's options, override the fixture ``nsq_options``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import pytest
+
+from nsqtools.config import NsqdOptions
+from nsqtools.names import check_name
+from nsqtools.sandbox import Sandbox
+from nsqtools.sandbox.consumer import Consumer, Message
+from nsqtools.sandbox.nsqd_stats import stats_json, take_stats
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+T = TypeVar("T")
+
+_PATIENCE = 30.0  # for the sandbox's own loop to answer
+_PAUSE = 0.005
+_CHANNEL = "nsq_fixture"
+
+
+class Nsq:
+    """A running sandbox, in a thread with a loop of its own; a context manager.
+
+    Its methods may be called from any thread, and from tests that are coroutines. Addresses are
+    ``host:port``.
+    """
+
+    def __init__(self, options: NsqdOptions | None = None) -> None:
+        self._options = options
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nsq", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._sandbox = self._call(self._start())
+        except BaseException:
+            self._end()
+            raise
+        self.nsqd_tcp_address = str(self._sandbox.nsqd_tcp_address)
+        self.nsqd_http_address = str(self._sandbox.nsqd_http_address)
+        self.lookupd_tcp_address = str(self._sandbox.lookupd_tcp_address)
+        self.lookupd_http_address = str(self._sandbox.lookupd_http_address)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._call(self._sandbox.stop())
+        finally:
+            self._end()
+
+    def publish(self, topic: str, *bodies: bytes | str, defer: float = 0.0) -> None:
+        """Publish, each held back for ``defer`` seconds; nsqlookupd knows the topic on return."""
+        raw = [body.encode() if isinstance(body, str) else body for body in bodies]
+        self._call(self._sandbox.publish(topic, raw, defer=defer))
+
+    def messages(self, topic: str, count: int = 1, *, timeout: float = 10.0) -> list[bytes]:
+        """The next ``count`` bodies of a topic, in order; AssertionError if they do not come.
+
+        They are read, and finished, through a channel of their own, created by the first call:
+        where the topic had no channel till then, that gets all it holds.
+        """
+        return self._call(self._take(topic, count, timeout), timeout + _PATIENCE)
+
+    def stats(self, topic: str = "", channel: str = "") -> dict[str, Any]:
+        """``/stats`` as nsqd gives it in JSON, of one topic or channel if named."""
+        return self._call(self._stats(topic, channel))
+
+    def wait_until_empty(self, topic: str, channel: str, *, timeout: float = 10.0) -> None:
+        """Return when the channel is there, and all that went to the topic was finished.
+
+        AssertionError if that takes longer than ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while left := self._call(self._left(topic, channel)):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"after {timeout:g} s, {left}")
+            time.sleep(_PAUSE)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+    def _end(self) -> None:
+        self._call(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> Sandbox:
+        return await Sandbox(nsqd=self._options).__aenter__()
+
+    async def _stats(self, topic: str, channel: str) -> dict[str, Any]:
+        return stats_json(take_stats(self._sandbox.nsqd, topic, channel, clients=True, memory=True))
+
+    async def _left(self, topic: str, channel: str) -> str:
+        """What is not finished, in words; nothing if all is."""
+        found = self._sandbox.nsqd.broker.topics.get(topic)
+        if not found or channel not in found.channels:
+            return f"there is no channel {topic}/{channel}"
+        it = found.channels[channel]
+        waiting, deferred = found.depth + it.depth, it.deferred_count
+        if not (waiting or deferred or it.in_flight_count):
+            return ""
+        return (
+            f"of channel {topic}/{channel} {waiting} messages wait, {it.in_flight_count} are in "
+            f"flight and {deferred} deferred"
+        )
+
+    async def _take(self, topic: str, count: int, timeout: float) -> list[bytes]:  # noqa: ASYNC109
+        nsqd = self._sandbox.nsqd
+        channel = nsqd.broker.topic(check_name("topic", topic)).channel(_CHANNEL)
+        reader = _Reader(asyncio.Event(), count)
+        consumer = Consumer(reader, nsqd.options.max_msg_timeout, rdy=count)
+        channel.add(consumer)
+        try:
+            async with asyncio.timeout(timeout):
+                await reader.complete.wait()
+            for message in reader.messages:
+                channel.finish(consumer, message.id)
+        except TimeoutError:
+            for message in reader.messages:
+                channel.requeue(consumer, message.id, 0, nsqd.now)
+            raise AssertionError(
+                f"after {timeout:g} s, topic {topic} had {len(reader.messages)} of {count} messages"
+            ) from None
+        finally:
+            channel.remove(consumer)
+        return [message.body for message in reader.messages]
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """Subscriber of the broker that collects."""
+
+    complete: asyncio.Event
+    count: int
+    messages: list[Message] = field(default_factory=list)
+
+    def deliver(self, messages: list[Message]) -> None:
+        self.messages += messages
+        if len(self.messages) >= self.count:
+            self.complete.set()
+
+    def close(self) -> None:
+        pass
+
+    def stats(self, topic: str) -> dict[str, Any]:
+        return {}  # /stats leaves it out
+
+
+@pytest.fixture
+def nsq_options() -> NsqdOptions:
+    """Options of the sandbox's nsqd: nsqd's defaults. Override it to have others."""
+    return NsqdOptions()
+
+
+@pytest.fixture
+def nsq(nsq_options: NsqdOptions) -> Iterator[Nsq]:
+    """A sandbox of this test's own, started empty."""
+    with Nsq(nsq_options) as running:
+        yield running

@@ -1,0 +1,86 @@
+"""TLS of the embedded nsqd, and what ``/stats`` says of it (nsqd.go, client_v2.go)."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nsqtools.config import NsqdOptions
+
+_VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
+_GO_NAMES = {
+    0xC009: "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    0xC00A: "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    0xC013: "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    0xC014: "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+}
+"""The suites that nsqd has a name for, of those that OpenSSL still offers."""
+
+
+def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
+    """The context of these options, None without a certificate; raises ConfigError.
+
+    Python's ssl verifies any certificate a client shows, so ``require`` means what
+    ``require-verify`` does, and needs the CA file.
+    """
+    if not options.tls_cert:
+        if options.tls_client_auth_policy:
+            raise ConfigError("--tls-client-auth-policy: needs --tls-cert and --tls-key")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key, password="")
+    except (OSError, ValueError) as error:
+        text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            f"--tls-cert {options.tls_cert}, --tls-key {options.tls_key}: {text}"
+        ) from None
+    if options.tls_root_ca_file:
+        try:
+            context.load_verify_locations(options.tls_root_ca_file)
+        except OSError as error:
+            text = error.strerror or str(error)
+            raise ConfigError(f"--tls-root-ca-file {options.tls_root_ca_file}: {text}") from None
+    if options.tls_client_auth_policy:
+        if not options.tls_root_ca_file:
+            raise ConfigError(
+                f"--tls-client-auth-policy {options.tls_client_auth_policy}: "
+                "needs --tls-root-ca-file, which signed the certificates of clients"
+            )
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def describe(connection: ssl.SSLObject | None) -> dict[str, Any]:
+    """The TLS fields of a client in ``/stats``."""
+    suite = version = ""
+    if connection:
+        version = _VERSIONS.get(connection.version() or "", "")
+        suite = _suite(connection)
+    return {
+        "tls": connection is not None,
+        "tls_cipher_suite": suite,
+        "tls_version": version,
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": connection is not None,
+    }
+
+
+def common_name(connection: ssl.SSLObject | None) -> str:
+    """The common name in the client's certificate, if it showed one."""
+    certificate = connection.getpeercert() if connection else None
+    subject: Any = (certificate or {}).get("subject", ())
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    return str(names[-1]) if names else ""
+
+
+def _suite(connection: ssl.SSLObject) -> str:
+    name = (connection.cipher() or ("", "", 0))[0]
+    known: list[Any] = connection.context.get_ciphers()
+    number = next((each["id"] & 0xFFFF for each in known if each["name"] == name), 0)
+    return _GO_NAMES.get(number, f"Unknown {number}")
