@@ -180,14 +180,15 @@ def with_secret(config: C) -> C:
         return config
     try:
         with open(path, encoding="utf-8") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                log.warning("%s may be read by others: chmod 600 it", path)
+            public = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
             secret = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(f"--auth-secret-file {path}: {reason}") from error
     if not secret:
         raise ConfigError(f"--auth-secret-file {path}: empty")
+    if public:
+        log.warning("%s may be read by others: chmod 600 it", path)
     return config.with_values(auth_secret=secret)
 
 
@@ -199,6 +200,8 @@ async def consume(
     Raises UnreachableError if nothing could be reached at the start, and the sink's own error.
     """
     config = with_secret(config)
+    if not config.max_in_flight:
+        raise ConfigError("--max-in-flight: 0 would never receive a message")
     await sink.open()
     run = _Run(sink, config, stop)
     nsqds = () if source.lookupd_http_address else addresses(source.nsqd_tcp_address)

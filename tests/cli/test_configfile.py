@@ -357,6 +357,38 @@ def test_a_secret_in_a_file_that_others_may_read_is_a_warning(
     assert text not in nsqtools(*args)[2]
 
 
+def test_a_secret_file_that_cannot_be_used_is_one_line(
+    nsqtools: Run, write: Any, tmp_path: Path
+) -> None:
+    def refused(path: str) -> str:
+        code, out, err = nsqtools("pub", "--topic", "t", "--auth-secret-file", path, "x")
+        assert (code, out) == (2, "")
+        return err
+
+    reason = "No such file or directory"
+    assert refused("no") == f"nsqtools: --auth-secret-file no: {reason}\n"
+    assert refused(".") == "nsqtools: --auth-secret-file .: Is a directory\n"
+    assert refused("/dev/null") == "nsqtools: --auth-secret-file /dev/null: empty\n"
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    (tmp_path / "latin").chmod(0o600)
+    assert refused("latin") == "nsqtools: --auth-secret-file latin: not text\n"
+    file = write("[defaults]\nauth-secret-file = 'gone'\n")
+    code, _, err = nsqtools("pub", "--topic", "t", "--config", file, "x")
+    gone = tmp_path / "gone"
+    assert (code, err) == (2, f"nsqtools: --auth-secret-file {gone}: {reason}\n")
+
+
+def test_a_secret_file_that_others_may_read_is_a_warning(nsqtools: Run, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    pub = ["pub", "--topic", "t", "--nsqd-tcp-address", "127.0.0.1:1", "x"]
+    text = "nsqtools: warning: secret may be read by others: chmod 600 it\n"
+    secret.chmod(0o640)
+    assert nsqtools(*pub, "--auth-secret-file", "secret")[2].startswith(text)
+    secret.chmod(0o600)
+    assert text not in nsqtools(*pub, "--auth-secret-file", "secret")[2]
+
+
 def test_show_without_a_command_lists_all_of_them(nsqtools: Run) -> None:
     code, out, err = nsqtools("config", "show")
     assert (code, err) == (0, "")
