@@ -1,0 +1,152 @@
+"""The generated documents are those that are committed, and every command's help has its parts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nsqtools.cli import cli
+from nsqtools.cli.docgen import differing, documents, fill, main, stale
+from nsqtools.cli.options import Command, ConfigOption
+from nsqtools.cli.tree import Node, walk
+
+ROOT = Path(__file__).parents[2]
+MARKERS = """\
+# x
+<!-- commands -->
+<!-- /commands -->
+and
+<!-- options -->
+old
+<!-- /options -->
+"""
+NODES = walk(cli)
+LEAVES = [node for node in NODES if not isinstance(node.command, click.Group)]
+EACH_NODE = pytest.mark.parametrize("node", NODES, ids=lambda node: node.page)
+EACH_LEAF = pytest.mark.parametrize("node", LEAVES, ids=lambda node: node.page)
+
+
+def files(root: Path) -> dict[str, str]:
+    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
+
+
+def test_what_is_committed_is_what_is_generated() -> None:
+    wanted = documents(ROOT)
+    outdated = differing(ROOT, wanted) + stale(ROOT, wanted)
+    assert outdated == [], "run python -m nsqtools.cli.docgen"
+
+
+def test_check_names_what_differs_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([str(tmp_path)])
+    (tmp_path / "man/man1/nsqtools-tail.1").write_text("old")
+    (tmp_path / "man/man1/nsqtools.1").unlink()
+    (tmp_path / "man/man9").mkdir()
+    (tmp_path / "man/man9/nsqtools-gone.1").write_text("gone")
+    before = files(tmp_path)
+    capsys.readouterr()
+    assert main(["--check", str(tmp_path)]) == 1
+    assert sorted(capsys.readouterr().out.split()) == [
+        "man/man1/nsqtools-tail.1",
+        "man/man1/nsqtools.1",
+        "man/man9/nsqtools-gone.1",
+    ]
+    assert files(tmp_path) == before
+
+
+def test_writing_makes_the_check_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "README.md").write_text(MARKERS)
+    (tmp_path / "man/man9").mkdir(parents=True)
+    (tmp_path / "man/man9/nsqtools-gone.1").write_text("gone")
+    assert main([str(tmp_path)]) == 0
+    assert files(tmp_path) == documents(tmp_path)
+    capsys.readouterr()
+    assert main(["--check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["# no markers\n", "", "<!-- commands -->\n# only one\n", "<!-- /options -->\n"]
+)
+def test_a_readme_without_markers_is_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "README.md").write_text(text)
+    main([str(tmp_path)])
+    assert (tmp_path / "README.md").read_text() == text
+    assert "README.md" not in differing(tmp_path, documents(tmp_path))
+
+
+def test_the_readme_gets_commands_and_options_between_its_markers() -> None:
+    text = fill(MARKERS, NODES)
+    assert text.startswith("# x\n<!-- commands -->\n| command |")
+    assert "<!-- /commands -->\nand\n<!-- options -->\n" in text
+    assert "\nold\n" not in text
+    assert fill(text, NODES) == text
+    for node in LEAVES:
+        assert f"| `{node.words}` | {node.summary} |" in text
+        for option in node.options:
+            if isinstance(option, ConfigOption):
+                assert f"{option.opts[-1].removeprefix('--')}" in text
+    assert "| `--tls-min-version [ssl3.0\\|tls1.0\\|tls1.1\\|tls1.2\\|tls1.3]` | `tls1.2` |" in text
+
+
+def test_options_that_commands_have_in_common_are_listed_once() -> None:
+    text = fill(MARKERS, NODES)
+    assert text.count("| `--log-format [text\\|json]` |") == 1
+    assert "**Configuration** (all commands)\n" in text
+    assert "**Look-up** (lookup)\n" in text
+
+
+def test_the_commands_do_not_load_the_generator() -> None:
+    script = (
+        "import click, sys\n"
+        "from nsqtools.cli import cli\n"
+        "for name in cli.table: cli.get_command(click.Context(cli), name)\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    generator = {f"nsqtools.cli.{name}" for name in ("docgen", "manpages", "tomlpage", "roff")}
+    assert not generator & set(done.stdout.split())
+
+
+def shown_help(node: Node) -> str:
+    done = CliRunner().invoke(cli, [*node.words.split()[1:], "--help"])
+    assert done.exit_code == 0
+    return done.output
+
+
+@EACH_NODE
+def test_help_begins_with_one_sentence(node: Node) -> None:
+    first = shown_help(node).split("\n\n")[1]
+    sentence = " ".join(first.split())
+    assert sentence == f"{node.summary}."
+    assert sentence[0].isupper()
+    assert len(sentence) <= 80
+
+
+@EACH_LEAF
+def test_help_groups_the_options_of_a_command(node: Node) -> None:
+    text = shown_help(node)
+    assert isinstance(node.command, Command)
+    for option in node.options:
+        title = option.section if isinstance(option, ConfigOption) else "Other options"
+        section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        assert option.opts[-1].removeprefix("--") in section
+    assert "\nOptions:\n" not in text
+
+
+@EACH_LEAF
+def test_help_ends_with_examples_of_the_command(node: Node) -> None:
+    examples = shown_help(node).partition("\nExamples:\n")[2]
+    assert node.examples
+    for sentence, line in node.examples:
+        assert f"  {sentence}:\n    {line}\n" in examples
+        assert not sentence.endswith((".", ":"))
+        assert f"{node.words}" in line

@@ -1,0 +1,318 @@
+"""Every example that a command's help gives is run as it stands, by a shell, on a real nsqd."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from shlex import quote
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.cli import cli
+from nsqtools.cli.settings import variables
+from nsqtools.cli.tree import walk
+from tests.support.binaries import needs
+from tests.support.eventually import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+
+    Scenario = Callable[["Stage", str], None]
+
+TIMEOUT = 60.0
+LINES = [line for node in walk(cli) for _, line in node.examples]
+BODIES = [b'{"user": 1}', b'{"user": 2}', b'{"user": 3}', b'{"user": 4}', b'{"user": 5}']
+TEXT = b"".join(body + b"\n" for body in BODIES)
+
+
+@dataclass(slots=True)
+class Stage:
+    """A folder to run in, with servers whose addresses stand in variables."""
+
+    folder: Path
+    nsqd: Nsqd
+    lookupd: Nsqlookupd
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """``nsqtools`` on PATH is a script that notes its process id and command."""
+        shim = self.folder / "bin/nsqtools"
+        shim.parent.mkdir()
+        shim.write_text(
+            f"#!/bin/sh\necho $$ $1 >> {quote(str(self.noted))}\n"
+            f'exec {quote(sys.executable)} -m nsqtools "$@"\n'
+        )
+        shim.chmod(0o755)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("NSQTOOLS_", "XDG_"))}
+        self.environment = {
+            **clean,
+            **self._addresses(),
+            "HOME": str(self.folder),
+            "PATH": f"{shim.parent}:{os.environ['PATH']}",
+            "NSQTOOLS_SANDBOX_PORT": "0",
+        }
+
+    @property
+    def noted(self) -> Path:
+        """Lines of a process id and the command that it runs."""
+        return self.folder / "noted"
+
+    def _addresses(self) -> dict[str, str]:
+        """The servers of this stage instead of those on the default ports."""
+        known = {
+            "nsqd_tcp_address": str(self.nsqd.tcp),
+            "nsqd_http_address": str(self.nsqd.http),
+            "lookupd_http_address": str(self.lookupd.http),
+        }
+        found = {}
+        for node in walk(cli):
+            names = {option.name for option in node.options} & set(known)
+            if "nsqd_tcp_address" in names:
+                names.discard("lookupd_http_address")
+            for name in names:
+                found[variables(node.ctx, name, shared=False)[0]] = known[name]
+        return found
+
+    def start(self, line: str, shell: Sequence[str] = ("sh",)) -> Running:
+        process = subprocess.Popen(
+            [*shell, "-c", line],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        return Running(self, process)
+
+    def run(self, line: str, *, said: str = "") -> bytes:
+        """What the line prints; it ends by itself, with success, and says no more on stderr."""
+        return self.start(line).end(said=said)
+
+    def subscribed(self, topic: str) -> None:
+        """Wait until somebody consumes the topic."""
+        eventually(lambda: any(c["client_count"] for c in self.nsqd.topic(topic)["channels"]))
+
+    def published(self, topic: str, count: int) -> None:
+        """Wait until the topic has got so many messages."""
+        eventually(lambda: self.nsqd.topic(topic)["message_count"] == count)
+
+
+@dataclass(slots=True)
+class Running:
+    """A line at work."""
+
+    stage: Stage
+    process: subprocess.Popen[bytes]
+
+    def end(self, *, stop: str = "", said: str = "") -> bytes:
+        """What the line printed; ``stop`` names the command that SIGTERM ends."""
+        if stop:
+            self._terminate(stop)
+        try:
+            stdout, stderr = self.process.communicate(timeout=TIMEOUT)
+        finally:
+            if self.process.returncode is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.communicate()
+        assert (self.process.returncode, stderr.decode()) == (0, said)
+        return stdout
+
+    def _terminate(self, command: str) -> None:
+        for noted in self.stage.noted.read_text().splitlines():
+            pid, name = noted.split()
+            if name == command:
+                os.kill(int(pid), signal.SIGTERM)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Stage:
+    folder = tmp_path / "stage"
+    folder.mkdir()
+    return Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
+
+
+def tail_ends_by_itself(stage: Stage, line: str) -> None:
+    running = stage.start(line)
+    stage.subscribed("events")
+    stage.nsqd.publish("events", BODIES)
+    assert running.end() == TEXT
+
+
+def tail_into_jq(stage: Stage, line: str) -> None:
+    needs("jq", "that messages can be piped to jq")
+    running = stage.start(line)
+    stage.subscribed("events")
+    stage.nsqd.publish("events", BODIES)
+    drained(stage, "events")
+    assert running.end(stop="tail") == b"1\n2\n3\n4\n5\n"
+
+
+def drained(stage: Stage, topic: str) -> None:
+    """Wait until the consumers of the topic have finished all that was published."""
+    stage.published(topic, len(BODIES))
+    eventually(
+        lambda: all(
+            c["message_count"] == len(BODIES) and not c["depth"] and not c["in_flight_count"]
+            for c in stage.nsqd.topic(topic)["channels"]
+        )
+    )
+
+
+def tail_drains_a_channel(stage: Stage, line: str) -> None:
+    stage.nsqd.create("events", "archive")
+    stage.nsqd.publish("events", BODIES)
+    stamp = rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* "
+    shown = stage.run(line).splitlines()
+    assert [re.sub(stamp, b"", each) for each in shown] == BODIES
+    assert all(re.match(stamp, each) for each in shown)
+
+
+def pub_one(stage: Stage, line: str) -> None:
+    assert stage.run(line) == b""
+    stage.published("events", 1)
+
+
+def pub_a_file(stage: Stage, line: str) -> None:
+    (stage.folder / "events.log").write_bytes(TEXT)
+    assert stage.run(line) == b""
+    stage.published("events", len(BODIES))
+
+
+def copy_a_topic(stage: Stage, line: str) -> None:
+    running = stage.start(line)
+    stage.subscribed("a")
+    bodies = [bytes(range(256)), *BODIES]
+    stage.nsqd.publish("a", bodies)
+    stage.published("b", len(bodies))
+    assert running.end(stop="tail") == b""
+
+
+def names(*wanted: str) -> Scenario:
+    """One name a line, of what the topic ``events`` with a channel brings about."""
+
+    def scenario(stage: Stage, line: str) -> None:
+        announced(stage)
+        assert stage.run(line).decode().split() == list(wanted)
+
+    return scenario
+
+
+def announced(stage: Stage) -> None:
+    """Create a topic and a channel, and wait until nsqlookupd knows of them."""
+    stage.nsqd.create("events", "archive")
+    eventually(lambda: stage.lookupd.lookup("events") == {stage.nsqd.tcp})
+    eventually(lambda: b"archive" in stage.lookupd.request("GET", "/channels", topic="events"))
+
+
+def producers(stage: Stage, line: str) -> None:
+    announced(stage)
+    assert stage.run(line).decode().startswith(f"{stage.nsqd.tcp}\t{stage.nsqd.http}\t")
+
+
+def nodes(stage: Stage, line: str) -> None:
+    announced(stage)
+    (node,) = json.loads(stage.run(line))["producers"]
+    assert (node["tcp_port"], node["topics"]) == (stage.nsqd.tcp.port, ["events"])
+
+
+def show_settings(*wanted: str) -> Scenario:
+    """Lines of option, value, source and place."""
+
+    def scenario(stage: Stage, line: str) -> None:
+        stage.environment["NSQTOOLS_CLIENT_ID"] = "me"
+        shown = [each.split("\t") for each in stage.run(line).decode().splitlines()]
+        assert ["client-id", "me", "environment", "NSQTOOLS_CLIENT_ID"] in shown
+        assert {each.partition("=")[0]: each.partition("=")[2] for each in wanted}.items() <= {
+            option: value for option, value, *_ in shown
+        }.items()
+
+    return scenario
+
+
+def check_the_file(stage: Stage, line: str) -> None:
+    file = stage.folder / ".config/nsqtools/config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[tail]\ncount = 5\n")
+    assert stage.run(line) == f"{file}: ok\n".encode()
+
+
+def begin_a_file(stage: Stage, line: str) -> None:
+    assert stage.run(line) == b""
+    assert stage.run("nsqtools config check nsqtools.toml") == b"nsqtools.toml: ok\n"
+
+
+def completes(shell: str, *options: str, before: str = "", after: str) -> Scenario:
+    """A line of this shell, which says afterwards what it does for ``nsqtools``."""
+
+    def scenario(stage: Stage, line: str) -> None:
+        command = (needs(shell, f"that {shell} takes the completion script"), *options)
+        shown = stage.start("\n".join((before, line, after)), command).end()
+        assert b"_nsqtools" in shown
+
+    return scenario
+
+
+def sandbox(stage: Stage, line: str) -> None:
+    running = stage.start(line)
+    assert running.process.stdout
+    addresses = json.loads(running.process.stdout.readline())
+    assert set(addresses) >= {"nsqd_tcp_address", "lookupd_http_address"}
+    assert running.end(stop="sandbox") == b""
+
+
+def demo(stage: Stage, line: str) -> None:
+    shown = stage.run(line, said="nsqtools: info: 5000 messages published\n")
+    assert b"$ nsqtools tail --topic events" in shown
+
+
+EXPECTED: dict[str, Scenario] = {
+    "nsqtools tail --topic events -n 5": tail_ends_by_itself,
+    "nsqtools tail --topic events | jq .user": tail_into_jq,
+    "nsqtools tail --topic events --channel archive --timestamps --until-empty": (
+        tail_drains_a_channel
+    ),
+    "nsqtools pub --topic events hello": pub_one,
+    "nsqtools pub --topic events --file events.log": pub_a_file,
+    "nsqtools tail --topic a --json | nsqtools pub --topic b --json": copy_a_topic,
+    "nsqtools lookup topics": names("events"),
+    "nsqtools lookup channels events": names("archive"),
+    "nsqtools lookup producers events": producers,
+    "nsqtools lookup nodes --json": nodes,
+    "nsqtools config show tail": show_settings("count=0"),
+    "nsqtools config show tail --topic events -n 5": show_settings("count=5", "topic=events"),
+    "nsqtools config check": check_the_file,
+    "nsqtools config init > nsqtools.toml": begin_a_file,
+    "nsqtools sandbox --seed-topic events": sandbox,
+    "nsqtools sandbox --port 0": sandbox,
+    "nsqtools demo": demo,
+    "source <(nsqtools completion bash)": completes("bash", "--norc", after="complete -p nsqtools"),
+    "source <(nsqtools completion zsh)": completes(
+        "zsh",
+        "-f",
+        before="autoload -Uz compinit; compinit -D -u",
+        after="print ${_comps[nsqtools]}",
+    ),
+    "nsqtools completion fish | source": completes(
+        "fish", "--no-config", after="complete --command nsqtools"
+    ),
+}
+"""What is expected of each example, by its line."""
+
+
+def test_every_example_is_expected_to_do_something_and_nothing_else_is() -> None:
+    assert set(EXPECTED) == set(LINES)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_example_does_what_it_says(stage: Stage, line: str) -> None:
+    EXPECTED[line](stage, line)
