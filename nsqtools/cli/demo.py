@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import click
 
@@ -15,15 +17,25 @@ from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
+    from tempfile import TemporaryDirectory
 
 _EVENTS = 5000
-_START_TIMEOUT = 15.0
+_CONFIG = "nsqtools.toml"
+_TIMEOUT = 60.0
+
+# This very installation, whatever PATH says and whatever lies in the current folder.
+_NSQTOOLS = (
+    sys.executable,
+    "-P",
+    "-c",
+    f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+    "from nsqtools.__main__ import main; main()",
+)
 
 
 class Step(NamedTuple):
-    """What is told, the command line that is run, and the last line that it must print, if any."""
+    """What is told, the command line that is run, and the text that it must print, if any."""
 
     story: str
     line: str
@@ -45,10 +57,10 @@ STEPS = (
         str(_EVENTS - 3),
     ),
     Step(
-        "Copy a message to another topic, its metadata beside it.",
-        "echo '{\"user\": 42}' | nsqtools pub --topic users"
-        " && nsqtools tail --topic users --channel mine -n 1 --json",
+        "Publish a message from a pipe, and print it with its metadata.",
+        "echo '{\"user\": 42}' | nsqtools pub --topic users",
     ),
+    Step("", "nsqtools tail --topic users --channel mine -n 1 --json"),
     Step("Ask nsqlookupd who has the topic.", "nsqtools lookup producers events"),
 )
 
@@ -57,46 +69,144 @@ STEPS = (
 def demo() -> int:
     """Show the main commands at work on an embedded nsqd.
 
-    It starts a sandbox, runs command lines as you would type them, and cleans up behind itself.
+    It starts a sandbox on free ports, runs command lines as you would type them, and cleans up
+    behind itself, also when it is interrupted. No configuration file or variable is read.
     """
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory(prefix="nsqtools-demo-") as name:
-        folder = Path(name)
-        _write_events(folder / "events.ndjson")
-        environment = {**os.environ, "PATH": f"{_shim(folder)}:{os.environ.get('PATH', '')}"}
-        for variable in [name for name in environment if name.startswith("NSQTOOLS_")]:
-            del environment[variable]
-        environment["NSQTOOLS_CONFIG"] = str(folder / "nsqtools.toml")
-        with _sandbox() as addresses:
-            _write_configuration(folder / "nsqtools.toml", addresses)
-            _tell("An nsqd and an nsqlookupd, in memory, for as long as this takes.")
-            click.secho("$ nsqtools sandbox --port 0", bold=True)
-            click.echo(json.dumps(addresses))
-            _run(STEPS, folder, environment)
+    with _Stage() as stage:
+        _write_events(stage.folder / "events.ndjson")
+        _tell("An nsqd and an nsqlookupd, in memory. A file tells the commands their addresses.")
+        _prompt("nsqtools sandbox --port 0")
+        line = stage.start_sandbox()
+        click.echo(line)
+        _write_configuration(stage.folder / _CONFIG, json.loads(line))
+        for step in STEPS:
+            if step.story:
+                _tell(step.story)
+            _prompt(step.line)
+            stage.run(step)
     _tell("That was all; nothing is left behind. 'nsqtools sandbox' gives you one to play with.")
     return Exit.DONE
 
 
-def _run(steps: Sequence[Step], folder: Path, environment: dict[str, str]) -> None:
-    """Run command lines in a shell; raises ClickException for one that does not do its job."""
-    for step in steps:
-        _tell(step.story)
-        click.secho(f"$ {step.line}", bold=True)
-        done = subprocess.run(  # noqa: S602 - our own lines
-            step.line, shell=True, cwd=folder, env=environment, stdout=subprocess.PIPE, check=False
+class _Stage:
+    """A folder and processes in it, which are gone when this context ends, whatever ends it.
+
+    Every process leads a group of its own, so that its children end with it. A signal is noted,
+    kills them, and is an error where ``check`` is called: raised by a handler, it could fall
+    between a process and the note of it, or into the cleaning up.
+    """
+
+    folder: Path
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+        self._signal = 0
+        self._handlers: dict[int, Any] = {}
+        self._created: TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        from tempfile import TemporaryDirectory
+
+        # With "stty tostop" a group that is not in the foreground could not write otherwise.
+        self._handlers[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, self._caught)
+        self._created = TemporaryDirectory(prefix="nsqtools-demo-")
+        self.folder = Path(self._created.name)
+        (self.folder / _CONFIG).touch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        for process in self._processes:
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+        if self._created:
+            self._created.cleanup()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def start_sandbox(self) -> str:
+        """Start ``nsqtools sandbox`` and return the line that it prints: addresses, as JSON."""
+        from select import select
+
+        process = self._start([*_NSQTOOLS, "sandbox", "--port", "0"], capture=True)
+        assert process.stdout
+        ready, _, _ = select([process.stdout], [], [], _TIMEOUT)
+        line = process.stdout.readline() if ready else ""
+        self.check()
+        if not line:
+            raise click.ClickException("the sandbox did not start")
+        return line.rstrip("\n")
+
+    def run(self, step: Step) -> None:
+        """Run a command line in a shell; raises ClickException if it does not do its job."""
+        from shlex import join
+
+        capture = bool(step.expected)
+        script = f'nsqtools() {{ {join(_NSQTOOLS)} "$@"; }}\n{step.line}'
+        process = self._start(["/bin/sh", "-c", script], capture=capture)
+        with suppress(subprocess.TimeoutExpired):
+            output, _ = process.communicate(timeout=_TIMEOUT)
+        self.check()
+        if process.returncode is None:
+            raise click.ClickException(f"'{step.line}' still runs after {_TIMEOUT:g} s")
+        if process.returncode in (Exit.PIPE_CLOSED, -signal.SIGPIPE):
+            raise BrokenPipeError
+        if process.returncode:
+            raise click.ClickException(f"'{step.line}' ended with exit status {process.returncode}")
+        if capture:
+            click.echo(output, nl=False)
+            if output.strip() != step.expected:
+                raise click.ClickException(
+                    f"'{step.line}' printed {output.strip()!r}, not {step.expected}"
+                )
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt or ClickException if a signal came."""
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._signal:
+            name = signal.Signals(self._signal).name
+            raise click.ClickException(f"stopped by {name} before the end")
+
+    def _start(self, command: Sequence[str], *, capture: bool) -> subprocess.Popen[str]:
+        process = subprocess.Popen(  # noqa: S603 - our own lines
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if capture else None,
+            cwd=self.folder,
+            env=self._environment(),
+            process_group=0,
+            text=True,
         )
-        click.echo(done.stdout, nl=False)
-        if done.returncode:
-            raise click.ClickException(f"'{step.line}' ended with exit status {done.returncode}")
-        last = done.stdout.decode().strip().rpartition("\n")[2].strip()
-        if step.expected and last != step.expected:
-            raise click.ClickException(f"'{step.line}' printed {last}, not {step.expected}")
+        self._processes.append(process)
+        self.check()
+        return process
+
+    def _environment(self) -> dict[str, str]:
+        own = {name: text for name, text in os.environ.items() if not name.startswith("NSQTOOLS_")}
+        return {**own, "NSQTOOLS_CONFIG": str(self.folder / _CONFIG)}
+
+    def _caught(self, number: int, _: object) -> None:
+        self._signal = self._signal or number
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _tell(story: str) -> None:
     click.secho(f"\n{story}", fg="cyan")
+
+
+def _prompt(line: str) -> None:
+    click.secho(f"$ {line}", bold=True)
 
 
 def _write_events(path: Path) -> None:
@@ -119,32 +229,3 @@ def _write_configuration(path: Path, addresses: dict[str, str]) -> None:
         f"[lookup]\n"
         f'lookupd-http-address = "{addresses["lookupd_http_address"]}"\n'
     )
-
-
-def _shim(folder: Path) -> Path:
-    """A folder with ``nsqtools`` in it: this very installation, whatever PATH says."""
-    from shlex import quote
-
-    shim = folder / "bin" / "nsqtools"
-    shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nexec {quote(sys.executable)} -m nsqtools "$@"\n')
-    shim.chmod(0o755)
-    return shim.parent
-
-
-@contextmanager
-def _sandbox() -> Iterator[dict[str, str]]:
-    """Run ``nsqtools sandbox --port 0``; its addresses. Raises ClickException if it fails."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nsqtools", "sandbox", "--port", "0", "--config", "none"],
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout
-    try:
-        line = process.stdout.readline()
-        if not line:
-            raise click.ClickException("the sandbox did not start")
-        yield json.loads(line)
-    finally:
-        process.terminate()
-        process.communicate(timeout=_START_TIMEOUT)

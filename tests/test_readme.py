@@ -1,0 +1,288 @@
+"""README.md is true: what it says is run, parsed or looked up."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import click
+import pytest
+
+from nsqtools.cli import cli
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.settings import Settings, groups_of, variables
+from nsqtools.cli.tree import walk
+from nsqtools.errors import ConfigError
+from tests.support import picture
+from tests.support.eventually import eventually
+from tests.support.servers import drained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.process import Cli
+    from tests.support.servers import Nsqd
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PROSE = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", FENCE.sub("", README), flags=re.DOTALL)
+CODE = re.findall(r"`` (.+?) ``|`([^`\n]+)`", PROSE)
+INLINE = [double or single for double, single in CODE]
+
+DEMO = "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/nsqtools demo"
+TESTS = r"python3 -m venv .* && \.venv/bin/pytest"  # how .ci/run finds it
+
+
+def blocks(*languages: str) -> list[str]:
+    return [body for language, body in FENCE.findall(README) if language in languages]
+
+
+def shell_lines() -> Iterator[str]:
+    """Lines of shell without comments and the times of cron."""
+    for body in blocks("sh", "bash", "console", "crontab"):
+        for line in body.replace("\\\n", " ").splitlines():
+            bare = re.sub(r"(^|\s)#\s.*", "", line)
+            yield re.sub(r"^[\d*/,-]+(\s+[\d*/,-]+){4}\s", "", bare).removeprefix("$ ").strip()
+
+
+def commands(line: str) -> list[list[str]]:
+    """Arguments of every nsqtools in a line of shell."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    parts = groupby(lexer, lambda token: not set(token) <= set("();<>|&"))
+    simple = [list(tokens) for is_command, tokens in parts if is_command]
+    return [words[1:] for words in simple if words[0].rpartition("/")[2] == "nsqtools"]
+
+
+def parse(args: list[str]) -> None:
+    """Read a command line as nsqtools does, and run nothing; raises UsageError or ConfigError."""
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
+    command: click.Command = cli
+    context: click.Context | None = None
+    name = "nsqtools"
+    while isinstance(command, click.Group) and args and not args[0].startswith("-"):
+        context = click.Context(command, context, info_name=name)
+        name, *args = args
+        found = command.get_command(context, name)
+        if found is None:
+            raise click.UsageError(f"no command {name}")
+        command = found
+    with (
+        suppress(click.exceptions.Exit),  # of --help and --version
+        command.make_context(name, args, parent=context) as made,
+    ):
+        Settings(made, groups_of(command)).made()
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("NSQTOOLS_CONFIG", "none")
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize("line", [line for line in shell_lines() if commands(line)])
+def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
+    for args in commands(line):
+        parse(args)
+
+
+@pytest.mark.usefixtures("no_settings")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "true | nsqtools tial --topic x",
+        "(nsqtools tail --topic x --no-such)",
+        "nsqtools tail --topic x -n many && true",
+        "nsqtools tail",
+        "nsqtools help tial",
+    ],
+)
+def test_a_wrong_command_line_would_be_found(line: str) -> None:
+    (args,) = commands(line)
+    with pytest.raises((click.UsageError, ConfigError)):
+        parse(args)
+
+
+def options() -> set[str]:
+    return {
+        spelling
+        for node in walk(cli)
+        for option in node.options
+        for spelling in (*option.opts, *option.secondary_opts)
+    }
+
+
+def test_every_command_named_in_prose_exists() -> None:
+    pages = {node.words: node.command for node in walk(cli)}
+    named = [code.split() for code in INLINE if code.startswith("nsqtools ")]
+    assert named
+    for words in named:
+        command = " ".join(words[:2])
+        if words[1] == "help" or words[1].startswith("-"):
+            continue
+        assert command in pages
+        if isinstance(pages[command], click.Group) and len(words) > 2:
+            assert " ".join(words[:3]) in pages
+
+
+def test_every_option_named_in_prose_exists() -> None:
+    bench = (ROOT / "tests/bench/__main__.py").read_text(encoding="utf-8")
+    known = options() | {*re.findall(r'"(--?[\w-]+)"', bench)}
+    for code in INLINE:
+        words = code.split()
+        for word in [] if "python" in words[0] else words:
+            option = re.match(r"--?[a-z][\w-]*", word)
+            assert not option or {option[0], f"-{option[0]}"} & known, code
+
+
+def test_every_variable_named_exists() -> None:
+    known = {
+        variable
+        for node in walk(cli)
+        for option in node.options
+        if option.name
+        for variable in variables(node.ctx, option.name, shared=getattr(option, "shared", False))
+    }
+    literal = {
+        name
+        for folder in ("nsqtools", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        if path != Path(__file__)
+        for name in re.findall(r"NSQTOOLS_\w+", path.read_text(encoding="utf-8"))
+    }
+    known |= {"NSQTOOLS_AUTH_SECRET"} | literal
+    assert set(re.findall(r"NSQTOOLS_[A-Z_]+[A-Z]", README)) <= known
+
+
+def test_every_test_named_exists() -> None:
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", README)
+    assert named
+    for path, name in named:
+        tree = ast.parse((ROOT / path).read_bytes())
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        assert name in [node.name for node in tree.body if isinstance(node, functions)], path
+
+
+def test_every_file_and_module_named_exists() -> None:
+    for code in INLINE:
+        path = code.partition("::")[0]
+        if re.fullmatch(r"(tests|nsqtools|man|completions|\.ci|\.github)/[\w./-]+", path):
+            assert (ROOT / path).exists(), code
+        for module in re.findall(r"python -m ([\w.]+)", code):
+            assert find_spec(module), code
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_every_link_leads_somewhere() -> None:
+    anchors = {f"#{slug(heading)}" for heading in re.findall(r"^#+ (.*)$", PROSE, re.MULTILINE)}
+    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", README):
+        link = "".join(target)
+        if link.startswith("#"):
+            assert link in anchors
+        elif not link.startswith("https://"):
+            assert (ROOT / link.partition("#")[0]).exists(), link
+
+
+def test_the_set_up_commands_stand_there_once() -> None:
+    lines = README.splitlines()
+    assert [line for line in lines if re.fullmatch(r"python3 -m venv .* demo", line)] == [DEMO]
+    assert len([line for line in lines if re.fullmatch(TESTS, line)]) == 1
+    assert README.count("&& .venv/bin/pytest") == README.count("&& .venv/bin/nsqtools demo") == 1
+
+
+def test_the_exit_codes_are_those_of_the_program() -> None:
+    section = README.partition("\n## Exit status\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", section, re.MULTILINE)
+    assert [int(code) for code, _ in rows] == [int(code) for code in Exit]
+
+
+def test_nothing_is_left_to_be_written() -> None:
+    assert re.findall(r"\b(TODO|FIXME|XXX|TBD|WIP|coming soon|lorem)\b", README) == []
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_compiles(block: str) -> None:
+    compile(block, "README.md", "exec")
+
+
+def test_the_configuration_file_passes_its_check(nsqtools_cli: Cli, tmp_path: Path) -> None:
+    files = blocks("toml")
+    assert files
+    for number, text in enumerate(files):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(text)
+        checked = nsqtools_cli("config", "check", str(path))
+        assert (checked.code, checked.stderr) == (0, "")
+
+
+def test_the_library_example_consumes(nsqd: Nsqd, tmp_path: Path) -> None:
+    (example,) = [block for block in blocks("python") if "Consumer(" in block]
+    topic, channel = re.findall(r'(?:topic|channel)="(\w+)"', example)
+    assert example.count("4150") == 1
+    nsqd.create(topic, channel)
+    nsqd.publish(topic, [b"one", b"two"])
+    with subprocess.Popen(
+        [sys.executable, "-c", example.replace("4150", str(nsqd.tcp.port))],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,  # SIGINT makes a traceback
+    ) as process:
+        try:
+            eventually(lambda: drained(nsqd, topic, channel))
+            eventually(lambda: nsqd.channel(topic, channel)["client_count"] == 1)
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert nsqd.channel(topic, channel)["message_count"] == 2
+
+
+def test_the_pytest_plugin_gives_its_fixture(tmp_path: Path) -> None:
+    plugin = [block for block in blocks("python") if "pytest_plugins" in block]
+    tests = [block for block in blocks("python") if "def test_" in block]
+    assert len(plugin) == 1
+    (tmp_path / "conftest.py").write_text(plugin[0])
+    for number, text in enumerate(tests or ["def test_it(nsq): assert nsq"]):
+        (tmp_path / f"test_{number}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_picture_shows_what_the_demo_prints_now() -> None:
+    assert picture.difference() == [], "python -m tests.support.picture makes it anew"
+
+
+def test_the_picture_stands_by_itself() -> None:
+    svg = picture.PICTURE.read_text(encoding="utf-8")
+    assert f"]({picture.PICTURE.relative_to(ROOT)})" in README
+    assert len(svg.encode()) < 40_000
+    tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()}
+    assert tags <= {"svg", "title", "style", "defs", "clipPath", "rect", "g", "text", "circle"}
+    assert set(re.findall(r"url\((.)|(@\w+|href)|(https?://\S+)", svg)) == {
+        ("#", "", ""),
+        ("", "", 'http://www.w3.org/2000/svg"'),
+    }
