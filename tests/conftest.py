@@ -13,7 +13,7 @@ import pytest
 from tests.support import binaries
 from tests.support.authd import Authd
 from tests.support.process import Cli
-from tests.support.servers import Nsqd, Nsqlookupd
+from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd
 from tests.support.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
@@ -24,13 +24,34 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "live: talks to a real nsqd or nsqlookupd (automatic)")
+    config.addinivalue_line("markers", "live: talks to an nsqd or nsqlookupd (automatic)")
+    config.addinivalue_line(
+        "markers", "nsqd_only(reason): wants what the sandbox does not have, so there is no variant"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that starts servers is run with the real ones and with the sandbox's."""
+    if "server" in metafunc.fixturenames:
+        build = not metafunc.config.option.collectonly
+        kinds = ["nsqd", "sandbox"] if binaries.expect_nsq(build=build) else ["sandbox"]
+        if metafunc.definition.get_closest_marker("nsqd_only"):
+            kinds = ["nsqd"]
+        metafunc.parametrize("server", kinds, indirect=True, scope="module")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "nsq" in getattr(item, "fixturenames", ()):
+        if {"nsq", "server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("live")
+    items[:] = [item for item in items if not _has_no_such_variant(item)]
+
+
+def _has_no_such_variant(item: pytest.Item) -> bool:
+    """Whether a mark on a parameter, which is not seen before, rules the sandbox out."""
+    found = getattr(item, "callspec", None)
+    sandbox = found is not None and found.params.get("server") == "sandbox"
+    return sandbox and item.get_closest_marker("nsqd_only") is not None
 
 
 def pytest_report_header() -> str:
@@ -50,26 +71,39 @@ def nsq() -> binaries.Nsq:
     return binaries.require_nsq()
 
 
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> str:
+    """Which servers a test talks to: ``nsqd`` for the real ones, or ``sandbox``."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture(scope="module")
+def nsqd_class(server: str) -> type[Nsqd]:
+    return Nsqd if server == "nsqd" else SandboxNsqd
+
+
 @pytest.fixture
-def make_nsqlookupd(nsq: binaries.Nsq, tmp_path: Path) -> Iterator[MakeNsqlookupd]:
+def make_nsqlookupd(server: str, tmp_path: Path) -> Iterator[MakeNsqlookupd]:
     numbers = itertools.count(1)
+    kind = Nsqlookupd if server == "nsqd" else SandboxNsqlookupd
     with ExitStack() as running:
 
         def make(*args: str) -> Nsqlookupd:
             folder = tmp_path / f"nsqlookupd-{next(numbers)}"
-            return running.enter_context(Nsqlookupd(folder, *args))
+            return running.enter_context(kind(folder, *args))
 
         yield make
 
 
 @pytest.fixture
-def make_nsqd(nsq: binaries.Nsq, tmp_path: Path) -> Iterator[MakeNsqd]:
+def make_nsqd(nsqd_class: type[Nsqd], tmp_path: Path) -> Iterator[MakeNsqd]:
     numbers = itertools.count(1)
     with ExitStack() as running:
 
         def make(*args: str, lookupds: Sequence[Nsqlookupd] = ()) -> Nsqd:
             folder = tmp_path / f"nsqd-{next(numbers)}"
-            return running.enter_context(Nsqd(folder, *args, lookupds=lookupds))
+            return running.enter_context(nsqd_class(folder, *args, lookupds=lookupds))
 
         yield make
 

@@ -34,6 +34,9 @@ COMMANDS = {
     "config": Entry(
         "nsqtools.cli.config:config", "Show, check or begin a configuration file.", "Set up"
     ),
+    "completion": Entry(
+        "nsqtools.cli.completion:completion", "Print the completion script of a shell.", "Set up"
+    ),
 }
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nsqtools.cli import logs
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.options import Command, options
+from nsqtools.cli.options import Command, ValueType, options
 from nsqtools.cli.tables import print_json, print_rows
-from nsqtools.config import ClientConfig, LogOptions, LookupOptions
+from nsqtools.config import ClientConfig, LogOptions, LookupOptions, Option
 from nsqtools.names import LOOKUPD_HTTP_PORT, check_name
 
 if TYPE_CHECKING:
@@ -20,11 +17,10 @@ if TYPE_CHECKING:
 
     from nsqtools.net.http import Lookupd, Producer
 
-log = logging.getLogger(__name__)
-
 R = TypeVar("R")
 
 _DEFAULT = f"127.0.0.1:{LOOKUPD_HTTP_PORT}"
+_TOPIC = Option("text", "A topic.", values="topic")
 
 
 @click.group("lookup", context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,7 +40,7 @@ def lookup() -> None:
 @options(where=LookupOptions, log=LogOptions)
 def topics(*, where: LookupOptions, log: LogOptions) -> int:
     """List all topics."""
-    logs.configure(log)
+    _configure(log)
     names = _ask(where, lambda client: client.topics())
     return _print_names("topics", _united(names), where)
 
@@ -54,11 +50,11 @@ def topics(*, where: LookupOptions, log: LogOptions) -> int:
     cls=Command,
     examples=(("The channels of a topic", "nsqtools lookup channels events"),),
 )
-@click.argument("topic", help="A topic.")
+@click.argument("topic", type=ValueType(_TOPIC), help=_TOPIC.help)
 @options(where=LookupOptions, log=LogOptions)
 def channels(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
     """List the channels of a topic."""
-    logs.configure(log)
+    _configure(log)
     check_name("topic", topic)
     names = _ask(where, lambda client: client.channels(topic))
     return _print_names("channels", _united(names), where)
@@ -69,13 +65,13 @@ def channels(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
     cls=Command,
     examples=(("The nsqds that have a topic", "nsqtools lookup producers events"),),
 )
-@click.argument("topic", help="A topic.")
+@click.argument("topic", type=ValueType(_TOPIC), help=_TOPIC.help)
 @options(where=LookupOptions, log=LogOptions)
 def producers(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
     """List the nsqds that have a topic."""
     from nsqtools.net.http import union_producers
 
-    logs.configure(log)
+    _configure(log)
     check_name("topic", topic)
     found = _ask(where, lambda client: client.lookup(topic))
     return _print_producers(union_producers(reply.producers for reply in found).values(), where)
@@ -91,13 +87,22 @@ def nodes(*, where: LookupOptions, log: LogOptions) -> int:
     """List all nsqds, their topics and which of those are tombstoned."""
     from nsqtools.net.http import union_producers
 
-    logs.configure(log)
+    _configure(log)
     found = _ask(where, lambda client: client.nodes())
     return _print_producers(union_producers(found).values(), where, topics=True)
 
 
+def _configure(options: LogOptions) -> None:
+    from nsqtools.cli import logs
+
+    logs.configure(options)
+
+
 def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
     """What the nsqlookupds that answer say; raises UnreachableError if none does."""
+    import asyncio
+    import logging
+
     from nsqtools.engine.lookup import ask_lookupds
     from nsqtools.net.tls import client_context
 
@@ -112,7 +117,7 @@ def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[
         )
     )
     for _, error in answers.failures:
-        log.warning("nsqlookupd %s", error)
+        logging.getLogger(__name__).warning("nsqlookupd %s", error)
     return answers.values
 
 

@@ -64,12 +64,17 @@ class ValueType(click.ParamType[Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The choices, or the shell's own file names for a path."""
+        """The choices, names that servers or the file know, or the shell's own files for a path."""
         from click.shell_completion import CompletionItem
 
         if self.declared.kind == "path":
             return [CompletionItem(incomplete, type="file")]
-        return [CompletionItem(c) for c in self.declared.choices if c.startswith(incomplete)]
+        choices = self.declared.choices
+        if self.declared.values:
+            from nsqtools.cli.values import names
+
+            choices = names(self.declared.values, ctx)
+        return [CompletionItem(c) for c in choices if c and c.startswith(incomplete)]
 
 
 class FlagType(ValueType, BoolParamType):
@@ -143,12 +148,21 @@ def metavar(declared: Option) -> str:
 class Command(click.Command):
     """A command of ``options``: sections in help, examples as data, Go's spelling of flags.
 
-    ``examples`` are pairs of a sentence without its full stop and a command line.
+    ``examples`` are pairs of a sentence without its full stop and a command line. ``notes`` are
+    sections of the manual page by title, such as SIGNALS: blank lines part paragraphs, and a line
+    with indented ones below it is a term and its explanation.
     """
 
-    def __init__(self, *args: Any, examples: Sequence[tuple[str, str]] = (), **attrs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[tuple[str, str]] = (),
+        notes: Mapping[str, str] | None = None,
+        **attrs: Any,
+    ) -> None:
         super().__init__(*args, **attrs)
         self.examples = tuple(examples)
+        self.notes = notes or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse after the variables got their names and Go's spellings were made GNU's."""

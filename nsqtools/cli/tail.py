@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli import logs
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.run import consume
 from nsqtools.config import ConsumerConfig, LogOptions, SourceOptions, StopOptions, TailOptions
-from nsqtools.sinks.formats import make_format, unescape
-from nsqtools.sinks.stdout import StreamSink
 
 if TYPE_CHECKING:
     from nsqtools.sinks.formats import Format
@@ -55,12 +49,21 @@ def tail(
     published from now on and takes nothing from anybody. On a channel with a name it consumes: a
     message is finished once it was written.
     """
+    import asyncio
+    import random
+
+    from nsqtools.cli import logs
+    from nsqtools.cli.run import consume
+    from nsqtools.sinks.stdout import StreamSink
+
     logs.configure(log)
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
     return asyncio.run(consume(source, channel, config, stop, StreamSink(_STDOUT, _format(form))))
 
 
 def _format(form: TailOptions) -> Format:
+    from nsqtools.sinks.formats import make_format, unescape
+
     return make_format(
         json=form.json,
         template=form.format or None,

@@ -108,6 +108,7 @@ class Sandbox:
             text = f"topic {topic}: a message of {size} bytes, expected 1 to {longest}"
             raise PublishError(text, bad, permanent=True)
         self.nsqd.publish(topic, bodies, defer=defer)
+        await self.nsqd.looked_up(topic)
         await self.settled()
 
     async def settled(self) -> None:

@@ -41,6 +41,7 @@ TIMEOUT = 120.0
 """Longest time to the end of a request, in seconds, idleness before it included."""
 
 _LINGER = 0.5  # seconds; as net/http, so that a client reads our refusal before it sees a reset
+_SLACK = 256 << 10  # bytes of a refused body that are read to keep the connection; as net/http
 _READ = 64 << 10
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
@@ -53,7 +54,7 @@ _HTML = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}  # as e
 class Request:
     """One request. ``path`` is unescaped, ``query`` is not, ``headers`` have lower-case names.
 
-    ``length`` is the body's, in bytes, as declared or read; where it is over the server's
+    ``length`` is the body's, in bytes, as declared or read; where it is far over the server's
     ``max_body``, ``body`` is empty.
     """
 
@@ -145,7 +146,9 @@ def router(routes: Routes) -> Handler:
         if path not in allowed:
             raise Refused(404, "NOT_FOUND")
         if (request.method, path) not in routes:
-            methods = ", ".join(sorted(allowed[path]))
+            methods = ", ".join([*sorted(allowed[path]), "OPTIONS"])
+            if request.method == "OPTIONS":
+                return Response(headers=(("Allow", methods),))
             raise Refused(405, "METHOD_NOT_ALLOWED", ("Allow", methods))
         return await routes[request.method, path](request)
 
@@ -155,7 +158,7 @@ def router(routes: Routes) -> Handler:
 class _Server:
     def __init__(self, handler: Handler, max_body: int) -> None:
         self._handler = handler
-        self._max_body = max_body
+        self._max_body = max_body + _SLACK
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer until one end has enough; raises OSError or TimeoutError where that is abrupt."""
@@ -217,7 +220,7 @@ async def serve(
     *,
     max_body: int = 1 << 20,
 ) -> StreamServer:
-    """Start a server. A body over ``max_body`` bytes is not read; the handler sees its length."""
+    """Start a server. A body far over ``max_body`` bytes is not read, but its length is told."""
     server = StreamServer(_Server(handler, max_body).converse)
     await server.start(host, port, ssl)
     return server

@@ -46,9 +46,10 @@ class LookupPeer:
         self.http: Address | None = None
         self._identity = identity
         self._names = names
-        self._commands: list[bytes] = []
+        self._commands: list[bytes] | None = None  # None: not connected, all will be told then
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
+        self._told = False  # over this connection, all there was
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -75,27 +76,27 @@ class LookupPeer:
         await self._settled.wait()
 
     def _tell(self, verb: str, topic: str, channel: str) -> None:
-        self._commands.append(f"{verb} {topic} {channel}".rstrip().encode() + b"\n")
-        self._settled.clear()
-        self._changed.set()
+        if self._commands is not None:
+            self._commands.append(f"{verb} {topic} {channel}".rstrip().encode() + b"\n")
+            self._settled.clear()
+            self._changed.set()
 
     async def _run(self) -> None:
         failures = 0
         while True:
-            connected = False
+            self._told = False
             try:
                 async with asyncio.timeout(TIMEOUT):
                     reader, writer = await asyncio.open_connection(*self.address)
                 try:
                     await self._introduce(reader, writer)
-                    connected = True
                     await self._keep_told(reader, writer)
                 finally:
                     writer.transport.abort()
             except _FAILURES as error:
-                self.http = None
+                self.http = self._commands = None
                 self._settled.clear()
-                failures = 1 if connected else failures + 1
+                failures = 1 if self._told else failures + 1
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 log.log(level, "%s: nsqlookupd: %s", self.address, _text(error))
             await asyncio.sleep(RETRY_DELAYS[min(failures, len(RETRY_DELAYS)) - 1])
@@ -120,6 +121,7 @@ class LookupPeer:
                 await _ask(reader, writer, commands)
             self._changed.clear()
             self._settled.set()
+            self._told = True
             unasked = asyncio.ensure_future(reader.read(1))
             changed = asyncio.ensure_future(self._changed.wait())
             try:
@@ -127,7 +129,7 @@ class LookupPeer:
                     (unasked, changed), timeout=PING_INTERVAL, return_when=asyncio.FIRST_COMPLETED
                 )
                 if unasked.done():
-                    raise EOFError("it closed the connection")
+                    raise EOFError
             finally:
                 for waiting in (unasked, changed):
                     waiting.cancel()
@@ -167,13 +169,16 @@ class LookupPeers:
         for peer in list(self._peers.values()):
             await peer.settled()
 
+    def known_homes(self) -> list[Address]:
+        """The HTTP APIs of those that are connected."""
+        return [peer.http for peer in self._peers.values() if peer.http]
+
     async def channels(self, topic: str) -> list[str]:
         """The channels that the nsqlookupds know of a topic, but for ephemeral ones.
 
         Those that do not answer within 5 s are left out; a log line names them.
         """
-        homes = [peer.http for peer in self._peers.values() if peer.http]
-        answers = await asyncio.gather(*(_ask_channels(home, topic) for home in homes))
+        answers = await asyncio.gather(*(_ask_channels(home, topic) for home in self.known_homes()))
         found = sorted({channel for answer in answers for channel in answer})
         return [channel for channel in found if not channel.endswith(_EPHEMERAL)]
 
@@ -232,4 +237,6 @@ async def _ask_channels(home: Address, topic: str) -> list[str]:
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "it closed the connection"
     return str(error) or "no answer in time"

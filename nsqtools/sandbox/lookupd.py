@@ -26,14 +26,16 @@ from nsqtools.sandbox.wire import VERSION
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqtools.sandbox.http import Handler
+    from nsqtools.sandbox.http import Handler, Routes
 
+_ANY = ("", "0.0.0.0", "::")  # noqa: S104 - to recognise it
 _NANO = 1_000_000_000
 _NEVER = -6795364578871345152  # UnixNano of Go's zero time
 
 
 class Nsqlookupd:
-    """An nsqlookupd in this event loop; timeouts in seconds.
+    """An nsqlookupd in this event loop; timeouts in seconds. It tells nsqds its broadcast address,
+    the one it listens on unless told.
 
     ``tcp`` and ``http`` are the bound addresses, once it is started.
     """
@@ -50,7 +52,7 @@ class Nsqlookupd:
             round(inactive_producer_timeout * _NANO), round(tombstone_lifetime * _NANO)
         )
         self.tcp = self.http = Address("", 0)
-        self._broadcast_address = broadcast_address or socket.gethostname()
+        self._broadcast_address = broadcast_address
         self._clock_ns = clock_ns
         protocol = LookupdTCP(self.registry, self.info, clock_ns)
         self._tcp_server = StreamServer(protocol.converse)
@@ -58,6 +60,8 @@ class Nsqlookupd:
 
     async def start(self, host: str, tcp_port: int, http_port: int) -> None:
         """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
+        if not self._broadcast_address:
+            self._broadcast_address = socket.gethostname() if host in _ANY else host
         try:
             self._http_server = await serve(routes(self), host, http_port)
             self.http = self._http_server.address
@@ -90,7 +94,11 @@ class Nsqlookupd:
 
 
 def routes(lookupd: Nsqlookupd) -> Handler:
-    """The HTTP API over a lookupd."""
+    """The HTTP API over a lookupd, but for ``/debug/pprof``."""
+    return router({**_questions(lookupd), **_changes(lookupd)})
+
+
+def _questions(lookupd: Nsqlookupd) -> Routes:
     registry = lookupd.registry
 
     async def info(_: Request) -> Response:
@@ -112,17 +120,27 @@ def routes(lookupd: Nsqlookupd) -> Handler:
 
     async def nodes(_: Request) -> Response:
         found = [
-            {
-                **peer.facts(),
-                "tombstones": list(tombstones.values()),
-                "topics": list(tombstones),
-            }
-            for peer, tombstones in registry.nodes(lookupd.now)
+            {**peer.facts(), "tombstones": list(marks.values()), "topics": list(marks)}
+            for peer, marks in registry.nodes(lookupd.now)
         ]
         return json_reply({"producers": found})
 
     async def debug(_: Request) -> Response:
         return json_reply(_debug(registry))
+
+    return {
+        ("GET", "/ping"): ping,
+        ("GET", "/info"): info,
+        ("GET", "/topics"): topics,
+        ("GET", "/channels"): channels,
+        ("GET", "/lookup"): lookup,
+        ("GET", "/nodes"): nodes,
+        ("GET", "/debug"): debug,
+    }
+
+
+def _changes(lookupd: Nsqlookupd) -> Routes:
+    registry = lookupd.registry
 
     async def create_topic(request: Request) -> Response:
         topic = request.argument("topic")
@@ -151,22 +169,13 @@ def routes(lookupd: Nsqlookupd) -> Handler:
             raise Refused(404, "CHANNEL_NOT_FOUND")
         return text_reply()
 
-    return router(
-        {
-            ("GET", "/ping"): ping,
-            ("GET", "/info"): info,
-            ("GET", "/topics"): topics,
-            ("GET", "/channels"): channels,
-            ("GET", "/lookup"): lookup,
-            ("GET", "/nodes"): nodes,
-            ("GET", "/debug"): debug,
-            ("POST", "/topic/create"): create_topic,
-            ("POST", "/topic/delete"): delete_topic,
-            ("POST", "/topic/tombstone"): tombstone,
-            ("POST", "/channel/create"): create_channel,
-            ("POST", "/channel/delete"): delete_channel,
-        }
-    )
+    return {
+        ("POST", "/topic/create"): create_topic,
+        ("POST", "/topic/delete"): delete_topic,
+        ("POST", "/topic/tombstone"): tombstone,
+        ("POST", "/channel/create"): create_channel,
+        ("POST", "/channel/delete"): delete_channel,
+    }
 
 
 def _debug(registry: Registry) -> dict[str, list[dict[str, Any]]]:

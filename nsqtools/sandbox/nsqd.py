@@ -62,6 +62,7 @@ class Nsqd:
         self._http_servers: list[StreamServer] = []
         self._connections: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lookups: dict[str, asyncio.Task[None]] = {}
         self._awake = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -152,7 +153,7 @@ class Nsqd:
             return
         self.lookupds.topic_created(topic)
         self.broker.topics[topic].hold()
-        self.run(self._create_channels(topic))
+        self._lookups[topic] = self.run(self._create_channels(topic))
 
     def topic_deleted(self, topic: str) -> None:
         """Broker's listener."""
@@ -169,19 +170,28 @@ class Nsqd:
         if self.lookupds:
             self.lookupds.channel_deleted(topic, channel)
 
-    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    async def looked_up(self, topic: str) -> None:
+        """Return when a new topic has the channels that nsqlookupds know; nsqd answers then."""
+        if task := self._lookups.get(topic):
+            await asyncio.wait([task])
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run in the background until ``stop``."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def attach(self, client: Client) -> None:
         """A client has introduced itself."""
         self.clients[client] = None
 
     def detach(self, client: Client) -> None:
-        """A client's connection is gone."""
+        """A client is not served any more."""
         self.clients.pop(client, None)
+
+    def forget(self, client: Client) -> None:
+        """A client's connection is gone."""
         self._connections.discard(client)
 
     def _accept(self) -> Client:
@@ -195,7 +205,7 @@ class Nsqd:
             host,
             port,
             self.tls if secure else None,
-            max_body=self.options.max_body_size,
+            max_body=max(self.options.max_body_size, self.options.max_msg_size),
         )
         self._http_servers.append(server)
         return server.address
@@ -210,6 +220,8 @@ class Nsqd:
                     topic.channel(channel)
         finally:
             topic.release()
+            if self._lookups.get(name) is asyncio.current_task():
+                del self._lookups[name]
 
     def _identity(self) -> dict[str, Any]:
         return {

@@ -17,7 +17,6 @@ from nsqtools.sandbox.http import (
     ping,
     router,
     text_reply,
-    to_json,
 )
 from nsqtools.sandbox.nsqd_stats import stats_json, stats_text, take_stats
 
@@ -94,6 +93,7 @@ def _pub(nsqd: Nsqd) -> Handler:
         if "defer" in (arguments := request.arguments()):
             defer = _milliseconds(arguments["defer"], nsqd.options.max_req_timeout)
         nsqd.publish(topic, [request.body], defer=defer)
+        await nsqd.looked_up(topic)
         return text_reply("OK")
 
     return pub
@@ -113,6 +113,7 @@ def _mpub(nsqd: Nsqd) -> Handler:
             if any(len(body) > options.max_msg_size for body in bodies):
                 raise Refused(413, "MSG_TOO_BIG")
         nsqd.publish(topic, bodies)
+        await nsqd.looked_up(topic)
         return text_reply("OK")
 
     return mpub
@@ -127,7 +128,7 @@ def _topic_routes(nsqd: Nsqd) -> dict[tuple[str, str], Handler]:
         return handle
 
     async def create(request: Request) -> Response:
-        _created_topic(nsqd, request)
+        await nsqd.looked_up(_created_topic(nsqd, request))
         return text_reply()
 
     async def empty(request: Request) -> Response:
@@ -178,7 +179,8 @@ def _config_routes(nsqd: Nsqd) -> dict[tuple[str, str], Handler]:
         settings = {**_settings(nsqd), "log_level": log_level}
         if name not in settings:
             raise Refused(400, "INVALID_OPTION")
-        return Response(200, to_json(settings[name]), "application/json; charset=utf-8")
+        value = settings[name]
+        return text_reply(value) if isinstance(value, str) else json_reply(value)
 
     async def read(request: Request) -> Response:
         return value_of(request.path.rpartition("/")[2])

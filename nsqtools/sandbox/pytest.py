@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -30,6 +31,28 @@ _PAUSE = 0.005
 _CHANNEL = "nsq_fixture"
 
 
+class LoopThread:
+    """An event loop in a thread of its own; a context manager."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nsq", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
+        """Run there and wait; TimeoutError after ``timeout`` seconds."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+
 class Nsq:
     """A running sandbox, in a thread with a loop of its own; a context manager.
 
@@ -39,27 +62,23 @@ class Nsq:
 
     def __init__(self, options: NsqdOptions | None = None) -> None:
         self._options = options
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="nsq", daemon=True)
+        self._running = ExitStack()
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        try:
+        with ExitStack() as stack:
+            self._call = stack.enter_context(LoopThread()).call
             self._sandbox = self._call(self._start())
-        except BaseException:
-            self._end()
-            raise
+            stack.callback(lambda: self._call(self._sandbox.stop()))
+            self._running = stack.pop_all()
         self.nsqd_tcp_address = str(self._sandbox.nsqd_tcp_address)
         self.nsqd_http_address = str(self._sandbox.nsqd_http_address)
+        self.nsqd_https_address = str(self._sandbox.nsqd.https or "")
         self.lookupd_tcp_address = str(self._sandbox.lookupd_tcp_address)
         self.lookupd_http_address = str(self._sandbox.lookupd_http_address)
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._call(self._sandbox.stop())
-        finally:
-            self._end()
+        self._running.close()
 
     def publish(self, topic: str, *bodies: bytes | str, defer: float = 0.0) -> None:
         """Publish, each held back for ``defer`` seconds; nsqlookupd knows the topic on return."""
@@ -72,6 +91,8 @@ class Nsq:
         They are read, and finished, through a channel of their own, created by the first call:
         where the topic had no channel till then, that gets all it holds.
         """
+        if count < 1:
+            return []
         return self._call(self._take(topic, count, timeout), timeout + _PATIENCE)
 
     def stats(self, topic: str = "", channel: str = "") -> dict[str, Any]:
@@ -88,15 +109,6 @@ class Nsq:
             if time.monotonic() > deadline:
                 raise AssertionError(f"after {timeout:g} s, {left}")
             time.sleep(_PAUSE)
-
-    def _call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
-
-    def _end(self) -> None:
-        self._call(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     async def _start(self) -> Sandbox:
         return await Sandbox(nsqd=self._options).__aenter__()

@@ -1,4 +1,6 @@
-"""The configuration file, seen through ``config show``, ``config check`` and the commands."""
+"""The configuration file, seen through ``config show``, ``config check`` and the commands; a table of
+wrong files, hence the number of lines.
+"""
 
 from __future__ import annotations
 

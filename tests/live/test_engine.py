@@ -18,14 +18,13 @@ from nsqtools.errors import PublishError
 from tests.support.eventually import eventually_async
 from tests.support.proxy import Faults, Proxy
 from tests.support.scripted import Recorder, consume, running, undisturbed
-from tests.support.servers import Nsqd, drained
+from tests.support.servers import drained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nsqtools.engine.handler import Batch
-    from tests.support.binaries import Nsq
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
 
 CUTS = {
     f"cut.{cut}.{offset}": Faults(cut_down_after=offset, cut=cut)
@@ -50,12 +49,12 @@ class Bodies(Recorder):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def old_nsqd(nsq: Nsq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+def old_nsqd(nsqd_class: type[Nsqd], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
     """An nsqd with channels that it knows by the time the last tests of this file want them.
 
-    It notices new channels every 5 s only, and before that nothing in them times out.
+    The real one notices new channels every 5 s only, and before that nothing in them times out.
     """
-    with Nsqd(tmp_path_factory.mktemp("old-nsqd")) as nsqd:
+    with nsqd_class(tmp_path_factory.mktemp("old-nsqd")) as nsqd:
         for topic in ("failing", "deferred", "1.4", "2.5", *CUTS):
             nsqd.create(topic, "c")
         yield nsqd
@@ -114,6 +113,7 @@ async def test_a_limit_takes_exactly_its_number_from_one_nsqd(
     )
 
 
+@pytest.mark.nsqd_only("it is about messages on disk")
 async def test_an_nsqd_restarted_while_consuming_loses_nothing(nsqd: Nsqd, topic: str) -> None:
     bodies = numbered(2000)
     nsqd.create(topic, "c")
@@ -173,6 +173,7 @@ async def test_three_nsqds_are_found_through_one_of_two_nsqlookupds_and_a_fourth
         await eventually_async(lambda: all(drained(nsqd, topic, "c") for nsqd in nsqds))
         assert set(handler.counts) == {b"0", b"1", b"2", b"3"}
         await asyncio.to_thread(nsqds[0].restart)
+        nsqds[0].create(topic, "c")  # the sandbox's has forgotten it
         await eventually_async(lambda: consumer.stats().connections == 4)
         nsqds[0].publish(topic, [b"again"])
         await eventually_async(lambda: handler.counts.get(b"again"))
@@ -217,6 +218,7 @@ async def test_a_batch_that_is_too_big_for_nsqd_is_published_in_parts(
     assert stats["message_count"] == 400
 
 
+@pytest.mark.nsqd_only("it is about messages on disk")
 async def test_publishing_goes_on_when_one_of_two_nsqds_dies(
     make_nsqd: MakeNsqd, topic: str
 ) -> None:

@@ -42,6 +42,7 @@ def test_an_oversized_message_is_refused_alone_with_status_4(
     assert nsqd.topic(topic)["message_count"] == 499
 
 
+@pytest.mark.nsqd_only("it is about messages on disk")
 def test_pub_waits_for_an_nsqd_that_restarts_and_loses_nothing(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:

@@ -57,6 +57,7 @@ def test_topics_and_channels_can_be_paused_and_deleted(nsqd: Nsqd, topic: str) -
         nsqd.topic(topic)
 
 
+@pytest.mark.nsqd_only("it is about messages on disk")
 def test_a_restart_keeps_ports_and_data(nsqd: Nsqd, topic: str) -> None:
     before, pid = (nsqd.tcp, nsqd.http), nsqd.pid
     nsqd.publish(topic, [b"kept"])
@@ -66,6 +67,7 @@ def test_a_restart_keeps_ports_and_data(nsqd: Nsqd, topic: str) -> None:
     assert nsqd.topic(topic)["depth"] == 1
 
 
+@pytest.mark.nsqd_only("it is about topics on disk")
 def test_a_killed_nsqd_is_gone_at_once_and_forgets_what_was_in_memory(
     nsqd: Nsqd, topic: str
 ) -> None:

@@ -2,8 +2,9 @@
 
 NSQ is taken from PATH, from the directory ``$NSQTOOLS_NSQD_BIN``, or from a cache outside the
 repository that the Go toolchain fills once from ``tests/nsqd/go.mod``; the first place with an
-nsqd and an nsqlookupd of version 1 is used. A program that is missing skips the test and says what
-it would have tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or ``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
+nsqd and an nsqlookupd of version 1 is used. Where there is none, what talks to an nsqd is tested
+with the sandbox alone. Any other program that is missing skips the test and says what it would have
+tested; with ``NSQTOOLS_REQUIRE_NSQD=1`` or ``NSQTOOLS_REQUIRE_TOOLS=1`` it fails it.
 """
 
 from __future__ import annotations
@@ -79,19 +80,38 @@ def installed_nsq() -> Nsq | None:
     return None
 
 
+def expect_nsq(*, build: bool) -> bool:
+    """Whether tests are to be run with the real servers too.
+
+    They are where nsqd is required, that they may fail, and where it is or can be built: that is
+    tried here unless ``build`` is false, and then only the go to try it with is wanted.
+    """
+    if installed_nsq() or os.environ.get("NSQTOOLS_REQUIRE_NSQD") == "1":
+        return True
+    if not build:
+        return shutil.which("go") is not None
+    if failure := _build(_cache_directory()):
+        _remember("nsqd", f"{LIVE} ({failure})")
+    return installed_nsq() is not None
+
+
 def describe_nsq() -> str:
     """One line on what the live tests will use, without building anything."""
     if found := installed_nsq():
-        return str(found)
+        return f"{found}, and the sandbox"
     if shutil.which("go"):
-        return f"to be built once by go into {_cache_directory()}"
-    return "none: live tests are skipped (install nsqd, set $NSQTOOLS_NSQD_BIN, or install go)"
+        return f"to be built once by go into {_cache_directory()}, and the sandbox"
+    return "the sandbox alone (for nsqd too: install it, set $NSQTOOLS_NSQD_BIN, or install go)"
 
 
-def _give_up(program: str, tests: str, reason: str, kind: str) -> NoReturn:
+def _remember(program: str, tests: str) -> None:
     lost = missing.setdefault(program, [])
     if tests not in lost:
         lost.append(tests)
+
+
+def _give_up(program: str, tests: str, reason: str, kind: str) -> NoReturn:
+    _remember(program, tests)
     text = f"{reason}; it would have tested {tests}"
     if os.environ.get(f"NSQTOOLS_REQUIRE_{kind}") == "1":
         pytest.fail(text, pytrace=False)

@@ -1,4 +1,7 @@
-"""Real nsqd and nsqlookupd processes on loopback, and what tests ask them over HTTP."""
+"""nsqd and nsqlookupd processes on loopback, and what tests ask them over HTTP.
+
+Each is the real one, or the sandbox's in a process of its own with the same flags.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import random
 import socket
 import struct
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from urllib.parse import urlencode
 
@@ -17,7 +22,6 @@ from tests.support.binaries import require_nsq
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 START_TIMEOUT = 15.0
 STOP_TIMEOUT = 10.0
@@ -27,6 +31,7 @@ MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
 # while a killed server is away, and a client cannot connect to itself by accident.
 _PORTS = range(20000, 32768)
 _random = random.SystemRandom()
+_ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
@@ -55,12 +60,15 @@ class Server:
         self.data_path = data_path
         self.args = args
         self.log = data_path / f"{self.program}.log"
-        self._path = require_nsq().path(self.program)
+        self._command = self._find_command()
         self._process: subprocess.Popen[bytes] | None = None
         self._new_ports()
 
     def _new_ports(self) -> None:
         self.tcp, self.http, self.https = (Address("127.0.0.1", free_port()) for _ in range(3))
+
+    def _find_command(self) -> list[str]:
+        return [require_nsq().path(self.program)]
 
     def _arguments(self) -> list[str]:
         return [
@@ -95,10 +103,11 @@ class Server:
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = subprocess.Popen(
-                [self._path, *self._arguments(), *self.args],
+                [*self._command, *self._arguments(), *self.args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                cwd=_ROOT,  # where tests.support is found
             )
         deadline = time.monotonic() + START_TIMEOUT
         while b": listening on" not in (said := self.log.read_bytes()[begin:]):
@@ -255,6 +264,21 @@ class Nsqd(Server):
             self.request("POST", f"/channel/{verb}", topic=topic, channel=channel)
         else:
             self.request("POST", f"/topic/{verb}", topic=topic)
+
+
+class Sandboxed(Server):
+    """A server of the sandbox; nothing of it survives a restart."""
+
+    def _find_command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.support.sandboxed", self.program]
+
+
+class SandboxNsqlookupd(Sandboxed, Nsqlookupd):
+    """The sandbox's nsqlookupd."""
+
+
+class SandboxNsqd(Sandboxed, Nsqd):
+    """The sandbox's nsqd."""
 
 
 class MakeNsqlookupd(Protocol):
