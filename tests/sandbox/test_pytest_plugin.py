@@ -1,0 +1,169 @@
+"""The plugin as its users have it: a test file of theirs, run by pytest in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.config import NsqdOptions
+from nsqtools.errors import ConfigError
+from nsqtools.names import Address
+from nsqtools.sandbox.pytest import Nsq
+from tests.support.raw import Raw
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFTEST = 'pytest_plugins = ["nsqtools.sandbox.pytest"]\n'
+
+USERS_TEST = '''
+import asyncio
+
+import pytest
+
+from nsqtools import Consumer, ConsumerConfig, Producer, ProducerConfig, Subscription
+from nsqtools.config import NsqdOptions
+from nsqtools.names import Address
+
+
+class Upper:
+    """A user's handler: republishes in capitals."""
+
+    def __init__(self, producer):
+        self.producer = producer
+
+    async def handle(self, batch):
+        await self.producer.publish("loud", [message.body.upper() for message in batch])
+
+    async def close(self):
+        pass
+
+    async def gave_up(self, messages):
+        pass
+
+
+async def consume(nsq, **source):
+    async with Producer([Address.parse(nsq.nsqd_tcp_address)], ProducerConfig()) as producer:
+        subscription = Subscription(topic="quiet", channel="c", **source)
+        consumer = Consumer(subscription, Upper(producer), ConsumerConfig(max_in_flight=10))
+        task = asyncio.create_task(consumer.run())
+        await asyncio.to_thread(nsq.wait_until_empty, "quiet", "c")
+        consumer.stop()
+        await task
+
+
+def test_by_nsqd(nsq):
+    nsq.publish("quiet", b"a", "b")
+    asyncio.run(consume(nsq, nsqds=(Address.parse(nsq.nsqd_tcp_address),)))
+    assert sorted(nsq.messages("loud", 2)) == [b"A", b"B"]
+
+
+def test_by_lookup_in_fresh_state(nsq):
+    assert nsq.stats()["topics"] == []
+    nsq.publish("quiet", "c")
+    asyncio.run(consume(nsq, lookupds=(nsq.lookupd_http_address,)))
+    assert nsq.messages("loud") == [b"C"]
+    assert nsq.stats("quiet", "c")["topics"][0]["message_count"] == 1
+
+
+class TestOptions:
+    @pytest.fixture
+    def nsq_options(self):
+        return NsqdOptions(max_msg_size=3)
+
+    def test_options_are_the_users(self, nsq):
+        with pytest.raises(Exception, match="expected 1 to 3"):
+            nsq.publish("t", "long")
+
+
+def test_a_failure_is_a_plain_assertion(nsq):
+    nsq.publish("t", "x")
+    nsq.messages("t", 2, timeout=0.01)
+'''
+
+
+def test_a_users_tests_publish_and_consume_without_nsqd(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_users.py").write_text(USERS_TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error"]
+    plugins = ["-p", "no:cacheprovider", "-p", "no:asyncio"]
+    done = subprocess.run(
+        [*command, *plugins, str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert "AssertionError: after 0.01 s, topic t had 1 of 2 messages" in done.stdout
+    assert "Warning" not in done.stdout
+
+
+def test_messages_are_read_in_order_and_only_once() -> None:
+    with Nsq() as nsq:
+        nsq.publish("t", *map(str, range(100)))
+        assert nsq.messages("t", 60) == [b"%d" % number for number in range(60)]
+        assert nsq.messages("t", 40) == [b"%d" % number for number in range(60, 100)]
+        nsq.publish("t", "next")
+        assert nsq.messages("t") == [b"next"]
+        (channel,) = nsq.stats("t")["topics"][0]["channels"]
+        assert (channel["depth"], channel["in_flight_count"], channel["client_count"]) == (0, 0, 0)
+
+
+def test_messages_that_did_not_suffice_are_there_for_the_next_call() -> None:
+    with Nsq() as nsq:
+        nsq.publish("t", "1", "2")
+        with pytest.raises(AssertionError, match="topic t had 2 of 3 messages"):
+            nsq.messages("t", 3, timeout=0.01)
+        assert nsq.messages("t", 2) == [b"1", b"2"]
+        assert nsq.messages("t", 0) == []
+
+
+def test_messages_waits_for_what_is_published_later_and_deferred() -> None:
+    with Nsq() as nsq:
+        nsq.publish("t", "later", defer=0.05)
+        nsq.publish("t", "now")
+        assert nsq.messages("t", 2) == [b"now", b"later"]
+
+
+def test_wait_until_empty_says_what_is_left() -> None:
+    with Nsq() as nsq:
+        with pytest.raises(AssertionError, match="after 0 s, there is no channel t/c"):
+            nsq.wait_until_empty("t", "c", timeout=0)
+        nsq.publish("t", "1", "2", "3", defer=60)
+        with Raw(Address.parse(nsq.nsqd_tcp_address)) as consumer:
+            consumer.identify()
+            consumer.subscribe("t", "c", ready=1)
+            nsq.publish("t", "4", "5")
+            message = consumer.message()
+            with pytest.raises(AssertionError, match="1 messages wait, 1 are in flight and 3 def"):
+                nsq.wait_until_empty("t", "c", timeout=0)
+            consumer.send(f"FIN {message.id}")
+
+
+def test_stats_are_nsqds() -> None:
+    with Nsq() as nsq:
+        nsq.publish("t", "x")
+        assert list(nsq.stats()) == [
+            "version",
+            "health",
+            "start_time",
+            "topics",
+            "memory",
+            "producers",
+        ]
+        assert nsq.stats("absent")["topics"] is None
+
+
+def test_a_start_that_fails_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="tls-cert"):
+        Nsq(NsqdOptions(tls_cert="/nonexistent", tls_key="/nonexistent")).__enter__()
+    assert threading.active_count() == before

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools import Batch, Consumer, ConsumerConfig, Producer, ProducerConfig, Subscription
+from nsqtools.config import NsqdOptions, SandboxOptions
+from nsqtools.errors import ConfigError, PublishError
+from nsqtools.names import Address
+from nsqtools.sandbox import Sandbox
+from nsqtools.sandbox.http import get
+from tests.support.eventually import eventually_async
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools import Message
+
+
+class Collect:
+    """A handler that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def handle(self, batch: Batch) -> None:
+        self.bodies += [message.body for message in batch]
+
+    async def close(self) -> None:
+        pass
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        raise AssertionError(messages)
+
+
+async def ask(address: Address, target: str) -> Any:
+    status, body = await get(address, target, timeout=10)
+    assert status == 200, body
+    return json.loads(body)
+
+
+async def test_our_own_consumer_finds_our_own_producers_messages_by_lookup() -> None:
+    async with Sandbox() as sandbox:
+        bodies = [b"%d" % number for number in range(5000)]
+        producer = Producer([sandbox.nsqd_tcp_address], ProducerConfig())
+        async with producer:
+            await producer.publish("t", bodies)
+        await sandbox.settled()
+        found = Collect()
+        lookupds = (str(sandbox.lookupd_http_address),)
+        subscription = Subscription(topic="t", channel="c", lookupds=lookupds)
+        consumer = Consumer(subscription, found, ConsumerConfig(max_in_flight=200))
+        task = asyncio.create_task(consumer.run())
+        await eventually_async(lambda: len(found.bodies) >= 5000)
+        consumer.stop()
+        await asyncio.wait_for(task, 10)
+        assert sorted(found.bodies) == sorted(bodies)
+        channel = sandbox.nsqd.broker.topics["t"].channels["c"]
+        assert (channel.depth, channel.in_flight_count) == (0, 0)
+
+
+async def test_nsqlookupd_knows_a_topic_once_it_was_published_to() -> None:
+    async with Sandbox() as sandbox:
+        (node,) = (await ask(sandbox.lookupd_http_address, "/nodes"))["producers"]
+        here = sandbox.nsqd_tcp_address
+        assert Address(node["broadcast_address"], node["tcp_port"]) == here
+        for topic in ("a", "b", "c"):
+            await sandbox.publish(topic, [b"x"])
+            found = await ask(sandbox.lookupd_http_address, f"/lookup?topic={topic}")
+            assert [each["tcp_port"] for each in found["producers"]] == [here.port]
+
+
+async def test_ports_follow_from_the_first_one() -> None:
+    port = free_port()
+    try:
+        async with Sandbox(SandboxOptions(port=port)) as sandbox:
+            assert sandbox.nsqd_tcp_address == Address("127.0.0.1", port)
+            assert sandbox.nsqd_http_address == Address("127.0.0.1", port + 1)
+            assert sandbox.lookupd_tcp_address == Address("127.0.0.1", port + 10)
+            assert sandbox.lookupd_http_address == Address("127.0.0.1", port + 11)
+    except ConfigError as error:
+        pytest.skip(f"another process took a port: {error}")
+
+
+@pytest.mark.parametrize("offset", [0, 1, 10, 11])
+async def test_a_taken_port_is_one_line_that_names_it_and_leaves_nothing_open(offset: int) -> None:
+    port = free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + offset))
+        taken.listen()
+        with pytest.raises(ConfigError) as caught:
+            await Sandbox(SandboxOptions(port=port)).__aenter__()
+        text = str(caught.value)
+        assert f"--port {port}: cannot listen on 127.0.0.1:{port + offset}: " in text
+        assert "address already in use" in text
+        assert "\n" not in text
+        for other in {0, 1, 10, 11} - {offset}:
+            with socket.socket() as free:
+                free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                free.bind(("127.0.0.1", port + other))
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "::ffff:0.0.0.0", "192.0.2.1", "0", "::ffff:192.0.2.1"]
+)
+async def test_a_host_that_others_can_reach_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="--i-know"):
+        await Sandbox(SandboxOptions(host=host, port=0)).__aenter__()
+
+
+@pytest.mark.parametrize(
+    "resolved", [["192.0.2.1"], ["127.0.0.1", "192.0.2.1"], ["192.0.2.1", "127.0.0.1"]]
+)
+async def test_a_name_that_leads_anywhere_else_is_refused(
+    resolved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve_as(resolved, monkeypatch)
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*--i-know"):
+        await Sandbox(SandboxOptions(host="my.home", port=0)).__aenter__()
+
+
+async def test_a_name_is_resolved_once_and_that_address_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolve_as(["127.0.0.1"], monkeypatch)
+    async with Sandbox(SandboxOptions(host="my.home", port=0)) as sandbox:
+        assert sandbox.nsqd_tcp_address.host == "127.0.0.1"
+        (node,) = (await ask(sandbox.lookupd_http_address, "/nodes"))["producers"]
+        assert node["broadcast_address"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("host", ["", " ", "no.such.host.invalid", "127.0.0.1:4150", "a" * 300])
+async def test_a_host_that_is_none_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="--host") as caught:
+        await Sandbox(SandboxOptions(host=host, port=0)).__aenter__()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.5.5.5", "localhost", "::1"])
+async def test_loopback_may_be_written_in_any_way(host: str) -> None:
+    if host == "::1" and not has_ipv6():
+        pytest.skip("no IPv6 loopback here")
+    async with Sandbox(SandboxOptions(host=host, port=0)) as sandbox:
+        await sandbox.publish("t", [b"x"])
+        found = await ask(sandbox.lookupd_http_address, "/lookup?topic=t")
+        (producer,) = found["producers"]
+        assert (producer["broadcast_address"], producer["tcp_port"]) == sandbox.nsqd_tcp_address
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_i_know_listens_where_others_can_reach_it(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checked without doing it: only the addresses that would be bound are looked at."""
+    bound: list[object] = []
+
+    async def refuse(_: object, __: object, where: object, *___: object, **____: object) -> None:
+        bound.append(where)
+        raise OSError(99, "not in a test")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", refuse)
+    with pytest.raises(ConfigError, match="cannot listen"):
+        await Sandbox(SandboxOptions(host=host, port=0, i_know=True)).__aenter__()
+    assert bound == [host]
+
+
+async def test_what_nsqd_would_not_take_is_not_published() -> None:
+    async with Sandbox(nsqd=NsqdOptions(max_msg_size=3)) as sandbox:
+        with pytest.raises(ConfigError, match="topic 'a b'"):
+            await sandbox.publish("a b", [b"x"])
+        for bad in (b"", b"four"):
+            with pytest.raises(PublishError, match=f"{len(bad)} bytes") as caught:
+                await sandbox.publish("t", [b"x", bad])
+            assert list(caught.value.refused) == [1]
+        assert sandbox.nsqd.broker.topics == {}
+
+
+async def test_sample_events_are_published_unasked() -> None:
+    options = SandboxOptions(port=0, seed_topic="events", rate=1000.0)
+    async with Sandbox(options, rng=random.Random(1)) as sandbox:
+        await eventually_async(lambda: sandbox.nsqd.broker.topics["events"].depth > 100)
+
+
+async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
+    async with Sandbox(SandboxOptions(port=0, seed_topic="events")) as sandbox:
+        await sandbox.publish("t", [b"x"])
+        idle = await asyncio.open_connection(*sandbox.nsqd_http_address)
+        addresses = [
+            sandbox.nsqd_tcp_address,
+            sandbox.nsqd_http_address,
+            sandbox.lookupd_tcp_address,
+            sandbox.lookupd_http_address,
+        ]
+    assert await asyncio.wait_for(idle[0].read(), 10) == b""
+    idle[1].close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    for address in addresses:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*address)
+
+
+async def test_two_sandboxes_do_not_meet() -> None:
+    async with Sandbox() as one, Sandbox() as two:
+        await one.publish("t", [b"x"])
+        assert "t" not in two.nsqd.broker.topics
+        assert (await ask(two.lookupd_http_address, "/topics")) == {"topics": []}
+
+
+def resolve_as(addresses: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = socket.getaddrinfo
+
+    def resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if host == "my.home":
+            return [
+                (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses
+            ]
+        return original(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+        return True
