@@ -929,7 +929,12 @@ class SandboxOptions(Options):
     i_know: bool = option(
         False, "flag", "Listen on an address that others can reach, although all is in memory."
     )
-    seed_topic: str = option("", "text", "Publish sample events to this topic.", metavar="TOPIC")
+    seed_topic: str = option(
+        "",
+        "text",
+        "Publish sample events to this topic, while fewer than 100,000 wait there.",
+        metavar="TOPIC",
+    )
     rate: float = option(10.0, "number", "Sample events a second.", minimum=0.001, maximum=100000.0)
 
     def check(self) -> None:

@@ -8,20 +8,21 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from nsqtools.cli.exits import PROGRAM, debugging, describe, one_line, report_through
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from nsqtools.config import LogOptions
 
-_WARNINGS = "nsqtools.warnings"
 _LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-def configure(options: LogOptions) -> None:
+def configure(options: LogOptions, warnings: Iterable[str] = ()) -> None:
     """Set up logging for a run: errors with -q, else warnings, information with -v, all with -vv.
+
+    ``warnings`` are those that came up before.
 
     Other packages' loggers (asyncio, httpx) go through the same handler, from warnings on, so
     that nothing prints a traceback past it. A stderr that is closed or full costs only its lines.
@@ -40,14 +41,8 @@ def configure(options: LogOptions) -> None:
     logger.setLevel(level)
     logging.raiseExceptions = debugging()
     report_through(logger.error if as_json else None)
-    ctx = click.get_current_context(silent=True)
-    for text in ctx.meta.pop(_WARNINGS, ()) if ctx else ():
+    for text in warnings:
         logger.warning(text)
-
-
-def warn_later(ctx: click.Context, text: str) -> None:
-    """Log a warning once logging is set up; one of the same text is enough."""
-    ctx.meta.setdefault(_WARNINGS, {})[text] = True
 
 
 class _Stderr(logging.Handler):

@@ -9,7 +9,7 @@ import click
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, ValueType, options
 from nsqtools.cli.tables import print_json, print_rows
-from nsqtools.config import ClientConfig, LogOptions, LookupOptions, Option
+from nsqtools.config import ClientConfig, LookupOptions, Option
 from nsqtools.names import LOOKUPD_HTTP_PORT, check_name
 
 if TYPE_CHECKING:
@@ -37,10 +37,9 @@ def lookup() -> None:
     cls=Command,
     examples=(("All topics, one a line", "nsqtools lookup topics"),),
 )
-@options(where=LookupOptions, log=LogOptions)
-def topics(*, where: LookupOptions, log: LogOptions) -> int:
+@options(where=LookupOptions)
+def topics(*, where: LookupOptions) -> int:
     """List all topics."""
-    _configure(log)
     names = _ask(where, lambda client: client.topics())
     return _print_names("topics", _united(names), where)
 
@@ -51,10 +50,9 @@ def topics(*, where: LookupOptions, log: LogOptions) -> int:
     examples=(("The channels of a topic", "nsqtools lookup channels events"),),
 )
 @click.argument("topic", type=ValueType(_TOPIC), help=_TOPIC.help)
-@options(where=LookupOptions, log=LogOptions)
-def channels(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
+@options(where=LookupOptions)
+def channels(*, topic: str, where: LookupOptions) -> int:
     """List the channels of a topic."""
-    _configure(log)
     check_name("topic", topic)
     names = _ask(where, lambda client: client.channels(topic))
     return _print_names("channels", _united(names), where)
@@ -66,12 +64,11 @@ def channels(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
     examples=(("The nsqds that have a topic", "nsqtools lookup producers events"),),
 )
 @click.argument("topic", type=ValueType(_TOPIC), help=_TOPIC.help)
-@options(where=LookupOptions, log=LogOptions)
-def producers(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
+@options(where=LookupOptions)
+def producers(*, topic: str, where: LookupOptions) -> int:
     """List the nsqds that have a topic."""
     from nsqtools.net.http import union_producers
 
-    _configure(log)
     check_name("topic", topic)
     found = _ask(where, lambda client: client.lookup(topic))
     return _print_producers(union_producers(reply.producers for reply in found).values(), where)
@@ -82,20 +79,13 @@ def producers(*, topic: str, where: LookupOptions, log: LogOptions) -> int:
     cls=Command,
     examples=(("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),),
 )
-@options(where=LookupOptions, log=LogOptions)
-def nodes(*, where: LookupOptions, log: LogOptions) -> int:
+@options(where=LookupOptions)
+def nodes(*, where: LookupOptions) -> int:
     """List all nsqds, their topics and which of those are tombstoned."""
     from nsqtools.net.http import union_producers
 
-    _configure(log)
     found = _ask(where, lambda client: client.nodes())
     return _print_producers(union_producers(found).values(), where, topics=True)
-
-
-def _configure(options: LogOptions) -> None:
-    from nsqtools.cli import logs
-
-    logs.configure(options)
 
 
 def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:

@@ -23,7 +23,7 @@ from nsqtools.cli.roff import (
 )
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import about
-from nsqtools.config import ConsumerConfig, ProducerConfig, StopOptions, flag_name
+from nsqtools.config import ConsumerConfig, ProducerConfig, flag_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,34 +32,6 @@ if TYPE_CHECKING:
 
 # A page bears the day of its version's release: that of its writing would differ on every day.
 _RELEASED = {"0.1.0": "November 21, 2026"}
-
-_STOPPING = """\
-SIGINT, SIGTERM, SIGHUP
-  Take no more messages, finish those received within --drain-timeout, and give the rest back to
-  nsqd. The exit status is 130 after SIGINT; after the others it is that of a run that is done.
-A second signal
-  Leave at once. nsqd delivers what was in flight again. The exit status is 130 if the first signal
-  was SIGINT, else 1.
-
-A signal that was ignored when the command started, as by nohup, stays ignored. When the reader of
-standard output goes away the command ends as by SIGPIPE, without waiting for another message."""
-
-_NOTES: Mapping[str, Mapping[str, str]] = {
-    "nsqtools pub": {
-        "SIGNALS": """\
-SIGINT, SIGTERM, SIGHUP
-  Read no more, publish what was read, and exit with 130 after SIGINT, else with 1.
-A second signal
-  Leave at once. What was on its way may or may not have been published.
-
-A signal that was ignored when the command started, as by nohup, stays ignored."""
-    },
-    "nsqtools sandbox": {
-        "SIGNALS": """\
-SIGINT, SIGTERM, SIGHUP
-  End. The exit status is 130 after SIGINT, else 0."""
-    },
-}
 
 _FILE_VARIABLES = (
     ("NSQTOOLS_CONFIG", "The configuration file, or none for no file."),
@@ -93,7 +65,7 @@ def page(node: Node, nodes: Sequence[Node]) -> str:
         "EXAMPLES": _examples(node, nodes),
         "SEE ALSO": _see_also(node, nodes),
     }
-    for title, text in _notes(node).items():
+    for title, text in getattr(node.command, "notes", {}).items():
         sections.setdefault(title, []).extend(paragraphs(text))
     return assemble(node.page, 1, sections)
 
@@ -115,13 +87,6 @@ def assemble(name: str, number: int, sections: Mapping[str, Sequence[str]]) -> s
         if body:
             lines += [f".Sh {title}", *body]
     return "\n".join(lines) + "\n"
-
-
-def _notes(node: Node) -> Mapping[str, str]:
-    notes = getattr(node.command, "notes", None) or _NOTES.get(node.words)
-    if notes is None and any(issubclass(cls, StopOptions) for cls, _ in node.groups):
-        return {"SIGNALS": _STOPPING}
-    return notes or {}
 
 
 def _synopsis(node: Node) -> list[str]:

@@ -20,7 +20,7 @@ from click.types import BoolParamType
 from nsqtools.cli.configfile import pairs_key
 from nsqtools.cli.settings import Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
-from nsqtools.config import FileOptions, Option, flag_name
+from nsqtools.config import FileOptions, LogOptions, Option, flag_name
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_FILE: tuple[type[Options], Mapping[str, Any]] = (FileOptions, {})
+_LOG = "log"
+
 
 _METAVARS = {
     "text": "TEXT",
@@ -201,13 +202,12 @@ def _about_variables(ctx: click.Context, declared: Sequence[ConfigOption]) -> st
     example = next((param for param in declared if not param.shared), declared[0])
     own = variables(ctx, example.name, shared=False)[0]
     text = f"Each option has a variable, such as {own} for {example.opts[-1]}."
-    shared = [param for param in declared if param.shared]
+    shared = next((param for param in declared if param.shared), None)
     if shared:
-        sections = ", ".join(dict.fromkeys(param.section for param in shared))
-        common = variables(ctx, shared[0].name, shared=True)[1]
+        common = variables(ctx, shared.name, shared=True)[1]
         text += (
-            f" Those under {sections} have one more that all commands read, "
-            f"such as {common} for {shared[0].opts[-1]}."
+            " Those that commands share have one more for all of them, "
+            f"such as {common} for {shared.opts[-1]}."
         )
     return text
 
@@ -219,15 +219,17 @@ def options(
 
     ``(Class, {"field": value})`` replaces defaults for this command. Where two classes declare an
     option of the same name it is one flag that serves both. A contradiction between options is a
-    usage error.
+    usage error. Every command also gets the flags of LogOptions, which are dealt with here, and of
+    FileOptions.
     """
     bound: Groups = {
         keyword: group if isinstance(group, tuple) else (group, {})
-        for keyword, group in groups.items()
+        for keyword, group in (*groups.items(), (_LOG, LogOptions))
     }
 
     flags: dict[str, Decorator] = {}
-    for cls, presets in (*bound.values(), _FILE):
+    all_groups: Groups = {**bound, "": (FileOptions, {})}
+    for cls, presets in all_groups.values():
         for name, decorator in _decorators(cls, presets).items():
             flags.setdefault(name, decorator)
 
@@ -236,11 +238,13 @@ def options(
         def command(**params: Any) -> R:
             ctx = click.get_current_context()
             try:
-                made = Settings(ctx, bound).made()
+                settings = Settings(ctx, bound)
+                made = settings.made()
             except ConfigFileError:
                 raise
             except ConfigError as error:
                 raise click.UsageError(str(error), ctx) from None
+            _configure(made.pop(_LOG), settings.warnings)
             own = {name: value for name, value in params.items() if name not in flags}
             with augment_usage_errors(ctx):
                 return function(**made, **own)
@@ -251,6 +255,12 @@ def options(
         return command
 
     return decorate
+
+
+def _configure(options: Any, warnings: Sequence[str]) -> None:
+    from nsqtools.cli import logs
+
+    logs.configure(options, warnings)
 
 
 def _decorators(cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Decorator]:

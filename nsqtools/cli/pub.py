@@ -7,7 +7,7 @@ import os
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config import LogOptions, ProducerConfig, PubOptions, TargetOptions
+from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
 
 
 @click.command(
@@ -21,16 +21,20 @@ from nsqtools.config import LogOptions, ProducerConfig, PubOptions, TargetOption
             "nsqtools tail --topic a --json | nsqtools pub --topic b --json",
         ),
     ),
+    notes={
+        "SIGNALS": """\
+SIGINT, SIGTERM, SIGHUP
+  Read no more, publish what was read, and exit with 130 after SIGINT, else with 1.
+A second signal
+  Leave at once. What was on its way may or may not have been published.
+
+A signal that was ignored when the command started, as by nohup, stays ignored."""
+    },
 )
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...", help="A message; none: read input.")
-@options(target=TargetOptions, form=PubOptions, config=ProducerConfig, log=LogOptions)
+@options(target=TargetOptions, form=PubOptions, config=ProducerConfig)
 def pub(
-    *,
-    messages: tuple[str, ...],
-    target: TargetOptions,
-    form: PubOptions,
-    config: ProducerConfig,
-    log: LogOptions,
+    *, messages: tuple[str, ...], target: TargetOptions, form: PubOptions, config: ProducerConfig
 ) -> int:
     """Publish messages to a topic.
 
@@ -39,11 +43,9 @@ def pub(
     """
     import asyncio
 
-    from nsqtools.cli import logs
     from nsqtools.cli.publishing import Publishing
 
-    logs.configure(log)
     if messages and form.file:
         raise click.UsageError("messages and --file exclude each other: give one kind")
-    job = Publishing(target, form, config, show_progress=not log.quiet)
+    job = Publishing(target, form, config)
     return asyncio.run(job.run([os.fsencode(message) for message in messages]))

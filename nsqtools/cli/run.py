@@ -1,17 +1,17 @@
-"""Runs the engine for a command: signals, stop conditions, and the outcome as an exit code."""
+"""Runs the engine for a command: stop conditions, and the outcome as an exit code."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import signal
 import stat
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.signals import Signals
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.limit import Limit
 from nsqtools.engine.membership import Subscription
@@ -20,7 +20,7 @@ from nsqtools.names import NSQD_TCP_PORT, Address
 from nsqtools.policy.stopping import StopRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from nsqtools.config import ClientConfig, ConsumerConfig, SourceOptions, StopOptions
@@ -35,8 +35,6 @@ C = TypeVar("C", bound="ClientConfig")
 _EMPTY_INTERVAL = 0.5
 # Shortest time between two looks at the stop conditions.
 _MIN_WATCH = 0.05
-# How long a second signal lets the event loop end by itself.
-_LEAVE_TIMEOUT = 0.5
 # Stands in for --until-empty where no HTTP API answers.
 _EMPTY_IDLE = 5.0
 
@@ -59,48 +57,6 @@ class Sink(Protocol):
 
     async def gave_up(self, messages: Sequence[Message]) -> None:
         """As Handler."""
-
-
-class Signals:
-    """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once.
-
-    A signal that was ignored when the program started, as in a shell's background job, stays so.
-    """
-
-    def __init__(self, stop: Callable[[], object], leave: Callable[[], object]) -> None:
-        self._stop = stop
-        self._leave = leave
-        self._seen: list[signal.Signals] = []
-        self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._loop.add_signal_handler(number, self._caught, number)
-
-    @property
-    def seen(self) -> bool:
-        """Whether any came."""
-        return bool(self._seen)
-
-    @property
-    def urgent(self) -> bool:
-        """Whether a second one came."""
-        return len(self._seen) > 1
-
-    def exit_code(self, drained: int) -> int:
-        """The exit code after a signal; ``drained`` is that of SIGTERM if everything was done."""
-        if self._seen[0] is signal.SIGINT:
-            return Exit.INTERRUPTED
-        return Exit.FAILURE if self.urgent else drained
-
-    def _caught(self, number: signal.Signals) -> None:
-        self._seen.append(signal.Signals(number))
-        if not self.urgent:
-            self._stop()
-            return
-        log.warning("leaving at once: nsqd delivers what was in flight again")
-        self._leave()
-        # A thread that hangs in a look-up of a name would be waited for.
-        self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))
 
 
 class _Shared:

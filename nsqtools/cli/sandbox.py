@@ -9,7 +9,7 @@ import click
 
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, options
-from nsqtools.config import LogOptions, NsqdOptions, SandboxOptions
+from nsqtools.config import NsqdOptions, SandboxOptions
 
 if TYPE_CHECKING:
     from nsqtools.sandbox import Sandbox
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
         ("Try things out, with events to look at", "nsqtools sandbox --seed-topic events"),
         ("Take free ports, for a test", "nsqtools sandbox --port 0"),
     ),
+    notes={
+        "SIGNALS": """\
+SIGINT, SIGTERM, SIGHUP
+  End. The exit status is 130 after SIGINT, else 0."""
+    },
 )
-@options(where=SandboxOptions, nsqd=NsqdOptions, log=LogOptions)
-def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions, log: LogOptions) -> int:
+@options(where=SandboxOptions, nsqd=NsqdOptions)
+def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:
     """Run an embedded nsqd and nsqlookupd, in memory.
 
     They behave as the real ones do, so it serves for demonstrations and for tests of consumers and
@@ -32,16 +37,13 @@ def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions, log: LogOptions) -> int
     """
     import asyncio
 
-    from nsqtools.cli import logs
-
-    logs.configure(log)
     return asyncio.run(_serve(where, nsqd))
 
 
 async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> int:
     import asyncio
 
-    from nsqtools.cli.run import Signals
+    from nsqtools.cli.signals import Signals
     from nsqtools.sandbox import Sandbox
 
     ended = asyncio.Event()

@@ -80,6 +80,7 @@ class Settings:
         asked = FileOptions(**{name: setting.value for name, setting in self._asked.items()})
         self.file: ConfigFile | None = None
         self.profile: str | None = None
+        self.warnings: list[str] = []
         if FileOptions not in (cls for cls, _ in groups.values()):
             self.file = load(asked.config or None, self._asked["config"].where)
             self.profile = self._profile(next(iter(asked.profile), None))
@@ -122,12 +123,8 @@ class Settings:
             for problem in table.unknown(*allowed(table, self._ctx)):
                 raise ConfigFileError(problem)
             if self.file.is_public and table.holds_secret(self._known):
-                from nsqtools.cli.logs import warn_later
-
-                warn_later(
-                    self._ctx,
-                    f"{self.file.name} holds a secret and may be read by others: chmod 600 it",
-                )
+                text = f"{self.file.name} holds a secret and may be read by others: chmod 600 it"
+                self.warnings = [text]
             yield table
 
     def _resolve(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config import ConsumerConfig, LogOptions, SourceOptions, StopOptions, TailOptions
+from nsqtools.cli.signals import STOPPING
+from nsqtools.config import ConsumerConfig, SourceOptions, StopOptions, TailOptions
 
 if TYPE_CHECKING:
     from nsqtools.sinks.formats import Format
@@ -27,21 +28,16 @@ _STDOUT = 1
             "nsqtools tail --topic events --channel archive --timestamps --until-empty",
         ),
     ),
+    notes={"SIGNALS": STOPPING},
 )
 @options(
     source=SourceOptions,
     form=TailOptions,
     stop=StopOptions,
     config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
-    log=LogOptions,
 )
 def tail(
-    *,
-    source: SourceOptions,
-    form: TailOptions,
-    stop: StopOptions,
-    config: ConsumerConfig,
-    log: LogOptions,
+    *, source: SourceOptions, form: TailOptions, stop: StopOptions, config: ConsumerConfig
 ) -> int:
     """Print the messages of a topic.
 
@@ -52,11 +48,9 @@ def tail(
     import asyncio
     import random
 
-    from nsqtools.cli import logs
     from nsqtools.cli.run import consume
     from nsqtools.sinks.stdout import StreamSink
 
-    logs.configure(log)
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
     return asyncio.run(consume(source, channel, config, stop, StreamSink(_STDOUT, _format(form))))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Nsqd", "Nsqlookupd", "Sandbox"]
 
 _LOOKUPD_OFFSET = 10
+_MOST_SEEDED = 100_000  # sample events that wait unread; more would fill the memory over night
 
 
 class Sandbox:
@@ -137,7 +138,10 @@ class Sandbox:
 
     async def _seed(self, topic: str) -> None:
         def publish(bodies: Sequence[bytes]) -> None:
-            self.nsqd.publish(topic, bodies)
+            held = self.nsqd.broker.topic(topic)
+            unread = max((channel.depth for channel in held.channels.values()), default=0)
+            if held.depth + unread < _MOST_SEEDED:
+                self.nsqd.publish(topic, bodies)
 
         events = sample_events(self.nsqd.rng, time.time)
         await publish_at_rate(publish, events, self.options.rate)

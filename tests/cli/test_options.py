@@ -346,6 +346,7 @@ def test_help_opens_with_the_sentence_and_groups_options_by_class() -> None:
     assert headings == [
         "Where:",
         "What:",
+        "Logging:",
         "Configuration:",
         "Other options:",
         "Environment:",
@@ -407,7 +408,7 @@ def test_examples_stand_unbroken_in_help_and_as_data_on_the_command() -> None:
         (["--mode", ""], ["fast", "slow"]),
         (["--mode", "s"], ["slow"]),
         (["--ke"], ["--keep"]),
-        (["--no"], ["--no-keep"]),
+        (["--no"], ["--no-keep", "--no-quiet"]),
         (["-topic", "a", "--cou"], ["--count"]),
     ],
 )

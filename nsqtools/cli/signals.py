@@ -1,0 +1,73 @@
+"""What SIGINT, SIGTERM and SIGHUP do to a command that runs; light enough for a TAB press."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# How long a second signal lets the event loop end by itself.
+_LEAVE_TIMEOUT = 0.5
+
+STOPPING = """\
+SIGINT, SIGTERM, SIGHUP
+  Take no more messages, finish those received within --drain-timeout, and give the rest back to
+  nsqd. The exit status is 130 after SIGINT; after the others it is that of a run that is done.
+A second signal
+  Leave at once. nsqd delivers what was in flight again. The exit status is 130 if the first signal
+  was SIGINT, else 1.
+
+A signal that was ignored when the command started, as by nohup, stays ignored. When the reader of
+standard output goes away the command ends as by SIGPIPE, without waiting for another message."""
+"""For the manual pages of commands that consume."""
+
+
+class Signals:
+    """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once.
+
+    A signal that was ignored when the program started, as in a shell's background job, stays so.
+    """
+
+    def __init__(self, stop: Callable[[], object], leave: Callable[[], object]) -> None:
+        self._stop = stop
+        self._leave = leave
+        self._seen: list[signal.Signals] = []
+        import asyncio
+
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._loop.add_signal_handler(number, self._caught, number)
+
+    @property
+    def seen(self) -> bool:
+        """Whether any came."""
+        return bool(self._seen)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a second one came."""
+        return len(self._seen) > 1
+
+    def exit_code(self, drained: int) -> int:
+        """The exit code after a signal; ``drained`` is that of SIGTERM if everything was done."""
+        if self._seen[0] is signal.SIGINT:
+            return Exit.INTERRUPTED
+        return Exit.FAILURE if self.urgent else drained
+
+    def _caught(self, number: signal.Signals) -> None:
+        self._seen.append(signal.Signals(number))
+        if not self.urgent:
+            self._stop()
+            return
+        from logging import getLogger
+
+        getLogger(__name__).warning("leaving at once: nsqd delivers what was in flight again")
+        self._leave()
+        # A thread that hangs in a look-up of a name would be waited for.
+        self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))
