@@ -23,7 +23,6 @@ import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config import Options, flag_name, nearest
@@ -66,7 +65,7 @@ class Table:
     command: tuple[str, ...]
     where: str
     values: Mapping[str, Any]
-    folder: Path
+    folder: str
 
     def value(self, key: str, declared: Option) -> Any:
         """The checked value of a key; a single one will do for an option that takes several."""
@@ -86,7 +85,7 @@ class Table:
     def _convert(self, value: Any, declared: Option) -> Any:
         found = convert(declared, value)
         if declared.kind == "path" and found not in ("", "-"):
-            return str(self.folder / Path(found).expanduser())
+            return os.path.join(self.folder, os.path.expanduser(found))
         return found
 
     def problems(
@@ -192,12 +191,12 @@ class ConfigFile:
     def __init__(self, name: str, data: Mapping[str, Any]) -> None:
         self.name = name
         self._data = data
-        self._path = Path(name).expanduser().absolute()
+        self._path = os.path.abspath(os.path.expanduser(name))
 
     @property
     def is_public(self) -> bool:
         """Whether others than the owner may read it."""
-        return bool(self._path.stat().st_mode & 0o077)
+        return bool(os.stat(self._path).st_mode & 0o077)
 
     @property
     def profiles(self) -> list[str]:
@@ -283,18 +282,18 @@ class ConfigFile:
                     f"{where}: {flag_name(key)!r} is given twice, in two spellings"
                 )
             spelled[parameter] = value
-        return Table(source, command, where, spelled, self._path.parent)
+        return Table(source, command, where, spelled, os.path.dirname(self._path))
 
 
 def _table_name(key: str, commands: Iterable[str]) -> str:
     return flag_name(key) if flag_name(key) in commands else key
 
 
-def search_path() -> list[Path]:
+def search_path() -> list[str]:
     """The files that are read when none is asked for; the first that exists is taken."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.environ.get("HOME", "") + "/.config"
-    folders = [Path(home), Path("/etc")] if Path(home).is_absolute() else [Path("/etc")]
-    return [folder / "nsqtools" / "config.toml" for folder in folders]
+    folders = [home, "/etc"] if os.path.isabs(home) else ["/etc"]
+    return [os.path.join(folder, "nsqtools", "config.toml") for folder in folders]
 
 
 def load(path: str | None, asked_by: str = "--config") -> ConfigFile | None:
@@ -312,7 +311,7 @@ def load(path: str | None, asked_by: str = "--config") -> ConfigFile | None:
 
 def find() -> str | None:
     """The first file of the search path that exists."""
-    return next((str(place) for place in search_path() if place.exists()), None)
+    return next((place for place in search_path() if os.path.exists(place)), None)
 
 
 def profile_names(ctx: click.Context) -> list[str]:
@@ -326,7 +325,8 @@ def _load(path: str, asked_by: str) -> ConfigFile:
     import tomllib
 
     try:
-        text = Path(path).expanduser().read_bytes().decode()
+        with open(os.path.expanduser(path), "rb") as file:
+            text = file.read().decode()
     except OSError as error:
         raise ConfigFileError(f"{asked_by} {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

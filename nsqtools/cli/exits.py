@@ -109,9 +109,9 @@ def run(cli: click.Group, args: Sequence[str]) -> int:
 def _invoke(cli: click.Group, args: list[str]) -> int:
     instruction = os.environ.get(COMPLETE)
     if instruction:
-        from click.shell_completion import shell_complete
+        from nsqtools.cli.tab import answer
 
-        return shell_complete(cli, {}, PROGRAM, COMPLETE, instruction)
+        answer(cli, instruction)
     try:
         with cli.make_context(PROGRAM, args, color=_color()) as ctx:
             return int(cli.invoke(ctx) or Exit.DONE)

@@ -72,6 +72,8 @@ class Publishing:
         except asyncio.CancelledError:
             if not signals.seen:
                 raise
+        except RecordError as error:
+            raise RecordError(f"{error}; {self._published} messages were published") from error
         log.info("%d messages published", self._published)
         if self._refused:
             log.error(

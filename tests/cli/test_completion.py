@@ -1,0 +1,282 @@
+"""What TAB offers, how shells are told, and how little it loads."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nsqtools.cli import COMMANDS, Entry, LazyGroup, cli
+from nsqtools.cli.completion import scripts
+from nsqtools.cli.exits import COMPLETE
+from nsqtools.cli.options import Command, options
+from nsqtools.cli.tab import LINE, TEXT, candidates
+from nsqtools.config import Options, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.support.process import Cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample(Options):
+    title: ClassVar[str] = "Sample"
+
+    colour: str = option("", "choice", "Which.", choices=("", "red", "green", "grey"), short="c")
+    picture: str = option("", "path", "Where.")
+    count: int = option(0, "integer", "How many.", minimum=1, short="n")
+    tag: tuple[str, ...] = option((), "text", "What for.", multiple=True)
+    keep: bool = option(False, "flag", "Keep it.", short="k")
+    verbose: int = option(0, "count", "More.", short="v")
+
+
+@click.command("paint", cls=Command)
+@click.argument("words", nargs=-1)
+@options(sample=Sample)
+def paint(words: tuple[str, ...], sample: Sample) -> None:
+    """Paint."""
+
+
+@click.command("draw", cls=Command)
+@options(sample=Sample)
+def draw(sample: Sample) -> None:
+    """Draw."""
+
+
+SAMPLES = LazyGroup(
+    name="nsqtools",
+    table={
+        "paint": Entry(f"{__name__}:paint", "Paint.", "Make"),
+        "draw": Entry(f"{__name__}:draw", "Draw.", "Make"),
+        "print": Entry("no.such.module:x", "Never loaded.", "Make"),
+    },
+)
+
+
+def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
+    """Whole words that can stand at the end of the line; file names as ``<typed>``."""
+    found = candidates(group, f"nsqtools {line}")
+    return [
+        found.kept + (item.value if item.type == "plain" else f"<{found.typed}>")
+        for item in found.items
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", ["paint", "draw", "print", "help"]),
+        ("p", ["paint", "print"]),
+        ("--he", ["--help"]),
+        ("help p", ["paint", "print"]),
+        ("help paint ", []),
+        ("help paint --c", []),
+        ("nosuch ", []),
+        ("nosuch --", []),
+        ("draw --co", ["--colour", "--count", "--config"]),
+        ("draw --ke", ["--keep"]),
+        ("draw --no-k", ["--no-keep"]),
+        ("draw -co", ["-colour", "-count", "-config"]),
+        ("draw --colour ", ["red", "green", "grey"]),
+        ("draw --colour g", ["green", "grey"]),
+        ("draw --colour=g", ["--colour=green", "--colour=grey"]),
+        ("draw -colour g", ["green", "grey"]),
+        ("draw -colour=g", ["-colour=green", "-colour=grey"]),
+        ("draw --c g", ["green", "grey"]),
+        ("draw -c g", ["green", "grey"]),
+        ("draw -kc g", ["green", "grey"]),
+        ("draw -vvkc g", ["green", "grey"]),
+        ("draw --colour nosuch", []),
+        ("draw --keep=", []),
+        ("draw --nosuch=", []),
+        ("draw --count ", []),
+        ("draw --picture ", ["<>"]),
+        ("draw --picture a/b", ["<a/b>"]),
+        ("draw -picture=a/b", ["-picture=<a/b>"]),
+        ("draw --nosuch -n x --colour r", ["red"]),
+        ("draw word --colour r", ["red"]),
+        ("draw --picture --colour --colour r", ["red"]),
+        ('draw --colour "g', ["green", "grey"]),
+        ("draw --picture 'a b", ["<a b>"]),
+        ("draw --picture a\\ b", ["<a b>"]),
+        ('draw --tag "x y" --colour r', ["red"]),
+        ("paint -- --c", []),
+        ("paint word --co", ["--colour", "--count", "--config"]),
+    ],
+)
+def test_a_word_is_completed_by_what_parsing_would_make_of_it(line: str, words: list[str]) -> None:
+    assert offers(line) == words
+
+
+def test_an_option_is_offered_once_unless_it_may_be_repeated() -> None:
+    assert offers("draw --colour red --co") == ["--count", "--config"]
+    assert offers("draw --tag x --ta") == ["--tag"]
+
+
+def test_a_dash_begins_every_option() -> None:
+    assert {"-c", "--colour", "--picture", "-k", "--no-keep", "--config"} < set(offers("draw -"))
+
+
+def test_an_empty_word_stands_for_options_where_no_argument_is_known() -> None:
+    assert {"--colour", "--keep", "--no-keep", "--help"} < set(offers("draw "))
+    assert offers("draw ") == offers("paint word ")
+    assert offers("paint -- ") == []
+
+
+def test_every_command_and_option_of_the_product_is_offered() -> None:
+    assert offers("", cli) == [*COMMANDS, "help"]
+    for name in COMMANDS:
+        assert offers(name[:-1], cli)[0].startswith(name[:-1])
+    assert offers("completion ", cli) == ["bash", "zsh", "fish"]
+    assert offers("lookup t", cli) == ["topics"]
+    assert offers("tail --topi", cli) == ["--topic"]
+
+
+def press(
+    nsqtools_cli: Cli, line: str, shell: str = "fish", env: Mapping[str, str] | None = None
+) -> str:
+    """What a shell is told; nothing goes to stderr, and the exit status is 0."""
+    done = nsqtools_cli(env={COMPLETE: f"{shell}_complete", LINE: line, **(env or {})})
+    assert (done.code, done.stderr) == (0, "")
+    return done.stdout.decode()
+
+
+def test_a_candidate_is_its_kind_its_text_and_its_help(nsqtools_cli: Cli) -> None:
+    assert press(nsqtools_cli, "nsqtools ta") == f"plain\ttail\t{COMMANDS['tail'].help}\n"
+    assert press(nsqtools_cli, "nsqtools pub --mode ro") == "plain\tround-robin\t\n"
+    assert press(nsqtools_cli, "nsqtools tail --tls-cert my") == "file\tmy\t\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "text", "completed", "before"),
+    [
+        ("fish", None, "--mode=round-robin", "--tls-cert="),
+        ("zsh", None, "round-robin", ""),
+        ("bash", "ro", "round-robin", ""),  # = breaks words
+        ("bash", "--mode=ro", "--mode=round-robin", "--tls-cert="),  # it does not
+    ],
+)
+def test_what_follows_an_equals_sign_suits_the_shell(
+    nsqtools_cli: Cli, shell: str, text: str | None, completed: str, before: str
+) -> None:
+    env = {} if text is None else {TEXT: text}
+    shown = press(nsqtools_cli, "nsqtools pub --mode=ro", shell, env)
+    assert shown == f"plain\t{completed}\t\n"
+    env = {} if text is None else {TEXT: text.replace("mode", "tls-cert")}
+    shown = press(nsqtools_cli, "nsqtools pub --tls-cert=ro", shell, env)
+    assert shown == f"file\tro\t{before}\n"
+
+
+@pytest.mark.parametrize("shell", ["", "nosuch", "bash_source", "bash_complete_x"])
+def test_another_request_has_no_answer(nsqtools_cli: Cli, shell: str) -> None:
+    done = nsqtools_cli(env={COMPLETE: shell or "_", LINE: "nsqtools ta"})
+    assert (done.code, done.stdout, done.stderr) == (0, b"", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nsqtools",
+        "nsqtools tail --config /no/such/file --topic ",
+        "nsqtools tail --config /no/such/file --profile ",
+        "nsqtools tail --config broken.toml --topic ",
+        "nsqtools tail --lookupd-http-address :::: --topic ",
+        "nsqtools tail --nsqd-tcp-address 127.0.0.1:65535 --topic ",
+        "nsqtools tail --topic 'no such' --lookupd-http-address 127.0.0.1:1 --channel ",
+        "nsqtools tail \udcff --profile ",
+    ],
+)
+def test_whatever_is_wrong_goes_unsaid(nsqtools_cli: Cli, tmp_path: Path, line: str) -> None:
+    (tmp_path / "broken.toml").write_text("[defaults\n")
+    assert press(nsqtools_cli, line, "bash", {TEXT: ""}) == ""
+
+
+def test_profiles_are_those_of_the_file_that_is_meant(nsqtools_cli: Cli, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.toml").write_text(f"[profile.{name}]\n")
+    env = {"NSQTOOLS_CONFIG": str(tmp_path / "one.toml")}
+    assert press(nsqtools_cli, "nsqtools tail --profile ", env=env) == "plain\tone\t\n"
+    line = "nsqtools tail --config two.toml --profile="
+    assert press(nsqtools_cli, line, env=env) == "plain\t--profile=two\t\n"
+
+
+def leaves(group: click.Group, ctx: click.Context) -> Iterator[str]:
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        if isinstance(command, click.Group):
+            below = click.Context(command, ctx, name)
+            yield from (f"{name} {leaf}" for leaf in leaves(command, below))
+        else:
+            yield name
+
+
+HEAVY = {
+    "asyncio",
+    "concurrent.futures",
+    "difflib",
+    "email",
+    "http",
+    "httpx",
+    "logging",
+    "multiprocessing",
+    "pathlib",
+    "pyarrow",
+    "pyspark",
+    "rich",
+    "snappy",
+    "socket",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "tomllib",
+    "urllib",
+}
+
+
+@pytest.mark.parametrize("command", list(leaves(cli, click.Context(cli))))
+def test_completing_an_option_loads_no_more_than_options(command: str) -> None:
+    """A TAB press is a process, and imports are its time."""
+    env = {**os.environ, COMPLETE: "bash_complete", LINE: f"nsqtools {command} --he"}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "nsqtools"],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("plain\t--help\t")
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "nsqtools.config" in loaded or command == "completion"
+    # Nobody types options of the demo every day.
+    spared = {"pathlib", "subprocess", "urllib"} if command == "demo" else set()
+    assert loaded & HEAVY <= spared
+    assert [name for name in loaded if name.startswith("nsqtools.engine")] == []
+
+
+def test_the_scripts_are_those_of_the_folder() -> None:
+    """``python -m nsqtools.cli.docgen`` writes them."""
+    for name, text in scripts().items():
+        assert (ROOT / "completions" / name).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("shell", "file"), [("bash", "nsqtools.bash"), ("zsh", "_nsqtools"), ("fish", "nsqtools.fish")]
+)
+def test_the_command_prints_the_script(shell: str, file: str) -> None:
+    done = CliRunner().invoke(cli, ["completion", shell])
+    assert (done.exit_code, done.output) == (0, scripts()[file])
+    assert re.search(rf"{COMPLETE}[ =]{shell}_complete", done.output)
+    assert LINE in done.output
