@@ -13,11 +13,13 @@ from nsqtools import __version__
 from nsqtools.config import (
     ClientConfig,
     ConsumerConfig,
-    Options,
     ProducerConfig,
     SourceOptions,
     StopOptions,
     TargetOptions,
+)
+from nsqtools.config.option import (
+    Options,
     flag_name,
     format_duration,
     format_size,

@@ -13,7 +13,8 @@ from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, ConfigOption, options
 from nsqtools.cli.settings import Settings, allowed, groups_of, known_options, words
 from nsqtools.cli.tables import print_json, print_rows
-from nsqtools.config import FileOptions, Option, ShowOptions, flag_name, nearest
+from nsqtools.config import FileOptions, ShowOptions
+from nsqtools.config.option import Option, flag_name, nearest
 from nsqtools.errors import ConfigFileError
 
 if TYPE_CHECKING:

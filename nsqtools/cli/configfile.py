@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import Options, flag_name, nearest
+from nsqtools.config import FileOptions
+from nsqtools.config.option import Options, flag_name, nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from nsqtools.config import Option
+    from nsqtools.config.option import Option
 
 NO_FILE = "none"
 """The value of ``--config`` that reads nothing."""
@@ -180,7 +181,7 @@ def shared_options() -> dict[str, Option]:
 def option_classes(base: type[Options] = Options) -> Iterator[type[Options]]:
     """The option classes of the product."""
     for each in base.__subclasses__():
-        if each.__module__ == Options.__module__:
+        if each.__module__ == FileOptions.__module__:
             yield each
             yield from option_classes(each)
 

@@ -9,7 +9,8 @@ import click
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, ValueType, options
 from nsqtools.cli.tables import print_json, print_rows
-from nsqtools.config import ClientConfig, LookupOptions, Option
+from nsqtools.config import ClientConfig, LookupOptions
+from nsqtools.config.option import Option
 from nsqtools.names import LOOKUPD_HTTP_PORT, check_name
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from nsqtools.cli.roff import (
 )
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import about
-from nsqtools.config import ConsumerConfig, ProducerConfig, flag_name
+from nsqtools.config import ConsumerConfig, ProducerConfig
+from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,8 @@ from click.types import BoolParamType
 from nsqtools.cli.configfile import pairs_key
 from nsqtools.cli.settings import Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
-from nsqtools.config import FileOptions, LogOptions, Option, flag_name
+from nsqtools.config import FileOptions, LogOptions
+from nsqtools.config.option import Option, flag_name
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from nsqtools.cli.settings import Groups
-    from nsqtools.config import Options
+    from nsqtools.config.option import Options
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

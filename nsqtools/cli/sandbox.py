@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -55,6 +54,8 @@ async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> int:
 
 
 def _addresses(running: Sandbox) -> str:
+    import json
+
     return json.dumps(
         {
             "nsqd_tcp_address": str(running.nsqd_tcp_address),

@@ -14,7 +14,8 @@ import click
 from click.core import ParameterSource
 
 from nsqtools.cli.configfile import NO_FILE, Source, load, pairs_key, shared_options
-from nsqtools.config import FileOptions, Option, Options, flag_name
+from nsqtools.config import FileOptions
+from nsqtools.config.option import Option, Options, flag_name
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:

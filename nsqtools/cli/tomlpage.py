@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.manpages import FILES, assemble, bare, explained, named, values_macro
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.roff import argument, listed, macro, paragraphs, prose, verbatim, xr
-from nsqtools.config import flag_name
+from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

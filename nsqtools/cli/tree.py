@@ -11,12 +11,12 @@ import click
 
 from nsqtools.cli.options import Command, ConfigOption
 from nsqtools.cli.settings import groups_of
-from nsqtools.config import flag_name
+from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from nsqtools.config import Options
+    from nsqtools.config.option import Options
 
 # What stands behind the help of an option: "[default: 6; range: 1 to 9]".
 _NOTE = re.compile(r"\s*\[((?:default|range): (?:(?!\[(?:default|range): ).)*)\]$")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import click
 
-    from nsqtools.config import Values
+    from nsqtools.config.option import Values
 
 LIMIT = 0.3
 

@@ -10,281 +10,12 @@ This file is over 400 lines because it is a table, and a table in two places is 
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
 from nsqtools import __version__
+from nsqtools.config.option import Options, format_duration, option, option_class, texts
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address, check_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-Kind = Literal["text", "path", "flag", "integer", "number", "duration", "size", "choice", "count"]
-
-Values = Literal["", "topic", "channel", "profile"]
-
-_DURATION_UNITS = {
-    "ns": 1e-9,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "m": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
-_LONGEST = 40  # characters of a number that is meant
-_SIZE_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of a Go duration such as ``1h30m``, ``500ms`` or ``0``; raises ConfigError."""
-    text = text.strip()
-    if text == "0":
-        return 0.0
-    total, end = 0.0, 0
-    while len(text) < _LONGEST and (match := _DURATION.match(text, end)):
-        total += float(match[1]) * _DURATION_UNITS[match[2]]
-        end = match.end()
-    if not text or end != len(text):
-        raise ConfigError(f"{text!r} is not a duration: write it with units, as in 500ms or 1h30m")
-    return total
-
-
-def format_duration(seconds: float) -> str:
-    """A short text that ``parse_duration`` reads as these seconds, to the nanosecond."""
-    for unit, length in (("ns", 1e-6), ("us", 1e-3), ("ms", 1.0)):
-        if 0 < seconds < length:
-            return f"{round(seconds / _DURATION_UNITS[unit], 3):g}{unit}"
-    text = ""
-    for unit, length in (("h", 3600), ("m", 60)):
-        count = int(seconds // length)
-        seconds -= count * length
-        text += f"{count}{unit}" if count else ""
-    rest = f"{seconds:.9f}".rstrip("0").rstrip(".")
-    return text if text and rest == "0" else f"{text}{rest}s"
-
-
-def parse_size(text: str) -> int:
-    """Bytes of ``64MiB`` (powers of 1024), ``64M`` (the same) or ``64MB`` (powers of 1000)."""
-    match = _SIZE.fullmatch(text.strip())
-    if text.strip() == "-1":
-        return -1  # "none", where the minimum allows it
-    if not match or len(text) > _LONGEST:
-        raise ConfigError(f"{text!r} is not a size: write it as in 65536, 64KiB or 5MB")
-    decimal = bool(match[2]) and match[3].lower() == "b"
-    return int(float(match[1]) * (1000 if decimal else 1024) ** _SIZE_POWERS[match[2].lower()])
-
-
-def format_size(count: int) -> str:
-    """The shortest text that ``parse_size`` reads as this many bytes."""
-    for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= length and count % length == 0:
-            return f"{count // length}{unit}"
-    return str(count)
-
-
-def _parse_bool(text: str) -> bool:
-    match text.strip().lower():
-        case "true" | "1" | "yes" | "on" | "t":
-            return True
-        case "false" | "0" | "no" | "off" | "f":
-            return False
-    raise ConfigError(f"{text!r} is not a boolean: write true or false")
-
-
-def _parse_integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a whole number") from None
-
-
-def _parse_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a number") from None
-
-
-_PARSERS: Mapping[Kind, Callable[[str], Any]] = {
-    "text": str,
-    "path": str,
-    "choice": str,
-    "flag": _parse_bool,
-    "count": _parse_integer,
-    "integer": _parse_integer,
-    "number": _parse_number,
-    "duration": parse_duration,
-    "size": parse_size,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """What is known of one option besides its name, type and default."""
-
-    kind: Kind
-    help: str
-    minimum: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    multiple: bool = False
-    short: str = ""
-    metavar: str = ""
-    flag: bool = True
-    secret: bool = False
-    alias: str = ""
-    values: Values = ""
-    """What the values name, where a server or the configuration file knows them: for TAB."""
-    own: bool = False
-    """Whether it is its command's own in a class whose options are shared."""
-    in_file: bool = True
-    excludes: tuple[str, ...] = ()
-    """Options of the same class whose weaker values give way to a value of this one."""
-
-    def parse(self, text: str) -> Any:
-        """One value from its text; raises ConfigError without naming the option."""
-        if self.values and not text:
-            raise ConfigError(f"expected the name of a {self.values}, found nothing")
-        value = _PARSERS[self.kind](text)
-        self.check(value)
-        return value
-
-    def check(self, value: Any) -> None:
-        """Raise ConfigError if the value is out of range."""
-        if self.choices and value not in self.choices:
-            near = nearest(str(value), self.choices)
-            raise ConfigError(f"{value!r} is not one of {', '.join(self.choices)}{near}")
-        if self.kind not in ("integer", "number", "duration", "size"):
-            return
-        low, high = self.minimum, self.maximum
-        # Said this way nan is out of range too.
-        within = (low is None or value >= low) and (high is None or value <= high)
-        if not within or value == float("inf"):
-            raise ConfigError(f"{self.show(value)} is out of range: expected {self.range}")
-
-    def show(self, value: Any) -> str:
-        """The value as a user would write it."""
-        match self.kind:
-            case "duration":
-                return format_duration(value)
-            case "size":
-                return format_size(value)
-            case "flag":
-                return str(value).lower()
-            case "number":
-                return f"{value:g}"
-        return str(value)
-
-    @property
-    def range(self) -> str:
-        """``low to high``, ``at least low``, ``at most high``, or nothing."""
-        low = None if self.minimum is None else self.show(self.minimum)
-        high = None if self.maximum is None else self.show(self.maximum)
-        if low is not None and high is not None:
-            return f"{low} to {high}"
-        if low is not None:
-            return f"at least {low}"
-        return f"at most {high}" if high is not None else ""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or nothing when no known word is near."""
-    from difflib import get_close_matches
-
-    found = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
-def option(default: Any, kind: Kind, help: str, **rest: Any) -> Any:  # noqa: A002 - click's word
-    """A dataclass field that is an option; ``rest`` as in Option."""
-    return field(default=default, metadata={"option": Option(kind, help, **rest)})
-
-
-def _texts(help: str, *, metavar: str, **rest: Any) -> Any:  # noqa: A002
-    return option((), "text", help, multiple=True, metavar=metavar, **rest)
-
-
-def flag_name(name: str) -> str:
-    """``max_in_flight`` to ``max-in-flight``."""
-    return name.replace("_", "-")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Base of all option classes. Raises ConfigError when made with a value out of range."""
-
-    title: ClassVar[str] = "Options"
-    shared: ClassVar[bool] = False
-    """Whether one environment variable, NSQTOOLS_<OPTION>, serves all commands."""
-    opt_flag: ClassVar[str] = ""
-    """The flag that takes go-nsq's ``name,value`` texts for this class, if it has one."""
-
-    def __post_init__(self) -> None:
-        for name, declared in self.declared().items():
-            values = getattr(self, name) if declared.multiple else (getattr(self, name),)
-            try:
-                for value in values:
-                    if value is not None:
-                        declared.check(value)
-            except ConfigError as error:
-                raise ConfigError(f"--{flag_name(name)}: {error}") from None
-        self.check()
-
-    def check(self) -> None:
-        """Raise ConfigError if options contradict each other."""
-
-    @classmethod
-    def declared(cls) -> dict[str, Option]:
-        """Options by field name, in order of declaration."""
-        return {f.name: f.metadata["option"] for f in fields(cls)}
-
-    @classmethod
-    def shares(cls, declared: Option) -> bool:
-        """Whether an option of this class has a variable and a key for all commands."""
-        return cls.shared and not declared.own
-
-    @classmethod
-    def pairs_option(cls) -> Option:
-        """The option ``opt_flag``."""
-        return Option(
-            "text",
-            "Set an option by go-nsq's name, with or without a flag; may be repeated.",
-            multiple=True,
-            metavar="NAME,VALUE",
-        )
-
-    @classmethod
-    def parse_pairs(cls, pairs: Iterable[str], where: str) -> dict[str, Any]:
-        """Values from go-nsq's ``name,value`` texts (``config_flag.go``); a bare name is true.
-
-        Raises ConfigError for an unknown name, with the nearest known one; ``where`` begins it.
-        """
-        known = {}
-        for name, declared in cls.declared().items():
-            if not declared.multiple:
-                known[name] = known[declared.alias or name] = (name, declared)
-        values = {}
-        for pair in pairs:
-            given, comma, text = pair.partition(",")
-            key = given.strip().replace("-", "_")
-            if key not in known:
-                raise ConfigError(f"{where}: unknown option {given!r}{nearest(key, known)}")
-            name, declared = known[key]
-            try:
-                values[name] = declared.parse(text if comma else "true")
-            except ConfigError as error:
-                raise ConfigError(f"{where} {given}: {error}") from None
-        return values
-
-    def with_values(self, **values: Any) -> Self:
-        """A checked copy with some values replaced."""
-        return replace(self, **values)
 
 
 def _hostname() -> str:
@@ -293,7 +24,7 @@ def _hostname() -> str:
     return gethostname()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ClientConfig(Options):
     """A connection to nsqd: go-nsq's names, defaults and bounds, but TLS is at least 1.2."""
 
@@ -428,7 +159,7 @@ class ClientConfig(Options):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ConsumerConfig(ClientConfig):
     """A consumer: go-nsq's names, defaults and bounds, plus what its library leaves out."""
 
@@ -581,7 +312,7 @@ class ConsumerConfig(ClientConfig):
         return body
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ProducerConfig(ClientConfig):
     """A producer of messages."""
 
@@ -629,25 +360,25 @@ class ProducerConfig(ClientConfig):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class SourceOptions(Options):
     """Where a consuming command reads."""
 
     title: ClassVar[str] = "Source"
     shared: ClassVar[bool] = True
 
-    topic: tuple[str, ...] = _texts(
+    topic: tuple[str, ...] = texts(
         "Topic to consume; may be repeated.", metavar="TOPIC", values="topic", own=True
     )
     channel: str = option(
         "", "text", "Channel to consume it on.", metavar="CHANNEL", values="channel", own=True
     )
-    nsqd_tcp_address: tuple[str, ...] = _texts(
+    nsqd_tcp_address: tuple[str, ...] = texts(
         "nsqd to consume from; may be repeated. [default: 127.0.0.1:4150]",
         metavar="HOST:PORT",
         excludes=("lookupd_http_address",),
     )
-    lookupd_http_address: tuple[str, ...] = _texts(
+    lookupd_http_address: tuple[str, ...] = texts(
         "nsqlookupd to ask for nsqds instead; may be repeated.",
         metavar="HOST:PORT",
         excludes=("nsqd_tcp_address",),
@@ -667,7 +398,7 @@ class SourceOptions(Options):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class StopOptions(Options):
     """When a consuming command is done; 0 is never."""
 
@@ -685,14 +416,14 @@ class StopOptions(Options):
         "flag",
         "Stop when depth, in flight and deferred are 0 on every nsqd, seen twice.",
     )
-    nsqd_http_address: tuple[str, ...] = _texts(
+    nsqd_http_address: tuple[str, ...] = texts(
         "HTTP address of an nsqd, for --until-empty; may be repeated. [default: what nsqlookupd "
         "says, or the port after the TCP port]",
         metavar="HOST:PORT",
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class LogOptions(Options):
     """What goes to stderr."""
 
@@ -706,7 +437,7 @@ class LogOptions(Options):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class FileOptions(Options):
     """Which configuration file is read, and which of its profiles."""
 
@@ -720,7 +451,7 @@ class FileOptions(Options):
         "then /etc/nsqtools/config.toml]",
         in_file=False,
     )
-    profile: tuple[str, ...] = _texts(
+    profile: tuple[str, ...] = texts(
         "Profile of that file. [default: its default_profile]",
         metavar="NAME",
         values="profile",
@@ -734,7 +465,7 @@ class FileOptions(Options):
             raise ConfigError(f"--profile: give one profile, not {names}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class RecordOptions(Options):
     """How messages stand in a stream of bytes, for ``tail`` out and for ``pub`` in."""
 
@@ -750,7 +481,7 @@ class RecordOptions(Options):
     json: bool = option(False, "flag", "One JSON object a line, with the message's metadata.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class TailOptions(RecordOptions):
     """What ``tail`` prints."""
 
@@ -766,7 +497,7 @@ class TailOptions(RecordOptions):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class TargetOptions(Options):
     """Where a publishing command writes."""
 
@@ -776,7 +507,7 @@ class TargetOptions(Options):
     topic: str = option(
         "", "text", "Topic to publish to.", metavar="TOPIC", values="topic", own=True
     )
-    nsqd_tcp_address: tuple[str, ...] = _texts(
+    nsqd_tcp_address: tuple[str, ...] = texts(
         "nsqd to publish to; may be repeated. [default: 127.0.0.1:4150]", metavar="HOST:PORT"
     )
 
@@ -787,7 +518,7 @@ class TargetOptions(Options):
         check_name("topic", self.topic)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class PubOptions(RecordOptions):
     """What ``pub`` reads and how it sends."""
 
@@ -811,14 +542,14 @@ class PubOptions(RecordOptions):
     tee: bool = option(False, "flag", "Copy to stdout what was read.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class LookupOptions(Options):
     """Which nsqlookupds to ask and how to print."""
 
     title: ClassVar[str] = "Look-up"
     shared: ClassVar[bool] = True
 
-    lookupd_http_address: tuple[str, ...] = _texts(
+    lookupd_http_address: tuple[str, ...] = texts(
         "nsqlookupd to ask; may be repeated. [default: 127.0.0.1:4161]", metavar="HOST:PORT"
     )
     http_client_connect_timeout: float = option(
@@ -833,7 +564,7 @@ class LookupOptions(Options):
     json: bool = option(False, "flag", "Print JSON.", own=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class ShowOptions(Options):
     """How settings are printed."""
 
@@ -842,7 +573,7 @@ class ShowOptions(Options):
     json: bool = option(False, "flag", "Print JSON.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class NsqdOptions(Options):
     """The embedded nsqd: nsqd's names and defaults (``nsqd/options.go``)."""
 
@@ -911,7 +642,7 @@ class NsqdOptions(Options):
             Address.parse(self.auth_http_address, 80)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class SandboxOptions(Options):
     """Where the sandbox listens and what it publishes by itself."""
 

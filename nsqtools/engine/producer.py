@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
-from nsqtools.config import format_duration
+from nsqtools.config.option import format_duration
 from nsqtools.errors import (
     REFUSED_BODY,
     AuthError,

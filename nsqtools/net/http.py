@@ -18,7 +18,8 @@ from urllib.parse import parse_qsl, urlsplit
 import httpx
 
 from nsqtools import __version__
-from nsqtools.config import ClientConfig, format_duration
+from nsqtools.config import ClientConfig
+from nsqtools.config.option import format_duration
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address
 from nsqtools.net.replies import (

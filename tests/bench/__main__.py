@@ -19,11 +19,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.exits import COMPLETE
+from nsqtools.cli.tab import LINE
 from tests.support.binaries import require_nsq
 from tests.support.servers import Nsqd, at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.support.binaries import Nsq
 
@@ -76,7 +78,12 @@ class _Peak(threading.Thread):
 
 
 def measure(
-    argv: Sequence[str], messages: int, *, stdin: Path | None = None, to_pipe: bool = False
+    argv: Sequence[str],
+    messages: int,
+    *,
+    stdin: Path | None = None,
+    to_pipe: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> Run:
     """Run a command to its end; its output goes through a pipe to ``cat``, or nowhere."""
     with open(stdin or os.devnull, "rb") as source, open(os.devnull, "wb") as null:
@@ -86,7 +93,7 @@ def measure(
             stdin=source,
             stdout=subprocess.PIPE if to_pipe else null,
             stderr=subprocess.DEVNULL,
-            env=_ENVIRONMENT,
+            env={**_ENVIRONMENT, **(env or {})},
         )
         peak = _Peak(process.pid)
         peak.start()
@@ -176,6 +183,10 @@ def pairs(nsqd: Nsqd, nsq: Nsq, n: int, scratch: Path) -> list[Pair]:
     def start(flag: str) -> Side:
         return Side(f"nsqtools {flag}", lambda: measure([python, "-m", "nsqtools", flag], 1))
 
+    def tab(line: str) -> Side:
+        env = {COMPLETE: "bash_complete", LINE: line}
+        return Side(f"{line}<TAB>", lambda: measure([python, "-m", "nsqtools"], 1, env=env))
+
     def consuming(name: str, argv: Sequence[str]) -> Side:
         return Side(name, lambda: consume(nsqd, n, argv))
 
@@ -192,6 +203,8 @@ def pairs(nsqd: Nsqd, nsq: Nsq, n: int, scratch: Path) -> list[Pair]:
         ),
         Pair(start("--version"), click, rounds=7),
         Pair(start("--help"), click, rounds=7),
+        Pair(tab("nsqtools ta"), click, rounds=7),
+        Pair(tab("nsqtools tail --mo"), click, rounds=7),
     ]
 
 

@@ -19,7 +19,7 @@ from nsqtools.cli.completion import scripts
 from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.options import Command, options
 from nsqtools.cli.tab import LINE, TEXT, candidates
-from nsqtools.config import Options, option
+from nsqtools.config.option import Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,5 +1,5 @@
-"""The configuration file, seen through ``config show``, ``config check`` and the commands; a table of
-wrong files, hence the number of lines.
+"""The configuration file, seen through ``config`` and the commands; a table of wrong files, hence
+the number of lines.
 """
 
 from __future__ import annotations

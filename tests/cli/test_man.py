@@ -23,14 +23,8 @@ from nsqtools.cli.roff import argument, escape, macro, paragraphs, prose, verbat
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tomlpage import EXAMPLE, keys
 from nsqtools.cli.tree import Node, about, walk
-from nsqtools.config import (
-    Options,
-    ProducerConfig,
-    SandboxOptions,
-    StopOptions,
-    flag_name,
-    option,
-)
+from nsqtools.config import ProducerConfig, SandboxOptions, StopOptions
+from nsqtools.config.option import Options, flag_name, option
 from tests.support.binaries import needs
 
 if TYPE_CHECKING:

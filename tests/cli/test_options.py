@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from nsqtools.cli.options import Command, options
 from nsqtools.cli.spelling import gnu_spelling
-from nsqtools.config import ClientConfig, ConsumerConfig, Options, option
+from nsqtools.config import ClientConfig, ConsumerConfig
+from nsqtools.config.option import Options, option
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:

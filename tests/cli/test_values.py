@@ -1,0 +1,234 @@
+"""Whom TAB asks for names, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from nsqtools.cli import cli
+from nsqtools.cli.values import ask, names, questions
+from tests.support.eventually import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from nsqtools.config.option import Values
+    from tests.support.tls import Certificates
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No variables of nsqtools, and a configuration file of this test's own."""
+    for variable in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "nsqtools").mkdir()
+    return tmp_path / "nsqtools" / "config.toml"
+
+
+def typed(*words: str) -> click.Context:
+    """The context of a command that is being typed."""
+    parent = click.Context(cli, info_name="nsqtools", resilient_parsing=True)
+    command: click.Command | None = cli
+    rest = list(words)
+    while isinstance(command, click.Group):
+        name = rest.pop(0)
+        command = command.get_command(parent, name)
+        if isinstance(command, click.Group):
+            parent = click.Context(command, parent, name, resilient_parsing=True)
+    assert command
+    return command.make_context(name, rest, parent, resilient_parsing=True)
+
+
+def asked(values: Values, *words: str) -> list[str]:
+    return [
+        f"{'https' if question.tls else 'http'}://{question.address}{question.path}"
+        for question in questions(values, typed(*words))
+    ]
+
+
+STATS = "/stats?format=json&include_clients=false&include_mem=false"
+OF_EVENTS = "/stats?topic=events&format=json&include_clients=false&include_mem=false"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("values", "line", "urls"),
+    [
+        ("topic", "tail", ["http://127.0.0.1:4161/topics?", f"http://127.0.0.1:4151{STATS}"]),
+        ("channel", "tail", []),
+        (
+            "channel",
+            "lookup channels events",
+            [
+                "http://127.0.0.1:4161/channels?topic=events",
+                f"http://127.0.0.1:4151{OF_EVENTS}",
+            ],
+        ),
+        ("topic", "tail --nsqd-tcp-address a:5150", [f"http://a:5151{STATS}"]),
+        ("topic", "pub -nsqd-tcp-address=a", [f"http://a:4151{STATS}"]),
+        (
+            "topic",
+            "tail --nsqd-tcp-address a --nsqd-http-address=[::1]:80",
+            [f"http://[::1]:80{STATS}"],
+        ),
+        (
+            "channel",
+            "tail --topic=events --topic x#ephemeral --nsqd-tcp-address a",
+            [
+                f"http://a:4151{OF_EVENTS}",
+                f"http://a:4151{OF_EVENTS.replace('events', 'x%23ephemeral')}",
+            ],
+        ),
+        (
+            "topic",
+            "tail --lookupd-http-address a --lookupd-http-address https://b:99/nsq/?x=y",
+            ["http://a:4161/topics?", "https://b:99/nsq/topics?x=y"],
+        ),
+        (
+            "channel",
+            "tail --topic events --lookupd-http-address http://a?x=y",
+            ["http://a:4161/channels?x=y&topic=events"],
+        ),
+    ],
+)
+def test_the_servers_on_the_line_are_asked(values: Values, line: str, urls: list[str]) -> None:
+    assert asked(values, *line.split()) == urls
+
+
+def test_servers_come_from_the_strongest_source(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone.write_text('[defaults]\nlookupd-http-address = "file"\n[tail]\ntopic = "events"\n')
+    assert asked("topic", "tail") == ["http://file:4161/topics?"]
+    assert asked("topic", "pub") == ["http://file:4161/topics?"]
+    assert asked("channel", "tail") == ["http://file:4161/channels?topic=events"]
+    monkeypatch.setenv("NSQTOOLS_LOOKUPD_HTTP_ADDRESS", "env1 env2:80")
+    found = ["http://env1:4161/topics?", "http://env2:80/topics?"]
+    assert asked("topic", "tail") == found
+    assert asked("topic", "pub") == found
+    assert asked("topic", "tail", "--nsqd-tcp-address", "a") == [f"http://a:4151{STATS}"]
+    assert asked("topic", "pub", "--nsqd-tcp-address", "a") == [f"http://a:4151{STATS}"]
+    assert asked("topic", "tail", "--lookupd-http-address", "a") == ["http://a:4161/topics?"]
+
+
+def test_the_profile_on_the_line_says_where_servers_are(alone: Path) -> None:
+    alone.write_text('[profile.p]\nlookupd-http-address = ["a", "b:80"]\n')
+    found = ["http://a:4161/topics?", "http://b:80/topics?"]
+    assert asked("topic", "tail", "--profile", "p") == found
+
+
+@contextmanager
+def server(
+    replies: Mapping[str, object], context: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, ...]]:
+    """Answers GET by path, else with 404; the words of the line that make TAB ask it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.rstrip("?")
+            body = json.dumps(replies.get(path, {"topics": ["wrong"]})).encode()
+            self.send_response(200 if path in replies else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        if context:
+            running.socket = context.wrap_socket(running.socket, server_side=True)
+        thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        scheme = "https" if context else "http"
+        try:
+            yield "--lookupd-http-address", f"{scheme}://127.0.0.1:{running.server_port}"
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that a busy machine keeps."""
+    monkeypatch.setattr("nsqtools.cli.values.LIMIT", 30.0)
+
+
+@pytest.mark.usefixtures("alone", "patient")
+def test_names_of_all_servers_are_united_and_sorted() -> None:
+    with (
+        server({"/topics": {"topics": ["b", "a"]}}) as one,
+        server({"/topics": {"topics": ["c#ephemeral", "b"]}}) as two,
+    ):
+        assert names("topic", typed("tail", *one, *two)) == ("a", "b", "c#ephemeral")
+
+
+@pytest.mark.usefixtures("alone", "patient")
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        ({"topics": []}, ()),
+        ({"topics": None}, ()),
+        ({"status_code": 200, "status_txt": "OK", "data": {"topics": ["old"]}}, ("old",)),
+        ({"topics": ["$(reboot)", "a b", "a\tb", "", "good", "`id`", "x" * 65]}, ("good",)),
+        ({"topics": ["good", 1]}, ()),
+        ([], ()),
+        ("topics", ()),
+        ({}, ()),
+    ],
+)
+def test_only_valid_names_reach_the_shell(reply: object, found: tuple[str, ...]) -> None:
+    with server({"/topics": reply}) as known:
+        assert names("topic", typed("tail", *known)) == found
+
+
+@pytest.mark.usefixtures("alone", "patient")
+def test_a_server_that_refuses_or_is_gone_costs_only_its_own_names() -> None:
+    with server({"/topics": {"topics": ["a"]}}) as good, server({}) as bad:
+        gone = ("--lookupd-http-address", "127.0.0.1:1")
+        assert names("topic", typed("tail", *bad, *gone, *good)) == ("a",)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_server_that_never_answers_is_not_waited_for() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        server({"/topics": {"topics": ["a"]}}) as good,
+    ):
+        port = silent.getsockname()[1]
+        line = ("tail", "--lookupd-http-address", f"127.0.0.1:{port}", *good)
+        assert eventually(lambda: ask(questions("topic", typed(*line)))) == {"a"}
+
+
+@pytest.mark.usefixtures("alone", "patient")
+def test_https_is_verified_with_the_ca_of_the_line(certificates: Certificates) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server.cert, certificates.server.key)
+    with server({"/topics": {"topics": ["a"]}}, context) as known:
+        trusted = ("--tls-root-ca-file", str(certificates.ca))
+        assert names("topic", typed("tail", *known, *trusted)) == ("a",)
+        assert names("topic", typed("tail", *known)) == ()
+
+
+@pytest.mark.usefixtures("alone", "patient")
+def test_nsqd_names_its_topics_and_channels() -> None:
+    channels = [{"channel_name": "archive"}, {"channel_name": "x#ephemeral"}]
+    topics = [
+        {"topic_name": "events", "channels": channels},
+        {"topic_name": "other", "channels": [{"channel_name": "no"}]},
+    ]
+    replies = {STATS: {"topics": topics}, OF_EVENTS: {"topics": topics}}
+    with server(replies) as (_, url):
+        known = ("tail", "--nsqd-http-address", url, "--topic", "events")
+        assert names("topic", typed(*known)) == ("events", "other")
+        assert names("channel", typed(*known)) == ("archive", "x#ephemeral")
