@@ -207,7 +207,8 @@ class Topic:
         self.message_count = 0
         self.message_bytes = 0
         self.channels: dict[str, Channel] = {}
-        self._held = False
+        self.held = False
+        """Whether messages are kept back by ``hold``."""
         self._queue: deque[Message] = deque()
 
     @property
@@ -244,11 +245,12 @@ class Topic:
 
     def hold(self) -> None:
         """Keep messages back until ``release``, while channels to create are looked up."""
-        self._held = True
+        self.held = True
 
     def release(self) -> None:
         """End ``hold``."""
-        self._held = False
+        self.held = False
+        """Whether messages are kept back by ``hold``."""
         self.broker.mark(self)
 
     def empty(self) -> None:
@@ -278,7 +280,7 @@ class Topic:
 
     def _flow(self, now: float) -> None:
         """Copy what waits here to every channel."""
-        if not self._queue or not self.channels or self.paused or self._held:
+        if not self._queue or not self.channels or self.paused or self.held:
             return
         messages = tuple(self._queue)
         self._queue.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import AuthError, ServerError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from nsqtools.sandbox.broker import Channel
     from nsqtools.sandbox.consumer import Message
-    from nsqtools.sandbox.identify import Negotiated
     from nsqtools.sandbox.nsqd import Nsqd
     from nsqtools.sandbox.wire import Command
 
@@ -123,6 +123,13 @@ class Client(Connection):
             if len(words) != 1:
                 raise ServerError("E_INVALID AUTH invalid number of parameters")
 
+    def begin(self, command: Command) -> None:
+        """As Connection.begin: MPUB asks for its topic before it reads."""
+        if command.name == b"MPUB" and not self._must_ask_again():
+            topic = command.words[1].decode()
+            self._may(command, topic)
+            self.nsqd.broker.topic(topic)
+
     def execute(self, command: Command) -> None:
         """As Connection.execute."""
         if not (carry_out := self._commands.get(command.name)):
@@ -157,14 +164,9 @@ class Client(Connection):
         )
         self.answer(wire.response(negotiated.reply))
         if negotiated.tls:
-            self.flush()
-            self.suspend(self._secure(negotiated))
+            self.secure(partial(self.compress, negotiated))
         else:
             self.compress(negotiated)
-
-    async def _secure(self, negotiated: Negotiated) -> None:
-        await self.secure()
-        self.compress(negotiated)
 
     def _authenticate(self, command: Command) -> None:
         if self._grant and self._grant.authorizations:
@@ -206,11 +208,15 @@ class Client(Connection):
         grant = self._grant
         if not grant or not grant.authorizations:
             raise ServerError(f"E_AUTH_FIRST AUTH required before {show(command.name)}")
-        if grant.expires < self._loop.time():
+        if self._must_ask_again():
             self.suspend(self._ask_again(command, topic, channel))
             return False
         self._check_grant(grant, command, topic, channel)
         return True
+
+    def _must_ask_again(self) -> bool:
+        """Whether what the authd said is too old."""
+        return self._grant is not None and self._grant.expires < self._loop.time()
 
     async def _ask_again(self, command: Command, topic: str, channel: str) -> None:
         self._check_grant(await self._ask(), command, topic, channel)
@@ -247,7 +253,7 @@ class Client(Connection):
         self.channel = channel
         channel.add(self.consumer)
         self.state = SUBSCRIBED
-        self.answer(_OK)
+        self._answer_when_looked_up(topic)
 
     def _ready(self, command: Command) -> None:
         if self.state == CLOSING:
@@ -317,4 +323,10 @@ class Client(Connection):
         now, delay = self._loop.time(), command.delay / 1000
         self.nsqd.broker.publish(topic, command.bodies, now=now, defer=delay)
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(command.bodies)
+        self._answer_when_looked_up(topic)
+
+    def _answer_when_looked_up(self, topic: str) -> None:
+        """OK, when a new topic has the channels that nsqlookupds know (nsqd.go, GetTopic)."""
         self.answer(_OK)
+        if topic in self.nsqd.lookups:
+            self.suspend(self.nsqd.looked_up(topic))

@@ -21,6 +21,7 @@ from urllib.parse import unquote, unquote_plus
 import h11
 
 from nsqtools.names import is_valid_name
+from nsqtools.sandbox.https import SecureStream
 from nsqtools.sandbox.server import StreamServer, peer_address
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     Handler = Callable[["Request"], Awaitable["Response"]]
     Routes = Mapping[tuple[str, str], Handler]
+    Reader = asyncio.StreamReader | SecureStream
+    Writer = asyncio.StreamWriter | SecureStream
 
 log = logging.getLogger(__name__)
 
@@ -156,16 +159,20 @@ def router(routes: Routes) -> Handler:
 
 
 class _Server:
-    def __init__(self, handler: Handler, max_body: int) -> None:
+    def __init__(self, handler: Handler, max_body: int, tls: ssl.SSLContext | None) -> None:
         self._handler = handler
+        self._tls = tls
         self._max_body = max_body + _SLACK
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer until one end has enough; raises OSError or TimeoutError where that is abrupt."""
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         async with asyncio.timeout(None) as limit:
-            while await self._exchange(connection, reader, writer, limit):
-                connection.start_next_cycle()
+            if not self._tls:
+                await self._serve(reader, writer, limit)
+            else:
+                secure = SecureStream(self._tls, reader, writer)
+                if await secure.shake_hands():
+                    await self._serve(secure, secure, limit)
             if writer.can_write_eof():
                 writer.write_eof()
             with contextlib.suppress(TimeoutError):
@@ -175,11 +182,16 @@ class _Server:
             writer.close()
             await writer.wait_closed()
 
+    async def _serve(self, reader: Reader, writer: Writer, limit: asyncio.Timeout) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        while await self._exchange(connection, reader, writer, limit):
+            connection.start_next_cycle()
+
     async def _exchange(
         self,
         connection: h11.Connection,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        reader: Reader,
+        writer: Writer,
         limit: asyncio.Timeout,
     ) -> bool:
         """Answer one request; whether the connection can bear another."""
@@ -221,8 +233,8 @@ async def serve(
     max_body: int = 1 << 20,
 ) -> StreamServer:
     """Start a server. A body far over ``max_body`` bytes is not read, but its length is told."""
-    server = StreamServer(_Server(handler, max_body).converse)
-    await server.start(host, port, ssl)
+    server = StreamServer(_Server(handler, max_body, ssl).converse)
+    await server.start(host, port)
     return server
 
 
@@ -252,8 +264,8 @@ async def get(address: Address, target: str, *, timeout: float) -> tuple[int, by
 
 async def _read_request(
     connection: h11.Connection,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    reader: Reader,
+    writer: Writer,
     max_body: int,
 ) -> Request | None:
     """The next request, None at the end of the connection; raises h11.RemoteProtocolError."""
@@ -294,7 +306,7 @@ def _request(head: h11.Request, body: bytes, length: int) -> Request:
 
 
 async def _send(
-    connection: h11.Connection, writer: asyncio.StreamWriter, response: Response, *, body: bool
+    connection: h11.Connection, writer: Writer, response: Response, *, body: bool
 ) -> None:
     headers = [
         *response.headers,

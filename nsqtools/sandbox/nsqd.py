@@ -23,6 +23,7 @@ from nsqtools.sandbox.wire import VERSION
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from nsqtools.sandbox.broker import Topic
     from nsqtools.sandbox.server import StreamServer
 
 log = logging.getLogger(__name__)
@@ -57,12 +58,12 @@ class Nsqd:
         self.https: Address | None = None
         self.broadcast_address = ""
         self.lookupds: LookupPeers | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Server | None = None
         self._http_servers: list[StreamServer] = []
         self._connections: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lookups: dict[str, asyncio.Task[None]] = {}
+        self.lookups: dict[str, asyncio.Task[None]] = {}
+        """By topic, while its channels are looked up."""
         self._awake = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -81,13 +82,13 @@ class Nsqd:
         HTTPS is on the port after ``http_port``, or a free one, unless told. The broadcast
         address is the host unless told.
         """
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         self.broadcast_address = broadcast_address or host
         if https_port is None:
             https_port = http_port and http_port + 1
         try:
             with naming(Address(host, tcp_port)):
-                self._server = await self._loop.create_server(self._accept, host, tcp_port)
+                self._server = await loop.create_server(self._accept, host, tcp_port)
             self.tcp = bound(self._server)
             self.http = await self._serve_http(host, http_port, secure=False)
             if self.tls:
@@ -119,8 +120,7 @@ class Nsqd:
     @property
     def now(self) -> float:
         """The broker's time: seconds of the loop's clock."""
-        assert self._loop, "not started"
-        return self._loop.time()
+        return asyncio.get_running_loop().time()
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, defer: float = 0.0) -> None:
         """As Broker.publish, now."""
@@ -153,7 +153,7 @@ class Nsqd:
             return
         self.lookupds.topic_created(topic)
         self.broker.topics[topic].hold()
-        self._lookups[topic] = self.run(self._create_channels(topic))
+        self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
 
     def topic_deleted(self, topic: str) -> None:
         """Broker's listener."""
@@ -172,7 +172,7 @@ class Nsqd:
 
     async def looked_up(self, topic: str) -> None:
         """Return when a new topic has the channels that nsqlookupds know; nsqd answers then."""
-        if task := self._lookups.get(topic):
+        if task := self.lookups.get(topic):
             await asyncio.wait([task])
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -210,18 +210,17 @@ class Nsqd:
         self._http_servers.append(server)
         return server.address
 
-    async def _create_channels(self, name: str) -> None:
-        topic = self.broker.topics[name]
+    async def _create_channels(self, topic: Topic) -> None:
+        """Create the channels that nsqlookupds know, and let the topic's messages flow."""
+        assert self.lookupds
         try:
-            assert self.lookupds
-            channels = await self.lookupds.channels(name)
-            if self.broker.topics.get(name) is topic:
-                for channel in channels:
+            for channel in await self.lookupds.channels(topic.name):
+                if self.broker.topics.get(topic.name) is topic:
                     topic.channel(channel)
         finally:
             topic.release()
-            if self._lookups.get(name) is asyncio.current_task():
-                del self._lookups[name]
+            if self.lookups.get(topic.name) is asyncio.current_task():
+                del self.lookups[topic.name]
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -240,14 +239,13 @@ class Nsqd:
         ]
 
     def _wake(self) -> None:
-        if not self._awake and self._loop:
+        if not self._awake:
             self._awake = True
-            self._loop.call_soon(self._turn)
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
         """Move the broker on; once per turn of the loop at most."""
-        assert self._loop
-        due = self.broker.tick(self._loop.time())
+        due = self.broker.tick(self.now)
         self._awake = False
         if due is None:
             return
@@ -255,7 +253,7 @@ class Nsqd:
             if self._timer.when() <= due + _SCAN_PAUSE and not self._timer.cancelled():
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(due + _SCAN_PAUSE, self._timed)
+        self._timer = asyncio.get_running_loop().call_at(due + _SCAN_PAUSE, self._timed)
 
     def _timed(self) -> None:
         self._timer = None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Iterator
 
     Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -32,7 +31,13 @@ def bound(server: asyncio.Server) -> Address:
     return Address(*server.sockets[0].getsockname()[:2])
 
 
-def peer_address(writer: asyncio.StreamWriter) -> Address:
+class Known(Protocol):
+    """What a stream writer tells of its connection."""
+
+    def get_extra_info(self, name: str) -> Any: ...  # noqa: D102
+
+
+def peer_address(writer: Known) -> Address:
     """The other end; an empty host where it is gone already."""
     return Address(*(writer.get_extra_info("peername") or ("", 0))[:2])
 
@@ -47,10 +52,10 @@ class StreamServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str, port: int, ssl: ssl.SSLContext | None = None) -> None:
+    async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
         with naming(Address(host, port)):
-            self._server = await asyncio.start_server(self._accept, host, port, ssl=ssl)
+            self._server = await asyncio.start_server(self._accept, host, port)
         self.address = bound(self._server)
 
     async def stop(self) -> None:

@@ -1,14 +1,22 @@
-"""TLS of the embedded nsqd, and what ``/stats`` says of it (nsqd.go, client_v2.go)."""
+"""TLS of the embedded nsqd, and what ``/stats`` says of it (nsqd.go, client_v2.go).
+
+The layer is sans-IO, for asyncio's ``start_tls`` closes on a failed handshake before the client has
+been told why.
+"""
 
 from __future__ import annotations
 
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nsqtools.config import NsqdOptions
+
+_PIECE = 1 << 16
 
 _VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
 _GO_NAMES = {
@@ -54,6 +62,50 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
             )
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+class TLS:
+    """The server's side of TLS on one connection, between the wire's bytes and plain ones."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._received, self._pending = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.connection = context.wrap_bio(self._received, self._pending, server_side=True)
+
+    def shake_hands(self, data: bytes) -> bool:
+        """Go on with the handshake; whether it is complete. Raises ProtocolError if it fails."""
+        self._received.write(data)
+        try:
+            self.connection.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLError as error:
+            raise ProtocolError(_reason(error)) from None
+        return True
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """Yield the plain bytes of ``data`` in pieces; raises ProtocolError."""
+        self._received.write(data)
+        try:
+            while piece := self.connection.read(_PIECE):
+                yield piece
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            return
+        except ssl.SSLError as error:
+            raise ProtocolError(_reason(error)) from None
+
+    def encode(self, data: bytes) -> bytes:
+        """Encrypt."""
+        for start in range(0, len(data), _PIECE):
+            self.connection.write(data[start : start + _PIECE])
+        return self.take_pending()
+
+    def take_pending(self) -> bytes:
+        """What the peer must be sent of the protocol's own accord, alerts too."""
+        return self._pending.read()
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return f"tls: {(error.reason or str(error)).lower().replace('_', ' ')}"
 
 
 def describe(connection: ssl.SSLObject | None) -> dict[str, Any]:

@@ -130,12 +130,14 @@ class Command:
 class CommandParser:
     """Splits what a client sends into commands.
 
-    ``admit`` gets the words of each line and raises ServerError if they may not be said now; sizes
-    are in bytes, ``max_req_timeout`` in seconds.
+    ``admit`` gets the words of each line and raises ServerError if they may not be said now.
+    ``begin`` gets a command that is right so far, before its body is read, and may refuse it too.
+    Sizes are in bytes, ``max_req_timeout`` in seconds.
     """
 
     __slots__ = (
         "_admit",
+        "_begin",
         "_bodies",
         "_command",
         "_count",
@@ -153,12 +155,14 @@ class CommandParser:
     def __init__(
         self,
         admit: Callable[[list[bytes]], None],
+        begin: Callable[[Command], None],
         *,
         max_msg_size: int,
         max_body_size: int,
         max_req_timeout: float,
     ) -> None:
         self._admit = admit
+        self._begin = begin
         self._max_msg_size = max_msg_size
         self._max_body_size = max_body_size
         self._max_req_timeout = max_req_timeout
@@ -212,6 +216,7 @@ class CommandParser:
         command = Command(words)
         if words[0] in _PUBLISHING:
             self._check_publish(command)
+        self._begin(command)
         self._command, self._step, self._need = command, self._sized, _SIZE.size
         return self._sized(command)
 

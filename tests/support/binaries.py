@@ -90,7 +90,8 @@ def expect_nsq(*, build: bool) -> bool:
         return True
     if not build:
         return shutil.which("go") is not None
-    if failure := _build(_cache_directory()):
+    failure = _build(_cache_directory())
+    if failure and shutil.which("go"):
         _remember("nsqd", f"{LIVE} ({failure})")
     return installed_nsq() is not None
 

@@ -37,7 +37,7 @@ def test_path_comes_before_the_named_directory(
     assert str(binaries.require_nsq()) == "v1.2.1 from $NSQTOOLS_NSQD_BIN"
     assert binaries.require_nsq().path("nsq_tail") == str(named / "nsq_tail")
     install(tmp_path / "path", "nsqd", "nsqlookupd")
-    assert binaries.describe_nsq() == "v1.3.0 from PATH"
+    assert binaries.describe_nsq() == "v1.3.0 from PATH, and the sandbox"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,31 @@ def test_a_place_without_nsqlookupd_or_with_an_old_nsqd_is_passed_over(
 ) -> None:
     install(tmp_path / "path", *programs, version=version)
     assert binaries.installed_nsq() is None
+
+
+def test_the_sandbox_is_used_alone_where_there_is_no_nsqd_and_no_go_to_build_it() -> None:
+    assert binaries.describe_nsq().startswith("the sandbox alone (")
+    assert not binaries.expect_nsq(build=True)
+    assert not binaries.expect_nsq(build=False)
+
+
+def test_it_is_so_too_where_nsqd_cannot_be_built_and_that_is_told(tmp_path: Path) -> None:
+    go = install(tmp_path / "path", "go") / "go"
+    go.write_text("#!/bin/sh\necho go1.22.5\n")
+    assert binaries.expect_nsq(build=False)
+    assert not binaries.expect_nsq(build=True)
+    (lost,) = binaries.missing["nsqd"]
+    assert "go1.22.5 is too old" in lost
+
+
+def test_nsqd_is_expected_where_it_is_installed_or_required(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NSQTOOLS_REQUIRE_NSQD", "1")
+    assert binaries.expect_nsq(build=True)
+    monkeypatch.delenv("NSQTOOLS_REQUIRE_NSQD")
+    install(tmp_path / "path", "nsqd", "nsqlookupd")
+    assert binaries.expect_nsq(build=True)
 
 
 def test_without_nsqd_a_test_is_skipped_and_the_reason_says_what_was_looked_for() -> None:

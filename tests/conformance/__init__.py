@@ -1,0 +1,1 @@
+"""What nsqd and nsqlookupd v1.3.0 do, observed with plain sockets on them and on the sandbox."""

@@ -1,0 +1,342 @@
+"""SUB, RDY, FIN, REQ, TOUCH and CLS."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.eventually import eventually
+
+if TYPE_CHECKING:
+    from tests.conformance.conftest import Connect
+    from tests.support.raw import Raw
+    from tests.support.servers import MakeNsqd, Nsqd
+
+SETTLING = ["FIN {}", "REQ {} 0", "TOUCH {}"]
+NOWHERE = "0123456789abcdef"
+
+
+@pytest.mark.parametrize("command", ["SUB", "SUB t"])
+def test_sub_without_its_parameters_is_refused(command: str, client: Raw) -> None:
+    assert client.fatal(command) == "E_INVALID SUB insufficient number of parameters"
+
+
+def test_sub_to_a_bad_name_is_refused(connect: Connect) -> None:
+    for line, text in (
+        ("SUB bad! c", 'E_BAD_TOPIC SUB topic name "bad!" is not valid'),
+        ("SUB  c", 'E_BAD_TOPIC SUB topic name "" is not valid'),
+        ("SUB t bad!", 'E_BAD_CHANNEL SUB channel name "bad!" is not valid'),
+        ("SUB t ", 'E_BAD_CHANNEL SUB channel name "" is not valid'),
+        (f"SUB t {'c' * 65}", f'E_BAD_CHANNEL SUB channel name "{"c" * 65}" is not valid'),
+    ):
+        assert connect().fatal(line) == text
+
+
+def test_sub_creates_topic_and_channel(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    client.subscribe(topic)
+    assert nsqd.channel(topic, "c")["client_count"] == 1
+
+
+def test_sub_with_heartbeats_switched_off_is_refused(client: Raw, topic: str) -> None:
+    client.identify(heartbeat_interval=-1)
+    assert client.fatal(f"SUB {topic} c") == "E_INVALID cannot SUB with heartbeats disabled"
+
+
+def test_a_second_sub_is_refused(client: Raw, topic: str) -> None:
+    client.subscribe(topic)
+    assert client.fatal(f"SUB {topic} d") == "E_INVALID cannot SUB in current state"
+
+
+def test_auth_after_sub_is_refused(client: Raw, topic: str) -> None:
+    client.subscribe(topic)
+    assert client.fatal("AUTH", b"x") == "E_INVALID cannot AUTH in current state"
+
+
+def test_a_channel_takes_no_more_than_max_channel_consumers(
+    make_nsqd: MakeNsqd, connect: Connect, topic: str
+) -> None:
+    nsqd = make_nsqd("-max-channel-consumers=2")
+    for _ in range(2):
+        connect(nsqd).subscribe(topic)
+    assert connect(nsqd).fatal(f"SUB {topic} c") == (
+        f"E_SUB_FAILED SUB failed consumers for {topic}:c exceeds limit of 2"
+    )
+    connect(nsqd).subscribe(topic, "d")
+
+
+@pytest.mark.parametrize("command", ["RDY 1", "FIN x", "REQ x 0", "TOUCH x", "CLS", "FIN", "REQ"])
+def test_a_consumers_command_before_sub_is_refused(command: str, client: Raw) -> None:
+    name = command.partition(" ")[0]
+    assert client.fatal(command) == f"E_INVALID cannot {name} in current state"
+
+
+def test_nothing_is_delivered_before_rdy(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    client.subscribe(topic)
+    client.send(f"PUB {topic}", b"x")
+    assert client.response() == b"OK"
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 1)
+    assert client.settle() == 0
+    client.send("RDY 1")
+    assert client.message().body == b"x"
+
+
+def test_rdy_bounds_what_is_in_flight(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"%d" % number for number in range(10)])
+    client.subscribe(topic, ready=3)
+    ids = [client.message().id for _ in range(3)]
+    assert client.settle() == 0
+    found = nsqd.channel(topic, "c")
+    assert (found["depth"], found["in_flight_count"]) == (7, 3)
+    client.send(f"FIN {ids[0]}")
+    client.message()
+    assert client.settle() == 0
+    assert nsqd.channel(topic, "c")["in_flight_count"] == 3
+
+
+def test_rdy_may_be_lowered_below_what_is_in_flight(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"%d" % number for number in range(5)])
+    client.subscribe(topic, ready=3)
+    ids = [client.message().id for _ in range(3)]
+    client.send("RDY 1")
+    client.send(f"FIN {ids[0]}")
+    client.send(f"FIN {ids[1]}")
+    assert client.settle() == 0
+    client.send(f"FIN {ids[2]}")
+    client.message()
+
+
+def test_rdy_0_stops_delivery(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"1", b"2"])
+    client.subscribe(topic, ready=1)
+    first = client.message()
+    client.send("RDY 0")
+    client.send(f"FIN {first.id}")
+    assert client.settle() == 0
+    (shown,) = nsqd.channel(topic, "c")["clients"]
+    assert (shown["ready_count"], shown["in_flight_count"]) == (0, 0)
+    client.send("RDY 1")
+    client.message()
+
+
+def test_rdy_without_a_number_is_1_and_with_an_empty_one_0(
+    client: Raw, nsqd: Nsqd, topic: str
+) -> None:
+    client.subscribe(topic)
+    for line, count in (("RDY", 1), ("RDY ", 0), ("RDY 007", 7)):
+        client.send(line)
+        client.settle()
+        (shown,) = nsqd.channel(topic, "c")["clients"]
+        assert shown["ready_count"] == count
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        ("2501", "E_INVALID RDY count 2501 out of range 0-2500"),
+        ("-1", "E_INVALID RDY could not parse count -1"),
+        ("x", "E_INVALID RDY could not parse count x"),
+        ("+1", "E_INVALID RDY could not parse count +1"),
+        ("1_0", "E_INVALID RDY could not parse count 1_0"),
+    ],
+)
+def test_rdy_out_of_range_is_refused(count: str, text: str, client: Raw, topic: str) -> None:
+    assert client.subscribe(topic).fatal(f"RDY {count}") == text
+
+
+def test_max_rdy_count_is_the_limit_of_rdy(
+    make_nsqd: MakeNsqd, connect: Connect, topic: str
+) -> None:
+    client = connect(make_nsqd("-max-rdy-count=7")).subscribe(topic, ready=7)
+    assert client.fatal("RDY 8") == "E_INVALID RDY count 8 out of range 0-7"
+
+
+@pytest.mark.parametrize("command", SETTLING)
+def test_settling_what_is_not_in_flight_fails_and_is_not_fatal(
+    command: str, client: Raw, topic: str
+) -> None:
+    name = command.partition(" ")[0]
+    client.subscribe(topic)
+    text = f"E_{name}_FAILED {name} {NOWHERE} failed ID not in flight"
+    assert client.error(command.format(NOWHERE)) == text
+    client.settle()
+
+
+@pytest.mark.parametrize("command", SETTLING)
+def test_settling_what_another_consumer_holds_fails_and_is_not_fatal(
+    command: str, connect: Connect, topic: str
+) -> None:
+    name = command.partition(" ")[0]
+    one, other = connect().subscribe(topic, ready=1), connect().subscribe(topic)
+    assert other.ask(f"PUB {topic}", b"x") == b"OK"
+    message = one.message()
+    text = f"E_{name}_FAILED {name} {message.id} failed client does not own message"
+    assert other.error(command.format(message.id)) == text
+    one.send(f"FIN {message.id}")
+    one.settle()
+    other.settle()
+
+
+@pytest.mark.parametrize("command", SETTLING)
+@pytest.mark.parametrize("name", ["", "short", "x" * 17])
+def test_settling_an_id_of_another_length_is_refused(
+    command: str, name: str, client: Raw, topic: str
+) -> None:
+    client.subscribe(topic)
+    assert client.fatal(command.format(name)) == "E_INVALID invalid message ID"
+
+
+@pytest.mark.parametrize("command", ["FIN", "TOUCH", "REQ", f"REQ {NOWHERE}"])
+def test_settling_without_parameters_is_refused(command: str, client: Raw, topic: str) -> None:
+    name = command.partition(" ")[0]
+    client.subscribe(topic)
+    assert client.fatal(command) == f"E_INVALID {name} insufficient number of params"
+
+
+@pytest.mark.parametrize("delay", ["-1", "x", "1.5"])
+def test_a_requeue_with_a_bad_delay_is_refused(delay: str, client: Raw, topic: str) -> None:
+    text = f"E_INVALID REQ could not parse timeout {delay}"
+    assert client.subscribe(topic).fatal(f"REQ {NOWHERE} {delay}") == text
+
+
+def test_fin_ends_a_message_and_is_not_answered(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    client.subscribe(topic, ready=1)
+    nsqd.publish(topic, [b"x"])
+    message = client.message()
+    client.send(f"FIN {message.id}")
+    assert client.settle() == 0
+    assert client.error(f"FIN {message.id}").endswith("ID not in flight")
+    found = nsqd.channel(topic, "c")
+    assert (found["depth"], found["in_flight_count"]) == (0, 0)
+
+
+def test_req_0_gives_the_message_back_at_once_with_one_more_attempt(
+    client: Raw, nsqd: Nsqd, topic: str
+) -> None:
+    client.subscribe(topic, ready=1)
+    nsqd.publish(topic, [b"x"])
+    first = client.message()
+    for attempts in (2, 3, 4):
+        client.send(f"REQ {first.id} 0")
+        again = client.message()
+        assert again == first._replace(attempts=attempts)
+    assert nsqd.channel(topic, "c")["requeue_count"] == 3
+
+
+def test_a_requeued_message_goes_behind_those_that_wait(
+    client: Raw, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    for number in range(3):
+        nsqd.request("POST", "/pub", b"%d" % number, topic=topic)
+    client.subscribe(topic, ready=1)
+    client.send(f"REQ {client.message().id} 0")
+    bodies = []
+    for _ in range(3):
+        message = client.message()
+        bodies.append(message.body)
+        client.send(f"FIN {message.id}")
+    assert bodies == [b"1", b"2", b"0"]
+
+
+def test_a_requeued_message_may_go_to_another_consumer(
+    connect: Connect, nsqd: Nsqd, topic: str
+) -> None:
+    one = connect().subscribe(topic, ready=1)
+    nsqd.publish(topic, [b"x"])
+    message = one.message()
+    one.send("RDY 0")
+    one.send(f"REQ {message.id} 0")
+    one.settle()
+    assert connect().subscribe(topic, ready=1).message() == message._replace(attempts=2)
+
+
+def test_req_with_a_delay_defers_the_message(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    client.subscribe(topic, ready=1)
+    nsqd.publish(topic, [b"x"])
+    message = client.message()
+    client.send(f"REQ {message.id} 3600000")
+    assert client.settle() == 0
+    found = nsqd.channel(topic, "c")
+    names = ("depth", "in_flight_count", "deferred_count", "requeue_count")
+    assert [found[name] for name in names] == [0, 0, 1, 1]
+    assert client.error(f"FIN {message.id}").endswith("ID not in flight")
+
+
+def test_a_delay_over_max_req_timeout_is_cut_to_it(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    client.subscribe(topic, ready=1)
+    nsqd.publish(topic, [b"x"])
+    client.send(f"REQ {client.message().id} 99999999999")
+    client.settle()
+    assert nsqd.channel(topic, "c")["deferred_count"] == 1
+
+
+def test_touch_is_not_answered_and_keeps_the_message_in_flight(
+    client: Raw, nsqd: Nsqd, topic: str
+) -> None:
+    client.subscribe(topic, ready=1)
+    nsqd.publish(topic, [b"x"])
+    message = client.message()
+    for _ in range(3):
+        client.send(f"TOUCH {message.id}")
+    assert client.settle() == 0
+    assert nsqd.channel(topic, "c")["in_flight_count"] == 1
+    client.send(f"FIN {message.id}")
+    client.settle()
+    assert nsqd.channel(topic, "c")["in_flight_count"] == 0
+
+
+def test_cls_is_answered_and_ends_delivery(client: Raw, nsqd: Nsqd, topic: str) -> None:
+    client.subscribe(topic, ready=5)
+    assert client.ask("CLS") == b"CLOSE_WAIT"
+    nsqd.publish(topic, [b"x"])
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 1)
+    assert client.settle() == 0
+    (shown,) = nsqd.channel(topic, "c")["clients"]
+    assert (shown["state"], shown["ready_count"]) == (4, 0)
+
+
+def test_after_cls_messages_are_still_settled_and_rdy_is_ignored(
+    client: Raw, nsqd: Nsqd, topic: str
+) -> None:
+    client.subscribe(topic, ready=3)
+    nsqd.publish(topic, [b"1", b"2", b"3"])
+    one, two, three = (client.message().id for _ in range(3))
+    assert client.ask("CLS") == b"CLOSE_WAIT"
+    client.send("RDY 3")
+    client.send("RDY nonsense")
+    client.send(f"FIN {one}")
+    client.send(f"REQ {two} 0")
+    client.send(f"TOUCH {three}")
+    assert client.settle() == 0
+    found = nsqd.channel(topic, "c")
+    assert (found["depth"], found["in_flight_count"]) == (1, 1)
+
+
+@pytest.mark.parametrize("command", ["CLS", "SUB t c", "IDENTIFY"])
+def test_a_second_cls_or_a_new_beginning_is_refused(command: str, client: Raw, topic: str) -> None:
+    client.subscribe(topic)
+    assert client.ask("CLS") == b"CLOSE_WAIT"
+    name = command.partition(" ")[0]
+    assert client.fatal(command) == f"E_INVALID cannot {name} in current state"
+
+
+def test_publishing_goes_on_after_cls(client: Raw, topic: str) -> None:
+    client.subscribe(topic)
+    assert client.ask("CLS") == b"CLOSE_WAIT"
+    assert client.ask(f"PUB {topic}", b"x") == b"OK"
+
+
+def test_what_was_in_flight_stays_so_when_its_consumer_leaves(
+    connect: Connect, nsqd: Nsqd, topic: str
+) -> None:
+    client = connect().subscribe(topic, ready=2)
+    nsqd.publish(topic, [b"1", b"2"])
+    assert {client.message().body for _ in range(2)} == {b"1", b"2"}
+    client.close()
+    eventually(lambda: nsqd.channel(topic, "c")["client_count"] == 0)
+    found = nsqd.channel(topic, "c")
+    assert (found["in_flight_count"], found["depth"]) == (2, 0)

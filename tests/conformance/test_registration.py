@@ -1,0 +1,103 @@
+"""What an nsqd and an nsqlookupd have to do with each other."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+from tests.support.eventually import eventually
+from tests.support.raw import http_ask
+
+if TYPE_CHECKING:
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqlookupd
+
+
+def ask(lookupd: Nsqlookupd, request: str) -> Any:
+    found = http_ask(lookupd.http, request)
+    assert found.status == 200
+    return found.json if found.body else None
+
+
+def test_an_nsqd_registers_all_it_has_and_what_comes_and_goes(
+    make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    nsqd.create(topic, "a")
+
+    def channels() -> Any:
+        return ask(nsqlookupd, f"GET /channels?topic={topic}")["channels"]
+
+    eventually(lambda: channels() == ["a"])
+    eventually(lambda: nsqlookupd.lookup(topic) == {nsqd.tcp})
+    nsqd.create(topic, "b#ephemeral")
+    eventually(lambda: sorted(channels()) == ["a", "b#ephemeral"])
+    nsqd.delete(topic, "b#ephemeral")
+    eventually(lambda: channels() == ["a"])
+    (found,) = ask(nsqlookupd, f"GET /lookup?topic={topic}")["producers"]
+    assert found["hostname"] == socket.gethostname()
+    assert (found["broadcast_address"], found["version"]) == ("127.0.0.1", "1.3.0")
+    assert (found["tcp_port"], found["http_port"]) == (nsqd.tcp.port, nsqd.http.port)
+    nsqd.delete(topic)
+    eventually(lambda: nsqlookupd.lookup(topic) == set())
+
+
+def test_an_nsqd_asks_for_the_channels_of_a_new_topic_and_creates_them(
+    make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    for channel in ("archive", "metrics", "passing#ephemeral"):
+        quoted = channel.replace("#", "%23")
+        ask(nsqlookupd, f"POST /channel/create?topic={topic}&channel={quoted}")
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    eventually(lambda: ask(nsqlookupd, "GET /nodes")["producers"])
+    nsqd.publish(topic, [b"x"])
+    names = [each["channel_name"] for each in nsqd.topic(topic)["channels"]]
+    assert names == ["archive", "metrics"]
+    eventually(lambda: all(nsqd.channel(topic, name)["depth"] == 1 for name in names))
+
+
+def test_an_nsqd_registers_again_with_an_nsqlookupd_that_was_away(
+    make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    nsqd.create(topic, "c")
+    eventually(lambda: lookupd.lookup(topic))
+    lookupd.kill()
+    lookupd.start()
+    nsqd.create(topic, "new")
+    nsqd.create(f"{topic}.later")
+    eventually(lambda: lookupd.lookup(topic) == {nsqd.tcp}, timeout=20)
+
+
+def test_an_nsqd_is_told_of_nsqlookupds_while_it_runs(
+    make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    nsqd = make_nsqd()
+    nsqd.create(topic, "c")
+    body = json.dumps([str(nsqlookupd.tcp)]).encode()
+    nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", body)
+    eventually(lambda: nsqlookupd.lookup(topic) == {nsqd.tcp})
+    nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", b"[]")
+    eventually(lambda: nsqlookupd.lookup(topic) == set())
+
+
+def test_an_nsqd_whose_nsqlookupd_is_away_works_as_ever(
+    make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    lookupd.stop()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"x"])
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 1)
+
+
+def test_an_nsqd_that_ends_is_forgotten(
+    make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    nsqd.create(topic)
+    eventually(lambda: nsqlookupd.lookup(topic))
+    nsqd.stop()
+    eventually(lambda: not nsqlookupd.lookup(topic))

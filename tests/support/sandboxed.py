@@ -1,0 +1,88 @@
+"""One server of the sandbox as a process of its own, with the flags of the real program.
+
+``python -m tests.support.sandboxed nsqd -tcp-address=127.0.0.1:4150 ...``; SIGTERM ends it. Flags
+that are about disks and logs are taken and mean nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.config import NsqdOptions
+from nsqtools.config.option import flag_name, parse_duration
+from nsqtools.names import Address
+from nsqtools.sandbox.lookupd import Nsqlookupd
+from nsqtools.sandbox.nsqd import Nsqd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+WITHOUT_MEANING = ("log-level", "data-path")
+WHERE = ("tcp-address", "http-address", "https-address", "lookupd-tcp-address", "broadcast-address")
+LOOKUPD = ("inactive-producer-timeout", "tombstone-lifetime")
+
+
+def split_flags(args: Iterable[str], known: Sequence[str]) -> dict[str, list[str]]:
+    """Values of each flag, by its name; exits as Go does for one that is not known."""
+    found: dict[str, list[str]] = {}
+    for arg in args:
+        name, equals, value = arg.lstrip("-").partition("=")
+        if name not in known:
+            print(f"flag provided but not defined: -{name}", file=sys.stderr)
+            sys.exit(2)
+        found.setdefault(name, []).append(value if equals else "true")
+    return found
+
+
+def options_of(flags: dict[str, list[str]]) -> NsqdOptions:
+    values: dict[str, Any] = {}
+    for name, declared in NsqdOptions.declared().items():
+        if given := flags.get(flag_name(name)):
+            values[name] = declared.parse(given[-1])
+    return NsqdOptions(**values)
+
+
+async def start_nsqd(args: Sequence[str]) -> None:
+    known = (*WITHOUT_MEANING, *WHERE, *map(flag_name, NsqdOptions.declared()))
+    flags = split_flags(args, known)
+    tcp, http, https = (
+        Address.parse(flags[f"{kind}-address"][-1]) for kind in ("tcp", "http", "https")
+    )
+    await Nsqd(options_of(flags)).start(
+        tcp.host,
+        tcp.port,
+        http.port,
+        https_port=https.port,
+        lookupd_tcp_addresses=[
+            Address.parse(each) for each in flags.get("lookupd-tcp-address", ())
+        ],
+        broadcast_address=flags["broadcast-address"][-1],
+    )
+
+
+async def start_nsqlookupd(args: Sequence[str]) -> None:
+    flags = split_flags(args, (*WITHOUT_MEANING, *WHERE, *LOOKUPD))
+    tcp, http = (Address.parse(flags[f"{kind}-address"][-1]) for kind in ("tcp", "http"))
+    periods: dict[str, Any] = {
+        name.replace("-", "_"): parse_duration(flags[name][-1]) for name in LOOKUPD if name in flags
+    }
+    server = Nsqlookupd(broadcast_address=flags["broadcast-address"][-1], **periods)
+    await server.start(tcp.host, tcp.port, http.port)
+
+
+async def main(program: str, args: Sequence[str]) -> None:
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    try:
+        await (start_nsqd if program == "nsqd" else start_nsqlookupd)(args)
+    except OSError as error:
+        sys.exit(f"{error.filename}: {str(error.strerror).lower()}")
+    print(f"{program}: listening on all ports", flush=True)
+    await ended.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2:]))
