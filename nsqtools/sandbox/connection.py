@@ -335,8 +335,9 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def _beat(self) -> None:
-        self._beat_due += self.settings.heartbeat_interval
-        self._after(self._beat_due - self._loop.time(), "heartbeat", self._beat)
+        now = self._loop.time()
+        self._beat_due = max(now, self._beat_due + self.settings.heartbeat_interval)
+        self._after(self._beat_due - now, "heartbeat", self._beat)
         if not (self._busy or self.blocked or self._closed):
             self.write(_HEARTBEAT)
 

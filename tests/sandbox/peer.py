@@ -32,6 +32,15 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
+class SlowTransport(FakeTransport):
+    """A connection whose peer may take a part of what waits for it."""
+
+    def drain(self, size: int) -> None:
+        """The peer takes some bytes."""
+        self._buffered = max(0, self._buffered - size)
+        self._flow()
+
+
 class Peer:
     """A connection that has sent the magic."""
 
@@ -39,7 +48,7 @@ class Peer:
         self.nsqd = nsqd
         self.client = Client(nsqd)
         extra = {"peername": ("127.0.0.1", 5555)}
-        self.transport = FakeTransport(self.client, extra=extra)
+        self.transport = SlowTransport(self.client, extra=extra)
         self.transport.connect()
         self._received = b""
         self.transport.deliver(magic)

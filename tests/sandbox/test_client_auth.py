@@ -64,6 +64,20 @@ async def test_commands_wait_for_the_authd_and_then_go_on() -> None:
 
 
 @virtual
+async def test_a_client_is_not_given_up_while_the_authd_is_asked() -> None:
+    nsqd, secrets = secured()
+    peer = Peer(nsqd)
+    peer.identify(heartbeat_interval=1000)
+    peer.send("AUTH", body=b"s3")
+    await asyncio.sleep(5)
+    secrets.allow()
+    await asyncio.sleep(1.9)
+    assert not peer.closed
+    await asyncio.sleep(0.5)
+    assert peer.closed
+
+
+@virtual
 async def test_a_client_that_leaves_while_the_authd_is_asked_is_answered_nothing() -> None:
     nsqd, secrets = secured()
     peer = Peer(nsqd)

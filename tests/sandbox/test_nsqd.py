@@ -17,7 +17,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd
 from tests.support.eventually import eventually_async
-from tests.support.raw import Raw, mpub
+from tests.support.raw import Raw, mpub, sized
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -119,6 +119,21 @@ async def test_tls_lies_below_the_compression(certificates: Certificates, compre
         assert (stats["tls"], stats["tls_version"]) == (True, "TLS1.3")
         assert stats["tls_cipher_suite"].startswith("Unknown 486")  # nsqd knows no suite of 1.3
         assert stats["tls_negotiated_protocol_is_mutual"] is True
+
+
+async def test_what_was_sent_before_tls_is_not_heard(certificates: Certificates) -> None:
+    async with running(**with_cert(certificates)) as nsqd:
+
+        def talk() -> bytes:
+            with Raw(nsqd.tcp) as raw:
+                wishes = sized(b'{"feature_negotiation": true, "tls_v1": true}')
+                raw.write(b"IDENTIFY\n" + wishes + b"CLS\n")
+                raw.response()
+                raw.start_tls(context(certificates))
+                assert raw.response() == b"OK"
+                return raw.ask("SUB t c")
+
+        assert await asyncio.to_thread(talk) == b"OK"
 
 
 async def test_tls_1_2_is_named_as_go_names_it(certificates: Certificates) -> None:
@@ -309,6 +324,7 @@ async def test_a_topic_deleted_while_its_channels_are_looked_up_stays_deleted(
         nsqd.publish("t", [b"x"])
         nsqd.broker.delete_topic("t")
         nsqd.publish("u", [b"x"])
+        assert nsqd.broker.topics["u"].held
         await nsqd.lookupds.settled()
         await eventually_async(lambda: not nsqd.broker.topics["u"].held)
         assert list(nsqd.broker.topics) == ["u"]
