@@ -11,7 +11,20 @@ from nsqtools.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-Kind = Literal["text", "path", "flag", "integer", "number", "duration", "size", "choice", "count"]
+Kind = Literal[
+    "text",
+    "path",
+    "address",
+    "url",
+    "flag",
+    "integer",
+    "number",
+    "duration",
+    "size",
+    "choice",
+    "count",
+]
+"""An address is HOST:PORT or HOST; a url may have a scheme before it and a path behind."""
 
 Values = Literal["", "topic", "channel", "profile"]
 
@@ -135,9 +148,12 @@ class Option:
     """What the values name, where a server or the configuration file knows them: for TAB."""
     own: bool = False
     """Whether it is its command's own in a class whose options are shared."""
+    required: bool = False
     in_file: bool = True
     excludes: tuple[str, ...] = ()
-    """Options of the same class whose weaker values give way to a value of this one."""
+    """Options of the same class that contradict it; their weaker values give way to its own."""
+    default_note: str = ""
+    """What is taken without a value, where that depends on other things."""
 
     def parse(self, text: str) -> Any:
         """One value from its text; raises ConfigError without naming the option."""

@@ -323,6 +323,18 @@ def test_a_policy_for_client_certificates_requires_tls(
     assert nsqd.request("GET", "/ping") == b"OK"
 
 
+def test_a_client_that_ends_tls_is_hung_up_on_at_once(
+    secure: Nsqd, connect: Connect, certificates: Certificates
+) -> None:
+    client = connect(secure)
+    client.identify(tls_v1=True)
+    client.start_tls(ssl.create_default_context(cafile=str(certificates.ca)))
+    assert client.response() == b"OK"
+    assert isinstance(client.socket, ssl.SSLSocket)
+    with pytest.raises(ssl.SSLEOFError):
+        client.socket.unwrap()  # waits for the other side's end
+
+
 def test_garbage_instead_of_a_tls_handshake_closes_the_connection(
     secure: Nsqd, connect: Connect
 ) -> None:
