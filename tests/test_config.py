@@ -287,14 +287,6 @@ CONTRADICTIONS: dict[str, tuple[Callable[[], Options], str]] = {
     ),
     "a certificate alone": (lambda: ClientConfig(tls_cert="c.pem"), "--tls-cert and --tls-key"),
     "a key alone": (lambda: ClientConfig(tls_key="k.pem"), "--tls-cert and --tls-key"),
-    "both kinds of address": (
-        lambda: SourceOptions(
-            topic=("t",), nsqd_tcp_address=("h:1",), lookupd_http_address=("h:2",)
-        ),
-        "exclude each other: give one kind",
-    ),
-    "no topic to consume": (lambda: SourceOptions(), "--topic: name at least one topic"),
-    "no topic to publish to": (lambda: TargetOptions(), "--topic: name the topic"),
     "a copy": (
         lambda: ConsumerConfig(snappy=True).with_values(deflate=True),
         "--snappy and --deflate exclude each other",
@@ -308,6 +300,45 @@ def test_options_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SourceOptions(topic=("a b",)), "--topic: topic 'a b': expected 1 to 64 of"),
+        (lambda: SourceOptions(channel="a b"), "--channel: channel 'a b': expected 1 to 64 of"),
+        (lambda: TargetOptions(topic="é"), "--topic: topic 'é': expected 1 to 64 of"),
+        (
+            lambda: TargetOptions(nsqd_tcp_address=("a:b:c",)),
+            "--nsqd-tcp-address: address 'a:b:c': write an IPv6 address in brackets",
+        ),
+        (
+            lambda: SourceOptions(lookupd_http_address=("https://h:x/p",)),
+            "--lookupd-http-address: address 'h:x': expected a port",
+        ),
+    ],
+)
+def test_names_and_addresses_are_checked(make: Callable[[], Options], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make()
+
+
+def test_addresses_of_http_may_have_a_scheme_and_a_path() -> None:
+    urls = ("h", "h:1", "http://h:1", "https://[::1]:1/nsq?x=y", "h:1/path")
+    assert SourceOptions(lookupd_http_address=urls).lookupd_http_address == urls
+
+
+def test_a_secret_is_not_in_a_repr() -> None:
+    assert "hunter2" not in repr(ConsumerConfig(auth_secret="hunter2"))
+    assert "auth_secret=''" in repr(ConsumerConfig())
+
+
+def test_what_may_be_a_secret_is_not_in_an_error() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ConsumerConfig.parse_pairs(["auth_secret=hunter2"], "--consumer-opt")
+    assert str(caught.value) == (
+        "--consumer-opt: unknown option 'auth_secret'; write it with a comma, as NAME,VALUE"
+    )
 
 
 def test_a_heartbeat_of_exactly_the_read_timeout_is_allowed() -> None:

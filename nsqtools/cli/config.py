@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
-from nsqtools.cli.configfile import Source, find, load, option_classes, shared_options
+from nsqtools.cli.configfile import load, shared_options
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.options import Command, ConfigOption, options
-from nsqtools.cli.settings import Settings, allowed, groups_of, known_options, words
+from nsqtools.cli.options import Command, ConfigOption, ValueType, options
+from nsqtools.cli.settings import (
+    Chosen,
+    Settings,
+    allowed,
+    command_names,
+    groups_of,
+    known_options,
+    words,
+)
 from nsqtools.cli.tables import print_json, print_rows
-from nsqtools.config import FileOptions, ShowOptions
-from nsqtools.config.option import Option, flag_name, nearest
-from nsqtools.errors import ConfigFileError
+from nsqtools.config import ALL, FileOptions, ShowOptions
+from nsqtools.config.option import MASK, Option, flag_name, nearest
+from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.cli.configfile import ConfigFile
+    from nsqtools.cli.configfile import ConfigFile, Source
     from nsqtools.cli.settings import Setting
-
-_MASK = "********"
 
 
 @click.group("config", context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,11 +79,16 @@ def show(
     place within it; with all commands, the command comes first. Secrets are masked.
     """
     root = ctx.find_root()
-    if command_line:
-        chosen = [_find(root, command_line)]
-    else:
-        chosen = [(command, ()) for command in _leaves(root)]
-    rows = [row for context, args in chosen for row in _rows(context, (*_flags(ctx, file), *args))]
+    targets = [_find(root, command_line)] if command_line else [(c, ()) for c in _leaves(root)]
+    rows: list[Row] = []
+    warnings: dict[str, None] = {}
+    for target, args in targets:
+        parsed = _parsed(target, [*_flags(ctx, file), *args])
+        chosen = Chosen.of(parsed)
+        warnings |= dict.fromkeys(chosen.warnings)
+        rows += _rows(parsed, chosen)
+    for warning in warnings:
+        logging.getLogger(__name__).warning(warning)
     if form.json:
         print_json([row._asdict() for row in rows])
         return Exit.DONE
@@ -125,42 +137,39 @@ def _leaves(ctx: click.Context) -> Iterator[click.Context]:
         yield ctx
 
 
-def _rows(ctx: click.Context, args: Sequence[str]) -> Iterator[Row]:
+def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
+    """The context of a command line, whatever its positional arguments, which are left out."""
     shadow = copy.copy(ctx.command)
     shadow.params = [param for param in shadow.params if isinstance(param, ConfigOption)]
-    shadow.allow_extra_args = True  # its positional arguments are of no interest here
-    path = words(ctx)
-    parsed = shadow.make_context(path[-1], list(args), parent=ctx.parent)
-    groups = groups_of(ctx.command)
-    settings = Settings(parsed, groups)
-    seen = set()
-    for keyword in groups:
-        declared = groups[keyword][0].declared()
+    shadow.allow_extra_args = True
+    return shadow.make_context(ctx.info_name, args, parent=ctx.parent)
+
+
+def _rows(ctx: click.Context, chosen: Chosen) -> Iterator[Row]:
+    path, groups = words(ctx), groups_of(ctx.command)
+    settings = Settings(ctx, groups, chosen.tables(ctx))
+    found: dict[str, tuple[Option, Setting]] = {}
+    for keyword, (cls, _) in groups.items():
         for name, setting in settings.of(keyword).items():
-            if name not in seen:
-                seen.add(name)
-                yield _row(path, name, declared[name], setting)
-    for name, setting in settings.chosen().items():
-        yield _row(path, name, FileOptions.declared()[name], setting)
-
-
-def _row(path: Sequence[str], name: str, declared: Option, setting: Setting) -> Row:
-    return Row(
-        command=" ".join(path),
-        option=flag_name(name),
-        value=_shown(declared, setting.value),
-        source=setting.source,
-        where=setting.where,
-    )
+            found.setdefault(name, (cls.declared()[name], setting))
+    for name, setting in chosen.settings.items():
+        found.setdefault(name, (FileOptions.declared()[name], setting))
+    for name, (declared, setting) in found.items():
+        yield Row(
+            command=" ".join(path),
+            option=flag_name(name),
+            value=_shown(declared, setting.value),
+            source=setting.source,
+            where=setting.where,
+        )
 
 
 def _shown(declared: Option, value: Any) -> Any:
     """The value as TOML would have it, or its mask."""
-    if declared.secret and value:
-        return _MASK
     if declared.multiple:
         return list(value)
-    return declared.show(value) if declared.kind in ("duration", "size") else value
+    text = declared.show(value)
+    return text if declared.kind in ("duration", "size") or text == MASK else value
 
 
 def _text(value: Any) -> str:
@@ -174,44 +183,62 @@ def _text(value: Any) -> str:
     cls=Command,
     examples=(("Check the file that commands read", "nsqtools config check"),),
 )
-@click.argument("file", required=False, help="A file; without, the one that commands read.")
+@click.argument(
+    "file",
+    required=False,
+    type=ValueType(Option("path", "A file; without, the one that commands read.")),
+    help="A file; without, the one that commands read.",
+)
+@options(where=FileOptions)
 @click.pass_context
-def check(ctx: click.Context, *, file: str | None) -> int:
+def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> int:
     """Check every table and profile of a configuration file.
 
     Each problem is a line on standard error; the exit status is then 2.
     """
-    path = file or find()
-    if path is None:
-        raise ConfigFileError("there is no configuration file: name one")
-    found = load(path, "configuration file")
-    assert found
+    asked_by = "FILE" if file else "--config"
+    found = load(file or where.config or None, asked_by)
+    if not found:
+        raise ConfigFileError("there is no configuration file to check: name one")
+    log = logging.getLogger(__name__)
+    for warning in found.warnings:
+        log.warning(warning)
     problems = list(dict.fromkeys(_problems(ctx.find_root(), found)))
     for problem in problems:
-        click.echo(f"nsqtools: {problem}", err=True)
+        log.error(problem)
     if not problems:
-        click.echo(f"{path}: ok")
+        click.echo(f"{found.name}: ok")
     return Exit.USAGE if problems else Exit.DONE
 
 
 def _problems(root: click.Context, file: ConfigFile) -> Iterator[str]:
-    assert isinstance(root.command, click.Group)
     try:
-        file.check_top(root.command.list_commands(root))
+        file.check_top(command_names(root))
         file.choose(None, "")
     except ConfigFileError as error:
         yield str(error)
         return
     for ctx in _leaves(root):
         for profile in (None, *file.profiles):
-            try:
-                for table in file.tables(words(ctx), profile):
-                    classes = [cls for cls, _ in groups_of(ctx.command).values()]
-                    shared = list(option_classes())
-                    known, below = allowed(table, ctx)
-                    yield from table.problems(known, below, classes if table.command else shared)
-            except ConfigFileError as error:
-                yield str(error)
+            yield from _problems_of(ctx, file, profile)
+
+
+def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
+    """What is wrong for one command: in single values, or else in all of them together."""
+    groups = groups_of(ctx.command)
+    classes = [cls for cls, _ in groups.values()]
+    try:
+        tables = list(file.tables(words(ctx), profile))
+        found = [
+            problem
+            for table in tables
+            for problem in table.problems(*allowed(table, ctx), classes if table.command else ALL)
+        ]
+        yield from found
+        if not found:
+            Settings(ctx, groups, tables, tables_only=True).made(complete=False)
+    except ConfigError as error:
+        yield str(error)
 
 
 @config.command(

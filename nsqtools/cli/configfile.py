@@ -23,16 +23,14 @@ import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from nsqtools.config import FileOptions
-from nsqtools.config.option import Options, flag_name, nearest
+from nsqtools.config import ALL
+from nsqtools.config.option import MASK, Options, flag_name, nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import click
 
     from nsqtools.config.option import Option
 
@@ -112,10 +110,6 @@ class Table:
         except ConfigError as error:
             raise ConfigFileError(f"{self.where}: {error}") from None
 
-    def holds_secret(self, known: Mapping[str, Option]) -> bool:
-        """Whether a secret stands here in plain text."""
-        return any(known[key].secret for key in self.values if key in known)
-
     def unknown(self, known: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
         """A line for each key that is no known option, and no table of one of the commands."""
         for key, value in self.values.items():
@@ -128,7 +122,7 @@ class Table:
 
     def _hint(self, key: str, known: Iterable[str]) -> str:
         near = nearest(flag_name(key), map(flag_name, known))
-        if not near and not self.command and any(key in cls.declared() for cls in option_classes()):
+        if not near and not self.command and any(key in cls.declared() for cls in ALL):
             return ": it is not shared by commands, so put it into a command's table"
         return near
 
@@ -147,9 +141,10 @@ def convert(declared: Option, value: Any) -> Any:
     text = isinstance(value, str)
     if declared.kind == "duration" or (declared.kind == "size" and text):
         return declared.parse(value if text else str(value))
-    if declared.kind in ("text", "path", "choice"):
+    if declared.kind in ("text", "path", "address", "url", "choice"):
         if not text:
-            raise ConfigError(f"{_toml(value)} is not text: write it in quotes")
+            found = MASK if declared.secret else _toml(value)
+            raise ConfigError(f"{found} is not text: write it in quotes")
     else:
         types, expected = _TOML_TYPES[declared.kind]
         if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
@@ -171,33 +166,31 @@ def pairs_key(cls: type[Options]) -> str:
 def shared_options() -> dict[str, Option]:
     """What [defaults] and a profile may hold: each option that has a variable for all commands."""
     found = {}
-    for cls in option_classes():
+    for cls in ALL:
         if cls.opt_flag and cls.shared:
             found[pairs_key(cls)] = cls.pairs_option()
         found |= {name: each for name, each in cls.declared().items() if cls.shares(each)}
     return {name: each for name, each in found.items() if each.in_file}
 
 
-def option_classes(base: type[Options] = Options) -> Iterator[type[Options]]:
-    """The option classes of the product."""
-    for each in base.__subclasses__():
-        if each.__module__ == FileOptions.__module__:
-            yield each
-            yield from option_classes(each)
-
-
 class ConfigFile:
-    """What a file says. ``name`` is how it is called in errors."""
+    """What a file says. ``name`` is how it is called in errors.
 
-    def __init__(self, name: str, data: Mapping[str, Any]) -> None:
+    ``is_public`` tells whether others than its owner may read it.
+    """
+
+    def __init__(self, name: str, data: Mapping[str, Any], *, is_public: bool) -> None:
         self.name = name
+        self.is_public = is_public
         self._data = data
         self._path = os.path.abspath(os.path.expanduser(name))
 
     @property
-    def is_public(self) -> bool:
-        """Whether others than the owner may read it."""
-        return bool(os.stat(self._path).st_mode & 0o077)
+    def warnings(self) -> list[str]:
+        """A secret that others may read."""
+        if self.is_public and _holds_secret(self._data):
+            return [f"{self.name} holds a secret and may be read by others: chmod 600 it"]
+        return []
 
     @property
     def profiles(self) -> list[str]:
@@ -286,15 +279,40 @@ class ConfigFile:
         return Table(source, command, where, spelled, os.path.dirname(self._path))
 
 
+def may_be_read_by_others(file: IO[Any]) -> bool:
+    """Whether an open file has a mode that lets in others than its owner."""
+    return bool(os.fstat(file.fileno()).st_mode & 0o077)
+
+
+def _holds_secret(table: Mapping[str, Any]) -> bool:
+    """Whether a secret stands in a table or below it, by its own key or as one of the pairs."""
+    secrets = {name for cls in ALL for name, each in cls.declared().items() if each.secret}
+    pairs = {pairs_key(cls) for cls in ALL}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if isinstance(value, dict):
+            if _holds_secret(value):
+                return True
+        elif name in secrets and value:
+            return True
+        elif name in pairs:
+            texts = value if isinstance(value, list) else [value]
+            given = {str(text).partition(",")[0].strip().replace("-", "_") for text in texts}
+            if given & secrets:
+                return True
+    return False
+
+
 def _table_name(key: str, commands: Iterable[str]) -> str:
     return flag_name(key) if flag_name(key) in commands else key
 
 
 def search_path() -> list[str]:
     """The files that are read when none is asked for; the first that exists is taken."""
-    home = os.environ.get("XDG_CONFIG_HOME") or os.environ.get("HOME", "") + "/.config"
-    folders = [home, "/etc"] if os.path.isabs(home) else ["/etc"]
-    return [os.path.join(folder, "nsqtools", "config.toml") for folder in folders]
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(home):  # then it is to be ignored (XDG Base Directory Specification)
+        home = os.path.expanduser("~/.config")
+    return [os.path.join(folder, "nsqtools", "config.toml") for folder in (home, "/etc")]
 
 
 def load(path: str | None, asked_by: str = "--config") -> ConfigFile | None:
@@ -315,25 +333,21 @@ def find() -> str | None:
     return next((place for place in search_path() if os.path.exists(place)), None)
 
 
-def profile_names(ctx: click.Context) -> list[str]:
-    """The profiles of the file that a command line names, for TAB; raises ConfigFileError."""
-    variable = os.environ.get("NSQTOOLS_CONFIG")
-    file = load(ctx.params.get("config") or variable or None)
-    return file.profiles if file else []
-
-
 def _load(path: str, asked_by: str) -> ConfigFile:
     import tomllib
 
     try:
         with open(os.path.expanduser(path), "rb") as file:
-            text = file.read().decode()
+            is_public = may_be_read_by_others(file)
+            text = file.read().decode("utf-8-sig")
     except OSError as error:
         raise ConfigFileError(f"{asked_by} {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigFileError(f"{path}: not UTF-8 at byte {error.start}") from None
     try:
-        return ConfigFile(path, tomllib.loads(text))
+        return ConfigFile(path, tomllib.loads(text), is_public=is_public)
+    except RecursionError:
+        raise ConfigFileError(f"{path}: nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigFileError(f"{path}: {_syntax(str(error), text)}") from None
 

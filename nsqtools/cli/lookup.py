@@ -11,7 +11,7 @@ from nsqtools.cli.options import Command, ValueType, options
 from nsqtools.cli.tables import print_json, print_rows
 from nsqtools.config import ClientConfig, LookupOptions
 from nsqtools.config.option import Option
-from nsqtools.names import LOOKUPD_HTTP_PORT, check_name
+from nsqtools.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_DEFAULT = f"127.0.0.1:{LOOKUPD_HTTP_PORT}"
 _TOPIC = Option("text", "A topic.", values="topic")
 
 
@@ -100,7 +99,7 @@ def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[
     tls = client_context(ClientConfig(tls_root_ca_file=where.tls_root_ca_file))
     answers = asyncio.run(
         ask_lookupds(
-            where.lookupd_http_address or (_DEFAULT,),
+            where.lookupd_http_address,
             call,
             connect_timeout=where.http_client_connect_timeout,
             request_timeout=where.http_client_request_timeout,

@@ -18,7 +18,7 @@ from click.core import ParameterSource, augment_usage_errors
 from click.types import BoolParamType
 
 from nsqtools.cli.configfile import pairs_key
-from nsqtools.cli.settings import Settings, variables
+from nsqtools.cli.settings import Chosen, Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.config import FileOptions, LogOptions
 from nsqtools.config.option import Option, flag_name
@@ -42,6 +42,8 @@ _LOG = "log"
 _METAVARS = {
     "text": "TEXT",
     "path": "PATH",
+    "address": "HOST:PORT",
+    "url": "HOST:PORT",
     "integer": "N",
     "number": "NUMBER",
     "duration": "DURATION",
@@ -125,10 +127,13 @@ class ConfigOption(click.Option):
         spec = ", ".join(names)
         if not self.is_flag and not self.count:
             spec += f" {self.make_metavar(ctx)}"
-        notes = "; ".join(filter(None, (self._default_note(), self._range_note())))
+        required = "required" if self.declared.required else ""
+        notes = "; ".join(filter(None, (required, self._default_note(), self._range_note())))
         return spec, f"{self.help}  [{notes}]" if notes else self.help or ""
 
     def _default_note(self) -> str:
+        if self.declared.default_note:
+            return f"default: {self.declared.default_note}"
         if self.count or self.preset is False or self.preset in (None, "", ()):
             return ""
         values = self.preset if self.multiple else (self.preset,)
@@ -220,8 +225,8 @@ def options(
 
     ``(Class, {"field": value})`` replaces defaults for this command. Where two classes declare an
     option of the same name it is one flag that serves both. A contradiction between options is a
-    usage error. Every command also gets the flags of LogOptions, which are dealt with here, and of
-    FileOptions.
+    usage error. Every command also gets the flags of LogOptions and FileOptions, which are dealt
+    with here; one that has FileOptions among its classes deals with the file itself.
     """
     bound: Groups = {
         keyword: group if isinstance(group, tuple) else (group, {})
@@ -229,6 +234,7 @@ def options(
     }
 
     flags: dict[str, Decorator] = {}
+    reads_file = FileOptions not in (cls for cls, _ in bound.values())
     all_groups: Groups = {**bound, "": (FileOptions, {})}
     for cls, presets in all_groups.values():
         for name, decorator in _decorators(cls, presets).items():
@@ -239,13 +245,17 @@ def options(
         def command(**params: Any) -> R:
             ctx = click.get_current_context()
             try:
-                settings = Settings(ctx, bound)
-                made = settings.made()
+                chosen = Chosen.of(ctx) if reads_file else None
+                made = Settings(ctx, bound, chosen.tables(ctx) if chosen else ()).made()
             except ConfigFileError:
                 raise
             except ConfigError as error:
                 raise click.UsageError(str(error), ctx) from None
-            _configure(made.pop(_LOG), settings.warnings)
+            from nsqtools.cli.logs import configure
+
+            log = made.pop(_LOG)
+            assert isinstance(log, LogOptions)
+            configure(log, chosen.warnings if chosen else ())
             own = {name: value for name, value in params.items() if name not in flags}
             with augment_usage_errors(ctx):
                 return function(**made, **own)
@@ -258,15 +268,8 @@ def options(
     return decorate
 
 
-def _configure(options: Any, warnings: Sequence[str]) -> None:
-    from nsqtools.cli import logs
-
-    logs.configure(options, warnings)
-
-
 def _decorators(cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Decorator]:
     """A click decorator for each flag of a class, by parameter name."""
-    fields = cls.__dataclass_fields__
     made: dict[str, Decorator] = {}
     for name, declared in cls.declared().items():
         if not declared.flag:
@@ -277,7 +280,7 @@ def _decorators(cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Dec
             declared=declared,
             section=_declaring(cls, name).title,
             shared=cls.shares(declared),
-            preset=presets.get(name, fields[name].default),
+            preset=cls.default(name, presets),
         )
     parameter = pairs_key(cls)
     if parameter:

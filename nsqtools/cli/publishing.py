@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.run import addresses, with_secret
+from nsqtools.cli.peers import addresses, with_secret
 from nsqtools.cli.signals import Signals
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
@@ -66,7 +66,11 @@ class Publishing:
         """
         loop = asyncio.get_running_loop()
         work = loop.create_task(self._work(messages))
-        signals = Signals(lambda: (self._reading or work).cancel(), work.cancel)
+        signals = Signals(
+            lambda: (self._reading or work).cancel(),
+            work.cancel,
+            "what was on its way may be published or not",
+        )
         try:
             await work
         except asyncio.CancelledError:

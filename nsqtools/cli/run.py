@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import stat
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.peers import addresses, with_secret
 from nsqtools.cli.signals import Signals
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.limit import Limit
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import ConfigError, UnreachableError
-from nsqtools.names import NSQD_TCP_PORT, Address
 from nsqtools.policy.stopping import StopRule
 
 if TYPE_CHECKING:
@@ -119,35 +117,6 @@ class _Member:
         await self._shared.close()
 
 
-def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
-    """nsqd addresses of ``--nsqd-tcp-address``, with the default where there are none."""
-    if not texts:
-        return (Address("127.0.0.1", NSQD_TCP_PORT),)
-    return tuple(Address.parse(text, NSQD_TCP_PORT) for text in texts)
-
-
-def with_secret(config: C) -> C:
-    """The configuration with the secret of ``--auth-secret-file`` read.
-
-    Raises ConfigError if it cannot be; warns if others may read it.
-    """
-    path = config.auth_secret_file
-    if not path:
-        return config
-    try:
-        with open(path, encoding="utf-8") as file:
-            public = stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077
-            secret = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise ConfigError(f"--auth-secret-file {path}: {reason}") from error
-    if not secret:
-        raise ConfigError(f"--auth-secret-file {path}: empty")
-    if public:
-        log.warning("%s may be read by others: chmod 600 it", path)
-    return config.with_values(auth_secret=secret)
-
-
 async def consume(
     source: SourceOptions, channel: str, config: ConsumerConfig, stop: StopOptions, sink: Sink
 ) -> int:
@@ -198,7 +167,7 @@ class _Run:
 
     async def until_done(self) -> int:
         loop = asyncio.get_running_loop()
-        signals = Signals(self._interrupted, self._leave)
+        signals = Signals(self._interrupted, self._leave, "nsqd delivers what was in flight again")
         self._tasks = [
             loop.create_task(self._run(consumer, member))
             for consumer, member in zip(self._consumers, self._members, strict=True)

@@ -40,17 +40,14 @@ def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:
 
 
 async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> int:
-    import asyncio
+    from signal import SIGINT
 
-    from nsqtools.cli.signals import Signals
+    from nsqtools.cli.signals import first_signal
     from nsqtools.sandbox import Sandbox
 
-    ended = asyncio.Event()
     async with Sandbox(where, nsqd) as running:
-        signals = Signals(ended.set, ended.set)
         click.echo(_addresses(running) if where.port == 0 else _welcome(running, where))
-        await ended.wait()
-    return signals.exit_code(Exit.DONE)
+        return Exit.INTERRUPTED if await first_signal() is SIGINT else Exit.DONE
 
 
 def _addresses(running: Sandbox) -> str:

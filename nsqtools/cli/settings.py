@@ -46,8 +46,7 @@ def words(ctx: click.Context) -> tuple[str, ...]:
 
 def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]:
     """Environment variables of an option: the command's own before the one all commands share."""
-    path = words(ctx) or (ctx.command.name or "",)
-    own = "_".join(("NSQTOOLS", *path, name)).replace("-", "_").upper()
+    own = "_".join(("NSQTOOLS", *words(ctx), name)).replace("-", "_").upper()
     return (own, f"NSQTOOLS_{name.upper()}") if shared else (own,)
 
 
@@ -67,91 +66,121 @@ def groups_of(command: click.Command) -> Groups:
     return getattr(command.callback, "option_groups", {})
 
 
-class Settings:
-    """The options of one command line, resolved. Raises ConfigFileError for a wrong file.
+class Chosen(NamedTuple):
+    """The configuration file and the profile that a command line leads to, and how."""
 
-    A command that has FileOptions among its classes deals with the file itself: none is read.
-    """
+    file: ConfigFile | None
+    profile: str | None
+    settings: Mapping[str, Setting]
 
-    def __init__(self, ctx: click.Context, groups: Groups) -> None:
-        self._ctx = ctx
-        self._groups = groups
-        self._known = known_options(groups)
-        self._asked = self._resolve(FileOptions, {}, ())
-        asked = FileOptions(**{name: setting.value for name, setting in self._asked.items()})
-        self.file: ConfigFile | None = None
-        self.profile: str | None = None
-        self.warnings: list[str] = []
-        if FileOptions not in (cls for cls, _ in groups.values()):
-            self.file = load(asked.config or None, self._asked["config"].where)
-            self.profile = self._profile(next(iter(asked.profile), None))
-        self._tables = list(self._read_tables()) if self.file else []
+    @classmethod
+    def of(cls, ctx: click.Context) -> Chosen:
+        """Read the file. Raises ConfigFileError if it is missing or wrong, or has no such profile.
 
-    def of(self, keyword: str) -> dict[str, Setting]:
-        """The settings of one option class, by field; defaults included."""
-        cls, presets = self._groups[keyword]
-        return self._resolve(cls, presets, self._tables)
+        ConfigError says that two profiles were asked for.
+        """
+        asked = Settings(ctx, {"": (FileOptions, {})}).of("")
+        options = FileOptions(**{name: setting.value for name, setting in asked.items()})
+        file = load(options.config or None, asked["config"].where)
+        profile = next(iter(options.profile), None)
+        if file:
+            profile = file.choose(profile, asked["profile"].where)
+            if profile and not options.profile:
+                where = f"{file.name}: default_profile"
+                asked["profile"] = Setting((profile,), Source.FILE, where)
+        elif profile is not None:
+            raise ConfigFileError(
+                f"{asked['profile'].where} {profile}: no configuration file is read"
+            )
+        asked["config"] = asked["config"]._replace(value=file.name if file else NO_FILE)
+        return cls(file, profile, asked)
 
-    def made(self) -> dict[str, Options]:
-        """An instance of each class, by keyword; raises ConfigError for what is contradictory."""
-        return {
-            keyword: cls(**{name: setting.value for name, setting in self.of(keyword).items()})
-            for keyword, (cls, _) in self._groups.items()
-        }
+    @property
+    def warnings(self) -> list[str]:
+        """What is to be said of the file."""
+        return self.file.warnings if self.file else []
 
-    def chosen(self) -> dict[str, Setting]:
-        """The file and the profile in use, as settings of FileOptions."""
-        found = dict(self._asked)
-        name, profile = self.file.name if self.file else NO_FILE, self.profile or ""
-        found["config"] = found["config"]._replace(value=name)
-        if profile and not found["profile"].value:
-            found["profile"] = Setting((profile,), Source.FILE, f"{name}: default_profile")
+    def tables(self, ctx: click.Context) -> list[Table]:
+        """The tables for a command, each known to hold only what it may."""
+        if not self.file:
+            return []
+        self.file.check_top(command_names(ctx.find_root()))
+        found = list(self.file.tables(words(ctx), self.profile))
+        for table in found:
+            for problem in table.unknown(*allowed(table, ctx)):
+                raise ConfigFileError(problem)
         return found
 
-    def _profile(self, asked: str | None) -> str | None:
-        where = self._asked["profile"].where
-        if self.file:
-            return self.file.choose(asked, where)
-        if asked is not None:
-            raise ConfigFileError(f"{where} {asked}: no configuration file is read")
-        return None
 
-    def _read_tables(self) -> Iterator[Table]:
-        """The tables of this command, each known to hold only what it may."""
-        assert self.file
-        self.file.check_top(command_names(self._ctx.find_root()))
-        for table in self.file.tables(words(self._ctx), self.profile):
-            for problem in table.unknown(*allowed(table, self._ctx)):
-                raise ConfigFileError(problem)
-            if self.file.is_public and table.holds_secret(self._known):
-                text = f"{self.file.name} holds a secret and may be read by others: chmod 600 it"
-                self.warnings = [text]
-            yield table
+class Settings:
+    """The options of a command, from its command line, the environment and ``tables``.
 
-    def _resolve(
-        self, cls: type[Options], presets: Mapping[str, Any], tables: Sequence[Table]
-    ) -> dict[str, Setting]:
-        declared = cls.declared()
+    With ``tables_only`` the first two are left out.
+    """
+
+    def __init__(
+        self,
+        ctx: click.Context,
+        groups: Groups,
+        tables: Sequence[Table] = (),
+        *,
+        tables_only: bool = False,
+    ) -> None:
+        self._ctx = ctx
+        self._groups = groups
+        self._tables = tables
+        self._tables_only = tables_only
+
+    def made(self, *, complete: bool = True) -> dict[str, Options]:
+        """An instance of each class, by keyword.
+
+        Raises ConfigError for what is contradictory or, if it is to be ``complete``, required and
+        missing; ConfigFileError if that stands in the file.
+        """
+        made = {}
+        for keyword, (cls, _) in self._groups.items():
+            settings = self.of(keyword)
+            for name, declared in cls.declared().items():
+                if complete and declared.required and not settings[name].value:
+                    raise ConfigError(f"--{flag_name(name)} {declared.metavar} is required")
+            try:
+                made[keyword] = cls(**{name: setting.value for name, setting in settings.items()})
+            except ConfigError as error:
+                raise _blamed(error, settings) from None
+        return made
+
+    def of(self, keyword: str) -> dict[str, Setting]:
+        """The settings of one option class, by field; defaults included.
+
+        Raises ConfigError, or ConfigFileError for what stands in a table.
+        """
+        cls, presets = self._groups[keyword]
         settled: dict[str, Setting] = {}
         silenced: set[str] = set()
-        for layer in self._layers(cls, tables):
+        for layer in self._layers(cls, self._tables):
             fresh = {n: s for n, s in layer.items() if n not in settled and n not in silenced}
             settled |= fresh
-            for name, setting in fresh.items():
-                if setting.value:
-                    silenced.update(declared[name].excludes)
-        fields = cls.__dataclass_fields__
-        for name in declared:
-            default = presets.get(name, fields[name].default)
-            settled.setdefault(name, Setting(default, Source.DEFAULT, ""))
-        return {name: settled[name] for name in declared}
+            for name in [name for name, setting in fresh.items() if setting.value]:
+                excluded = cls.excluded_by(name)
+                for other in excluded & fresh.keys():
+                    if fresh[other].value:
+                        raise _contradiction(name, other, fresh)
+                silenced |= excluded
+        found = {}
+        for name, declared in cls.declared().items():
+            default = cls.default(name, presets)
+            if name in silenced and declared.multiple:
+                default = ()
+            found[name] = settled.get(name, Setting(default, Source.DEFAULT, ""))
+        return found
 
     def _layers(self, cls: type[Options], tables: Sequence[Table]) -> Iterator[dict[str, Setting]]:
         pairs = pairs_key(cls)
-        yield self._flags(cls, ParameterSource.COMMANDLINE)
-        yield self._pairs(cls, pairs, ParameterSource.COMMANDLINE)
-        yield self._flags(cls, ParameterSource.ENVIRONMENT) | self._flagless(cls)
-        yield self._pairs(cls, pairs, ParameterSource.ENVIRONMENT)
+        if not self._tables_only:
+            yield self._flags(cls, ParameterSource.COMMANDLINE)
+            yield self._pairs(cls, pairs, ParameterSource.COMMANDLINE)
+            yield self._flags(cls, ParameterSource.ENVIRONMENT) | self._flagless(cls)
+            yield self._pairs(cls, pairs, ParameterSource.ENVIRONMENT)
         for table in tables:
             yield {
                 name: Setting(table.value(name, declared), table.source, table.where)
@@ -173,7 +202,7 @@ class Settings:
     def _given(self, cls: type[Options], name: str, declared: Option, value: Any) -> Setting:
         if self._ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             return Setting(value, Source.FLAG, f"--{flag_name(name)}")
-        variable = _set_variable(self._ctx, name, shared=cls.shares(declared))
+        variable = set_variable(self._ctx, name, shared=cls.shares(declared))
         return Setting(value, Source.ENVIRONMENT, variable)
 
     def _pairs(self, cls: type[Options], name: str, source: ParameterSource) -> dict[str, Setting]:
@@ -188,7 +217,7 @@ class Settings:
         """What has no flag but a variable."""
         found = {}
         for name, declared in cls.declared().items():
-            variable = _set_variable(self._ctx, name, shared=cls.shares(declared))
+            variable = set_variable(self._ctx, name, shared=cls.shares(declared))
             if declared.flag or not variable:
                 continue
             text = os.environ[variable]
@@ -204,9 +233,30 @@ class Settings:
         return found
 
 
-def _set_variable(ctx: click.Context, name: str, *, shared: bool) -> str:
+def set_variable(ctx: click.Context, name: str, *, shared: bool) -> str:
     """The variable that is set for an option, or nothing."""
     return next((v for v in variables(ctx, name, shared=shared) if os.environ.get(v)), "")
+
+
+def _contradiction(name: str, other: str, layer: Mapping[str, Setting]) -> ConfigError:
+    """The error for two options in one place that exclude each other."""
+    setting = layer[name]
+    one, two = sorted((name, other), key=list(layer).index)
+    if setting.source in (Source.FILE, Source.PROFILE):
+        both = f"{flag_name(one)} and {flag_name(two)}"
+        return ConfigFileError(f"{setting.where}: {both} exclude each other: choose one")
+    both = f"{layer[one].where} and {layer[two].where}"
+    return ConfigError(f"{both} exclude each other: choose one")
+
+
+def _blamed(error: ConfigError, settings: Mapping[str, Setting]) -> ConfigError:
+    """The error of an option class, with its place if all it names stands in the file."""
+    text = str(error)
+    named = [s for name, s in settings.items() if name in text or flag_name(name) in text]
+    given = [setting for setting in named if setting.source is not Source.DEFAULT]
+    if given and all(setting.source in (Source.FILE, Source.PROFILE) for setting in given):
+        return ConfigFileError(f"{given[0].where}: {text}")
+    return error
 
 
 def allowed(table: Table, ctx: click.Context) -> tuple[dict[str, Option], list[str]]:

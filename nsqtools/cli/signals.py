@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.exits import Exit
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
     from collections.abc import Callable
 
 # How long a second signal lets the event loop end by itself.
@@ -31,18 +32,17 @@ class Signals:
     """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once.
 
     A signal that was ignored when the program started, as in a shell's background job, stays so.
+    ``consequence`` is what is said when a second one comes.
     """
 
-    def __init__(self, stop: Callable[[], object], leave: Callable[[], object]) -> None:
+    def __init__(
+        self, stop: Callable[[], object], leave: Callable[[], object], consequence: str
+    ) -> None:
         self._stop = stop
         self._leave = leave
+        self._consequence = consequence
         self._seen: list[signal.Signals] = []
-        import asyncio
-
-        self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._loop.add_signal_handler(number, self._caught, number)
+        self._loop = _listen(self._caught)
 
     @property
     def seen(self) -> bool:
@@ -60,14 +60,38 @@ class Signals:
             return Exit.INTERRUPTED
         return Exit.FAILURE if self.urgent else drained
 
-    def _caught(self, number: signal.Signals) -> None:
+    def _caught(self, number: int) -> None:
         self._seen.append(signal.Signals(number))
         if not self.urgent:
             self._stop()
             return
         from logging import getLogger
 
-        getLogger(__name__).warning("leaving at once: nsqd delivers what was in flight again")
+        getLogger(__name__).warning("leaving at once: %s", self._consequence)
         self._leave()
         # A thread that hangs in a look-up of a name would be waited for.
         self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))
+
+
+async def first_signal() -> signal.Signals:
+    """Wait for SIGINT, SIGTERM or SIGHUP; those that follow are ignored."""
+    import asyncio
+
+    came: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+
+    def caught(number: int) -> None:
+        if not came.done():
+            came.set_result(signal.Signals(number))
+
+    _listen(caught)
+    return await came
+
+
+def _listen(caught: Callable[[int], object]) -> AbstractEventLoop:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, caught, number)
+    return loop

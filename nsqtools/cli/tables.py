@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsqtools.cli.exits import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table with a header on a terminal; in a pipe rows of columns with tabs between."""
+    """A table with a header on a terminal; in a pipe rows of columns with tabs between.
+
+    What is not printable in a cell is escaped: it neither drives a terminal nor breaks a row.
+    """
+    rows = [[one_line(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         click.echo("".join("\t".join(row) + "\n" for row in rows), nl=False)
         return

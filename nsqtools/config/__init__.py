@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from nsqtools import __version__
 from nsqtools.config.option import Options, format_duration, option, option_class, texts
 from nsqtools.errors import ConfigError
-from nsqtools.names import Address, check_name
+from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, Address
 
 
 def _hostname() -> str:
@@ -98,9 +98,7 @@ class ClientConfig(Options):
     snappy: bool = option(
         False, "flag", "Compress the connection with snappy.", excludes=("deflate",)
     )
-    deflate: bool = option(
-        False, "flag", "Compress the connection with deflate.", excludes=("snappy",)
-    )
+    deflate: bool = option(False, "flag", "Compress the connection with deflate.")
     deflate_level: int = option(6, "integer", "Level of deflate.", minimum=1, maximum=9)
     auth_secret: str = option(
         "",
@@ -110,9 +108,7 @@ class ClientConfig(Options):
         secret=True,
         excludes=("auth_secret_file",),
     )
-    auth_secret_file: str = option(
-        "", "path", "File that holds the AUTH secret.", excludes=("auth_secret",)
-    )
+    auth_secret_file: str = option("", "path", "File that holds the AUTH secret.")
     topology_region: str = option("", "text", "Region sent to nsqd.", flag=False)
     topology_zone: str = option("", "text", "Zone sent to nsqd.", flag=False)
 
@@ -368,34 +364,30 @@ class SourceOptions(Options):
     shared: ClassVar[bool] = True
 
     topic: tuple[str, ...] = texts(
-        "Topic to consume; may be repeated.", metavar="TOPIC", values="topic", own=True
+        "Topic to consume; may be repeated.",
+        metavar="TOPIC",
+        values="topic",
+        own=True,
+        required=True,
     )
     channel: str = option(
         "", "text", "Channel to consume it on.", metavar="CHANNEL", values="channel", own=True
     )
-    nsqd_tcp_address: tuple[str, ...] = texts(
-        "nsqd to consume from; may be repeated. [default: 127.0.0.1:4150]",
+    nsqd_tcp_address: tuple[str, ...] = option(
+        (f"127.0.0.1:{NSQD_TCP_PORT}",),
+        "address",
+        "nsqd to consume from; may be repeated.",
+        multiple=True,
         metavar="HOST:PORT",
         excludes=("lookupd_http_address",),
     )
-    lookupd_http_address: tuple[str, ...] = texts(
+    lookupd_http_address: tuple[str, ...] = option(
+        (),
+        "url",
         "nsqlookupd to ask for nsqds instead; may be repeated.",
+        multiple=True,
         metavar="HOST:PORT",
-        excludes=("nsqd_tcp_address",),
     )
-
-    def check(self) -> None:
-        """Both kinds of address contradict each other."""
-        if not self.topic:
-            raise ConfigError("--topic: name at least one topic")
-        for topic in self.topic:
-            check_name("topic", topic)
-        if self.channel:
-            check_name("channel", self.channel)
-        if self.nsqd_tcp_address and self.lookupd_http_address:
-            raise ConfigError(
-                "--nsqd-tcp-address and --lookupd-http-address exclude each other: give one kind"
-            )
 
 
 @option_class
@@ -416,10 +408,13 @@ class StopOptions(Options):
         "flag",
         "Stop when depth, in flight and deferred are 0 on every nsqd, seen twice.",
     )
-    nsqd_http_address: tuple[str, ...] = texts(
-        "HTTP address of an nsqd, for --until-empty; may be repeated. [default: what nsqlookupd "
-        "says, or the port after the TCP port]",
+    nsqd_http_address: tuple[str, ...] = option(
+        (),
+        "url",
+        "HTTP address of an nsqd, for --until-empty; may be repeated.",
+        multiple=True,
         metavar="HOST:PORT",
+        default_note="what nsqlookupd says, or the port after the TCP port",
     )
 
 
@@ -447,13 +442,14 @@ class FileOptions(Options):
     config: str = option(
         "",
         "path",
-        "Configuration file, or none. [default: $XDG_CONFIG_HOME/nsqtools/config.toml, "
-        "then /etc/nsqtools/config.toml]",
+        "Configuration file, or none.",
+        default_note="$XDG_CONFIG_HOME/nsqtools/config.toml, then /etc/nsqtools/config.toml",
         in_file=False,
     )
     profile: tuple[str, ...] = texts(
-        "Profile of that file. [default: its default_profile]",
+        "Profile of that file.",
         metavar="NAME",
+        default_note="its default_profile",
         values="profile",
         in_file=False,
     )
@@ -474,19 +470,43 @@ class RecordOptions(Options):
     delimiter: str = option(
         "\\n", "text", "Bytes after each message: text, \\n, \\t, \\0, \\xNN.", metavar="BYTES"
     )
-    null: bool = option(False, "flag", "A NUL after each message, as for xargs -0.", short="0")
-    length_prefix: bool = option(
-        False, "flag", "Four bytes of length, big-endian, before each message."
+    null: bool = option(
+        False,
+        "flag",
+        "A NUL after each message, as for xargs -0.",
+        short="0",
+        excludes=("delimiter",),
     )
-    json: bool = option(False, "flag", "One JSON object a line, with the message's metadata.")
+    length_prefix: bool = option(
+        False,
+        "flag",
+        "Four bytes of length, big-endian, before each message.",
+        excludes=("delimiter", "null"),
+    )
+    json: bool = option(
+        False,
+        "flag",
+        "One JSON object a line, with the message's metadata.",
+        excludes=("delimiter", "null", "length_prefix"),
+    )
 
 
 @option_class
 class TailOptions(RecordOptions):
     """What ``tail`` prints."""
 
-    print_topic: bool = option(False, "flag", "Print 'topic | ' before each message.")
-    timestamps: bool = option(False, "flag", "Print the time of publishing before each message.")
+    print_topic: bool = option(
+        False,
+        "flag",
+        "Print 'topic | ' before each message.",
+        excludes=("json", "length_prefix"),
+    )
+    timestamps: bool = option(
+        False,
+        "flag",
+        "Print the time of publishing before each message.",
+        excludes=("json", "length_prefix"),
+    )
     format: str = option(
         "",
         "text",
@@ -494,6 +514,14 @@ class TailOptions(RecordOptions):
         "%a attempts, %T ns since the epoch, %d{strftime}, %h nsqd, %%, \\n, \\t, \\0, \\xNN.",
         short="f",
         metavar="TEMPLATE",
+        excludes=(
+            "delimiter",
+            "null",
+            "length_prefix",
+            "json",
+            "print_topic",
+            "timestamps",
+        ),
     )
 
 
@@ -505,17 +533,21 @@ class TargetOptions(Options):
     shared: ClassVar[bool] = True
 
     topic: str = option(
-        "", "text", "Topic to publish to.", metavar="TOPIC", values="topic", own=True
+        "",
+        "text",
+        "Topic to publish to.",
+        metavar="TOPIC",
+        values="topic",
+        own=True,
+        required=True,
     )
-    nsqd_tcp_address: tuple[str, ...] = texts(
-        "nsqd to publish to; may be repeated. [default: 127.0.0.1:4150]", metavar="HOST:PORT"
+    nsqd_tcp_address: tuple[str, ...] = option(
+        (f"127.0.0.1:{NSQD_TCP_PORT}",),
+        "address",
+        "nsqd to publish to; may be repeated.",
+        multiple=True,
+        metavar="HOST:PORT",
     )
-
-    def check(self) -> None:
-        """A topic is needed."""
-        if not self.topic:
-            raise ConfigError("--topic: name the topic to publish to")
-        check_name("topic", self.topic)
 
 
 @option_class
@@ -531,7 +563,12 @@ class PubOptions(RecordOptions):
         multiple=True,
         metavar="FILE",
     )
-    whole: bool = option(False, "flag", "Each file, or all of stdin, is one message.")
+    whole: bool = option(
+        False,
+        "flag",
+        "Each file, or all of stdin, is one message.",
+        excludes=("delimiter", "null", "length_prefix", "json"),
+    )
     keep_empty: bool = option(
         False, "flag", "An empty message is an error; else it is skipped, as nsqd takes none."
     )
@@ -549,8 +586,12 @@ class LookupOptions(Options):
     title: ClassVar[str] = "Look-up"
     shared: ClassVar[bool] = True
 
-    lookupd_http_address: tuple[str, ...] = texts(
-        "nsqlookupd to ask; may be repeated. [default: 127.0.0.1:4161]", metavar="HOST:PORT"
+    lookupd_http_address: tuple[str, ...] = option(
+        (f"127.0.0.1:{LOOKUPD_HTTP_PORT}",),
+        "url",
+        "nsqlookupd to ask; may be repeated.",
+        multiple=True,
+        metavar="HOST:PORT",
     )
     http_client_connect_timeout: float = option(
         2.0, "duration", "Limit for a connection to be made.", minimum=0.001
@@ -622,7 +663,11 @@ class NsqdOptions(Options):
         choices=("false", "true", "tcp-https"),
     )
     auth_http_address: str = option(
-        "", "text", "Server to ask about AUTH secrets.", metavar="HOST:PORT"
+        "",
+        "address",
+        "Server to ask about AUTH secrets.",
+        metavar="HOST:PORT",
+        excludes=("auth_secret_file",),
     )
     auth_secret_file: str = option(
         "", "path", "File with the one AUTH secret that is accepted, for everything."
@@ -634,12 +679,6 @@ class NsqdOptions(Options):
             raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")
         if self.tls_required != "false" and not self.tls_cert:
             raise ConfigError("--tls-required: needs --tls-cert and --tls-key")
-        if self.auth_http_address and self.auth_secret_file:
-            raise ConfigError(
-                "--auth-http-address and --auth-secret-file exclude each other: give one"
-            )
-        if self.auth_http_address:
-            Address.parse(self.auth_http_address, 80)
 
 
 @option_class
@@ -665,10 +704,24 @@ class SandboxOptions(Options):
         "text",
         "Publish sample events to this topic, while fewer than 100,000 wait there.",
         metavar="TOPIC",
+        values="topic",
     )
     rate: float = option(10.0, "number", "Sample events a second.", minimum=0.001, maximum=100000.0)
 
-    def check(self) -> None:
-        """A topic must have a valid name."""
-        if self.seed_topic:
-            check_name("topic", self.seed_topic)
+
+ALL: tuple[type[Options], ...] = (
+    ConsumerConfig,
+    ProducerConfig,
+    SourceOptions,
+    StopOptions,
+    LogOptions,
+    FileOptions,
+    TailOptions,
+    TargetOptions,
+    PubOptions,
+    LookupOptions,
+    ShowOptions,
+    NsqdOptions,
+    SandboxOptions,
+)
+"""What commands are made of."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
 from nsqtools.errors import ConfigError
+from nsqtools.names import Address, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,9 @@ Values = Literal["", "topic", "channel", "profile"]
 
 C = TypeVar("C", bound="Options")
 
+MASK = "********"
+"""What is shown of a secret."""
+
 _DURATION_UNITS = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -42,6 +46,7 @@ _DURATION_UNITS = {
 }
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_ANY_PORT = 1  # whichever the option's default is
 _LONGEST = 40  # characters of a number that is meant
 _SIZE_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -119,6 +124,8 @@ def _parse_number(text: str) -> float:
 _PARSERS: Mapping[Kind, Callable[[str], Any]] = {
     "text": str,
     "path": str,
+    "address": str,
+    "url": str,
     "choice": str,
     "flag": _parse_bool,
     "count": _parse_integer,
@@ -164,10 +171,15 @@ class Option:
         return value
 
     def check(self, value: Any) -> None:
-        """Raise ConfigError if the value is out of range."""
+        """Raise ConfigError if the value is not one of those that are allowed."""
         if self.choices and value not in self.choices:
             near = nearest(str(value), self.choices)
             raise ConfigError(f"{value!r} is not one of {', '.join(self.choices)}{near}")
+        if self.values in ("topic", "channel") and value:
+            check_name(self.values, value)
+        if self.kind in ("address", "url") and value:
+            _, _, place = value.rpartition("://") if self.kind == "url" else ("", "", value)
+            Address.parse(re.split("[/?]", place)[0] if self.kind == "url" else place, _ANY_PORT)
         if self.kind not in ("integer", "number", "duration", "size"):
             return
         low, high = self.minimum, self.maximum
@@ -177,7 +189,9 @@ class Option:
             raise ConfigError(f"{self.show(value)} is out of range: expected {self.range}")
 
     def show(self, value: Any) -> str:
-        """The value as a user would write it."""
+        """The value as a user would write it; a secret is masked."""
+        if self.secret and value:
+            return MASK
         match self.kind:
             case "duration":
                 return format_duration(value)
@@ -251,22 +265,20 @@ class Options:
             object.__setattr__(self, each.name, values.pop(each.name, each.default))
         if values:
             raise TypeError(f"{type(self).__name__} has no option {', '.join(values)}")
-        self.__post_init__()
-
-    def __post_init__(self) -> None:
         for name, declared in self.declared().items():
-            values = getattr(self, name) if declared.multiple else (getattr(self, name),)
+            value = getattr(self, name)
             try:
-                for value in values:
-                    if value is not None:
-                        declared.check(value)
+                for each_value in value if declared.multiple else (value,):
+                    declared.check(each_value)
             except ConfigError as error:
                 raise ConfigError(f"--{flag_name(name)}: {error}") from None
         self.check()
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))
-        return f"{type(self).__name__}({values})"
+        values = {name: getattr(self, name) for name in self.declared()}
+        hidden = {name for name, each in self.declared().items() if each.secret and values[name]}
+        shown = (f"{n}={MASK if n in hidden else repr(value)}" for n, value in values.items())
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -283,6 +295,19 @@ class Options:
     def declared(cls) -> dict[str, Option]:
         """Options by field name, in order of declaration."""
         return {f.name: f.metadata["option"] for f in fields(cls)}
+
+    @classmethod
+    def default(cls, name: str, presets: Mapping[str, Any]) -> Any:
+        """The default of an option, for a command that has ``presets`` of its own."""
+        return presets.get(name, cls.__dataclass_fields__[name].default)
+
+    @classmethod
+    def excluded_by(cls, name: str) -> set[str]:
+        """The options that contradict one, whichever of them says so."""
+        declared = cls.declared()
+        return {n for n, each in declared.items() if name in each.excludes} | {
+            *declared[name].excludes
+        }
 
     @classmethod
     def shares(cls, declared: Option) -> bool:
@@ -314,7 +339,9 @@ class Options:
             given, comma, text = pair.partition(",")
             key = given.strip().replace("-", "_")
             if key not in known:
-                raise ConfigError(f"{where}: unknown option {given!r}{nearest(key, known)}")
+                name, equals, _ = given.partition("=")  # what follows may be a secret
+                near = "; write it with a comma, as NAME,VALUE" if equals else nearest(key, known)
+                raise ConfigError(f"{where}: unknown option {name!r}{near}")
             name, declared = known[key]
             try:
                 values[name] = declared.parse(text if comma else "true")

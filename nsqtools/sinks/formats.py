@@ -53,29 +53,9 @@ def make_format(
     what ``records.LengthPrefixed`` reads. ``escape`` is for terminals: of what came from nsqd only
     printable text, newline and tab get through raw.
 
-    Raises ConfigError for options that exclude each other, and for a faulty template.
+    Of ``json``, ``template`` and ``length_prefix``, which exclude each other and the rest, the
+    first counts. Raises ConfigError for a faulty template.
     """
-    layouts = [
-        flag
-        for flag, given in (
-            ("--json", json),
-            ("--format", template is not None),
-            ("--length-prefix", length_prefix),
-        )
-        if given
-    ]
-    extras = [
-        flag
-        for flag, given in (
-            ("--print-topic", print_topic),
-            ("--timestamps", timestamps),
-            ("--delimiter (or --null)", delimiter != b"\n"),
-        )
-        if given
-    ]
-    if len(layouts) > 1 or (layouts and extras):
-        one, other = (layouts + extras)[:2]
-        raise ConfigError(f"{one} and {other} exclude each other: choose one")
     safe = escape_controls if escape else None
     if json:
         return _JSONLines(escape)

@@ -282,22 +282,7 @@ def make_splitter(
     delimiter: bytes = b"\n",
     max_size: int = 0,
 ) -> Splitter:
-    """The splitter that these options choose; lines without any.
-
-    Raises ConfigError for options that exclude each other.
-    """
-    given = [
-        flag
-        for flag, is_given in (
-            ("--json", json),
-            ("--length-prefix", length_prefix),
-            ("--whole", whole),
-            ("--delimiter (or --null)", delimiter != b"\n"),
-        )
-        if is_given
-    ]
-    if len(given) > 1:
-        raise ConfigError(f"{given[0]} and {given[1]} exclude each other: choose one")
+    """The splitter that these options choose, the first of several; lines without any."""
     if json:
         return JsonLines(max_size=max_size)
     if length_prefix:

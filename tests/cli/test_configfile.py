@@ -114,8 +114,8 @@ def test_keys_are_flag_names_with_dashes_or_underscores(shown: Shown, write: Any
 
 
 def test_a_single_value_will_do_where_a_list_is_meant(shown: Shown, write: Any) -> None:
-    found = shown("tail", "--config", write('[tail]\ntopic = "a b"\n'))
-    assert found["topic"] == (["a b"], "file", "b.toml: [tail]")
+    found = shown("tail", "--config", write('[tail]\ntopic = "ab"\n'))
+    assert found["topic"] == (["ab"], "file", "b.toml: [tail]")
 
 
 def test_values_keep_the_types_of_toml(shown: Shown, write: Any) -> None:
@@ -154,6 +154,24 @@ def test_a_weaker_value_gives_way_to_one_that_excludes_it(shown: Shown, write: A
     assert (found["lookupd-http-address"][0], found["nsqd-tcp-address"][0]) == ([], ["n:4150"])
 
 
+@pytest.mark.parametrize(
+    ("key", "args"),
+    [
+        ("json = true", ["--format", "%s"]),
+        ("format = '%s'", ["--json"]),
+        ("null = true", ["--length-prefix"]),
+        ("delimiter = ';'", ["-0"]),
+        ("print-topic = true", ["--json"]),
+    ],
+)
+def test_a_format_on_the_command_line_puts_that_of_the_file_out_of_force(
+    shown: Shown, write: Any, key: str, args: list[str]
+) -> None:
+    found = shown("tail", "--config", write(f"[tail]\n{key}\n"), *args)
+    assert found[key.partition(" ")[0]][1] == "default"
+    assert found[args[0].removeprefix("--").replace("-0", "null")][1] == "flag"
+
+
 def test_paths_of_a_file_are_relative_to_it_and_know_the_home_directory(
     shown: Shown, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +194,11 @@ def test_the_file_is_the_one_asked_for_or_the_users(
     assert shown("tail")["client-id"][0] == "env"
     assert shown("tail", "--config", write('[tail]\nclient-id = "f"\n'))["client-id"][0] == "f"
     assert shown("tail", "--config", "none")["client-id"] == ("", "default", "")
+    monkeypatch.delenv("NSQTOOLS_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write('[tail]\nclient-id = "home"\n', ".config/nsqtools/config.toml")
+    assert shown("tail")["client-id"][0] == "home"
     monkeypatch.setenv("NSQTOOLS_CONFIG", "none")
     assert shown("tail")["client-id"] == ("", "default", "")
 
@@ -228,6 +251,18 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
          "twice, in two spellings"),
         ("[tail]\nconsumer-opt = 'max_atempts,3'\n", "[tail]: consumer-opt: unknown option "
          "'max_atempts'; did you mean 'max_attempts'?"),
+        ("[tail]\ntopic = 'a b'\n", "[tail]: topic: topic 'a b': expected 1 to 64 of the "
+         "characters . _ - a-z A-Z 0-9, optionally ending in #ephemeral"),
+        ("[defaults]\nnsqd-tcp-address = 'a:b:c'\n", "[defaults]: nsqd-tcp-address: address "
+         "'a:b:c': write an IPv6 address in brackets, [host]:port"),
+        ("[tail]\nsnappy = true\ndeflate = true\n", "[tail]: snappy and deflate exclude each "
+         "other: choose one"),
+        ("[tail]\njson = true\nformat = '%s'\n", "[tail]: json and format exclude each "
+         "other: choose one"),
+        ("[tail]\nheartbeat-interval = '2m'\n", "[tail]: heartbeat_interval 2m is longer than "
+         "read_timeout 1m: a healthy connection would be dropped"),
+        ("[tail]\ntls-cert = 'c'\n", "[tail]: --tls-cert and --tls-key belong together: give "
+         "both or neither"),
         ("[tail]\nconfig = 'x'\n", "[tail]: unknown key 'config'"),
         ("default_profile = 5\n[profile.prod]\n", "default_profile: 5 is not text: write it in "
          "quotes"),
@@ -315,7 +350,7 @@ def test_a_table_of_another_command_does_not_stop_this_one_but_is_found_by_check
 
 
 def test_check_without_a_name_takes_the_file_that_commands_read(nsqtools: Run, write: Any) -> None:
-    text = "nsqtools: there is no configuration file: name one\n"
+    text = "nsqtools: there is no configuration file to check: name one\n"
     assert nsqtools("config", "check") == (2, "", text)
     write(FILE, "xdg/nsqtools/config.toml")
     code, out, err = nsqtools("config", "check")
@@ -339,9 +374,14 @@ def test_the_starting_file_is_right_as_it_is_and_with_every_line_in_force(
         assert different.keys() == {"config"}
 
 
-def test_secrets_are_masked(shown: Shown, nsqtools: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_masked(
+    shown: Shown, nsqtools: Run, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NSQTOOLS_AUTH_SECRET", "s3cret")
     assert shown("tail")["auth-secret"] == ("********", "environment", "NSQTOOLS_AUTH_SECRET")
+    (tmp_path / write("[tail]\nauth-secret = 12345678\n")).chmod(0o600)
+    text = "nsqtools: b.toml: [tail]: auth-secret: ******** is not text: write it in quotes\n"
+    assert nsqtools("config", "check", "b.toml") == (2, "", text)
     assert "s3cret" not in nsqtools("config", "show")[1]
 
 
@@ -354,9 +394,9 @@ def test_a_secret_in_a_file_that_others_may_read_is_a_warning(
     (tmp_path / file).chmod(0o644)
     pub = ["pub", "--topic", "t", "--nsqd-tcp-address", "127.0.0.1:1", "--config", file, "x"]
     assert nsqtools(*pub)[2].startswith(text)
+    assert nsqtools(*args)[2].startswith(text)
     (tmp_path / file).chmod(0o600)
     assert text not in nsqtools(*pub)[2]
-    assert text not in nsqtools(*args)[2]
 
 
 def test_a_secret_file_that_cannot_be_used_is_one_line(
@@ -389,6 +429,34 @@ def test_a_secret_file_that_others_may_read_is_a_warning(nsqtools: Run, tmp_path
     assert nsqtools(*pub, "--auth-secret-file", "secret")[2].startswith(text)
     secret.chmod(0o600)
     assert text not in nsqtools(*pub, "--auth-secret-file", "secret")[2]
+
+
+def test_a_secret_among_the_pairs_counts_too_and_check_and_show_say_so(
+    nsqtools: Run, write: Any, tmp_path: Path
+) -> None:
+    file = write("[profile.p.tail]\nconsumer-opt = ['tls-v1', 'auth-secret,s3cret']\n")
+    (tmp_path / file).chmod(0o644)
+    text = "nsqtools: warning: b.toml holds a secret and may be read by others: chmod 600 it\n"
+    assert nsqtools("config", "check", file) == (0, "b.toml: ok\n", text)
+    code, out, err = nsqtools("config", "show", "tail", "--config", file, "--profile", "p")
+    assert (code, err) == (0, text)
+    assert "s3cret" not in out
+
+
+def test_what_drives_a_terminal_is_escaped_and_a_row_stays_a_row(nsqtools: Run) -> None:
+    out = nsqtools("config", "show", "tail", "--client-id", "a\x1b[31m\tb\nc")[1]
+    assert "client-id\ta\\x1b[31m\\tb\\nc\tflag\t--client-id\n" in out
+
+
+def test_what_is_required_is_named(nsqtools: Run) -> None:
+    text = "nsqtools tail: --topic TOPIC is required\nTry 'nsqtools tail --help'.\n"
+    assert nsqtools("tail", "--config", "none") == (2, "", text)
+
+
+def test_options_of_one_command_line_that_exclude_each_other_are_named(nsqtools: Run) -> None:
+    both = ["--nsqd-tcp-address", "a", "--lookupd-http-address", "b"]
+    text = "--nsqd-tcp-address and --lookupd-http-address exclude each other: choose one"
+    assert nsqtools("tail", "--topic", "t", *both)[2].splitlines()[0] == f"nsqtools tail: {text}"
 
 
 def test_show_without_a_command_lists_all_of_them(nsqtools: Run) -> None:

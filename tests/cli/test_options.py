@@ -5,7 +5,6 @@ number of lines.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from nsqtools.cli.options import Command, options
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.config import ClientConfig, ConsumerConfig
-from nsqtools.config.option import Options, option
+from nsqtools.config.option import Options, option, option_class
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from click.testing import Result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class Where(Options):
     title: ClassVar[str] = "Where"
     shared: ClassVar[bool] = True
@@ -35,7 +34,7 @@ class Where(Options):
     address: str = option("", "text", "An address.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class What(Options):
     title: ClassVar[str] = "What"
 
@@ -53,7 +52,7 @@ class What(Options):
             raise ConfigError("--keep and --mode slow exclude each other: choose one")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option_class
 class Client(ClientConfig):
     """go-nsq's names with a flag for the rest, and a field declared anew."""
 

@@ -291,24 +291,3 @@ class TestUnescape:
     def test_another_escape_is_refused_with_its_position(self, text: str) -> None:
         with pytest.raises(ConfigError, match="at character 3: expected"):
             unescape(text)
-
-
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [
-        ({"json": True, "template": "%s"}, ("--json", "--format")),
-        ({"json": True, "length_prefix": True}, ("--json", "--length-prefix")),
-        ({"template": "%s", "length_prefix": True}, ("--format", "--length-prefix")),
-        ({"json": True, "timestamps": True}, ("--json", "--timestamps")),
-        ({"json": True, "delimiter": b"\0"}, ("--json", "--delimiter (or --null)")),
-        ({"template": "%s", "delimiter": b""}, ("--format", "--delimiter (or --null)")),
-        ({"template": "%s", "print_topic": True}, ("--format", "--print-topic")),
-        ({"length_prefix": True, "print_topic": True}, ("--length-prefix", "--print-topic")),
-    ],
-)
-def test_options_that_exclude_each_other_are_named(
-    options: dict[str, Any], flags: tuple[str, str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_format(**options)
-    assert str(caught.value) == f"{flags[0]} and {flags[1]} exclude each other: choose one"

@@ -236,20 +236,6 @@ class TestMakeSplitter:
     def test_the_delimiter_is_used(self) -> None:
         assert split(make_splitter(delimiter=b"\0"), [b"a\nb\0c"]) == [b"a\nb", b"c"]
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"json": True, "whole": True}, "--json and --whole exclude each other"),
-            ({"whole": True, "length_prefix": True}, "--length-prefix and --whole exclude each"),
-            ({"whole": True, "delimiter": b"\0"}, "--whole and --delimiter \\(or --null\\) excl"),
-        ],
-    )
-    def test_options_that_exclude_each_other_are_named(
-        self, options: dict[str, Any], message: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=message):
-            make_splitter(**options)
-
 
 def test_empty_records_are_dropped_and_others_kept_in_order() -> None:
     assert drop_empty([b"", b"b", b"", b"a", b"\0"]) == [b"b", b"a", b"\0"]

@@ -1,0 +1,46 @@
+"""What a command line says of the servers to connect to."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from nsqtools.cli.configfile import may_be_read_by_others
+from nsqtools.errors import ConfigError
+from nsqtools.names import NSQD_TCP_PORT, Address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.config import ClientConfig
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound="ClientConfig")
+
+
+def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
+    """nsqd addresses of ``--nsqd-tcp-address``."""
+    return tuple(Address.parse(text, NSQD_TCP_PORT) for text in texts)
+
+
+def with_secret(config: C) -> C:
+    """The configuration with the secret of ``--auth-secret-file`` read.
+
+    Raises ConfigError if it cannot be; warns if others may read it.
+    """
+    path = config.auth_secret_file
+    if not path:
+        return config
+    try:
+        with open(path, encoding="utf-8") as file:
+            public = may_be_read_by_others(file)
+            secret = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"--auth-secret-file {path}: {reason}") from error
+    if not secret:
+        raise ConfigError(f"--auth-secret-file {path}: empty")
+    if public:
+        log.warning("%s may be read by others: chmod 600 it", path)
+    return config.with_values(auth_secret=secret)
