@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__date__ = "2026-11-21"  # of its release
 
 if TYPE_CHECKING:
     from nsqtools.config import ConsumerConfig, ProducerConfig

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
-from nsqtools.cli.configfile import load, shared_options
+from nsqtools.cli.configfile import load
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, ConfigOption, ValueType, options
 from nsqtools.cli.settings import (
@@ -17,17 +16,16 @@ from nsqtools.cli.settings import (
     Settings,
     allowed,
     command_names,
-    groups_of,
-    known_options,
-    words,
 )
 from nsqtools.cli.tables import print_json, print_rows
+from nsqtools.cli.tree import contexts, groups_of, words
 from nsqtools.config import ALL, FileOptions, ShowOptions
 from nsqtools.config.option import MASK, Option, flag_name, nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from logging import Logger
 
     from nsqtools.cli.configfile import ConfigFile, Source
     from nsqtools.cli.settings import Setting
@@ -88,7 +86,7 @@ def show(
         warnings |= dict.fromkeys(chosen.warnings)
         rows += _rows(parsed, chosen)
     for warning in warnings:
-        logging.getLogger(__name__).warning(warning)
+        _log().warning(warning)
     if form.json:
         print_json([row._asdict() for row in rows])
         return Exit.DONE
@@ -126,15 +124,9 @@ def _find(root: click.Context, command_line: Sequence[str]) -> tuple[click.Conte
     return ctx, rest
 
 
-def _leaves(ctx: click.Context) -> Iterator[click.Context]:
+def _leaves(ctx: click.Context) -> list[click.Context]:
     """Contexts of all commands that have options of ``nsqtools.config``."""
-    if isinstance(ctx.command, click.Group):
-        for name in ctx.command.list_commands(ctx):
-            command = ctx.command.get_command(ctx, name)
-            assert command
-            yield from _leaves(click.Context(command, parent=ctx, info_name=name))
-    elif groups_of(ctx.command):
-        yield ctx
+    return [each for each in contexts(ctx) if groups_of(each.command)]
 
 
 def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
@@ -178,6 +170,12 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _log() -> Logger:
+    import logging  # which a TAB press has no need of
+
+    return logging.getLogger(__name__)
+
+
 @config.command(
     "check",
     cls=Command,
@@ -200,7 +198,7 @@ def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> int:
     found = load(file or where.config or None, asked_by)
     if not found:
         raise ConfigFileError("there is no configuration file to check: name one")
-    log = logging.getLogger(__name__)
+    log = _log()
     for warning in found.warnings:
         log.warning(warning)
     problems = list(dict.fromkeys(_problems(ctx.find_root(), found)))
@@ -249,84 +247,7 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
 @click.pass_context
 def init(ctx: click.Context) -> int:
     """Print a configuration file with every option, commented out."""
-    click.echo("\n".join(_template(ctx.find_root())))
+    from nsqtools.cli.starter import starting_file
+
+    click.echo(starting_file(ctx.find_root()), nl=False)
     return Exit.DONE
-
-
-_HEAD = """\
-# Configuration of nsqtools, described in nsqtools.toml(5). Put it into
-# $XDG_CONFIG_HOME/nsqtools/config.toml or /etc/nsqtools/config.toml, or name it with --config.
-# A flag is stronger than its environment variable, that than the profile, that than the rest.
-
-# default_profile = "prod"
-
-# A profile holds what [defaults] may hold, and tables of commands.
-# [profile.prod]
-# lookupd-http-address = ["lookup1.example:4161", "lookup2.example:4161"]
-# auth-secret-file = "/etc/nsqtools/secret"
-# [profile.prod.tail]
-# max-in-flight = 500
-
-[defaults]"""
-
-
-def _template(root: click.Context) -> Iterator[str]:
-    yield _HEAD
-    leaves = [(words(ctx), groups_of(ctx.command)) for ctx in _leaves(root)]
-    common = _common([group for _, groups in leaves for group in groups.values()])
-    yield from _lines({name: (shared_options()[name], default) for name, default in common.items()})
-    for path, groups in leaves:
-        yield f"\n[{'.'.join(path)}]"
-        known = known_options(groups)
-        yield from _lines(
-            {
-                name: (declared, _default(groups.values(), name))
-                for name, declared in known.items()
-                if name not in common
-            }
-        )
-
-
-def _common(groups: Sequence[Any]) -> dict[str, Any]:
-    """Shared options that are declared alike, with the same default, wherever they occur."""
-    found = {}
-    for name, declared in shared_options().items():
-        alike = [
-            cls.pairs_option() if name not in cls.declared() else cls.declared()[name]
-            for cls, _ in groups
-            if name in known_options({"": (cls, {})})
-        ]
-        defaults = [
-            _default([group], name) for group in groups if name in known_options({"": group})
-        ]
-        same = all(each == declared for each in alike)
-        if same and all(default == defaults[0] for default in defaults) and defaults:
-            found[name] = defaults[0]
-    return found
-
-
-def _default(groups: Any, name: str) -> Any:
-    for cls, presets in groups:
-        if name in presets:
-            return presets[name]
-        if name in cls.declared():
-            return cls.__dataclass_fields__[name].default
-    return ()
-
-
-def _lines(entries: dict[str, tuple[Option, Any]]) -> Iterator[str]:
-    for name, (declared, default) in entries.items():
-        notes = [declared.help]
-        if declared.range and (declared.maximum is not None or declared.minimum):
-            notes.append(f"Range: {declared.range}.")
-        if declared.choices:
-            notes.append(f"One of {', '.join(choice or 'nothing' for choice in declared.choices)}.")
-        yield f"# {' '.join(notes)}"
-        yield f"# {flag_name(name)} = {_toml(_shown(declared, default))}"
-
-
-def _toml(value: Any) -> str:
-    """A TOML literal."""
-    from json import dumps
-
-    return dumps(value, ensure_ascii=False)

@@ -9,6 +9,7 @@ exit status 1.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,22 +18,24 @@ import click
 
 from nsqtools.cli import cli
 from nsqtools.cli.completion import scripts
+from nsqtools.cli.facts import about
 from nsqtools.cli.manpages import page
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.tomlpage import toml_page
-from nsqtools.cli.tree import about, walk
+from nsqtools.cli.tree import walk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqtools.cli.tree import Node
 
+_PATH = re.compile(r"\S*[/_]\S*\w")
 _ROOT = Path(__file__).parents[2]
 
 
-def documents(root: Path, group: click.Group = cli) -> dict[str, str]:
+def documents(root: Path) -> dict[str, str]:
     """The text of every generated file, by its name below ``root``; README.md if it is there."""
-    nodes = walk(group)
+    nodes = walk(cli)
     found = {f"man/man1/{node.page}.1": page(node, nodes) for node in nodes}
     found["man/man5/nsqtools.toml.5"] = toml_page(nodes)
     found |= {f"completions/{name}": text for name, text in scripts().items()}
@@ -58,8 +61,14 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Text as code; in a table a bar is escaped even there."""
-    return f"`` {text} ``" if "`" in text else f"`{text}`"
+    """Text as code, if there is any; in a table a bar is escaped even there."""
+    shown = text.replace("|", "\\|")
+    return f"`` {shown} ``" if "`" in text else shown and f"`{shown}`"
+
+
+def _phrase(text: str) -> str:
+    """Words, with names of files and the like as code."""
+    return _PATH.sub(lambda match: _code(match[0]), _cell(text))
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -109,15 +118,15 @@ def _takers(commands: Sequence[str], everyone: Sequence[str]) -> str:
 
 
 def _option_row(option: ConfigOption, ctx: click.Context) -> tuple[str, str, str]:
-    record = option.get_help_record(ctx)
-    text, default, range_ = about(option, ctx)
-    if range_:
-        text = f"{text.removesuffix('.')} ({range_})."
-    return (
-        _code(record[0].replace("|", "\\|")),
-        _code(default.replace("|", "\\|")) if default else "",
-        _cell(text),
-    )
+    spec, _ = option.get_help_record(ctx)
+    known = about(option)
+    default = _phrase(known.default) if known.is_phrase else _code(known.default)
+    if known.required:
+        default = "*required*"
+    text = known.help
+    if known.range:
+        text = f"{text.removesuffix('.')} ({known.range})."
+    return _code(spec), default, _cell(text)
 
 
 def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:

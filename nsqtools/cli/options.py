@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from nsqtools.cli.settings import Groups
+    from nsqtools.cli.tree import Groups
     from nsqtools.config.option import Options
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -127,22 +127,29 @@ class ConfigOption(click.Option):
         spec = ", ".join(names)
         if not self.is_flag and not self.count:
             spec += f" {self.make_metavar(ctx)}"
-        required = "required" if self.declared.required else ""
-        notes = "; ".join(filter(None, (required, self._default_note(), self._range_note())))
+        facts = {"default": self.default_text, "range": self.range_text}
+        notes = "; ".join(
+            [
+                *(["required"] if self.declared.required else []),
+                *(f"{name}: {text}" for name, text in facts.items() if text),
+            ]
+        )
         return spec, f"{self.help}  [{notes}]" if notes else self.help or ""
 
-    def _default_note(self) -> str:
+    @property
+    def default_text(self) -> str:
+        """The default as help and documents show it, if there is one to speak of."""
         if self.declared.default_note:
-            return f"default: {self.declared.default_note}"
+            return self.declared.default_note
         if self.count or self.preset is False or self.preset in (None, "", ()):
             return ""
-        values = self.preset if self.multiple else (self.preset,)
-        return "default: " + ", ".join(map(self.declared.show, values))
+        return ", ".join(map(self.declared.show, self.preset if self.multiple else (self.preset,)))
 
-    def _range_note(self) -> str:
-        if self.declared.maximum is None and not self.declared.minimum:
-            return ""  # "at least 0" is news to nobody
-        return f"range: {self.declared.range}"
+    @property
+    def range_text(self) -> str:
+        """The range, unless it is "at least 0", which is news to nobody."""
+        told = self.declared.maximum is not None or self.declared.minimum
+        return self.declared.range if told else ""
 
 
 def metavar(declared: Option) -> str:

@@ -88,18 +88,20 @@ def argument(text: str) -> str:
     return f'"{shown}"' if " " in shown else shown
 
 
+def inline(name: str, *args: str) -> str:
+    """A macro within a macro line."""
+    return " ".join([name, *map(argument, args)])
+
+
 def macro(name: str, *args: str) -> str:
-    """A macro line; the name may hold further macros, such as ``It Fl``."""
-    return " ".join([f".{name}", *map(argument, args)])
+    """A macro line."""
+    return f".{inline(name, *args)}"
 
 
-def enumerated(name: str, words: Sequence[str], *, end: str = ".") -> list[str]:
-    """A line with the macro for each word, and commas between them."""
-    last = len(words) - 1
-    return [
-        f"{macro(name, word)}{f' {end}' if end and i == last else '' if i == last else ' ,'}"
-        for i, word in enumerate(words)
-    ]
+def enumerated(name: str, words: Iterable[str]) -> list[str]:
+    """A line with the macro for each word, commas between them and a full stop at the end."""
+    *others, last = (macro(name, word) for word in words)
+    return [*(f"{line} ," for line in others), f"{last} ."]
 
 
 def xr(pages: Iterable[tuple[str, int]]) -> list[str]:
@@ -120,10 +122,14 @@ def paragraphs(text: str) -> list[str]:
         if block.startswith("\b\n"):
             lines += verbatim(block.split("\n")[1:])
         elif "".join(map("".join, entries)) == block:
-            lines += listed([(macro("It", *t.split())[4:], prose(body)) for t, body in entries])
+            lines += listed([(_term(term), prose(body)) for term, body in entries])
         else:
             lines += [".Pp", *prose(block)] if lines else prose(block)
     return lines
+
+
+def _term(text: str) -> str:
+    return " ".join(map(argument, text.split()))
 
 
 def listed(items: Sequence[tuple[str, Sequence[str]]]) -> list[str]:

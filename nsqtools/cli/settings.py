@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from nsqtools.cli.configfile import NO_FILE, Source, load, pairs_key, shared_options
+from nsqtools.cli.tree import contexts, groups_of, words
 from nsqtools.config import FileOptions
 from nsqtools.config.option import Option, Options, flag_name
 from nsqtools.errors import ConfigError, ConfigFileError
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from nsqtools.cli.configfile import ConfigFile, Table
-
-    Groups = Mapping[str, tuple[type[Options], Mapping[str, Any]]]
-    """Of a command: option classes by keyword, each with the command's own defaults."""
+    from nsqtools.cli.tree import Groups
 
 
 class Setting(NamedTuple):
@@ -33,15 +32,6 @@ class Setting(NamedTuple):
     value: Any
     source: Source
     where: str
-
-
-def words(ctx: click.Context) -> tuple[str, ...]:
-    """The command as it is typed after the program's name, such as ``("lookup", "topics")``."""
-    found: list[str] = []
-    while ctx.parent is not None:
-        found.insert(0, ctx.info_name or "")
-        ctx = ctx.parent
-    return tuple(found)
 
 
 def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]:
@@ -59,11 +49,6 @@ def known_options(groups: Groups) -> dict[str, Option]:
         if cls.opt_flag:
             known.setdefault(pairs_key(cls), cls.pairs_option())
     return {name: declared for name, declared in known.items() if declared.in_file}
-
-
-def groups_of(command: click.Command) -> Groups:
-    """The option classes of a command made with ``nsqtools.cli.options``, or none."""
-    return getattr(command.callback, "option_groups", {})
 
 
 class Chosen(NamedTuple):
@@ -185,7 +170,7 @@ class Settings:
             yield {
                 name: Setting(table.value(name, declared), table.source, table.where)
                 for name, declared in cls.declared().items()
-                if name in table.values
+                if name in table.values and (table.command or cls.shares(declared))
             }
             if pairs in table.values:
                 given = table.pairs(cls, table.value(pairs, cls.pairs_option()))
@@ -267,21 +252,12 @@ def allowed(table: Table, ctx: click.Context) -> tuple[dict[str, Option], list[s
     while len(words(ctx)) > len(table.command):
         assert ctx.parent
         ctx = ctx.parent
-    return _known_below(ctx), command_names(ctx)
+    known: dict[str, Option] = {}
+    for below in contexts(ctx):
+        known |= known_options(groups_of(below.command))
+    return known, command_names(ctx)
 
 
 def command_names(ctx: click.Context) -> list[str]:
     """The sub-commands of a context's command, none if it is no group."""
     return ctx.command.list_commands(ctx) if isinstance(ctx.command, click.Group) else []
-
-
-def _known_below(ctx: click.Context) -> dict[str, Option]:
-    """The options of a command; of a group, those of all its commands."""
-    if not isinstance(ctx.command, click.Group):
-        return known_options(groups_of(ctx.command))
-    found: dict[str, Option] = {}
-    for name in ctx.command.list_commands(ctx):
-        command = ctx.command.get_command(ctx, name)
-        if command:
-            found |= known_options(groups_of(command))
-    return found

@@ -83,17 +83,25 @@ def candidates(cli: click.Group, line: str) -> Answer:
     """What can stand at the end of a line, which begins with the name of the program."""
     _, *words, word = split_arg_string(line + _CURSOR)
     word = word.removesuffix(_CURSOR)
-    helping = words[:1] == ["help"]
-    found = _context(cli, words[1:] if helping else words)
+    if words[:1] == ["help"]:
+        return _after(cli, words[1:], word, commands_only=True)
+    found = _after(cli, words, word)
+    if not words and "help".startswith(word):
+        shown = CompletionItem("help", help="Show the options of a command.")
+        found = found._replace(items=[*found.items, shown])
+    return found
+
+
+def _after(
+    cli: click.Group, words: Sequence[str], word: str, *, commands_only: bool = False
+) -> Answer:
+    found = _context(cli, words)
     if found is None:
         return _NOTHING
     ctx, args = found
-    if not isinstance(ctx.command, click.Group):
-        return _NOTHING if helping else _of_command(ctx, args, word)
-    items = ctx.command.shell_complete(ctx, word)
-    if ctx.parent is None and not helping and "help".startswith(word):
-        items.append(CompletionItem("help", help="Show the options of a command."))
-    return Answer("", word, items)
+    if isinstance(ctx.command, click.Group):
+        return Answer("", word, ctx.command.shell_complete(ctx, word))
+    return _NOTHING if commands_only else _of_command(ctx, args, word)
 
 
 def _context(cli: click.Group, words: Sequence[str]) -> tuple[click.Context, list[str]] | None:
@@ -125,6 +133,12 @@ def _of_command(ctx: click.Context, args: list[str], word: str) -> Answer:
     dashed, after_dashes = word.startswith("-"), "--" in args
     joined = dashed and "=" in word and not after_dashes
     param, text = _receiver(ctx, args, word if joined or not dashed else "")
+    if isinstance(param, click.Argument) and not ctx.allow_interspersed_args:
+        # The argument is a line to complete, as that of ``config show``.
+        line = ctx.params[param.name] or ()
+        root = ctx.find_root().command
+        if isinstance(root, click.Group) and (line or not dashed):
+            return _after(root, line, word)
     if isinstance(param, click.Option):
         typed = text if joined else word
         return Answer(word.removesuffix(typed), typed, param.shell_complete(ctx, typed))

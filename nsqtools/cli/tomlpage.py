@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.facts import common_keys, keys
 from nsqtools.cli.manpages import FILES, assemble, bare, explained, named, values_macro
-from nsqtools.cli.options import ConfigOption
-from nsqtools.cli.roff import argument, listed, macro, paragraphs, prose, verbatim, xr
+from nsqtools.cli.roff import argument, inline, listed, macro, paragraphs, prose, verbatim, xr
 from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import click
 
+    from nsqtools.cli.options import ConfigOption
     from nsqtools.cli.tree import Node
 
 EXAMPLE = """\
@@ -101,7 +102,7 @@ def toml_page(nodes: Sequence[Node]) -> str:
                 "The file is that of --config or of $NSQTOOLS_CONFIG, or else the first of these "
                 "that exists. --config none reads no file."
             ),
-            *listed([(macro("Pa", name)[1:], prose(meaning)) for name, meaning in FILES]),
+            *listed([(inline("Pa", name), prose(meaning)) for name, meaning in FILES]),
         ],
         "EXAMPLES": [
             *prose(
@@ -119,30 +120,6 @@ def _of_the_file(node: Node) -> bool:
     return node.words == "nsqtools" or "nsqtools.toml(5)" in node.help
 
 
-def keys(node: Node) -> dict[str, ConfigOption]:
-    """What may stand in the table of a command, by parameter."""
-    options = [each for each in node.options if isinstance(each, ConfigOption)]
-    found: dict[str, ConfigOption] = {}
-    for each in (*options, *node.flagless):
-        if each.declared.in_file:
-            found.setdefault(each.name, each)
-    return found
-
-
-def common_keys(nodes: Sequence[Node]) -> dict[str, ConfigOption]:
-    """Keys of [defaults] that mean the same, with the same default, for all commands."""
-    found: dict[str, list[ConfigOption]] = {}
-    for node in nodes:
-        for name, each in keys(node).items():
-            if each.shared:
-                found.setdefault(name, []).append(each)
-    return {
-        name: options[0]
-        for name, options in found.items()
-        if all((o.declared, o.preset) == (options[0].declared, options[0].preset) for o in options)
-    }
-
-
 def _tables(nodes: Sequence[Node]) -> list[str]:
     common = common_keys(nodes)
     lines = [
@@ -156,10 +133,10 @@ def _tables(nodes: Sequence[Node]) -> list[str]:
     bodies: dict[tuple[str, str], list[Node]] = {}
     for node in nodes:
         if keys(node):
-            group = node.words.partition(" ")[2].rpartition(" ")[0].replace(" ", ".")
+            group = node.table.rpartition(".")[0]
             bodies.setdefault((group, "\n".join(_table(node, common))), []).append(node)
     for (group, body), alike in bodies.items():
-        names = [node.words.partition(" ")[2].replace(" ", ".") for node in alike]
+        names = [node.table for node in alike]
         lines.append(macro("Ss", f"[{group if len(names) > 1 else names[0]}]"))
         if len(names) > 1:
             lines += prose(f"Or for one of its commands: [{'], ['.join(names)}].")
@@ -183,7 +160,7 @@ def _entries(options: Mapping[str, ConfigOption], ctx: click.Context, *, mark: b
         [
             (
                 _assignment(each, ctx),
-                explained(each, ctx, *(["Shared."] if mark and each.shared else [])),
+                explained(each, *(["Shared."] if mark and each.shared else [])),
             )
             for each in options.values()
         ]

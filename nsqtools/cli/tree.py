@@ -1,33 +1,53 @@
-"""The commands as documents see them: the click tree, walked without running anything."""
+"""The tree of commands, walked without running anything: for settings and for documents.
+
+It loads no more than click: settings walk it at a TAB press.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from nsqtools.cli.options import Command, ConfigOption
-from nsqtools.cli.settings import groups_of
-from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from nsqtools.config.option import Options
 
-# What stands behind the help of an option: "[default: 6; range: 1 to 9]".
-_NOTE = re.compile(r"\s*\[((?:default|range): (?:(?!\[(?:default|range): ).)*)\]$")
+    Groups = Mapping[str, tuple[type[Options], Mapping[str, Any]]]
+    """Of a command: option classes by keyword, each with the command's own defaults."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def contexts(ctx: click.Context) -> Iterator[click.Context]:
+    """A context and those of all commands below it, each group before its own."""
+    yield ctx
+    if isinstance(ctx.command, click.Group):
+        for name in ctx.command.list_commands(ctx):
+            command = ctx.command.get_command(ctx, name)
+            if command:
+                below = click.Context(command, ctx, name, **command.context_settings)
+                yield from contexts(below)
+
+
+def words(ctx: click.Context) -> tuple[str, ...]:
+    """The command as it is typed after the program's name, such as ``("lookup", "topics")``."""
+    return (*words(ctx.parent), ctx.info_name or "") if ctx.parent else ()
+
+
+def groups_of(command: click.Command) -> Groups:
+    """The option classes of a command made with ``nsqtools.cli.options``, or none."""
+    return getattr(command.callback, "option_groups", {})
+
+
 class Node:
-    """A command in its tree. ``section`` is its heading in the help of the group above."""
+    """A command in its tree, as documents see it."""
 
-    ctx: click.Context
-    section: str
+    __slots__ = ("ctx",)
+
+    def __init__(self, ctx: click.Context) -> None:
+        self.ctx = ctx
 
     @property
     def command(self) -> click.Command:
@@ -45,6 +65,18 @@ class Node:
         return self.words.replace(" ", "-")
 
     @property
+    def table(self) -> str:
+        """Name of its table in the configuration file: ``lookup.nodes``; empty at the top."""
+        return ".".join(words(self.ctx))
+
+    @property
+    def section(self) -> str:
+        """Its heading in the help of the group above."""
+        table = getattr(self.ctx.parent.command, "table", {}) if self.ctx.parent else {}
+        name = self.ctx.info_name
+        return table[name].section if name in table else "Commands"
+
+    @property
     def help(self) -> str:
         """The text of --help: a sentence, then paragraphs."""
         return inspect.cleandoc(self.command.help or "").partition("\f")[0].strip()
@@ -58,7 +90,7 @@ class Node:
     @property
     def examples(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a sentence without its full stop and a command line."""
-        return self.command.examples if isinstance(self.command, Command) else ()
+        return getattr(self.command, "examples", ())
 
     @property
     def options(self) -> list[click.Option]:
@@ -76,47 +108,8 @@ class Node:
         """The option classes of the command, with the defaults that it replaces."""
         return list(groups_of(self.command).values())
 
-    @property
-    def flagless(self) -> list[ConfigOption]:
-        """Options that only variables, --consumer-opt and its like, and the file can set."""
-        return [
-            ConfigOption(
-                [name, f"--{flag_name(name)}"],
-                declared=declared,
-                section=cls.title,
-                shared=cls.shares(declared),
-                preset=presets.get(name, cls.__dataclass_fields__[name].default),
-            )
-            for cls, presets in self.groups
-            for name, declared in cls.declared().items()
-            if not declared.flag
-        ]
-
 
 def walk(root: click.Group) -> list[Node]:
     """All commands that are not hidden, each group before its own."""
-    return list(_walk(Node(click.Context(root, info_name=root.name, **root.context_settings), "")))
-
-
-def _walk(node: Node) -> Iterator[Node]:
-    yield node
-    if isinstance(node.command, click.Group):
-        table = getattr(node.command, "table", {})
-        for name in node.command.list_commands(node.ctx):
-            command = node.command.get_command(node.ctx, name)
-            if command and not command.hidden:
-                ctx = click.Context(
-                    command, info_name=name, parent=node.ctx, **command.context_settings
-                )
-                yield from _walk(Node(ctx, table[name].section if name in table else "Commands"))
-
-
-def about(option: click.Option, ctx: click.Context) -> tuple[str, str, str]:
-    """Help, default and range, the latter two empty where there is nothing to say."""
-    record = option.get_help_record(ctx)
-    text = record[1] if record else ""
-    facts: dict[str, str] = {}
-    while note := _NOTE.search(text):
-        text = text[: note.start()]
-        facts |= dict(fact.split(": ", 1) for fact in note[1].split("; "))
-    return text, facts.get("default", ""), facts.get("range", "")
+    top = click.Context(root, info_name=root.name, **root.context_settings)
+    return [Node(ctx) for ctx in contexts(top) if not ctx.command.hidden]

@@ -1,19 +1,15 @@
-"""Names for a TAB press that only a server or the configuration file knows.
-
-Servers are asked all at once, for ``LIMIT`` seconds in total, and through bare sockets: httpx takes
-longer to load than they to answer. They are told no secret.
-"""
+"""Names for a TAB press that only a server or the configuration file knows."""
 
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from nsqtools.cli.configfile import Source, profile_names
-from nsqtools.cli.settings import Setting, Settings, groups_of
-from nsqtools.config import LookupOptions
+from nsqtools.cli.configfile import Source, load
+from nsqtools.cli.settings import Chosen, Setting, Settings, set_variable
+from nsqtools.cli.tree import groups_of
+from nsqtools.config import FileOptions, LookupOptions
 from nsqtools.names import (
     LOOKUPD_HTTP_PORT,
     NSQD_HTTP_PORT,
@@ -21,17 +17,12 @@ from nsqtools.names import (
     Address,
     is_valid_name,
 )
+from nsqtools.net.names import Question, ask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from socket import socket
-    from ssl import SSLSocket
-
     import click
 
     from nsqtools.config.option import Values
-
-LIMIT = 0.3
 
 _LOOKUPD = "lookupd_http_address"
 
@@ -44,34 +35,25 @@ _SERVERS = {
 
 _HERE = {_LOOKUPD: ("127.0.0.1",), "nsqd_http_address": ("127.0.0.1",)}
 
-_READ_SIZE = 65536
-
-
-class Question(NamedTuple):
-    """A GET of ``path``, with its query, about all topics or the channels of one.
-
-    For https ``cafile`` names the CAs to trust, or is empty for the system's.
-    """
-
-    tls: bool
-    address: Address
-    path: str
-    topic: str
-    cafile: str
-
 
 def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
     """Names of this kind, sorted; what cannot be found out in time is left out silently.
 
-    ``ctx`` is of the command that is being typed: its options say which servers are meant, and for
-    channels which topics.
+    ``ctx`` is of the command that is being typed: its options say which file and which servers are
+    meant, and for channels which topics.
     """
     with suppress(Exception):
         if values == "profile":
-            return tuple(sorted(profile_names(ctx)))
+            return tuple(sorted(_profiles(ctx)))
         # The shell would run what else a server may say.
         return tuple(sorted(filter(is_valid_name, ask(questions(values, ctx)))))
     return ()
+
+
+def _profiles(ctx: click.Context) -> list[str]:
+    """Those of the file, whichever of them is chosen so far."""
+    file = load(Settings(ctx, {"": (FileOptions, {})}).of("")["config"].value or None)
+    return file.profiles if file else []
 
 
 def questions(values: Values, ctx: click.Context) -> list[Question]:
@@ -84,7 +66,8 @@ def questions(values: Values, ctx: click.Context) -> list[Question]:
     topics = settings["topic"].value if "topic" in settings else ctx.params.get("topic")
     if values == "topic":
         topics = ""
-    given = {name: settings[name] for name in _SERVERS if name in settings and settings[name].value}
+    known = {name: settings[name] for name in _SERVERS if name in settings}
+    given = {n: s for n, s in known.items() if s.value and s.source is not Source.DEFAULT}
     servers = _HERE
     if given:
         ranks = list(Source)
@@ -98,35 +81,15 @@ def questions(values: Values, ctx: click.Context) -> list[Question]:
     ]
 
 
-def ask(questions: Sequence[Question]) -> set[str]:
-    """The names in all replies that come in time."""
-    from threading import Thread
-
-    deadline = time.monotonic() + LIMIT
-    found: list[str] = []
-
-    def work(question: Question) -> None:
-        with suppress(Exception):
-            found.extend(_get(question))
-
-    # Daemons: the look-up of a host cannot be stopped, and must not be waited for.
-    threads = [Thread(target=work, args=(question,), daemon=True) for question in questions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return set(found)
-
-
 def _settings(ctx: click.Context) -> dict[str, Setting]:
     """The options of the command, and where nsqlookupd is even if it has no such option."""
     groups = {"": (LookupOptions, {}), **groups_of(ctx.command)}
-    settings = Settings(ctx, groups)
+    settings = Settings(ctx, groups, Chosen.of(ctx).tables(ctx))
     found: dict[str, Setting] = {}
     for keyword in groups:
         found |= settings.of(keyword)
-    variable = f"NSQTOOLS_{_LOOKUPD.upper()}"
-    if _LOOKUPD not in ctx.params and os.environ.get(variable):
+    variable = set_variable(ctx, _LOOKUPD, shared=True)
+    if variable and _LOOKUPD not in ctx.params:
         found[_LOOKUPD] = Setting(os.environ[variable].split(), Source.ENVIRONMENT, variable)
     return found
 
@@ -150,48 +113,3 @@ def _question(server: str, text: str, topic: str, cafile: str) -> Question:
         topic=topic,
         cafile=cafile,
     )
-
-
-def _get(question: Question) -> list[str]:
-    import json
-    from socket import create_connection
-
-    request = (
-        f"GET {question.path} HTTP/1.0\r\nHost: {question.address}\r\n"
-        "Accept: application/vnd.nsq; version=1.0\r\n\r\n"
-    )
-    with (
-        create_connection(question.address, LIMIT) as plain,
-        _over_tls(plain, question) if question.tls else plain as connection,
-    ):
-        connection.sendall(request.encode())
-        data = bytearray()
-        while chunk := connection.recv(_READ_SIZE):
-            data += chunk
-    head, _, body = data.partition(b"\r\n\r\n")
-    if head.split(None, 2)[1] != b"200":
-        return []
-    reply = json.loads(body)
-    return _read(reply.get("data", reply), question.topic)
-
-
-def _over_tls(plain: socket, question: Question) -> SSLSocket:
-    from ssl import create_default_context
-
-    context = create_default_context(cafile=question.cafile or None)
-    return context.wrap_socket(plain, server_hostname=question.address.host)
-
-
-def _read(reply: dict[str, Any], topic: str) -> list[str]:
-    """Names in a reply of nsqlookupd, which are texts, or of nsqd, which are in objects."""
-    if "channels" in reply:
-        return list(reply["channels"])
-    entries = reply.get("topics") or ()
-    if not topic:
-        return [each if isinstance(each, str) else each["topic_name"] for each in entries]
-    return [
-        channel["channel_name"]
-        for each in entries
-        if each["topic_name"] == topic
-        for channel in each["channels"]
-    ]

@@ -1,6 +1,7 @@
 """Starts a real nsqd and prints how nsqtools compares with the Go tools, as ratios.
 
 Each pair runs in turn, A B A B, so that a machine that slows down slows both. Ratios are medians.
+A TAB press that takes longer than its bound makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
     from tests.support.binaries import Nsq
 
 BODY = b"x" * 200
+SLOWEST_TAB = 1.6  # of the time to start Python and import click
+FILE = """\
+default_profile = "here"
+[defaults]
+log-format = "json"
+[tail]
+max-in-flight = 500
+[profile.here]
+lookupd-http-address = ["127.0.0.1:4161"]
+"""
 _numbers = count()
 
 
@@ -140,23 +151,34 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two programs at the same work; ``rounds`` multiplies how often."""
+    """Two programs at the same work; ``rounds`` multiplies how often.
+
+    ``slowest`` is the most time that ours may take, in times of theirs.
+    """
 
     ours: Side
     theirs: Side
     rounds: int = 1
+    slowest: float | None = None
 
 
-def compare(pair: Pair, rounds: int) -> None:
-    """Run both in turn and print a line."""
+def compare(pair: Pair, rounds: int) -> bool:
+    """Run both in turn and print a line; whether ours is fast enough."""
     runs = [(pair.ours.run(), pair.theirs.run()) for _ in range(rounds * pair.rounds)]
-    ratios = [ours.rate / theirs.rate for ours, theirs in runs]
+    rates = [ours.rate / theirs.rate for ours, theirs in runs]
+    quantity, ratios, bound, kept = "rate", rates, "", True
+    if pair.slowest is not None:
+        quantity, ratios = "time", [1 / rate for rate in rates]
+        kept = statistics.median(ratios) <= pair.slowest
+        bound = f", at most {pair.slowest:.2f}{'' if kept else ': TOO SLOW'}"
     ours, theirs = zip(*runs, strict=True)
     print(
-        f"{pair.ours.name:<18} {_show(ours)}   {pair.theirs.name:<12} {_show(theirs)}   "
-        f"rate {statistics.median(ratios):5.2f} times ({min(ratios):.2f} to {max(ratios):.2f})",
+        f"{pair.ours.name:<32} {_show(ours)}   {pair.theirs.name:<12} {_show(theirs)}   "
+        f"{quantity} {statistics.median(ratios):5.2f} times "
+        f"({min(ratios):.2f} to {max(ratios):.2f}){bound}",
         flush=True,
     )
+    return kept
 
 
 def _show(runs: Sequence[Run]) -> str:
@@ -183,9 +205,13 @@ def pairs(nsqd: Nsqd, nsq: Nsq, n: int, scratch: Path) -> list[Pair]:
     def start(flag: str) -> Side:
         return Side(f"nsqtools {flag}", lambda: measure([python, "-m", "nsqtools", flag], 1))
 
-    def tab(line: str) -> Side:
-        env = {COMPLETE: "bash_complete", LINE: line}
-        return Side(f"{line}<TAB>", lambda: measure([python, "-m", "nsqtools"], 1, env=env))
+    file = scratch / "config.toml"
+    file.write_text(FILE)
+
+    def tab(line: str) -> Pair:
+        env = {COMPLETE: "bash_complete", LINE: f"nsqtools {line}", "NSQTOOLS_CONFIG": str(file)}
+        side = Side(f"{line}<TAB>", lambda: measure([python, "-m", "nsqtools"], 1, env=env))
+        return Pair(side, click, rounds=7, slowest=SLOWEST_TAB)
 
     def consuming(name: str, argv: Sequence[str]) -> Side:
         return Side(name, lambda: consume(nsqd, n, argv))
@@ -203,12 +229,14 @@ def pairs(nsqd: Nsqd, nsq: Nsq, n: int, scratch: Path) -> list[Pair]:
         ),
         Pair(start("--version"), click, rounds=7),
         Pair(start("--help"), click, rounds=7),
-        Pair(tab("nsqtools ta"), click, rounds=7),
-        Pair(tab("nsqtools tail --mo"), click, rounds=7),
+        tab("ta"),
+        tab("tail --mo"),
+        tab("tail --profile "),
+        tab("config show tail --max"),
     ]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("-n", type=int, default=300_000, help="messages of 200 bytes per run")
     parser.add_argument("--rounds", type=int, default=3)
@@ -220,14 +248,14 @@ def main() -> None:
         Nsqd(Path(scratch, "nsqd"), "-mem-queue-size=10000000") as nsqd,
     ):
         print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
-        for pair in pairs(nsqd, nsq, args.n, Path(scratch)):
-            compare(pair, args.rounds)
+        kept = [compare(pair, args.rounds) for pair in pairs(nsqd, nsq, args.n, Path(scratch))]
         if args.long:
             argv = [sys.executable, "-m", "nsqtools", "tail", "--topic", "TOPIC"]
             argv += ["--channel", "bench", "-n", str(args.long), *at(nsqd)]
             run = consume(nsqd, args.long, argv)
             print(f"tail of {args.long:,} messages: {run.memory:.0f} MiB at most")
+    return 0 if all(kept) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -48,6 +48,17 @@ def paint(words: tuple[str, ...], sample: Sample) -> None:
     """Paint."""
 
 
+@click.command(
+    "try",
+    cls=Command,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("line", nargs=-1, type=click.UNPROCESSED)
+@options(sample=Sample)
+def attempt(line: tuple[str, ...], sample: Sample) -> None:
+    """Try a command line."""
+
+
 @click.command("draw", cls=Command)
 @options(sample=Sample)
 def draw(sample: Sample) -> None:
@@ -59,6 +70,7 @@ SAMPLES = LazyGroup(
     table={
         "paint": Entry(f"{__name__}:paint", "Paint.", "Make"),
         "draw": Entry(f"{__name__}:draw", "Draw.", "Make"),
+        "try": Entry(f"{__name__}:attempt", "Try a command line.", "Look"),
         "print": Entry("no.such.module:x", "Never loaded.", "Make"),
     },
 )
@@ -76,7 +88,7 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", ["paint", "draw", "print", "help"]),
+        ("", ["paint", "draw", "try", "print", "help"]),
         ("p", ["paint", "print"]),
         ("--he", ["--help"]),
         ("help p", ["paint", "print"]),
@@ -113,6 +125,22 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
         ('draw --tag "x y" --colour r', ["red"]),
         ("paint -- --c", []),
         ("paint word --co", ["--colour", "--count", "--config"]),
+        ("try ", ["paint", "draw", "try", "print"]),
+        ("try d", ["draw"]),
+        ("try h", []),
+        ("try --ke", ["--keep"]),
+        ("try --colour g", ["green", "grey"]),
+        ("try --colour=g", ["--colour=green", "--colour=grey"]),
+        ("try --keep -n 1 d", ["draw"]),
+        ("try -- d", ["draw"]),
+        ("try draw --ke", ["--keep"]),
+        ("try draw -ke", ["-keep"]),
+        ("try draw --colour g", ["green", "grey"]),
+        ("try draw --colour=g", ["--colour=green", "--colour=grey"]),
+        ("try draw -picture=a/b", ["-picture=<a/b>"]),
+        ("try --keep draw -c g", ["green", "grey"]),
+        ("try try draw -c g", ["green", "grey"]),
+        ("try nosuch --ke", []),
     ],
 )
 def test_a_word_is_completed_by_what_parsing_would_make_of_it(line: str, words: list[str]) -> None:
@@ -141,6 +169,14 @@ def test_every_command_and_option_of_the_product_is_offered() -> None:
     assert offers("completion ", cli) == ["bash", "zsh", "fish"]
     assert offers("lookup t", cli) == ["topics"]
     assert offers("tail --topi", cli) == ["--topic"]
+
+
+def test_config_completes_the_line_it_shows_and_the_file_it_checks() -> None:
+    assert offers("config show t", cli) == ["tail"]
+    assert offers("config show --profile p tail --max-in-flight-", cli) == ["--max-in-flight-bytes"]
+    assert offers("config show lookup ch", cli) == ["channels"]
+    assert offers("config show pub --mode r", cli) == ["round-robin"]
+    assert offers("config check ./a", cli) == ["<./a>"]
 
 
 def press(
@@ -210,6 +246,9 @@ def test_profiles_are_those_of_the_file_that_is_meant(nsqtools_cli: Cli, tmp_pat
     assert press(nsqtools_cli, "nsqtools tail --profile ", env=env) == "plain\tone\t\n"
     line = "nsqtools tail --config two.toml --profile="
     assert press(nsqtools_cli, line, env=env) == "plain\t--profile=two\t\n"
+    env |= {"NSQTOOLS_TAIL_CONFIG": "two.toml", "NSQTOOLS_TAIL_PROFILE": "gone"}
+    assert press(nsqtools_cli, "nsqtools tail --profile ", env=env) == "plain\ttwo\t\n"
+    assert press(nsqtools_cli, "nsqtools pub --profile ", env=env) == "plain\tone\t\n"
 
 
 def leaves(group: click.Group, ctx: click.Context) -> Iterator[str]:

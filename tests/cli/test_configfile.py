@@ -374,6 +374,15 @@ def test_the_starting_file_is_right_as_it_is_and_with_every_line_in_force(
         assert different.keys() == {"config"}
 
 
+def test_a_key_of_defaults_is_not_for_a_namesake_of_one_command_alone(
+    shown: Shown, write: Any
+) -> None:
+    file = write('[defaults]\nmsg-timeout = "10s"\ntls-cert = "client.pem"\n')
+    assert shown("tail", "--config", file)["msg-timeout"][:2] == ("10s", "file")
+    for name in ("msg-timeout", "tls-cert"):
+        assert shown("sandbox", "--config", file)[name] == shown("sandbox")[name]
+
+
 def test_secrets_are_masked(
     shown: Shown, nsqtools: Run, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

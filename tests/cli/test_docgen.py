@@ -95,6 +95,14 @@ def test_the_readme_gets_commands_and_options_between_its_markers() -> None:
     assert "| `--tls-min-version [ssl3.0\\|tls1.0\\|tls1.1\\|tls1.2\\|tls1.3]` | `tls1.2` |" in text
 
 
+def test_the_default_column_tells_values_from_phrases_and_marks_what_is_required() -> None:
+    text = fill(MARKERS, NODES)
+    assert "| `--nsqd-tcp-address HOST:PORT` | `127.0.0.1:4150` |" in text
+    assert "| `--profile NAME` | its `default_profile` |" in text
+    assert "| `--channel CHANNEL` |  |" in text
+    assert text.count("| `--topic TOPIC` | *required* |") == 2
+
+
 def test_options_that_commands_have_in_common_are_listed_once() -> None:
     text = fill(MARKERS, NODES)
     assert text.count("| `--log-format [text\\|json]` |") == 1
@@ -112,7 +120,8 @@ def test_the_commands_do_not_load_the_generator() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    generator = {f"nsqtools.cli.{name}" for name in ("docgen", "manpages", "tomlpage", "roff")}
+    names = ("docgen", "manpages", "tomlpage", "roff", "facts", "starter")
+    generator = {f"nsqtools.cli.{name}" for name in names}
     assert not generator & set(done.stdout.split())
 
 

@@ -17,12 +17,13 @@ from click.testing import CliRunner
 from nsqtools.cli import Entry, LazyGroup, cli
 from nsqtools.cli.docgen import documents
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.facts import about, flagless, keys
 from nsqtools.cli.manpages import exits, page
 from nsqtools.cli.options import Command, ConfigOption, options
 from nsqtools.cli.roff import argument, escape, macro, paragraphs, prose, verbatim
 from nsqtools.cli.settings import variables
-from nsqtools.cli.tomlpage import EXAMPLE, keys
-from nsqtools.cli.tree import Node, about, walk
+from nsqtools.cli.tomlpage import EXAMPLE
+from nsqtools.cli.tree import Node, walk
 from nsqtools.config import ProducerConfig, SandboxOptions, StopOptions
 from nsqtools.config.option import Options, flag_name, option
 from tests.support.binaries import needs
@@ -112,16 +113,17 @@ def test_every_option_is_described_with_its_variables_and_key(node: Node) -> Non
 @EACH_NODE
 def test_every_option_without_a_flag_is_described_too(node: Node) -> None:
     text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
-    for each in node.flagless:
+    for each in flagless(node):
         entry = text.split(f"\n.It Cm {each.name} ")[1].split("\n.It ")[0]
         check_facts(node, each, entry)
 
 
 def check_facts(node: Node, each: ConfigOption, entry: str) -> None:
-    _, default, range_ = about(each, node.ctx)
+    facts = about(each)
     words = " ".join(entry.split())
-    assert not default or f"Default: {default}." in words
-    assert not range_ or f"Range: {range_}." in words
+    assert not facts.default or f"Default: {facts.default}." in words
+    assert not facts.range or f"Range: {facts.range}." in words
+    assert ("Required." in words) == facts.required
     for variable in variables(node.ctx, each.name, shared=each.shared):
         assert f".Ev {variable} " in entry
     assert (f".Cm {flag_name(each.name)} ." in entry) == each.declared.in_file

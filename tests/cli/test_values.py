@@ -15,7 +15,8 @@ import click
 import pytest
 
 from nsqtools.cli import cli
-from nsqtools.cli.values import ask, names, questions
+from nsqtools.cli.values import names, questions
+from nsqtools.net.names import ask
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def server(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that a busy machine keeps."""
-    monkeypatch.setattr("nsqtools.cli.values.LIMIT", 30.0)
+    monkeypatch.setattr("nsqtools.net.names.LIMIT", 30.0)
 
 
 @pytest.mark.usefixtures("alone", "patient")

@@ -1,0 +1,100 @@
+"""Names of topics and channels for a TAB press, which has no time for httpx to load.
+
+Servers are asked all at once, for ``LIMIT`` seconds in total, through bare sockets, and are told
+no secret.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from socket import socket
+    from ssl import SSLSocket
+
+    from nsqtools.names import Address
+
+LIMIT = 0.3
+
+_READ_SIZE = 65536
+
+
+class Question(NamedTuple):
+    """A GET of ``path``, with its query, about all topics or the channels of one.
+
+    For https ``cafile`` names the CAs to trust, or is empty for the system's.
+    """
+
+    tls: bool
+    address: Address
+    path: str
+    topic: str
+    cafile: str
+
+
+def ask(questions: Iterable[Question]) -> set[str]:
+    """The names in all replies that come in time, whatever a server calls a name."""
+    from threading import Thread
+
+    deadline = time.monotonic() + LIMIT
+    found: list[str] = []
+
+    def work(question: Question) -> None:
+        with suppress(Exception):
+            found.extend(_get(question))
+
+    # Daemons: the look-up of a host cannot be stopped, and must not be waited for.
+    threads = [Thread(target=work, args=(question,), daemon=True) for question in questions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return set(found)
+
+
+def _get(question: Question) -> list[str]:
+    import json
+    from socket import create_connection
+
+    request = (
+        f"GET {question.path} HTTP/1.0\r\nHost: {question.address}\r\n"
+        "Accept: application/vnd.nsq; version=1.0\r\n\r\n"
+    )
+    with (
+        create_connection(question.address, LIMIT) as plain,
+        _over_tls(plain, question) if question.tls else plain as connection,
+    ):
+        connection.sendall(request.encode())
+        data = bytearray()
+        while chunk := connection.recv(_READ_SIZE):
+            data += chunk
+    head, _, body = data.partition(b"\r\n\r\n")
+    if head.split(None, 2)[1] != b"200":
+        return []
+    reply = json.loads(body)
+    return _read(reply.get("data", reply), question.topic)
+
+
+def _over_tls(plain: socket, question: Question) -> SSLSocket:
+    from ssl import create_default_context
+
+    context = create_default_context(cafile=question.cafile or None)
+    return context.wrap_socket(plain, server_hostname=question.address.host)
+
+
+def _read(reply: dict[str, Any], topic: str) -> list[str]:
+    """Names in a reply of nsqlookupd, which are texts, or of nsqd, which are in objects."""
+    if "channels" in reply:
+        return list(reply["channels"])
+    entries = reply.get("topics") or ()
+    if not topic:
+        return [each if isinstance(each, str) else each["topic_name"] for each in entries]
+    return [
+        channel["channel_name"]
+        for each in entries
+        if each["topic_name"] == topic
+        for channel in each["channels"]
+    ]
