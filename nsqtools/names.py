@@ -12,7 +12,8 @@ NSQD_HTTP_PORT = 4151
 LOOKUPD_HTTP_PORT = 4161
 
 MAX_NAME = 64
-_NAME = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?")
+_EPHEMERAL = "#ephemeral"
+_NAME = re.compile(rf"[.a-zA-Z0-9_-]+({_EPHEMERAL})?")
 
 
 class Address(NamedTuple):
@@ -59,11 +60,16 @@ def is_valid_name(name: str) -> bool:
     return 0 < len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
 
 
+def is_ephemeral(name: str) -> bool:
+    """Whether the topic or channel goes with its last channel, or consumer."""
+    return name.endswith(_EPHEMERAL)
+
+
 def check_name(kind: str, name: str) -> str:
     """Return the name, or raise ConfigError; ``kind`` is "topic" or "channel"."""
     if not is_valid_name(name):
         raise ConfigError(
             f"{kind} {name!r}: expected 1 to {MAX_NAME} of the characters . _ - a-z A-Z 0-9, "
-            "optionally ending in #ephemeral"
+            f"optionally ending in {_EPHEMERAL}"
         )
     return name

@@ -31,8 +31,8 @@ class Sandbox:
     """One nsqd, registered with one nsqlookupd; an async context manager.
 
     ``options`` say where to listen and what to publish unasked; their default takes free ports of
-    loopback. ``rng`` decides which consumer gets what, and the sample events. Entering raises
-    ConfigError for a host that others can reach, unless ``options.i_know``, and for a taken port.
+    loopback, that of nsqd's HTTP being the one after TCP as ever. ``rng`` decides which consumer
+    gets what, and the sample events.
     """
 
     def __init__(
@@ -68,6 +68,18 @@ class Sandbox:
         return self.lookupd.http
 
     async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen; on return nsqlookupd knows nsqd.
+
+        Raises ConfigError for a host that others can reach, unless ``options.i_know``, and for a
+        taken port.
+        """
         host = await _resolve(self.options.host, i_know=self.options.i_know)
         try:
             await self._start(host)
@@ -81,10 +93,6 @@ class Sandbox:
         except BaseException:
             await self.stop()
             raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def stop(self) -> None:
         """Stop listening, cut every connection and forget everything."""
@@ -114,24 +122,17 @@ class Sandbox:
 
     async def settled(self) -> None:
         """Return when nsqlookupd knows every topic and channel there is."""
-        if self.nsqd.lookupds:
-            await self.nsqd.lookupds.settled()
+        await self.nsqd.lookupds.settled()
 
     async def _start(self, host: str) -> None:
         port = self.options.port
-        home, broadcast = host, host
+        home = host
         if ip_address(host).is_unspecified:
             home = "::1" if ":" in host else "127.0.0.1"
-            broadcast = socket.gethostname()
         lookupd_port = port and port + _LOOKUPD_OFFSET
         await self.lookupd.start(host, lookupd_port, lookupd_port and lookupd_port + 1)
-        await self.nsqd.start(
-            host,
-            port,
-            port and port + 1,
-            lookupd_tcp_addresses=[Address(home, self.lookupd.tcp.port)],
-            broadcast_address=broadcast,
-        )
+        lookupds = [Address(home, self.lookupd.tcp.port)]
+        await self.nsqd.start(host, port, lookupd_tcp_addresses=lookupds)
         await self.settled()
         if self.options.seed_topic:
             self._seeding = asyncio.create_task(self._seed(self.options.seed_topic))

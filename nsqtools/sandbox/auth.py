@@ -11,15 +11,13 @@ import hmac
 import json
 import re
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.error import HTTPError as StatusError
 from urllib.parse import urlencode
-from urllib.request import ProxyHandler, build_opener
 
 from nsqtools.errors import AuthError, ConfigError
 from nsqtools.names import Address
+from nsqtools.sandbox.http import get
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from nsqtools.config import NsqdOptions
 
 _TIMEOUT = 5.0  # options.go, HTTPClientRequestTimeout
-_MAX_REPLY = 1 << 20
 _PERMISSIONS = ("subscribe", "publish")
 
 
@@ -120,13 +117,6 @@ class Authd:
 
     async def ask(self, question: Question) -> Grant:
         """As Secrets.ask."""
-        body = await asyncio.to_thread(self._get, question)
-        try:
-            return parse_grant(body, asyncio.get_running_loop().time())
-        except ValueError as error:
-            raise AuthError(f"unusable reply: {error}", self._address) from None
-
-    def _get(self, question: Question) -> bytes:
         query = urlencode(
             {
                 "common_name": question.common_name,
@@ -136,17 +126,15 @@ class Authd:
             }
         )
         try:
-            opener = build_opener(ProxyHandler({}))
-            with opener.open(f"http://{self._address}/auth?{query}", timeout=_TIMEOUT) as reply:
-                body: bytes = reply.read(_MAX_REPLY)
-                if reply.status != 200:
-                    raise AuthError(f"status {reply.status}", self._address)
-                return body
-        except StatusError as error:
-            error.close()
-            raise AuthError(f"status {error.code}", self._address) from None
-        except (OSError, HTTPException) as error:
+            status, body = await get(self._address, f"/auth?{query}", timeout=_TIMEOUT)
+        except OSError as error:
             raise AuthError(str(error), self._address) from None
+        if status != 200:
+            raise AuthError(f"status {status}", self._address)
+        try:
+            return parse_grant(body, asyncio.get_running_loop().time())
+        except ValueError as error:
+            raise AuthError(f"unusable reply: {error}", self._address) from None
 
 
 def parse_grant(body: bytes, now: float) -> Grant:

@@ -10,11 +10,13 @@ RDY to spare. Source of the rules: nsqd topic.go and channel.go.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
+from nsqtools.names import is_ephemeral
 from nsqtools.sandbox.consumer import NEVER, Consumer, Message, share_out
 
 if TYPE_CHECKING:
@@ -27,40 +29,68 @@ NOT_OWNED = "client does not own message"
 MEM_QUEUE_SIZE = 10_000
 """What an ephemeral topic or channel holds; it drops what comes on top (options.go)."""
 
-_EPHEMERAL = "#ephemeral"
 _ID_EPOCH = 1288834974288  # guid.go, twepoch
 
 
 class Listener(Protocol):
-    """Told of every topic and channel that comes or goes, when it has come and before it goes."""
+    """Told when a topic, or a channel where one is named, has come and before it goes."""
 
-    def topic_created(self, topic: str) -> None: ...  # noqa: D102
-    def topic_deleted(self, topic: str) -> None: ...  # noqa: D102
-    def channel_created(self, topic: str, channel: str) -> None: ...  # noqa: D102
-    def channel_deleted(self, topic: str, channel: str) -> None: ...  # noqa: D102
+    def created(self, topic: str, channel: str = "") -> None: ...  # noqa: D102
+    def deleted(self, topic: str, channel: str = "") -> None: ...  # noqa: D102
 
 
-class Channel:
+class Queue(ABC):
+    """What topics and channels have in common: messages that wait for ``tick`` to move them on."""
+
+    def __init__(self, name: str, broker: Broker) -> None:
+        self.name = name
+        self.broker = broker
+        self.ephemeral = is_ephemeral(name)
+        self.paused = False
+        """Whether messages stay here."""
+        self.message_count = 0
+        self.waiting: deque[Message] = deque()
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait here."""
+        return len(self.waiting)
+
+    def pause(self) -> None:
+        """Let no message go on."""
+        self.paused = True
+
+    def unpause(self) -> None:
+        """Let messages go on."""
+        self.paused = False
+        self.changed()
+
+    def changed(self) -> None:
+        """Something here may go on now."""
+        self.broker.mark(self)
+
+    def trim(self) -> None:
+        """An ephemeral one drops what is on top."""
+        if self.ephemeral:
+            while len(self.waiting) > self.broker.mem_queue_size:
+                self.waiting.pop()
+
+    @abstractmethod
+    def move_on(self, now: float) -> None:
+        """Let go on what may."""
+
+
+class Channel(Queue):
     """One queue of copies, shared by its consumers. Made by ``Topic.channel``."""
 
     def __init__(self, name: str, topic: Topic) -> None:
-        self.name = name
+        super().__init__(name, topic.broker)
         self.topic = topic
-        self.ephemeral = name.endswith(_EPHEMERAL)
-        self.paused = False
-        self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
         self.consumers: list[Consumer] = []
         self._departed: list[Consumer] = []  # gone, with messages that have yet to time out
-        self._queue: deque[Message] = deque()
         self._deferred: list[tuple[float, int, Message]] = []
-        self._broker = topic.broker
-
-    @property
-    def depth(self) -> int:
-        """Messages that wait for a consumer."""
-        return len(self._queue)
 
     @property
     def deferred_count(self) -> int:
@@ -72,18 +102,9 @@ class Channel:
         """Messages delivered and not settled, also to consumers that left."""
         return sum(each.in_flight for each in (*self.consumers, *self._departed))
 
-    def pause(self) -> None:
-        """Deliver nothing more."""
-        self.paused = True
-
-    def unpause(self) -> None:
-        """Deliver again."""
-        self.paused = False
-        self.changed()
-
     def empty(self) -> None:
         """Forget every message, those in flight too."""
-        self._queue.clear()
+        self.waiting.clear()
         self._deferred.clear()
         self._departed.clear()
         for consumer in self.consumers:
@@ -109,7 +130,7 @@ class Channel:
         if not consumer.release(id_):
             return self._whose(id_)
         consumer.finish_count += 1
-        if self._queue:
+        if self.waiting:
             self.changed()
         return ""
 
@@ -123,7 +144,7 @@ class Channel:
         if delay > 0:
             self._defer(message, now + delay)
         else:
-            self._queue.append(message)
+            self.waiting.append(message)
         self.changed()
         return ""
 
@@ -135,26 +156,55 @@ class Channel:
         message = consumer.release(id_)
         if not message:
             return self._whose(id_)
-        latest = message.delivered + self._broker.max_msg_timeout
-        self._broker.expect(consumer.hold_on(message, now, latest))
+        latest = message.delivered + self.broker.max_msg_timeout
+        self.broker.expect(consumer.hold_on(message, now, latest))
         return ""
 
-    def changed(self) -> None:
-        """Something here may be delivered now."""
-        self._broker.mark(self)
-
-    def _put(self, messages: Sequence[Message], now: float) -> None:
+    def put(self, messages: Sequence[Message], now: float) -> None:
+        """Take copies from the topic."""
         self.message_count += len(messages)
         for message in messages:
             if message.deferred > 0:
                 self._defer(message, now + message.deferred)
             else:
-                self._queue.append(message)
+                self.waiting.append(message)
         self.changed()
 
+    def expire(self, now: float) -> None:
+        """Queue what timed out or has waited long enough."""
+        before = len(self.waiting)
+        for consumer in (*self.consumers, *self._departed):
+            expired = consumer.take_expired(now)
+            self.timeout_count += len(expired)
+            self.waiting.extend(expired)
+        self._departed = [each for each in self._departed if each.in_flight]
+        while self._deferred and self._deferred[0][0] <= now:
+            self.waiting.append(heappop(self._deferred)[2])
+        if len(self.waiting) > before:
+            self.changed()
+
+    def next_due(self) -> float:
+        """When ``expire`` has something to do; NEVER for never."""
+        due = self._deferred[0][0] if self._deferred else NEVER
+        held = [each.next_deadline for each in (*self.consumers, *self._departed)]
+        return min([due, *held])
+
+    def move_on(self, now: float) -> None:
+        """Deliver what consumers have RDY for."""
+        rng = self.broker.rng
+        while self.waiting and not self.paused:
+            ready = [each for each in self.consumers if each.spare]
+            if not ready:
+                break
+            for consumer, batch in share_out(self.waiting, ready, rng):
+                if kept := consumer.take(batch, now, rng):
+                    self.broker.expect(kept[-1].deadline)
+                    consumer.client.deliver(kept)
+        self.trim()
+
     def _defer(self, message: Message, due: float) -> None:
-        heappush(self._deferred, (due, next(self._broker.sequence), message))
-        self._broker.expect(due)
+        heappush(self._deferred, (due, next(self.broker.sequence), message))
+        self.broker.expect(due)
 
     def _whose(self, id_: bytes) -> str:
         for consumer in (*self.consumers, *self._departed):
@@ -162,104 +212,43 @@ class Channel:
                 return NOT_OWNED
         return NOT_IN_FLIGHT
 
-    def _expire(self, now: float) -> None:
-        """Queue what timed out or has waited long enough."""
-        before = len(self._queue)
-        for consumer in (*self.consumers, *self._departed):
-            expired = consumer.take_expired(now)
-            self.timeout_count += len(expired)
-            self._queue.extend(expired)
-        self._departed = [each for each in self._departed if each.in_flight]
-        while self._deferred and self._deferred[0][0] <= now:
-            self._queue.append(heappop(self._deferred)[2])
-        if len(self._queue) > before:
-            self.changed()
 
-    def _next_due(self) -> float:
-        due = self._deferred[0][0] if self._deferred else NEVER
-        held = [each.next_deadline for each in (*self.consumers, *self._departed)]
-        return min([due, *held])
-
-    def _distribute(self, now: float) -> None:
-        """Deliver what consumers have RDY for."""
-        rng = self._broker.rng
-        while self._queue and not self.paused:
-            ready = [each for each in self.consumers if each.spare]
-            if not ready:
-                break
-            for consumer, batch in share_out(self._queue, ready, rng):
-                if kept := consumer.take(batch, now, rng):
-                    self._broker.expect(kept[-1].deadline)
-                    consumer.client.deliver(kept)
-        if self.ephemeral:
-            while len(self._queue) > self._broker.mem_queue_size:
-                self._queue.pop()
-
-
-class Topic:
+class Topic(Queue):
     """A stream of messages, copied to each channel. Made by ``Broker.topic``."""
 
     def __init__(self, name: str, broker: Broker) -> None:
-        self.name = name
-        self.broker = broker
-        self.ephemeral = name.endswith(_EPHEMERAL)
-        self.paused = False
-        self.message_count = 0
+        super().__init__(name, broker)
         self.message_bytes = 0
         self.channels: dict[str, Channel] = {}
         self.held = False
-        """Whether messages are kept back by ``hold``."""
-        self._queue: deque[Message] = deque()
-
-    @property
-    def depth(self) -> int:
-        """Messages that no channel has got."""
-        return len(self._queue)
+        """As ``paused``, but unseen: while channels to create are looked up."""
 
     def channel(self, name: str) -> Channel:
         """The channel of that name, created if need be; the first one gets the backlog."""
         if not (channel := self.channels.get(name)):
             channel = self.channels[name] = Channel(name, self)
             if self.broker.listener:
-                self.broker.listener.channel_created(self.name, name)
-            self.broker.mark(self)
+                self.broker.listener.created(self.name, name)
+            self.changed()
         return channel
 
     def delete_channel(self, name: str) -> bool:
         """Delete a channel and close its clients; whether there was one."""
         if not (channel := self.channels.get(name)):
             return False
-        self._drop(channel)
+        self.drop(channel)
         if self.ephemeral and not self.channels:
             self.broker.delete_topic(self.name)
         return True
 
-    def pause(self) -> None:
-        """Keep messages from the channels."""
-        self.paused = True
-
-    def unpause(self) -> None:
-        """Let messages through to the channels."""
-        self.paused = False
-        self.broker.mark(self)
-
-    def hold(self) -> None:
-        """Keep messages back until ``release``, while channels to create are looked up."""
-        self.held = True
-
-    def release(self) -> None:
-        """End ``hold``."""
-        self.held = False
-        """Whether messages are kept back by ``hold``."""
-        self.broker.mark(self)
-
     def empty(self) -> None:
         """Forget what no channel has got; channels keep theirs."""
-        self._queue.clear()
+        self.waiting.clear()
 
-    def _drop(self, channel: Channel) -> None:
+    def drop(self, channel: Channel) -> None:
+        """Delete a channel of this topic and close its clients."""
         if self.broker.listener:
-            self.broker.listener.channel_deleted(self.name, channel.name)
+            self.broker.listener.deleted(self.name, channel.name)
         del self.channels[channel.name]
         consumers, channel.consumers = channel.consumers, []
         channel.empty()
@@ -267,28 +256,27 @@ class Topic:
             consumer.forget()
             consumer.client.close()
 
-    def _put(self, bodies: Sequence[bytes], now: float, defer: float) -> None:
+    def put(self, bodies: Sequence[bytes], now: float, defer: float) -> None:
+        """Take what is published, each held back for ``defer`` seconds."""
         first, stamp = self.broker.take_ids(len(bodies))
         for number, body in enumerate(bodies, first):
-            self._queue.append(Message(b"%016x" % number, body, stamp, defer))
+            self.waiting.append(Message(b"%016x" % number, body, stamp, defer))
         self.message_count += len(bodies)
         self.message_bytes += sum(map(len, bodies))
-        self._flow(now)
-        if self.ephemeral:
-            while len(self._queue) > self.broker.mem_queue_size:
-                self._queue.pop()
+        self.move_on(now)
+        self.trim()
 
-    def _flow(self, now: float) -> None:
+    def move_on(self, now: float) -> None:
         """Copy what waits here to every channel."""
-        if not self._queue or not self.channels or self.paused or self.held:
+        if not self.waiting or not self.channels or self.paused or self.held:
             return
-        messages = tuple(self._queue)
-        self._queue.clear()
+        messages = tuple(self.waiting)
+        self.waiting.clear()
         for position, channel in enumerate(self.channels.values()):
             copies = messages
             if position:
                 copies = tuple(Message(m.id, m.body, m.timestamp, m.deferred) for m in messages)
-            channel._put(copies, now)
+            channel.put(copies, now)
 
 
 class Broker:
@@ -317,14 +305,14 @@ class Broker:
         self._clock_ns = clock_ns
         self._next_id = 0
         self._due = NEVER
-        self._marked: dict[Topic | Channel, None] = {}
+        self._marked: dict[Queue, None] = {}
 
     def topic(self, name: str) -> Topic:
         """The topic of that name, created if need be; the name must be valid."""
         if not (topic := self.topics.get(name)):
             topic = self.topics[name] = Topic(name, self)
             if self.listener:
-                self.listener.topic_created(name)
+                self.listener.created(name)
         return topic
 
     def delete_topic(self, name: str) -> bool:
@@ -332,10 +320,10 @@ class Broker:
         if not (topic := self.topics.get(name)):
             return False
         if self.listener:
-            self.listener.topic_deleted(name)
+            self.listener.deleted(name)
         del self.topics[name]
         for channel in tuple(topic.channels.values()):
-            topic._drop(channel)
+            topic.drop(channel)
         topic.empty()
         return True
 
@@ -343,25 +331,22 @@ class Broker:
         self, topic: str, bodies: Sequence[bytes], *, now: float, defer: float = 0.0
     ) -> None:
         """Put messages into a topic; each is held back for ``defer`` seconds."""
-        self.topic(topic)._put(bodies, now, defer)
+        self.topic(topic).put(bodies, now, defer)
 
     def tick(self, now: float) -> float | None:
         """Do all that is due; returns when to call again at the latest, None for never."""
         if now >= self._due:
             channels = [each for topic in self.topics.values() for each in topic.channels.values()]
             for channel in channels:
-                channel._expire(now)
-            self._due = min([NEVER, *[channel._next_due() for channel in channels]])
+                channel.expire(now)
+            self._due = min([NEVER, *[channel.next_due() for channel in channels]])
         while self._marked:
             marked, self._marked = self._marked, {}
             for each in marked:
-                if isinstance(each, Topic):
-                    each._flow(now)
-                else:
-                    each._distribute(now)
+                each.move_on(now)
         return None if self._due == NEVER else self._due
 
-    def mark(self, changed: Topic | Channel) -> None:
+    def mark(self, changed: Queue) -> None:
         """Have ``tick`` look at a topic or channel."""
         if not self._marked:
             self.wake()

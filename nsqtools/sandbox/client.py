@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import AuthError, ServerError
 from nsqtools.proto.codecs import Deflate, Snappy
 from nsqtools.sandbox import tls, wire
 from nsqtools.sandbox.auth import Grant, Question
-from nsqtools.sandbox.connection import Connection
 from nsqtools.sandbox.consumer import Consumer
 from nsqtools.sandbox.http import to_json
-from nsqtools.sandbox.identify import negotiate, parse_identify
+from nsqtools.sandbox.identify import Settings, negotiate, parse_identify
+from nsqtools.sandbox.link import Link
 from nsqtools.sandbox.wire import show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from nsqtools.proto.codecs import Codec
     from nsqtools.sandbox.broker import Channel
     from nsqtools.sandbox.consumer import Message
     from nsqtools.sandbox.nsqd import Nsqd
@@ -33,11 +33,17 @@ INIT, SUBSCRIBED, CLOSING = 0, 3, 4
 _OK = wire.response(b"OK")
 
 
-class Client(Connection):
-    """One client; what ``/stats`` tells of it comes from ``stats``."""
+class Client:
+    """One client, at the other end of ``link``."""
 
     def __init__(self, nsqd: Nsqd) -> None:
-        super().__init__(nsqd)
+        options = nsqd.options
+        self._nsqd = nsqd
+        self._parser = wire.CommandParser(
+            max_msg_size=options.max_msg_size, max_body_size=options.max_body_size
+        )
+        self.link = Link(nsqd, self, self._parser)
+        self.settings = Settings("", "", options.msg_timeout)
         self.state = INIT
         self.pub_counts: dict[str, int] = {}
         self.consumer: Consumer | None = None
@@ -53,7 +59,7 @@ class Client(Connection):
             b"PUB": self._publish,
             b"MPUB": self._publish,
             b"DPUB": self._publish,
-            b"NOP": self._nothing,
+            b"NOP": lambda _: None,
             b"TOUCH": self._touch,
             b"SUB": self._subscribe,
             b"CLS": self._start_close,
@@ -62,7 +68,11 @@ class Client(Connection):
 
     def deliver(self, messages: list[Message]) -> None:
         """Subscriber's: send messages."""
-        self.write(wire.messages(messages))
+        self.link.write(wire.messages(messages))
+
+    def close(self) -> None:
+        """Subscriber's: hang up without a word, for the channel was deleted."""
+        self.link.close()
 
     def stats(self, topic: str) -> dict[str, Any]:
         """The entry in ``/stats``, where pub_counts has one topic at most, as nsqd's."""
@@ -71,7 +81,7 @@ class Client(Connection):
             "client_id": settings.client_id,
             "hostname": settings.hostname,
             "version": "V2",
-            "remote_address": str(self.address),
+            "remote_address": str(self.link.address),
             "state": self.state,
             "ready_count": consumer.rdy if consumer else 0,
             "in_flight_count": consumer.in_flight if consumer else 0,
@@ -80,8 +90,8 @@ class Client(Connection):
             "requeue_count": consumer.requeue_count if consumer else 0,
             "connect_ts": self._connect_time,
             "sample_rate": settings.sample_rate,
-            "deflate": isinstance(self.codec, Deflate),
-            "snappy": isinstance(self.codec, Snappy),
+            "deflate": isinstance(self.link.codec, Deflate),
+            "snappy": isinstance(self.link.codec, Snappy),
             "user_agent": settings.user_agent,
         }
         if grant and grant.authorizations:
@@ -97,84 +107,91 @@ class Client(Connection):
         ]
         if counts:
             facts["pub_counts"] = counts[:1]
-        return {**facts, **tls.describe(self.tls)}
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """As Connection.connection_lost."""
-        super().connection_lost(exc)
-        self.nsqd.forget(self)
+        return {**facts, **tls.describe(self.link.tls)}
 
     def introduced(self) -> None:
-        """As Connection.introduced."""
-        self.nsqd.attach(self)
+        """As Owner.introduced."""
+        self.settings.client_id = self.settings.hostname = self.link.address.host
+        self._nsqd.clients[self] = None
+        self.link.start_clocks(self.settings.heartbeat_interval)
 
-    def admit(self, words: list[bytes]) -> None:
-        """As Connection.admit."""
-        if words[0] == b"IDENTIFY":
-            if self.state != INIT:
-                raise ServerError("E_INVALID cannot IDENTIFY in current state")
-            return
-        if self.tls is None and self.nsqd.tls_required != "false":
-            text = f"cannot {show(words[0])} in current state (TLS required)"
-            raise ServerError(f"E_INVALID {text}")
-        if words[0] == b"AUTH":
-            if self.state != INIT:
-                raise ServerError("E_INVALID cannot AUTH in current state")
-            if len(words) != 1:
-                raise ServerError("E_INVALID AUTH invalid number of parameters")
-
-    def begin(self, command: Command) -> None:
-        """As Connection.begin: MPUB asks for its topic before it reads."""
-        if command.name == b"MPUB" and not self._must_ask_again():
-            topic = command.words[1].decode()
-            self._may(command, topic)
-            self.nsqd.broker.topic(topic)
-
-    def execute(self, command: Command) -> None:
-        """As Connection.execute."""
+    def obey(self, command: Command) -> bool:
+        """As Owner.obey."""
+        if not command.bodies:
+            self._admit(command)
+            if command.name in wire.WITH_BODY:
+                self._parser.expect(command)
+                return False
         if not (carry_out := self._commands.get(command.name)):
             raise ServerError(f"E_INVALID invalid command {show(command.name)}")
         carry_out(command)
+        return True
 
     def pace_changed(self) -> None:
-        """As Connection.pace_changed."""
+        """As Owner.pace_changed."""
         if self.consumer and self.channel:
-            self.consumer.blocked = self.blocked
+            self.consumer.blocked = self.link.blocked
             self.channel.changed()
 
     def left(self) -> None:
-        """As Connection.left."""
-        self.nsqd.detach(self)
+        """As Owner.left."""
+        self._nsqd.clients.pop(self, None)
         if self.consumer and self.channel:
             self.channel.remove(self.consumer)
 
+    def _admit(self, command: Command) -> None:
+        """Check what nsqd checks of a line before it reads the body; raises ServerError."""
+        name = command.name
+        if name == b"IDENTIFY":
+            if self.state != INIT:
+                raise ServerError("E_INVALID cannot IDENTIFY in current state")
+            return
+        if self.link.tls is None and self._nsqd.tls_required != "false":
+            raise ServerError(f"E_INVALID cannot {show(name)} in current state (TLS required)")
+        if name == b"AUTH":
+            if self.state != INIT:
+                raise ServerError("E_INVALID cannot AUTH in current state")
+            if len(command.words) != 1:
+                raise ServerError("E_INVALID AUTH invalid number of parameters")
+        if name in wire.PUBLISHING:
+            wire.check_publish(command, self._nsqd.options.max_req_timeout)
+        if name == b"MPUB" and not self._must_ask_again():
+            topic = command.words[1].decode()
+            self._may(command, topic)
+            self._nsqd.broker.topic(topic)
+
     def _identify(self, command: Command) -> None:
-        wishes = parse_identify(command.body)
-        self.settings.apply(wishes, self.nsqd.options)
-        self.start_clocks()
+        wishes = parse_identify(command.bodies[0])
+        self.settings.apply(wishes, self._nsqd.options)
+        self.link.start_clocks(self.settings.heartbeat_interval)
         if not wishes.feature_negotiation:
-            self.answer(_OK)
+            self.link.answer(_OK)
             return
         negotiated = negotiate(
             wishes,
             self.settings,
-            self.nsqd.options,
-            has_tls=self.nsqd.tls is not None,
-            auth_required=self.nsqd.secrets is not None,
+            self._nsqd.options,
+            has_tls=self._nsqd.tls is not None,
+            auth_required=self._nsqd.secrets is not None,
         )
-        self.answer(wire.response(negotiated.reply))
-        if negotiated.tls:
-            self.secure(partial(self.compress, negotiated))
+        self.link.answer(wire.response(negotiated.reply))
+        codec: Codec | None = None
+        if negotiated.snappy:
+            codec = Snappy()
+        elif negotiated.deflate_level:
+            codec = Deflate(negotiated.deflate_level)
+        if negotiated.tls and self._nsqd.tls:
+            self.link.secure(self._nsqd.tls, codec)
         else:
-            self.compress(negotiated)
+            self.link.compress(codec)
 
     def _authenticate(self, command: Command) -> None:
         if self._grant and self._grant.authorizations:
             raise ServerError("E_INVALID AUTH already set")
-        if not self.nsqd.secrets:
+        if not self._nsqd.secrets:
             raise ServerError("E_AUTH_DISABLED AUTH disabled")
-        self._secret = command.body
-        self.suspend(self._present_secret())
+        self._secret = command.bodies[0]
+        self.link.suspend(self._present_secret())
 
     async def _present_secret(self) -> None:
         grant = await self._ask()
@@ -185,16 +202,16 @@ class Client(Connection):
             "identity_url": grant.identity_url,
             "permission_count": len(grant.authorizations),
         }
-        self.answer(wire.response(to_json(reply)))
+        self.link.answer(wire.response(to_json(reply)))
 
     async def _ask(self) -> Grant:
-        assert self.nsqd.secrets
-        name = tls.common_name(self.tls)
-        question = Question(self._secret, self.address.host, self.tls is not None, name)
+        assert self._nsqd.secrets
+        name = tls.common_name(self.link.tls)
+        question = Question(self._secret, self.link.address.host, self.link.tls is not None, name)
         try:
-            self._grant = await self.nsqd.secrets.ask(question)
+            self._grant = await self._nsqd.secrets.ask(question)
         except AuthError as error:
-            log.warning("%s: AUTH failed: %s", self.address, error)
+            log.warning("%s: AUTH failed: %s", self.link.address, error)
             raise ServerError("E_AUTH_FAILED AUTH failed") from None
         return self._grant
 
@@ -203,20 +220,20 @@ class Client(Connection):
 
         False when that must be asked first: the command is carried out later.
         """
-        if not self.nsqd.secrets:
+        if not self._nsqd.secrets:
             return True
         grant = self._grant
         if not grant or not grant.authorizations:
             raise ServerError(f"E_AUTH_FIRST AUTH required before {show(command.name)}")
         if self._must_ask_again():
-            self.suspend(self._ask_again(command, topic, channel))
+            self.link.suspend(self._ask_again(command, topic, channel))
             return False
         self._check_grant(grant, command, topic, channel)
         return True
 
     def _must_ask_again(self) -> bool:
         """Whether what the authd said is too old."""
-        return self._grant is not None and self._grant.expires < self._loop.time()
+        return self._grant is not None and self._grant.expires < self._nsqd.now
 
     async def _ask_again(self, command: Command, topic: str, channel: str) -> None:
         self._check_grant(await self._ask(), command, topic, channel)
@@ -243,13 +260,13 @@ class Client(Connection):
         topic, name = command.words[1].decode(), command.words[2].decode()
         if not self._may(command, topic, name):
             return
-        channel = self.nsqd.broker.topic(topic).channel(name)
-        limit = self.nsqd.options.max_channel_consumers
+        channel = self._nsqd.broker.topic(topic).channel(name)
+        limit = self._nsqd.options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
             text = f"consumers for {topic}:{name} exceeds limit of {limit}"
             raise ServerError(f"E_SUB_FAILED SUB failed {text}")
         self.consumer = Consumer(self, self.settings.msg_timeout, self.settings.sample_rate)
-        self.consumer.blocked = self.blocked
+        self.consumer.blocked = self.link.blocked
         self.channel = channel
         channel.add(self.consumer)
         self.state = SUBSCRIBED
@@ -266,8 +283,8 @@ class Client(Connection):
                 text = f"RDY could not parse count {show(command.words[1])}"
                 raise ServerError(f"E_INVALID {text}")
             count = wire.to_signed(number)
-        if not 0 <= count <= self.nsqd.options.max_rdy_count:
-            limit = self.nsqd.options.max_rdy_count
+        if not 0 <= count <= self._nsqd.options.max_rdy_count:
+            limit = self._nsqd.options.max_rdy_count
             raise ServerError(f"E_INVALID RDY count {count} out of range 0-{limit}")
         consumer.rdy = count
         channel.changed()
@@ -286,26 +303,26 @@ class Client(Connection):
             text = f"REQ could not parse timeout {show(command.words[2])}"
             raise ServerError(f"E_INVALID {text}")
         delay = wire.to_signed(number * 10**6) / 10**9
-        delay = min(max(delay, 0.0), self.nsqd.options.max_req_timeout)
-        if problem := channel.requeue(consumer, id_, delay, self._loop.time()):
+        delay = min(max(delay, 0.0), self._nsqd.options.max_req_timeout)
+        if problem := channel.requeue(consumer, id_, delay, self._nsqd.now):
             self._fail(command, id_, problem)
 
     def _touch(self, command: Command) -> None:
         consumer, channel = self._subscription(command)
         id_ = wire.message_id(command.words, 2)
-        if problem := channel.touch(consumer, id_, self._loop.time()):
+        if problem := channel.touch(consumer, id_, self._nsqd.now):
             self._fail(command, id_, problem)
 
     def _fail(self, command: Command, id_: bytes, problem: str) -> None:
         """An error that is not fatal."""
         name = show(command.name)
-        self.answer(wire.error(f"E_{name}_FAILED {name} {show(id_)} failed {problem}"))
+        self.link.answer(wire.error(f"E_{name}_FAILED {name} {show(id_)} failed {problem}"))
 
     def _start_close(self, command: Command) -> None:
         consumer, _ = self._subscription(command, closing=False)
         consumer.rdy = 0
         self.state = CLOSING
-        self.answer(wire.response(b"CLOSE_WAIT"))
+        self.link.answer(wire.response(b"CLOSE_WAIT"))
 
     def _subscription(self, command: Command, *, closing: bool = True) -> tuple[Consumer, Channel]:
         """What was subscribed to; raises ServerError without, or if closing where that matters."""
@@ -313,20 +330,17 @@ class Client(Connection):
             raise ServerError(f"E_INVALID cannot {show(command.name)} in current state")
         return self.consumer, self.channel
 
-    def _nothing(self, command: Command) -> None:
-        pass
-
     def _publish(self, command: Command) -> None:
         topic = command.words[1].decode()
         if not self._may(command, topic):
             return
-        now, delay = self._loop.time(), command.delay / 1000
-        self.nsqd.broker.publish(topic, command.bodies, now=now, defer=delay)
+        now, delay = self._nsqd.now, command.delay / 1000
+        self._nsqd.broker.publish(topic, command.bodies, now=now, defer=delay)
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(command.bodies)
         self._answer_when_looked_up(topic)
 
     def _answer_when_looked_up(self, topic: str) -> None:
         """OK, when a new topic has the channels that nsqlookupds know (nsqd.go, GetTopic)."""
-        self.answer(_OK)
-        if topic in self.nsqd.lookups:
-            self.suspend(self.nsqd.looked_up(topic))
+        self.link.answer(_OK)
+        if topic in self._nsqd.lookups:
+            self.link.suspend(self._nsqd.looked_up(topic))

@@ -14,6 +14,7 @@ import logging
 import re
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_plus
@@ -47,7 +48,7 @@ _LINGER = 0.5  # seconds; as net/http, so that a client reads our refusal before
 _SLACK = 256 << 10  # bytes of a refused body that are read to keep the connection; as net/http
 _READ = 64 << 10
 _TEXT = "text/plain; charset=utf-8"
-_JSON = "application/json; charset=utf-8"
+JSON = "application/json; charset=utf-8"
 _V1 = (("X-Nsq-Content-Type", "nsq; version=1.0"),)
 _BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
 _HTML = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}  # as encoding/json
@@ -101,7 +102,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
 
     def __init__(self, status: int, message: str, *headers: tuple[str, str]) -> None:
         super().__init__(message)
-        self.response = Response(status, to_json({"message": message}), _JSON, (*_V1, *headers))
+        self.response = Response(status, to_json({"message": message}), JSON, (*_V1, *headers))
 
 
 def to_json(value: Any) -> bytes:
@@ -112,7 +113,7 @@ def to_json(value: Any) -> bytes:
 
 def json_reply(value: Any) -> Response:
     """A value as a reply of version 1."""
-    return Response(200, to_json(value), _JSON)
+    return Response(200, to_json(value), JSON)
 
 
 def text_reply(text: str = "") -> Response:
@@ -158,61 +159,111 @@ def router(routes: Routes) -> Handler:
     return handle
 
 
-class _Server:
-    def __init__(self, handler: Handler, max_body: int, tls: ssl.SSLContext | None) -> None:
+async def serve(
+    handler: Handler,
+    host: str,
+    port: int,
+    ssl: ssl.SSLContext | None = None,
+    *,
+    max_body: int = 1 << 20,
+) -> StreamServer:
+    """Start a server. A body far over ``max_body`` bytes is not read, but its length is told."""
+    server = StreamServer(partial(_converse, handler, max_body + _SLACK, ssl))
+    await server.start(host, port)
+    return server
+
+
+async def _converse(
+    handler: Handler,
+    max_body: int,
+    tls: ssl.SSLContext | None,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Answer until one end has enough; raises OSError where that is abrupt."""
+    peer = peer_address(writer)
+    async with asyncio.timeout(None) as limit:
+        secure = SecureStream(tls, reader, writer) if tls else None
+        if not secure or await secure.shake_hands():
+            conversation = _Conversation(
+                handler, max_body, secure or reader, secure or writer, peer
+            )
+            going_on = True
+            while going_on:
+                limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
+                going_on = await conversation.exchange()
+        if writer.can_write_eof():
+            writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER):
+                while await reader.read(_READ):
+                    pass
+        writer.close()
+        await writer.wait_closed()
+
+
+class _Conversation:
+    """The requests of one connection."""
+
+    def __init__(
+        self, handler: Handler, max_body: int, reader: Reader, writer: Writer, peer: Address
+    ) -> None:
         self._handler = handler
-        self._tls = tls
-        self._max_body = max_body + _SLACK
+        self._max_body = max_body
+        self._reader = reader
+        self._writer = writer
+        self._peer = peer
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer until one end has enough; raises OSError or TimeoutError where that is abrupt."""
-        async with asyncio.timeout(None) as limit:
-            if not self._tls:
-                await self._serve(reader, writer, limit)
-            else:
-                secure = SecureStream(self._tls, reader, writer)
-                if await secure.shake_hands():
-                    await self._serve(secure, secure, limit)
-            if writer.can_write_eof():
-                writer.write_eof()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER):
-                    while await reader.read(_READ):
-                        pass
-            writer.close()
-            await writer.wait_closed()
-
-    async def _serve(self, reader: Reader, writer: Writer, limit: asyncio.Timeout) -> None:
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-        while await self._exchange(connection, reader, writer, limit):
-            connection.start_next_cycle()
-
-    async def _exchange(
-        self,
-        connection: h11.Connection,
-        reader: Reader,
-        writer: Writer,
-        limit: asyncio.Timeout,
-    ) -> bool:
+    async def exchange(self) -> bool:
         """Answer one request; whether the connection can bear another."""
-        limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
         try:
-            request = await _read_request(connection, reader, writer, self._max_body)
+            request = await self._read()
         except h11.RemoteProtocolError as error:
             status = HTTPStatus(error.error_status_hint)
-            log.debug("%s: %s: %s", peer_address(writer), status.phrase, error)
-            text = f"{status} {status.phrase}".encode()
-            if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                await _send(connection, writer, Response(status, text, _TEXT, ()), body=True)
+            log.debug("%s: %s: %s", self._peer, status.phrase, error)
+            if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                text = f"{status} {status.phrase}".encode()
+                await self._send(Response(status, text, _TEXT, ()), body=True)
             return False
         if not request:
             return False
         response = await self._answer(request)
-        log.debug(
-            "%s: %s %s %s", peer_address(writer), response.status, request.method, request.path
-        )
-        await _send(connection, writer, response, body=request.method != "HEAD")
-        return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+        log.debug("%s: %s %s %s", self._peer, response.status, request.method, request.path)
+        await self._send(response, body=request.method != "HEAD")
+        if not (self._h11.our_state is self._h11.their_state is h11.DONE):
+            return False
+        self._h11.start_next_cycle()
+        return True
+
+    async def _read(self) -> Request | None:
+        """The next request, None at the end of the connection; raises h11.RemoteProtocolError."""
+        head: h11.Request | None = None
+        body: list[bytes] = []
+        length = 0
+        while True:
+            event = self._h11.next_event()
+            if event is h11.NEED_DATA:
+                if self._h11.they_are_waiting_for_100_continue:
+                    reply = h11.InformationalResponse(
+                        status_code=100, headers=[], reason="Continue"
+                    )
+                    self._writer.write(self._h11.send(reply))
+                self._h11.receive_data(await self._reader.read(_READ))
+            elif isinstance(event, h11.Request):
+                head = event
+                if (length := _declared_length(head)) > self._max_body:
+                    return _request(head, b"", length)
+                length = 0
+            elif isinstance(event, h11.Data) and head:
+                length += len(event.data)
+                if length > self._max_body:
+                    return _request(head, b"", length)
+                body.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage) and head:
+                return _request(head, b"".join(body), length)
+            else:  # the peer closed between requests
+                return None
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -223,76 +274,58 @@ class _Server:
             log.exception("%s %s: %r", request.method, request.path, error)
             return Refused(500, "INTERNAL_ERROR").response
 
-
-async def serve(
-    handler: Handler,
-    host: str,
-    port: int,
-    ssl: ssl.SSLContext | None = None,
-    *,
-    max_body: int = 1 << 20,
-) -> StreamServer:
-    """Start a server. A body far over ``max_body`` bytes is not read, but its length is told."""
-    server = StreamServer(_Server(handler, max_body, ssl).converse)
-    await server.start(host, port)
-    return server
+    async def _send(self, response: Response, *, body: bool) -> None:
+        headers = [
+            *response.headers,
+            ("Date", formatdate(usegmt=True)),
+            ("Content-Length", str(len(response.body))),
+        ]
+        if response.content_type:
+            headers.append(("Content-Type", response.content_type))
+        if self._h11.their_state is not h11.DONE:
+            headers.append(("Connection", "close"))
+        reason = HTTPStatus(response.status).phrase
+        head = h11.Response(status_code=response.status, headers=headers, reason=reason)
+        events: list[h11.Event] = [head, h11.EndOfMessage()]
+        if body and response.body:
+            events.insert(1, h11.Data(data=response.body))
+        self._writer.write(b"".join(self._h11.send(event) or b"" for event in events))
+        await self._writer.drain()
 
 
 async def get(address: Address, target: str, *, timeout: float) -> tuple[int, bytes]:  # noqa: ASYNC109
-    """GET a target such as ``/channels?topic=x``; raises OSError, TimeoutError or h11's error."""
-    async with asyncio.timeout(timeout):
-        reader, writer = await asyncio.open_connection(*address)
-        try:
-            connection = h11.Connection(h11.CLIENT)
-            headers = [("Host", str(address)), ("Connection", "close")]
-            head = h11.Request(method="GET", target=target, headers=headers)
-            writer.write(connection.send(head) + connection.send(h11.EndOfMessage()))
-            status, body = 0, []
-            while True:
-                match event := connection.next_event():
-                    case h11.NEED_DATA:
-                        connection.receive_data(await reader.read(_READ))
-                    case h11.Response():
-                        status = event.status_code
-                    case h11.Data():
-                        body.append(bytes(event.data))
-                    case h11.EndOfMessage():
-                        return status, b"".join(body)
-        finally:
-            writer.transport.abort()
+    """GET a target such as ``/channels?topic=x``: status and body; raises OSError."""
+    try:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection(*address)
+            try:
+                return await _get(reader, writer, address, target)
+            finally:
+                writer.transport.abort()
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {timeout:g} s") from None
+    except h11.ProtocolError as error:
+        raise ConnectionError(str(error)) from None
 
 
-async def _read_request(
-    connection: h11.Connection,
-    reader: Reader,
-    writer: Writer,
-    max_body: int,
-) -> Request | None:
-    """The next request, None at the end of the connection; raises h11.RemoteProtocolError."""
-    head: h11.Request | None = None
-    body: list[bytes] = []
-    length = 0
+async def _get(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: Address, target: str
+) -> tuple[int, bytes]:
+    connection = h11.Connection(h11.CLIENT)
+    headers = [("Host", str(address)), ("Connection", "close")]
+    head = h11.Request(method="GET", target=target, headers=headers)
+    writer.write(connection.send(head) + connection.send(h11.EndOfMessage()))
+    status, body = 0, []
     while True:
-        event = connection.next_event()
-        if event is h11.NEED_DATA:
-            if connection.they_are_waiting_for_100_continue:
-                go_on = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-                writer.write(connection.send(go_on))
-            connection.receive_data(await reader.read(_READ))
-        elif isinstance(event, h11.Request):
-            head = event
-            if (length := _declared_length(head)) > max_body:
-                return _request(head, b"", length)
-            length = 0
-        elif isinstance(event, h11.Data) and head:
-            length += len(event.data)
-            if length > max_body:
-                return _request(head, b"", length)
-            body.append(bytes(event.data))
-        elif isinstance(event, h11.EndOfMessage) and head:
-            return _request(head, b"".join(body), length)
-        else:  # the peer closed between requests
-            return None
+        match event := connection.next_event():
+            case h11.NEED_DATA:
+                connection.receive_data(await reader.read(_READ))
+            case h11.Response():
+                status = event.status_code
+            case h11.Data():
+                body.append(bytes(event.data))
+            case h11.EndOfMessage():
+                return status, b"".join(body)
 
 
 def _declared_length(head: h11.Request) -> int:
@@ -303,25 +336,3 @@ def _request(head: h11.Request, body: bytes, length: int) -> Request:
     path, _, query = head.target.decode("ascii").partition("?")
     headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
     return Request(head.method.decode(), unquote(path), query, headers, body, length)
-
-
-async def _send(
-    connection: h11.Connection, writer: Writer, response: Response, *, body: bool
-) -> None:
-    headers = [
-        *response.headers,
-        ("Date", formatdate(usegmt=True)),
-        ("Content-Length", str(len(response.body))),
-    ]
-    if response.content_type:
-        headers.append(("Content-Type", response.content_type))
-    if connection.their_state is not h11.DONE:
-        headers.append(("Connection", "close"))
-    reason = HTTPStatus(response.status).phrase
-    head = h11.Response(status_code=response.status, headers=headers, reason=reason)
-    parts = [connection.send(head)]
-    if body and response.body:
-        parts.append(connection.send(h11.Data(data=response.body)))
-    parts.append(connection.send(h11.EndOfMessage()))
-    writer.write(b"".join(part for part in parts if part))
-    await writer.drain()

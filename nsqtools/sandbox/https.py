@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import ProtocolError
 from nsqtools.sandbox.server import peer_address
@@ -61,7 +61,9 @@ class SecureStream:
 
     async def read(self, count: int) -> bytes:
         """Up to ``count`` bytes, none at the end; raises OSError."""
-        while not self._plain and (data := await self._reader.read(_READ)):
+        while not (self._plain or self._tls.ended):
+            if not (data := await self._reader.read(_READ)):
+                break
             self._plain = self._decode(data)
         found, self._plain = self._plain[:count], self._plain[count:]
         return found
@@ -73,10 +75,6 @@ class SecureStream:
     async def drain(self) -> None:
         """As StreamWriter."""
         await self._writer.drain()
-
-    def get_extra_info(self, name: str) -> Any:
-        """As StreamWriter."""
-        return self._writer.get_extra_info(name)
 
     def _decode(self, data: bytes) -> bytes:
         try:

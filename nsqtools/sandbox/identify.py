@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nsqtools.errors import ServerError
+from nsqtools.sandbox.http import to_json
 from nsqtools.sandbox.wire import VERSION
 
 if TYPE_CHECKING:
@@ -138,8 +139,7 @@ def negotiate(
         "output_buffer_size": settings.output_buffer_size,
         "output_buffer_timeout": round(settings.output_buffer_timeout * 1000),
     }
-    data = json.dumps(reply, separators=(",", ":")).encode()
-    return Negotiated(data, has_tls and wishes.tls_v1, snappy, level if deflate else 0)
+    return Negotiated(to_json(reply), has_tls and wishes.tls_v1, snappy, level if deflate else 0)
 
 
 def parse_identify(body: bytes) -> Identify:

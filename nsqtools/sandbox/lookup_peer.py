@@ -6,18 +6,17 @@ import asyncio
 import json
 import logging
 from contextlib import suppress
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import h11
-
-from nsqtools.names import Address
+from nsqtools.names import Address, is_ephemeral
 from nsqtools.sandbox.http import get, to_json
+from nsqtools.sandbox.wire import SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    Identity = Callable[[], Mapping[str, Any]]
     Names = Callable[[], Iterable[tuple[str, str]]]
 
 log = logging.getLogger(__name__)
@@ -29,19 +28,17 @@ TIMEOUT = 1.0
 RETRY_DELAYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, PING_INTERVAL)
 QUERY_TIMEOUT = 5.0
 _MAX_REPLY = 1 << 20
-_SIZE = Struct(">i")
-_EPHEMERAL = "#ephemeral"
-_FAILURES = (OSError, EOFError, TimeoutError, ValueError, h11.ProtocolError)
+_FAILURES = (OSError, EOFError, ValueError)
 
 
 class LookupPeer:
     """One nsqlookupd that is kept told what this nsqd has, over one connection.
 
-    ``identity`` is the body of IDENTIFY; ``names`` gives every (topic, channel) there is, the
+    ``identity`` gives the body of IDENTIFY, ``names`` every (topic, channel) there is, the
     channel empty for a topic without one. ``http`` is the nsqlookupd's HTTP API, once known.
     """
 
-    def __init__(self, address: Address, identity: Mapping[str, Any], names: Names) -> None:
+    def __init__(self, address: Address, identity: Identity, names: Names) -> None:
         self.address = address
         self.http: Address | None = None
         self._identity = identity
@@ -102,8 +99,8 @@ class LookupPeer:
             await asyncio.sleep(RETRY_DELAYS[min(failures, len(RETRY_DELAYS)) - 1])
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        body = to_json(dict(sorted(self._identity.items())))
-        (reply,) = await _ask(reader, writer, [b"IDENTIFY\n" + _SIZE.pack(len(body)) + body], True)
+        body = to_json(dict(sorted(self._identity().items())))
+        (reply,) = await _ask(reader, writer, [b"IDENTIFY\n" + SIZE.pack(len(body)) + body], True)
         try:
             facts = json.loads(reply)
             self.http = Address(str(facts["broadcast_address"]), int(facts["http_port"]))
@@ -139,9 +136,9 @@ class LookupPeer:
 
 
 class LookupPeers:
-    """The nsqlookupds of one nsqd. It listens to the broker, whose changes it passes on."""
+    """The nsqlookupds of one nsqd; ``identity`` and ``names`` are asked for at each connection."""
 
-    def __init__(self, identity: Mapping[str, Any], names: Names) -> None:
+    def __init__(self, identity: Identity, names: Names) -> None:
         self._identity = identity
         self._names = names
         self._peers: dict[Address, LookupPeer] = {}
@@ -180,24 +177,14 @@ class LookupPeers:
         """
         answers = await asyncio.gather(*(_ask_channels(home, topic) for home in self.known_homes()))
         found = sorted({channel for answer in answers for channel in answer})
-        return [channel for channel in found if not channel.endswith(_EPHEMERAL)]
+        return [channel for channel in found if not is_ephemeral(channel)]
 
-    def topic_created(self, topic: str) -> None:
-        """As LookupPeer.register for all."""
-        for peer in self._peers.values():
-            peer.register(topic)
-
-    def topic_deleted(self, topic: str) -> None:
-        """As LookupPeer.unregister for all."""
-        for peer in self._peers.values():
-            peer.unregister(topic)
-
-    def channel_created(self, topic: str, channel: str) -> None:
+    def register(self, topic: str, channel: str = "") -> None:
         """As LookupPeer.register for all."""
         for peer in self._peers.values():
             peer.register(topic, channel)
 
-    def channel_deleted(self, topic: str, channel: str) -> None:
+    def unregister(self, topic: str, channel: str = "") -> None:
         """As LookupPeer.unregister for all."""
         for peer in self._peers.values():
             peer.unregister(topic, channel)
@@ -214,7 +201,7 @@ async def _ask(
     replies = []
     for _ in commands:
         async with asyncio.timeout(TIMEOUT):
-            (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
+            (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
             if not 0 <= size <= _MAX_REPLY:
                 raise ValueError(f"a reply of {size} bytes")
             replies.append(await reader.readexactly(size))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.names import Address, is_valid_name
@@ -18,9 +20,9 @@ from nsqtools.sandbox.http import (
     serve,
     text_reply,
 )
-from nsqtools.sandbox.lookupd_tcp import LookupdTCP
+from nsqtools.sandbox.lookupd_tcp import converse
 from nsqtools.sandbox.registry import Registration, Registry
-from nsqtools.sandbox.server import StreamServer
+from nsqtools.sandbox.server import StreamServer, name_of
 from nsqtools.sandbox.wire import VERSION
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
     from nsqtools.sandbox.http import Handler, Routes
 
-_ANY = ("", "0.0.0.0", "::")  # noqa: S104 - to recognise it
-_NANO = 1_000_000_000
 _NEVER = -6795364578871345152  # UnixNano of Go's zero time
 
 
@@ -48,20 +48,16 @@ class Nsqlookupd:
         tombstone_lifetime: float = 45.0,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.registry = Registry(
-            round(inactive_producer_timeout * _NANO), round(tombstone_lifetime * _NANO)
-        )
+        self.registry = Registry(inactive_producer_timeout, tombstone_lifetime)
         self.tcp = self.http = Address("", 0)
         self._broadcast_address = broadcast_address
         self._clock_ns = clock_ns
-        protocol = LookupdTCP(self.registry, self.info, clock_ns)
-        self._tcp_server = StreamServer(protocol.converse)
+        self._tcp_server = StreamServer(partial(converse, self))
         self._http_server: StreamServer | None = None
 
     async def start(self, host: str, tcp_port: int, http_port: int) -> None:
         """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
-        if not self._broadcast_address:
-            self._broadcast_address = socket.gethostname() if host in _ANY else host
+        self._broadcast_address = self._broadcast_address or name_of(host)
         try:
             self._http_server = await serve(routes(self), host, http_port)
             self.http = self._http_server.address
@@ -183,15 +179,9 @@ def _debug(registry: Registry) -> dict[str, list[dict[str, Any]]]:
     for key, producers in sorted(registry.entries.items()):
         for each in producers.values():
             facts = {
-                "broadcast_address": each.peer.broadcast_address,
-                "hostname": each.peer.hostname,
-                "http_port": each.peer.http_port,
-                "id": each.peer.id,
-                "last_update": each.peer.last_update,
-                "tcp_port": each.peer.tcp_port,
+                **asdict(each.peer),
                 "tombstoned": each.tombstoned_at is not None,
                 "tombstoned_at": _NEVER if each.tombstoned_at is None else each.tombstoned_at,
-                "version": each.peer.version,
             }
-            found.setdefault(":".join(key), []).append(facts)
+            found.setdefault(":".join(key), []).append(dict(sorted(facts.items())))
     return found

@@ -9,21 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
 from nsqtools.sandbox.http import to_json
-from nsqtools.sandbox.registry import CLIENT, Peer, Registry
+from nsqtools.sandbox.registry import CLIENT, Peer
 from nsqtools.sandbox.server import peer_address
+from nsqtools.sandbox.wire import SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
+
+    from nsqtools.sandbox.lookupd import Nsqlookupd
 
 log = logging.getLogger(__name__)
 
 MAGIC = b"  V1"
-SIZE = Struct(">i")
 _MAX_BODY = 1 << 20
 
 
@@ -31,49 +32,34 @@ class _RefusedError(Exception):
     """The text is the reply, and the last one."""
 
 
-class LookupdTCP:
-    """The server's side of every connection; ``info`` gives the reply to IDENTIFY."""
-
-    def __init__(
-        self, registry: Registry, info: Callable[[], Mapping[str, Any]], clock_ns: Callable[[], int]
-    ) -> None:
-        self._registry = registry
-        self._info = info
-        self._clock_ns = clock_ns
-
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Obey one nsqd until it goes or errs; raises OSError or EOFError when it is gone."""
-        address = peer_address(writer)
-        client = _Client(str(address), self._registry, self._info, self._clock_ns)
-        try:
-            if await reader.readexactly(len(MAGIC)) != MAGIC:
-                raise _RefusedError("E_BAD_PROTOCOL")
-            while True:
-                reply = await client.execute(reader)
-                writer.write(SIZE.pack(len(reply)) + reply)
-                await writer.drain()
-        except _RefusedError as refused:
-            log.info("%s: %s", address, refused)
-            reply = str(refused).encode("utf-8", "replace")
+async def converse(
+    lookupd: Nsqlookupd, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Obey one nsqd until it goes or errs; raises OSError or EOFError when it is gone."""
+    address = peer_address(writer)
+    client = _Client(str(address), lookupd)
+    try:
+        if await reader.readexactly(len(MAGIC)) != MAGIC:
+            raise _RefusedError("E_BAD_PROTOCOL")
+        while True:
+            reply = await client.execute(reader)
             writer.write(SIZE.pack(len(reply)) + reply)
-        finally:
-            client.close()
+            await writer.drain()
+    except _RefusedError as refused:
+        log.info("%s: %s", address, refused)
+        reply = str(refused).encode("utf-8", "replace")
+        writer.write(SIZE.pack(len(reply)) + reply)
+    finally:
+        client.close()
 
 
 class _Client:
     """One nsqd's connection."""
 
-    def __init__(
-        self,
-        name: str,
-        registry: Registry,
-        info: Callable[[], Mapping[str, Any]],
-        clock_ns: Callable[[], int],
-    ) -> None:
+    def __init__(self, name: str, lookupd: Nsqlookupd) -> None:
         self._name = name
-        self._registry = registry
-        self._info = info
-        self._clock_ns = clock_ns
+        self._lookupd = lookupd
+        self._registry = lookupd.registry
         self._peer: Peer | None = None
 
     async def execute(self, reader: asyncio.StreamReader) -> bytes:
@@ -86,7 +72,7 @@ class _Client:
         match command:
             case "PING":
                 if self._peer:
-                    self._peer.last_update = self._clock_ns()
+                    self._peer.last_update = self._lookupd.now
             case "IDENTIFY":
                 return await self._identify(reader)
             case "REGISTER":
@@ -114,9 +100,9 @@ class _Client:
         if not 0 <= size <= _MAX_BODY:
             raise _RefusedError("E_BAD_BODY IDENTIFY failed to read body size")
         body = await reader.readexactly(size)
-        self._peer = _read_peer(body, self._name, self._clock_ns())
+        self._peer = _read_peer(body, self._name, self._lookupd.now)
         self._registry.add(CLIENT, self._peer)
-        return to_json(self._info())
+        return to_json(self._lookupd.info())
 
 
 def _read_peer(body: bytes, name: str, now: int) -> Peer:

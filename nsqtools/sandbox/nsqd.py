@@ -16,7 +16,7 @@ from nsqtools.sandbox.client import Client
 from nsqtools.sandbox.http import serve
 from nsqtools.sandbox.lookup_peer import LookupPeers
 from nsqtools.sandbox.nsqd_http import routes
-from nsqtools.sandbox.server import bound, naming
+from nsqtools.sandbox.server import bound, close, name_of, naming
 from nsqtools.sandbox.tls import server_context
 from nsqtools.sandbox.wire import VERSION
 
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from nsqtools.sandbox.broker import Topic
+    from nsqtools.sandbox.link import Link
     from nsqtools.sandbox.server import StreamServer
 
 log = logging.getLogger(__name__)
 
+_TRIES = 20  # to find two free ports that follow each other
 _SCAN_PAUSE = 0.005
 """Timeouts that fall this close together are dealt with at once."""
 
@@ -53,14 +55,16 @@ class Nsqd:
         self.broker.listener = self
         self.broker.wake = self._wake
         self.clients: dict[Client, None] = {}
-        """Connections that have introduced themselves, in order of arrival."""
+        """Those that have introduced themselves and are served, in order of arrival."""
+        self.links: set[Link] = set()
+        """All connections."""
+        self.stopped = False
         self.tcp = self.http = Address("", 0)
         self.https: Address | None = None
         self.broadcast_address = ""
-        self.lookupds: LookupPeers | None = None
+        self.lookupds = LookupPeers(self._identity, self._names)
         self._server: asyncio.Server | None = None
         self._http_servers: list[StreamServer] = []
-        self._connections: set[Client] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.lookups: dict[str, asyncio.Task[None]] = {}
         """By topic, while its channels are looked up."""
@@ -71,7 +75,7 @@ class Nsqd:
         self,
         host: str = "127.0.0.1",
         tcp_port: int = 4150,
-        http_port: int = 4151,
+        http_port: int | None = None,
         *,
         https_port: int | None = None,
         lookupd_tcp_addresses: Sequence[Address] = (),
@@ -79,21 +83,17 @@ class Nsqd:
     ) -> None:
         """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address.
 
-        HTTPS is on the port after ``http_port``, or a free one, unless told. The broadcast
-        address is the host unless told.
+        Unless told, HTTP is on the port after that of TCP, also after a free one, and HTTPS on
+        the port after ``http_port``, or a free one. The broadcast address is the host.
         """
-        loop = asyncio.get_running_loop()
-        self.broadcast_address = broadcast_address or host
-        if https_port is None:
-            https_port = http_port and http_port + 1
+        self.broadcast_address = broadcast_address or name_of(host)
         try:
-            with naming(Address(host, tcp_port)):
-                self._server = await loop.create_server(self._accept, host, tcp_port)
-            self.tcp = bound(self._server)
-            self.http = await self._serve_http(host, http_port, secure=False)
+            await self._listen(host, tcp_port, http_port)
             if self.tls:
+                if https_port is None:
+                    told = tcp_port if http_port is None else http_port
+                    https_port = told and self.http.port + 1
                 self.https = await self._serve_http(host, https_port, secure=True)
-            self.lookupds = LookupPeers(self._identity(), self._names)
             await self.lookupds.set_addresses(lookupd_tcp_addresses)
         except BaseException:
             await self.stop()
@@ -101,14 +101,13 @@ class Nsqd:
 
     async def stop(self) -> None:
         """Stop listening and cut every connection; what was held is gone."""
-        if self._server:
-            self._server.close()
-        for client in tuple(self._connections):
-            client.abort()
+        self.stopped = True
+        await close(self._server)
+        for link in tuple(self.links):
+            link.abort()
         for server in self._http_servers:
             await server.stop()
-        if self.lookupds:
-            await self.lookupds.stop()
+        await self.lookupds.stop()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -130,11 +129,7 @@ class Nsqd:
         """The reply to ``/info``."""
         options = self.options
         return {
-            "version": VERSION,
-            "broadcast_address": self.broadcast_address,
-            "hostname": socket.gethostname(),
-            "http_port": self.http.port,
-            "tcp_port": self.tcp.port,
+            **self._identity(),
             "start_time": self.broker.start_time,
             "max_heartbeat_interval": round(options.max_heartbeat_interval * 1e9),
             "max_output_buffer_size": options.max_output_buffer_size,
@@ -147,28 +142,16 @@ class Nsqd:
         """Clients that have published."""
         return [client for client in self.clients if client.pub_counts]
 
-    def topic_created(self, topic: str) -> None:
-        """Broker's listener: ask nsqlookupds for the topic's channels before messages flow."""
-        if not self.lookupds or not self.lookupds.addresses:
-            return
-        self.lookupds.topic_created(topic)
-        self.broker.topics[topic].hold()
-        self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
+    def created(self, topic: str, channel: str = "") -> None:
+        """As Listener.created: a new topic holds what it gets, while its channels are looked up."""
+        self.lookupds.register(topic, channel)
+        if not channel and self.lookupds.addresses:
+            self.broker.topics[topic].held = True
+            self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
 
-    def topic_deleted(self, topic: str) -> None:
-        """Broker's listener."""
-        if self.lookupds:
-            self.lookupds.topic_deleted(topic)
-
-    def channel_created(self, topic: str, channel: str) -> None:
-        """Broker's listener."""
-        if self.lookupds:
-            self.lookupds.channel_created(topic, channel)
-
-    def channel_deleted(self, topic: str, channel: str) -> None:
-        """Broker's listener."""
-        if self.lookupds:
-            self.lookupds.channel_deleted(topic, channel)
+    def deleted(self, topic: str, channel: str = "") -> None:
+        """As Listener.deleted."""
+        self.lookupds.unregister(topic, channel)
 
     async def looked_up(self, topic: str) -> None:
         """Return when a new topic has the channels that nsqlookupds know; nsqd answers then."""
@@ -182,22 +165,21 @@ class Nsqd:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def attach(self, client: Client) -> None:
-        """A client has introduced itself."""
-        self.clients[client] = None
-
-    def detach(self, client: Client) -> None:
-        """A client is not served any more."""
-        self.clients.pop(client, None)
-
-    def forget(self, client: Client) -> None:
-        """A client's connection is gone."""
-        self._connections.discard(client)
-
-    def _accept(self) -> Client:
-        client = Client(self)
-        self._connections.add(client)
-        return client
+    async def _listen(self, host: str, tcp_port: int, http_port: int | None) -> None:
+        """Listen to TCP and HTTP, on ports that follow each other unless told."""
+        loop = asyncio.get_running_loop()
+        for tries in reversed(range(_TRIES)):
+            with naming(Address(host, tcp_port)):
+                self._server = await loop.create_server(lambda: Client(self).link, host, tcp_port)
+            self.tcp = bound(self._server)
+            port = self.tcp.port + 1 if http_port is None else http_port
+            try:
+                self.http = await self._serve_http(host, port, secure=False)
+                return
+            except (OSError, OverflowError):
+                if tcp_port or http_port is not None or not tries:
+                    raise
+                await close(self._server)
 
     async def _serve_http(self, host: str, port: int, *, secure: bool) -> Address:
         server = await serve(
@@ -212,23 +194,23 @@ class Nsqd:
 
     async def _create_channels(self, topic: Topic) -> None:
         """Create the channels that nsqlookupds know, and let the topic's messages flow."""
-        assert self.lookupds
         try:
             for channel in await self.lookupds.channels(topic.name):
                 if self.broker.topics.get(topic.name) is topic:
                     topic.channel(channel)
         finally:
-            topic.release()
+            topic.held = False
+            topic.changed()
             if self.lookups.get(topic.name) is asyncio.current_task():
                 del self.lookups[topic.name]
 
     def _identity(self) -> dict[str, Any]:
         return {
             "version": VERSION,
-            "tcp_port": self.tcp.port,
-            "http_port": self.http.port,
-            "hostname": socket.gethostname(),
             "broadcast_address": self.broadcast_address,
+            "hostname": socket.gethostname(),
+            "http_port": self.http.port,
+            "tcp_port": self.tcp.port,
         }
 
     def _names(self) -> list[tuple[str, str]]:

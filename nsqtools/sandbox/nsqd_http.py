@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, ServerError
 from nsqtools.names import Address, is_valid_name
 from nsqtools.sandbox.http import (
+    JSON,
     Refused,
     Request,
     Response,
@@ -19,10 +19,12 @@ from nsqtools.sandbox.http import (
     text_reply,
 )
 from nsqtools.sandbox.nsqd_stats import stats_json, stats_text, take_stats
+from nsqtools.sandbox.wire import split_bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from nsqtools.config import NsqdOptions
     from nsqtools.sandbox.broker import Channel, Topic
     from nsqtools.sandbox.http import Handler
     from nsqtools.sandbox.nsqd import Nsqd
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 _TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
-_SIZE = Struct(">i")
 
 
 def routes(nsqd: Nsqd, *, secure: bool) -> Handler:
@@ -52,7 +53,7 @@ def routes(nsqd: Nsqd, *, secure: bool) -> Handler:
         if not secure and nsqd.tls_required == "true":
             port = nsqd.https.port if nsqd.https else 0
             body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % port
-            return Response(403, body, "application/json; charset=utf-8")
+            return Response(403, body, JSON)
         return await handler(request)
 
     return guarded
@@ -107,7 +108,7 @@ def _mpub(nsqd: Nsqd) -> Handler:
         topic = _created_topic(nsqd, request)
         binary = request.arguments().get("binary")
         if binary is not None and _BOOLEANS.get(binary, True):
-            bodies = _read_mpub(request.body, options.max_msg_size, options.max_body_size)
+            bodies = _split_bodies(request.body, options)
         else:
             bodies = [line for line in request.body.split(b"\n") if line]
             if any(len(body) > options.max_msg_size for body in bodies):
@@ -191,8 +192,7 @@ def _config_routes(nsqd: Nsqd) -> dict[tuple[str, str], Handler]:
             raise Refused(413, "INVALID_VALUE")
         match name := request.path.rpartition("/")[2]:
             case "nsqlookupd_tcp_addresses":
-                if nsqd.lookupds:
-                    await nsqd.lookupds.set_addresses(_read_addresses(request.body))
+                await nsqd.lookupds.set_addresses(_read_addresses(request.body))
             case "log_level":
                 level = _LOG_LEVELS.get(request.body.decode("latin-1").lower())
                 if level is None:
@@ -220,9 +220,7 @@ def _settings(nsqd: Nsqd) -> dict[str, Any]:
         "broadcast_address": nsqd.broadcast_address,
         "broadcast_tcp_port": nsqd.tcp.port,
         "broadcast_http_port": nsqd.http.port,
-        "nsqlookupd_tcp_addresses": [
-            str(address) for address in (nsqd.lookupds.addresses if nsqd.lookupds else ())
-        ],
+        "nsqlookupd_tcp_addresses": list(map(str, nsqd.lookupds.addresses)),
         "auth_http_addresses": [options.auth_http_address] if options.auth_http_address else [],
         "mem_queue_size": nsqd.broker.mem_queue_size,
         "tls_required": _TLS_REQUIRED[nsqd.tls_required],
@@ -265,22 +263,10 @@ def _milliseconds(text: str, longest: float) -> float:
     return seconds
 
 
-def _read_mpub(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
-    """The bodies of an MPUB; what follows the last is ignored (``protocol_v2.go``, readMPUB)."""
-    if len(body) < _SIZE.size:
-        raise Refused(413, "BAD_BODY")
-    (count,) = _SIZE.unpack_from(body)
-    if not 0 < count <= (max_body_size - 4) // 5:
-        raise Refused(413, "BAD_BODY")
-    bodies = []
-    start = _SIZE.size
-    for _ in range(count):
-        if len(body) < start + _SIZE.size:
-            raise Refused(413, "BAD_MESSAGE")
-        (size,) = _SIZE.unpack_from(body, start)
-        start += _SIZE.size
-        if not 0 < size <= max_msg_size or len(body) < start + size:
-            raise Refused(413, "BAD_MESSAGE")
-        bodies.append(body[start : start + size])
-        start += size
-    return bodies
+def _split_bodies(body: bytes, options: NsqdOptions) -> Sequence[bytes]:
+    try:
+        return split_bodies(
+            body, max_msg_size=options.max_msg_size, max_body_size=options.max_body_size
+        )
+    except ServerError as error:
+        raise Refused(413, error.code.removeprefix("E_")) from None

@@ -61,13 +61,13 @@ class Nsq:
     """
 
     def __init__(self, options: NsqdOptions | None = None) -> None:
-        self._options = options
+        self._sandbox = Sandbox(nsqd=options)
         self._running = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._call = stack.enter_context(LoopThread()).call
-            self._sandbox = self._call(self._start())
+            self._call(self._sandbox.start())
             stack.callback(lambda: self._call(self._sandbox.stop()))
             self._running = stack.pop_all()
         self.nsqd_tcp_address = str(self._sandbox.nsqd_tcp_address)
@@ -109,9 +109,6 @@ class Nsq:
             if time.monotonic() > deadline:
                 raise AssertionError(f"after {timeout:g} s, {left}")
             time.sleep(_PAUSE)
-
-    async def _start(self) -> Sandbox:
-        return await Sandbox(nsqd=self._options).__aenter__()
 
     async def _stats(self, topic: str, channel: str) -> dict[str, Any]:
         return stats_json(take_stats(self._sandbox.nsqd, topic, channel, clients=True, memory=True))

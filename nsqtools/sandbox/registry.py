@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsqtools.names import is_ephemeral
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-EPHEMERAL = "#ephemeral"
-_NANO = 1_000_000_000
 
 
 class Registration(NamedTuple):
@@ -57,20 +56,20 @@ class Producer:
     peer: Peer
     tombstoned_at: int | None = None
 
-    def is_tombstoned(self, now: int, lifetime: int) -> bool:
+    def is_tombstoned(self, now: int, lifetime: float) -> bool:
         """Whether consumers are not to be sent here."""
-        return self.tombstoned_at is not None and now - self.tombstoned_at < lifetime
+        return self.tombstoned_at is not None and now - self.tombstoned_at < lifetime * 1e9
 
 
 @dataclass(slots=True)
 class Registry:
-    """Who produces what (``nsqlookupd/registration_db.go``). Times are in ns.
+    """Who produces what (``nsqlookupd/registration_db.go``). Instants are in ns, periods in s.
 
     A topic or channel stays known after its last producer, unless it is ephemeral.
     """
 
-    inactive_timeout: int = 300 * _NANO
-    tombstone_lifetime: int = 45 * _NANO
+    inactive_timeout: float = 300.0
+    tombstone_lifetime: float = 45.0
     entries: dict[Registration, dict[str, Producer]] = field(default_factory=dict)
 
     def add(self, key: Registration, peer: Peer | None = None) -> None:
@@ -150,7 +149,7 @@ class Registry:
                     each.tombstoned_at = now
 
     def _is_alive(self, peer: Peer, now: int) -> bool:
-        return now - peer.last_update <= self.inactive_timeout
+        return now - peer.last_update <= self.inactive_timeout * 1e9
 
     def _keys(self, category: str, topic: str = "*") -> list[Registration]:
         """``*`` is any topic, in requests too, as it is for the real one."""
@@ -161,5 +160,5 @@ class Registry:
     def _withdraw(self, key: Registration, peer: Peer) -> None:
         producers = self.entries.get(key, {})
         producers.pop(peer.id, None)
-        if not producers and (key.channel or key.topic).endswith(EPHEMERAL):
+        if not producers and is_ephemeral(key.channel or key.topic):
             self.entries.pop(key, None)

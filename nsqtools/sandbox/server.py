@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+import socket
+from typing import TYPE_CHECKING
 
 from nsqtools.names import Address
 
@@ -31,13 +32,25 @@ def bound(server: asyncio.Server) -> Address:
     return Address(*server.sockets[0].getsockname()[:2])
 
 
-class Known(Protocol):
-    """What a stream writer tells of its connection."""
+async def close(server: asyncio.Server | None) -> None:
+    """Stop listening, once what was accepted just now is a connection whose task has begun.
 
-    def get_extra_info(self, name: str) -> Any: ...  # noqa: D102
+    asyncio leaves one open for ever that is not there yet when its server closes, and a task that
+    is cancelled before it has begun cannot cut its own.
+    """
+    if server:
+        for each in server.sockets:
+            asyncio.get_running_loop().remove_reader(each.fileno())
+        await asyncio.sleep(0)
+        server.close()
 
 
-def peer_address(writer: Known) -> Address:
+def name_of(host: str) -> str:
+    """What others call a host to listen on: this machine's name where that is any address."""
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104 - not bound
+
+
+def peer_address(writer: asyncio.StreamWriter | asyncio.BaseTransport) -> Address:
     """The other end; an empty host where it is gone already."""
     return Address(*(writer.get_extra_info("peername") or ("", 0))[:2])
 
@@ -61,8 +74,7 @@ class StreamServer:
     async def stop(self) -> None:
         """Stop listening and cut every connection."""
         self._stopped = True
-        if self._server:
-            self._server.close()
+        await close(self._server)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

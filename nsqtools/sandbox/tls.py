@@ -70,6 +70,8 @@ class TLS:
     def __init__(self, context: ssl.SSLContext) -> None:
         self._received, self._pending = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.connection = context.wrap_bio(self._received, self._pending, server_side=True)
+        self.ended = False
+        """Whether the peer has said that nothing more will come."""
 
     def shake_hands(self, data: bytes) -> bool:
         """Go on with the handshake; whether it is complete. Raises ProtocolError if it fails."""
@@ -88,7 +90,8 @@ class TLS:
         try:
             while piece := self.connection.read(_PIECE):
                 yield piece
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            self.ended = True
+        except ssl.SSLWantReadError:
             return
         except ssl.SSLError as error:
             raise ProtocolError(_reason(error)) from None

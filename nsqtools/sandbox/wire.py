@@ -1,7 +1,7 @@
 """The server's side of the wire: bytes to commands, replies and messages to frames.
 
-Sans-IO. What a command may say is checked here, in nsqd's order and words (protocol_v2.go); whether
-it may be said now is asked of the owner before its body is read, as nsqd does.
+Sans-IO. What a command may say is checked here, in nsqd's words (protocol_v2.go); whether it may be
+said now is for the owner to decide, who has the line before its body is read, as nsqd does.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MAX_LINE = 16 * 1024  # what nsqd's reader holds (client_v2.go, defaultBufferSi
 _ID_LENGTH = 16
 _UINT64 = 1 << 64
 
-_SIZE = Struct(">i")
+SIZE = Struct(">i")
 _FRAME_HEADER = Struct(">ii")
 _MESSAGE_HEADER = Struct(">iiqH16s")  # size, type, timestamp, attempts, id
-_MESSAGE_SIZE = _MESSAGE_HEADER.size - _SIZE.size
+_MESSAGE_SIZE = _MESSAGE_HEADER.size - SIZE.size
 
 
 def response(data: bytes) -> bytes:
@@ -111,13 +111,17 @@ def to_signed(number: int) -> int:
     return number - _UINT64 if number >> 63 else number
 
 
+PUBLISHING = frozenset({b"PUB", b"MPUB", b"DPUB"})
+WITH_BODY = frozenset({b"IDENTIFY", b"AUTH"}) | PUBLISHING
+
+
 @dataclass(slots=True, eq=False)
 class Command:
     """One command: the line's words, and the body or bodies behind it."""
 
     words: list[bytes]
-    body: bytes = b""
     bodies: Sequence[bytes] = ()
+    """None as long as they have not come."""
     delay: int = 0
     """Of DPUB, in ms."""
 
@@ -128,23 +132,19 @@ class Command:
 
 
 class CommandParser:
-    """Splits what a client sends into commands.
+    """Splits what a client sends into commands; sizes are in bytes.
 
-    ``admit`` gets the words of each line and raises ServerError if they may not be said now.
-    ``begin`` gets a command that is right so far, before its body is read, and may refuse it too.
-    Sizes are in bytes, ``max_req_timeout`` in seconds.
+    ``next`` gives each line as a command. One with a body is then passed to ``expect``, and
+    ``next`` gives it once more when the body has come.
     """
 
     __slots__ = (
-        "_admit",
-        "_begin",
         "_bodies",
         "_command",
         "_count",
         "_data",
         "_max_body_size",
         "_max_msg_size",
-        "_max_req_timeout",
         "_need",
         "_pos",
         "_reads",
@@ -152,20 +152,9 @@ class CommandParser:
         "_step",
     )
 
-    def __init__(
-        self,
-        admit: Callable[[list[bytes]], None],
-        begin: Callable[[Command], None],
-        *,
-        max_msg_size: int,
-        max_body_size: int,
-        max_req_timeout: float,
-    ) -> None:
-        self._admit = admit
-        self._begin = begin
+    def __init__(self, *, max_msg_size: int, max_body_size: int) -> None:
         self._max_msg_size = max_msg_size
         self._max_body_size = max_body_size
-        self._max_req_timeout = max_req_timeout
         self._data = b""
         self._pos = 0
         self._reads: list[bytes] = []
@@ -173,7 +162,7 @@ class CommandParser:
         self._need = 1
         self._command: Command | None = None  # whose body is awaited
         self._step: Callable[[Command], Command | None] = self._sized
-        self._count = 0  # bodies of MPUB that are still to come
+        self._count = 0  # bodies of the MPUB
         self._bodies: list[bytes] = []
 
     def feed(self, data: bytes) -> None:
@@ -186,11 +175,16 @@ class CommandParser:
         self._data, self._pos, self._size, self._need = b"", 0, 0, 1
         self._reads.clear()
 
-    def next(self) -> Command | None:
-        """The next command, None while it is incomplete.
+    def expect(self, command: Command, *, counted: bool = False) -> None:
+        """Read the body of a command next, that of an MPUB without its size if ``counted``."""
+        self._command, self._need = command, SIZE.size
+        self._step = self._counted if counted else self._sized
 
-        Raises ServerError for a command that nsqd would refuse, ProtocolError for a line so long
-        that it would hang up without a word. All such errors are final.
+    def next(self) -> Command | None:
+        """The next line, or the command whose body was expected; None while it is incomplete.
+
+        Raises ServerError for a body that nsqd would refuse, ProtocolError for a line so long that
+        it would hang up without a word. All such errors are final.
         """
         if self._size < self._need:
             return None
@@ -209,35 +203,23 @@ class CommandParser:
             self._need = self._size + 1
             return None
         self._advance(end + 1 - start)
-        words = self._data[start:end].removesuffix(b"\r").split(b" ")
-        self._admit(words)
-        if words[0] not in _SIZED:
-            return Command(words)
-        command = Command(words)
-        if words[0] in _PUBLISHING:
-            self._check_publish(command)
-        self._begin(command)
-        self._command, self._step, self._need = command, self._sized, _SIZE.size
-        return self._sized(command)
+        return Command(self._data[start:end].removesuffix(b"\r").split(b" "))
 
     def end(self) -> str:
         """What nsqd says of a stream that ends here: an error's text, or nothing."""
         if not self._command:
             return ""
-        name = show(self._command.name)
-        code = "E_BAD_MESSAGE" if name in ("PUB", "DPUB") else "E_BAD_BODY"
-        message = " message" if name in ("PUB", "DPUB") else ""
+        name, has_size = show(self._command.name), self._size >= SIZE.size
         if self._step == self._sized:
-            size = self._size_known()
-            return f"{code} {name} failed to read{message} body{'' if size else ' size'}"
+            publishes_one = name in ("PUB", "DPUB")
+            code = "E_BAD_MESSAGE" if publishes_one else "E_BAD_BODY"
+            message = " message" if publishes_one else ""
+            return f"{code} {name} failed to read{message} body{'' if has_size else ' size'}"
         if self._step == self._counted:
             return "E_BAD_BODY MPUB failed to read message count"
-        if self._size_known():
+        if has_size:
             return "E_BAD_MESSAGE MPUB failed to read message body"
         return f"E_BAD_MESSAGE MPUB failed to read message({len(self._bodies)}) body size"
-
-    def _size_known(self) -> bool:
-        return self._size >= _SIZE.size
 
     def _advance(self, length: int) -> None:
         self._pos += length
@@ -246,21 +228,11 @@ class CommandParser:
 
     def _number(self) -> int | None:
         """The int32 that is next, without taking it; None while it is incomplete."""
-        if self._size < _SIZE.size:
-            self._need = _SIZE.size
+        if self._size < SIZE.size:
+            self._need = SIZE.size
             return None
-        number: int = _SIZE.unpack_from(self._data, self._pos)[0]
+        number: int = SIZE.unpack_from(self._data, self._pos)[0]
         return number
-
-    def _take(self, size: int) -> bytes | None:
-        """The body behind its size, None while it is incomplete."""
-        whole = _SIZE.size + size
-        if self._size < whole:
-            self._need = whole
-            return None
-        start = self._pos + _SIZE.size
-        self._advance(whole)
-        return self._data[start : start + size]
 
     def _sized(self, command: Command) -> Command | None:
         """Read the size and, but for MPUB, the body."""
@@ -279,22 +251,25 @@ class CommandParser:
         elif size <= 0:
             raise ServerError(f"E_BAD_BODY {name} invalid body size {size}")
         if name == "MPUB":
-            self._advance(_SIZE.size)
+            self._advance(SIZE.size)
             self._step = self._counted
             return self._counted(command)
-        body = self._take(size)
-        if body is None:
+        whole = SIZE.size + size
+        if self._size < whole:
+            self._need = whole
             return None
-        command.body = body
-        return self._complete(command)
+        start = self._pos + SIZE.size
+        self._advance(whole)
+        return self._complete(command, (self._data[start : start + size],))
 
     def _counted(self, command: Command) -> Command | None:
+        """Read how many bodies an MPUB has, and then them."""
         count = self._number()
         if count is None:
             return None
         if not 0 < count <= (self._max_body_size - 4) // 5:
             raise ServerError(f"E_BAD_BODY MPUB invalid message count {count}")
-        self._advance(_SIZE.size)
+        self._advance(SIZE.size)
         self._count, self._bodies = count, []
         self._step = self._listed
         return self._listed(command)
@@ -302,12 +277,12 @@ class CommandParser:
     def _listed(self, command: Command) -> Command | None:
         """Read the bodies of MPUB; its body size is not looked at again, as nsqd does not."""
         bodies, limit = self._bodies, self._max_msg_size
-        data, unpack = self._data, _SIZE.unpack_from
+        data, unpack = self._data, SIZE.unpack_from
         start, end = self._pos, len(self._data)
         need = 1
         while len(bodies) < self._count:
-            if end - start < _SIZE.size:
-                need = _SIZE.size
+            if end - start < SIZE.size:
+                need = SIZE.size
                 break
             (size,) = unpack(data, start)
             if size <= 0:
@@ -315,49 +290,54 @@ class CommandParser:
                 raise ServerError(f"E_BAD_MESSAGE MPUB invalid message({number}) body size {size}")
             if size > limit:
                 raise ServerError(f"E_BAD_MESSAGE MPUB message too big {size} > {limit}")
-            after = start + _SIZE.size + size
+            after = start + SIZE.size + size
             if after > end:
-                need = _SIZE.size + size
+                need = SIZE.size + size
                 break
-            bodies.append(data[start + _SIZE.size : after])
+            bodies.append(data[start + SIZE.size : after])
             start = after
         self._advance(start - self._pos)
         self._need = need
-        if len(bodies) < self._count:
-            return None
-        command.bodies = bodies
-        return self._complete(command)
+        return self._complete(command, bodies) if len(bodies) == self._count else None
 
-    def _complete(self, command: Command) -> Command:
-        self._command = None
-        if command.name in _PUBLISHING and not command.bodies:
-            command.bodies = (command.body,)
+    def _complete(self, command: Command, bodies: Sequence[bytes]) -> Command:
+        self._command, command.bodies = None, bodies
         return command
 
-    def _check_publish(self, command: Command) -> None:
-        name, words = show(command.name), command.words
-        if len(words) < (3 if name == "DPUB" else 2):
-            raise ServerError(f"E_INVALID {name} insufficient number of parameters")
-        twice = "E_BAD_TOPIC " if name == "MPUB" else ""
-        if not is_name(words[1]):
-            text = f"{name} topic name {quote(words[1])} is not valid"
-            raise ServerError(f"E_BAD_TOPIC {twice}{text}")
-        if name == "DPUB":
-            command.delay = self._check_delay(words[2])
 
-    def _check_delay(self, word: bytes) -> int:
-        """ms of DPUB."""
-        delay = to_number(word)
+def split_bodies(body: bytes, *, max_msg_size: int, max_body_size: int) -> Sequence[bytes]:
+    """The bodies in that of an MPUB; what follows the last is ignored (protocol_v2.go, readMPUB).
+
+    Raises ServerError.
+    """
+    parser = CommandParser(max_msg_size=max_msg_size, max_body_size=max_body_size)
+    parser.expect(Command([b"MPUB"]), counted=True)
+    parser.feed(body)
+    if command := parser.next():
+        return command.bodies
+    raise ServerError(parser.end())
+
+
+def check_publish(command: Command, max_req_timeout: float) -> None:
+    """Check the line of PUB, MPUB or DPUB, and set its delay, of ``max_req_timeout`` s at most.
+
+    Raises ServerError.
+    """
+    name, words = show(command.name), command.words
+    if len(words) < (3 if name == "DPUB" else 2):
+        raise ServerError(f"E_INVALID {name} insufficient number of parameters")
+    twice = "E_BAD_TOPIC " if name == "MPUB" else ""
+    if not is_name(words[1]):
+        text = f"{name} topic name {quote(words[1])} is not valid"
+        raise ServerError(f"E_BAD_TOPIC {twice}{text}")
+    if name == "DPUB":
+        delay = to_number(words[2])
         if delay is None:
-            raise ServerError(f"E_INVALID DPUB could not parse timeout {show(word)}")
-        longest = round(self._max_req_timeout * 1000)
+            raise ServerError(f"E_INVALID DPUB could not parse timeout {show(words[2])}")
+        longest = round(max_req_timeout * 1000)
         if not 0 <= to_signed(delay * 10**6) <= longest * 10**6:
             raise ServerError(f"E_INVALID DPUB timeout {delay} out of range 0-{longest}")
-        return to_signed(delay * 10**6) // 10**6
-
-
-_PUBLISHING = frozenset({b"PUB", b"MPUB", b"DPUB"})
-_SIZED = frozenset({b"IDENTIFY", b"AUTH"}) | _PUBLISHING
+        command.delay = to_signed(delay * 10**6) // 10**6
 
 
 def is_name(word: bytes) -> bool:

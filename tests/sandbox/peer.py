@@ -48,7 +48,7 @@ class Peer:
         self.nsqd = nsqd
         self.client = Client(nsqd)
         extra = {"peername": ("127.0.0.1", 5555)}
-        self.transport = SlowTransport(self.client, extra=extra)
+        self.transport = SlowTransport(self.client.link, extra=extra)
         self.transport.connect()
         self._received = b""
         self.transport.deliver(magic)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.config import NsqdOptions
 from nsqtools.errors import AuthError, ConfigError
+from nsqtools.names import Address
+from nsqtools.sandbox import auth
 from nsqtools.sandbox.auth import Authd, Grant, Question, make_secrets, parse_grant
 from tests.support.servers import free_port
 
@@ -135,6 +138,16 @@ async def test_an_authd_is_asked_as_nsqd_does(authd: FakeAuthd) -> None:
             "tls": "true",
         }
     ]
+
+
+async def test_an_authd_that_does_not_answer_is_an_auth_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auth, "_TIMEOUT", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        address = Address(*hung.getsockname())
+        with pytest.raises(AuthError, match=f"{address}: no answer within 0.01 s"):
+            await Authd(address).ask(question())
 
 
 async def test_an_authd_that_refuses_or_is_away_is_an_auth_error(authd: FakeAuthd) -> None:

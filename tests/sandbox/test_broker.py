@@ -20,17 +20,11 @@ class Log:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def topic_created(self, topic: str) -> None:
-        self.lines.append(f"+{topic}")
+    def created(self, topic: str, channel: str = "") -> None:
+        self.lines.append(f"+{topic} {channel}".rstrip())
 
-    def topic_deleted(self, topic: str) -> None:
-        self.lines.append(f"-{topic}")
-
-    def channel_created(self, topic: str, channel: str) -> None:
-        self.lines.append(f"+{topic}/{channel}")
-
-    def channel_deleted(self, topic: str, channel: str) -> None:
-        self.lines.append(f"-{topic}/{channel}")
+    def deleted(self, topic: str, channel: str = "") -> None:
+        self.lines.append(f"-{topic} {channel}".rstrip())
 
 
 @pytest.fixture
@@ -275,13 +269,14 @@ def test_a_paused_topic_keeps_its_messages_from_the_channels(broker: Broker) -> 
 
 def test_a_held_topic_waits_for_the_channels_that_are_looked_up(broker: Broker) -> None:
     topic = broker.topic("t")
-    topic.hold()
+    topic.held = True
     early = topic.channel("early")
     broker.publish("t", [b"x"], now=0.0)
     broker.tick(0.0)
     assert early.depth == 0
     late = topic.channel("late")
-    topic.release()
+    topic.held = False
+    topic.changed()
     broker.tick(0.0)
     assert (early.depth, late.depth) == (1, 1)
 
@@ -339,8 +334,8 @@ def test_ephemeral_channels_and_topics_go_with_the_last_that_used_them(broker: B
     assert channel.name in topic.channels
     channel.remove(clients[1].consumer)
     assert not broker.topics
-    ends = ["-t#ephemeral/c#ephemeral", "-t#ephemeral"]
-    assert log.lines == ["+t#ephemeral", "+t#ephemeral/c#ephemeral", *ends]
+    ends = ["-t#ephemeral c#ephemeral", "-t#ephemeral"]
+    assert log.lines == ["+t#ephemeral", "+t#ephemeral c#ephemeral", *ends]
 
 
 def test_an_ephemeral_channel_of_a_lasting_topic_takes_what_it_held_with_it(

@@ -49,6 +49,23 @@ async def test_the_commands_before_a_fatal_one_are_carried_out_and_none_behind_i
 
 
 @virtual
+async def test_a_line_that_may_not_be_said_is_refused_before_its_body_has_come() -> None:
+    peer = Peer(make_nsqd())
+    peer.send("SUB t c", "AUTH")
+    assert peer.texts() == ["OK", "E_INVALID cannot AUTH in current state"]
+
+
+@virtual
+async def test_an_mpub_makes_its_topic_before_its_body_has_come_and_a_pub_does_not() -> None:
+    peer = Peer(make_nsqd())
+    peer.send("MPUB one")
+    assert list(peer.nsqd.broker.topics) == ["one"]
+    other = Peer(make_nsqd())
+    other.send("PUB two")
+    assert not other.nsqd.broker.topics
+
+
+@virtual
 async def test_errors_of_fin_req_and_touch_do_not_end_the_connection() -> None:
     peer = Peer(make_nsqd())
     id_ = "0123456789abcdef"

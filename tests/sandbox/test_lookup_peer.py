@@ -82,7 +82,6 @@ async def nsqd_of(*lookupds: Any) -> AsyncIterator[Nsqd]:
 
 
 async def settled(nsqd: Nsqd) -> None:
-    assert nsqd.lookupds
     await asyncio.wait_for(nsqd.lookupds.settled(), 10)
 
 
@@ -134,7 +133,7 @@ async def test_everything_is_announced_again_after_nsqlookupd_was_away(tmp_path:
             nsqd.broker.topic("gone")
             await settled(nsqd)
             home.stop()
-            await eventually_async(lambda: nsqd.lookupds and not nsqd.lookupds.known_homes())
+            await eventually_async(lambda: not nsqd.lookupds.known_homes())
             nsqd.broker.delete_topic("gone")
             nsqd.broker.topic("made-meanwhile")
             home.start()
@@ -160,7 +159,7 @@ async def test_one_nsqlookupd_that_hangs_does_not_keep_the_other_from_knowing() 
     async with scripted(lambda _: asyncio.sleep(3600)) as hung:
         good = lookupd.Nsqlookupd(broadcast_address="127.0.0.1")
         await good.start("127.0.0.1", 0, 0)
-        peers = LookupPeers(IDENTITY, lambda: [("t", "c")])
+        peers = LookupPeers(lambda: IDENTITY, lambda: [("t", "c")])
         await peers.set_addresses([hung.address, good.tcp])
 
         async def told() -> bool:
@@ -223,7 +222,7 @@ async def agreeable(line: bytes) -> bytes | None:
 
 async def test_identify_has_nsqds_fields_in_its_order() -> None:
     async with scripted(agreeable) as server:
-        peer = LookupPeer(server.address, IDENTITY, lambda: [("t", ""), ("u", "c")])
+        peer = LookupPeer(server.address, lambda: IDENTITY, lambda: [("t", ""), ("u", "c")])
         peer.start()
         await asyncio.wait_for(peer.settled(), 10)
         await peer.stop()
@@ -239,7 +238,7 @@ async def test_a_quiet_connection_is_pinged(monkeypatch: pytest.MonkeyPatch) -> 
     assert lookup_peer.PING_INTERVAL == 15.0
     monkeypatch.setattr(lookup_peer, "PING_INTERVAL", 0.001)
     async with scripted(agreeable) as server:
-        peer = LookupPeer(server.address, IDENTITY, list[tuple[str, str]])
+        peer = LookupPeer(server.address, lambda: IDENTITY, list[tuple[str, str]])
         peer.start()
         await eventually_async(lambda: server.commands.count(b"PING\n") > 3)
         assert server.connections == 1
@@ -255,7 +254,7 @@ async def test_what_changes_while_a_change_is_told_is_told_too() -> None:
         return await agreeable(line)
 
     async with scripted(slow) as server:
-        peer = LookupPeer(server.address, IDENTITY, list[tuple[str, str]])
+        peer = LookupPeer(server.address, lambda: IDENTITY, list[tuple[str, str]])
         peer.start()
         await asyncio.wait_for(peer.settled(), 10)
         peer.register("a")
@@ -289,7 +288,7 @@ async def test_a_bad_answer_is_one_warning_and_another_try(
         return reply if line.startswith(to) else await agreeable(line)
 
     async with scripted(bad) as server:
-        peer = LookupPeer(server.address, IDENTITY, lambda: [("t", "")])
+        peer = LookupPeer(server.address, lambda: IDENTITY, lambda: [("t", "")])
         peer.start()
         await eventually_async(lambda: server.connections > 3)
         await peer.stop()

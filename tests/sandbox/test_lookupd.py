@@ -77,7 +77,7 @@ def test_a_topic_that_is_unregistered_takes_its_channels_along() -> None:
 
 
 def test_a_silent_producer_is_hidden_after_the_timeout() -> None:
-    registry, one = Registry(inactive_timeout=300 * SECOND), peer(now=0)
+    registry, one = Registry(inactive_timeout=300), peer(now=0)
     registry.add(CLIENT, one)
     registry.register(one, "t")
     assert registry.lookup("t", 300 * SECOND) == [one]
@@ -88,7 +88,7 @@ def test_a_silent_producer_is_hidden_after_the_timeout() -> None:
 
 
 def test_a_tombstone_hides_one_producer_of_one_topic_for_its_lifetime() -> None:
-    registry = Registry(tombstone_lifetime=45 * SECOND)
+    registry = Registry(tombstone_lifetime=45)
     one, two = peer("a", http_port=1), peer("b", http_port=2)
     for each in (one, two):
         registry.add(CLIENT, each)

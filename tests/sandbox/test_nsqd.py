@@ -289,8 +289,6 @@ async def test_a_new_topic_gets_the_channels_that_nsqlookupd_knows_before_its_me
     other = Nsqd(NsqdOptions())
     await other.start("127.0.0.1", 0, 0, lookupd_tcp_addresses=[lookupd.tcp])
     try:
-        assert nsqd.lookupds
-        assert other.lookupds
         for name in ("here", "there", "gone#ephemeral"):
             other.broker.topic("t").channel(name)
         await other.lookupds.settled()
@@ -319,7 +317,6 @@ async def test_a_topic_deleted_while_its_channels_are_looked_up_stays_deleted(
     await lookupd.start("127.0.0.1", 0, 0)
     await nsqd.start("127.0.0.1", 0, 0, lookupd_tcp_addresses=[lookupd.tcp])
     try:
-        assert nsqd.lookupds
         await nsqd.lookupds.settled()
         nsqd.publish("t", [b"x"])
         nsqd.broker.delete_topic("t")

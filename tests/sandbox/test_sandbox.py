@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
 import socket
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools import Batch, Consumer, ConsumerConfig, Producer, ProducerConfig, Subscription
+from nsqtools import sandbox as sandbox_module
 from nsqtools.config import NsqdOptions, SandboxOptions
 from nsqtools.errors import ConfigError, PublishError
 from nsqtools.names import Address
@@ -18,7 +20,7 @@ from tests.support.eventually import eventually_async
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from nsqtools import Message
 
@@ -88,6 +90,26 @@ async def test_ports_follow_from_the_first_one() -> None:
         pytest.skip(f"another process took a port: {error}")
 
 
+async def test_nsqds_free_ports_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    create_server = asyncio.BaseEventLoop.create_server
+
+    async def taken_at_first(
+        loop: asyncio.BaseEventLoop, protocol: Any, host: str, port: int, **options: Any
+    ) -> asyncio.Server:
+        if port:
+            tried.append(port)
+            if len(tried) < 3:
+                raise OSError(errno.EADDRINUSE, "taken")
+        return await create_server(loop, protocol, host, port, **options)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", taken_at_first)
+    async with Sandbox() as sandbox:
+        assert len(tried) >= 3
+        assert sandbox.nsqd_http_address.port == sandbox.nsqd_tcp_address.port + 1 == tried[-1]
+        await ask(sandbox.nsqd_http_address, "/info")
+
+
 @pytest.mark.parametrize("offset", [0, 1, 10, 11])
 async def test_a_taken_port_is_one_line_that_names_it_and_leaves_nothing_open(offset: int) -> None:
     port = free_port()
@@ -95,7 +117,7 @@ async def test_a_taken_port_is_one_line_that_names_it_and_leaves_nothing_open(of
         taken.bind(("127.0.0.1", port + offset))
         taken.listen()
         with pytest.raises(ConfigError) as caught:
-            await Sandbox(SandboxOptions(port=port)).__aenter__()
+            await Sandbox(SandboxOptions(port=port)).start()
         text = str(caught.value)
         assert f"--port {port}: cannot listen on 127.0.0.1:{port + offset}: " in text
         assert "address already in use" in text
@@ -111,7 +133,7 @@ async def test_a_taken_port_is_one_line_that_names_it_and_leaves_nothing_open(of
 )
 async def test_a_host_that_others_can_reach_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="--i-know"):
-        await Sandbox(SandboxOptions(host=host, port=0)).__aenter__()
+        await Sandbox(SandboxOptions(host=host, port=0)).start()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +144,7 @@ async def test_a_name_that_leads_anywhere_else_is_refused(
 ) -> None:
     resolve_as(resolved, monkeypatch)
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*--i-know"):
-        await Sandbox(SandboxOptions(host="my.home", port=0)).__aenter__()
+        await Sandbox(SandboxOptions(host="my.home", port=0)).start()
 
 
 async def test_a_name_is_resolved_once_and_that_address_is_taken(
@@ -138,7 +160,7 @@ async def test_a_name_is_resolved_once_and_that_address_is_taken(
 @pytest.mark.parametrize("host", ["", " ", "no.such.host.invalid", "127.0.0.1:4150", "a" * 300])
 async def test_a_host_that_is_none_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="--host") as caught:
-        await Sandbox(SandboxOptions(host=host, port=0)).__aenter__()
+        await Sandbox(SandboxOptions(host=host, port=0)).start()
     assert "\n" not in str(caught.value)
 
 
@@ -166,7 +188,7 @@ async def test_i_know_listens_where_others_can_reach_it(
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", refuse)
     with pytest.raises(ConfigError, match="cannot listen"):
-        await Sandbox(SandboxOptions(host=host, port=0, i_know=True)).__aenter__()
+        await Sandbox(SandboxOptions(host=host, port=0, i_know=True)).start()
     assert bound == [host]
 
 
@@ -185,6 +207,38 @@ async def test_sample_events_are_published_unasked() -> None:
     options = SandboxOptions(port=0, seed_topic="events", rate=1000.0)
     async with Sandbox(options, rng=random.Random(1)) as sandbox:
         await eventually_async(lambda: sandbox.nsqd.broker.topics["events"].depth > 100)
+
+
+@pytest.mark.parametrize("where", ["topic", "channel"])
+async def test_sample_events_are_kept_back_while_many_wait_unread(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: asyncio.Queue[int] = asyncio.Queue()
+
+    async def publish_when_asked(
+        publish: Callable[[Sequence[bytes]], None], bodies: Iterator[bytes], _: float
+    ) -> None:
+        while True:
+            for _ in range(await asked.get()):
+                publish([next(bodies)])
+            asked.task_done()
+
+    monkeypatch.setattr(sandbox_module, "publish_at_rate", publish_when_asked)
+    monkeypatch.setattr(sandbox_module, "_MOST_SEEDED", 5)
+    async with Sandbox(SandboxOptions(port=0, seed_topic="events")) as sandbox:
+        topic = sandbox.nsqd.broker.topic("events")
+        await sandbox.nsqd.looked_up("events")
+        unread = topic.channel("c") if where == "channel" else topic
+
+        async def ask_for(count: int) -> int:
+            asked.put_nowait(count)
+            await asked.join()
+            return unread.depth
+
+        assert await ask_for(3) == 3
+        assert await ask_for(9) == 5
+        unread.empty()
+        assert await ask_for(1) == 1
 
 
 async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:

@@ -14,13 +14,13 @@ from nsqtools.errors import ProtocolError, ServerError
 from nsqtools.proto.frames import FrameParser
 from nsqtools.sandbox import wire
 from nsqtools.sandbox.consumer import Message
-from nsqtools.sandbox.wire import Command, CommandParser
+from nsqtools.sandbox.wire import WITH_BODY, Command, CommandParser, split_bodies
 from tests.support.raw import mpub, sized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-LIMITS: dict[str, Any] = {"max_msg_size": 100, "max_body_size": 500, "max_req_timeout": 3600.0}
+LIMITS = {"max_msg_size": 100, "max_body_size": 500}
 
 SCRIPT = (
     b"IDENTIFY\n"
@@ -38,42 +38,42 @@ SCRIPT = (
 )
 
 
-def show(command: Command) -> tuple[bytes, bytes, tuple[bytes, ...], int]:
-    return b" ".join(command.words), command.body, tuple(command.bodies), command.delay
+def show(command: Command) -> tuple[bytes, tuple[bytes, ...], int]:
+    return b" ".join(command.words), tuple(command.bodies), command.delay
 
 
 SAID = [
-    (b"IDENTIFY", b"{}", (), 0),
-    (b"SUB t c", b"", (), 0),
-    (b"RDY 5", b"", (), 0),
-    (b"NOP", b"", (), 0),
-    (b"PUB t", b"a\nb", (b"a\nb",), 0),
-    (b"MPUB t", b"", (b"x", b"PUB\n", b"z" * 90), 0),
-    (b"DPUB t 70", b"late", (b"late",), 70),
-    (b"FIN 0123456789abcdef", b"", (), 0),
-    (b"AUTH", b"secret", (), 0),
-    (b"REQ 0123456789abcdef 10", b"", (), 0),
-    (b"", b"", (), 0),
-    (b"CLS", b"", (), 0),
+    (b"IDENTIFY", (b"{}",), 0),
+    (b"SUB t c", (), 0),
+    (b"RDY 5", (), 0),
+    (b"NOP", (), 0),
+    (b"PUB t", (b"a\nb",), 0),
+    (b"MPUB t", (b"x", b"PUB\n", b"z" * 90), 0),
+    (b"DPUB t 70", (b"late",), 70),
+    (b"FIN 0123456789abcdef", (), 0),
+    (b"AUTH", (b"secret",), 0),
+    (b"REQ 0123456789abcdef 10", (), 0),
+    (b"", (), 0),
+    (b"CLS", (), 0),
 ]
 
 
-def nothing(_: object) -> None:
-    pass
-
-
-def make_parser(
-    admit: Callable[[list[bytes]], None] = nothing, begin: Callable[[Command], None] = nothing
-) -> CommandParser:
-    return CommandParser(admit, begin, **LIMITS)
+def make_parser() -> CommandParser:
+    return CommandParser(**LIMITS)
 
 
 def parse(parser: CommandParser, pieces: Iterable[bytes]) -> list[Command]:
+    """Whole commands, as an owner has them who lets everything pass that is right."""
     found = []
     for piece in pieces:
         parser.feed(piece)
         while command := parser.next():
-            found.append(command)
+            if command.name in WITH_BODY and not command.bodies:
+                if command.name in wire.PUBLISHING:
+                    wire.check_publish(command, 3600.0)
+                parser.expect(command)
+            else:
+                found.append(command)
     return found
 
 
@@ -100,29 +100,46 @@ def test_commands_are_the_same_in_any_number_of_pieces(cuts: list[int]) -> None:
     assert list(map(show, parse(make_parser(), pieces))) == SAID
 
 
-def test_a_line_is_admitted_before_its_body_has_come() -> None:
-    lines: list[bytes] = []
+def test_a_line_is_given_before_its_body_has_come_and_once_more_with_it() -> None:
+    parser = make_parser()
+    parser.feed(b"NOP\nPUB t\n")
+    assert parser.next()
+    line = parser.next()
+    assert line
+    assert (line.words, line.bodies) == ([b"PUB", b"t"], ())
+    parser.expect(line)
+    for piece in (b"\0\0\0", b"\x01"):
+        parser.feed(piece)
+        assert parser.next() is None
+    parser.feed(b"xNOP\n")
+    assert parser.next() is line
+    assert line.bodies == (b"x",)
+    assert (after := parser.next())
+    assert after.name == b"NOP"
 
-    def admit(words: list[bytes]) -> None:
-        lines.append(b" ".join(words))
-        if words[0] == b"PUB":
-            raise ServerError("E_INVALID not now")
 
-    parser = make_parser(admit)
-    assert len(parse(parser, [b"NOP\nNOP\n"])) == 2
-    with pytest.raises(ServerError, match="not now"):
-        parse(parser, [b"PUB t\n"])
-    assert lines == [b"NOP", b"NOP", b"PUB t"]
+def test_the_bodies_of_an_mpub_may_come_without_their_size() -> None:
+    assert split_bodies(mpub(b"a", b"bb") + b"rest", **LIMITS) == [b"a", b"bb"]
 
 
-def test_a_command_begins_once_and_only_when_its_line_is_right() -> None:
-    begun: list[bytes] = []
-    parser = make_parser(begin=lambda command: begun.append(command.name))
-    parse(parser, [b"NOP\nMPUB t\n", b"\0\0", b"\0\x10\0\0", b"\0\x01"])
-    assert begun == [b"MPUB"]
-    with pytest.raises(ServerError):
-        parse(make_parser(begin=lambda command: begun.append(command.name)), [b"MPUB t!\n"])
-    assert begun == [b"MPUB"]
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "E_BAD_BODY"),
+        (b"\0\0\0", "E_BAD_BODY"),
+        (b"\0\0\0\0", "E_BAD_BODY"),
+        (b"\0\0\0\x64", "E_BAD_BODY"),
+        (b"\0\0\0\x01", "E_BAD_MESSAGE"),
+        (mpub(b"a", b"bb")[:-1], "E_BAD_MESSAGE"),
+        (mpub(b"a", b""), "E_BAD_MESSAGE"),
+        (mpub(b"a" * 101), "E_BAD_MESSAGE"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_body_of_an_mpub_is_refused_with_a_code(body: bytes, code: str) -> None:
+    with pytest.raises(ServerError) as caught:
+        split_bodies(body, **LIMITS)
+    assert caught.value.code == code
 
 
 SIZE = struct.Struct(">i").pack

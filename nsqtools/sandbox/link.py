@@ -1,4 +1,4 @@
-"""The bytes of one client: layers, pace and liveness, below the commands (protocol_v2.go, IOLoop).
+"""One client's connection below the commands: layers, pace, liveness (protocol_v2.go, IOLoop).
 
 A read is worked off in one loop and answered in one write. While a command waits for something (an
 authd, a TLS handshake), the ones behind it wait too, and nothing is read.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqtools.errors import ProtocolError, ServerError
 from nsqtools.names import Address
-from nsqtools.proto.codecs import Deflate, Snappy
 from nsqtools.sandbox import wire
-from nsqtools.sandbox.identify import Settings
+from nsqtools.sandbox.server import peer_address
 from nsqtools.sandbox.tls import TLS
 
 if TYPE_CHECKING:
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from nsqtools.proto.codecs import Codec
-    from nsqtools.sandbox.identify import Negotiated
     from nsqtools.sandbox.nsqd import Nsqd
-    from nsqtools.sandbox.wire import Command
+    from nsqtools.sandbox.wire import Command, CommandParser
 
 log = logging.getLogger(__name__)
 
@@ -37,33 +35,43 @@ _GRACE = 0.005
 _HEARTBEAT = wire.response(b"_heartbeat_")
 
 
-class Connection(asyncio.Protocol):
-    """One connection. What it is told to do is up to a subclass: see the methods at the end.
+class Owner(Protocol):
+    """Whose link it is."""
 
-    A subclass answers with ``answer`` and refuses by raising ServerError.
-    """
+    def introduced(self) -> None:
+        """The peer speaks our protocol."""
 
-    def __init__(self, nsqd: Nsqd) -> None:
-        options = nsqd.options
-        self.nsqd = nsqd
+    def obey(self, command: Command) -> bool:
+        """Deal with what the parser gave; whether that was the end of a command.
+
+        May raise ServerError: the peer is told, and hung up on.
+        """
+
+    def pace_changed(self) -> None:
+        """``Link.blocked`` has changed."""
+
+    def left(self) -> None:
+        """Nothing can be sent or heard any more."""
+
+
+class Link(asyncio.Protocol):
+    """One connection, whose ``owner`` decides what it is told and what it answers."""
+
+    def __init__(self, nsqd: Nsqd, owner: Owner, parser: CommandParser) -> None:
         self.address = Address("", 0)
-        self.settings = Settings("", "", options.msg_timeout)
         self.tls: ssl.SSLObject | None = None
         """Once its handshake is complete."""
         self.codec: Codec | None = None
         self.blocked = False
         """Whether the peer does not take what was sent."""
+        self._nsqd = nsqd
+        self._owner = owner
+        self._parser = parser
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._tls: TLS | None = None
-        self._secured: Callable[[], None] | None = None  # what follows the handshake under way
-        self._parser = wire.CommandParser(
-            self.admit,
-            self.begin,
-            max_msg_size=options.max_msg_size,
-            max_body_size=options.max_body_size,
-            max_req_timeout=options.max_req_timeout,
-        )
+        self._codec_to_come: Codec | None = None  # after the handshake under way
+        self._interval = 0.0  # of heartbeats
         self._magic: bytes | None = b""  # what has come of it, None when all has
         self._answers: list[bytes] = []
         self._busy = False  # a command waits for something
@@ -78,12 +86,15 @@ class Connection(asyncio.Protocol):
         """asyncio's: a client has dialled."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.address = Address(*(transport.get_extra_info("peername") or ("", 0))[:2])
-        self.settings.client_id = self.settings.hostname = self.address.host
+        self.address = peer_address(transport)
+        self._nsqd.links.add(self)
+        if self._nsqd.stopped:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's: the connection is gone."""
         self._leave()
+        self._nsqd.links.discard(self)
         for timer in self._timers.values():
             timer.cancel()
 
@@ -94,13 +105,13 @@ class Connection(asyncio.Protocol):
         if self._closed or not data:
             return
         try:
-            if self._secured:
-                self._shake_hands(data)
+            if self._tls and not self.tls:
+                self._shake_hands(self._tls, data)
             else:
                 self._decode(data)
         except ProtocolError as error:
             log.warning("%s: %s", self.address, error)
-            self._hang_up()
+            self.close()
         self._work()
 
     def eof_received(self) -> bool:
@@ -113,9 +124,9 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """asyncio's: the peer does not take what was sent. It has one heartbeat interval."""
         self.blocked = True
-        self.pace_changed()
-        if (interval := self.settings.heartbeat_interval) and not self._closed:
-            self._after(interval, "write", partial(self._give_up, self._unsent()))
+        self._owner.pace_changed()
+        if self._interval and not self._closed:
+            self._after(self._interval, "write", partial(self._give_up, self._unsent()))
 
     def resume_writing(self) -> None:
         """asyncio's: the peer goes on."""
@@ -123,15 +134,20 @@ class Connection(asyncio.Protocol):
             return
         self._cancel("write")
         self.blocked = False
-        self.pace_changed()
+        self._owner.pace_changed()
         if self._choked:
             self._choked = False
             self._resume_reading()
             self._work()
 
     def close(self) -> None:
-        """Hang up without a word, as when the channel was deleted."""
-        self._hang_up()
+        """Hang up, once what was said has left."""
+        self.flush()
+        if not self._closed and self._transport:
+            self._leave()
+            self._transport.close()
+            self._cancel("write")
+            self._after(_LINGER, "linger", self.abort)
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -172,33 +188,33 @@ class Connection(asyncio.Protocol):
         assert self._transport
         self._busy = True
         self._transport.pause_reading()
-        self.nsqd.run(self._carry_out(work))
+        self._nsqd.run(self._carry_out(work))
 
-    def start_clocks(self) -> None:
-        """Begin to send heartbeats, and to expect commands."""
+    def start_clocks(self, interval: float) -> None:
+        """Begin to send heartbeats every so many seconds, if any, and to expect commands."""
+        self._interval = interval
         self._heard = self._loop.time()
         self._cancel("heartbeat")
         self._cancel("eviction")
-        if interval := self.settings.heartbeat_interval:
+        if interval:
             self._beat_due = self._heard + interval
             self._after(interval, "heartbeat", self._beat)
             self._after(2 * interval + _GRACE, "eviction", self._check_heard)
 
-    def secure(self, then: Callable[[], None]) -> None:
-        """Put TLS under what follows, and then do what comes next."""
-        assert self.nsqd.tls
+    def secure(self, context: ssl.SSLContext, codec: Codec | None) -> None:
+        """Put TLS under what follows, and in it compression, if any."""
         self.flush()
         self._parser.clear()
         self._busy = True
-        self._tls, self._secured = TLS(self.nsqd.tls), then
+        self._tls, self._codec_to_come = TLS(context), codec
         self._after(_HANDSHAKE_TIMEOUT, "handshake", self.abort)
 
-    def compress(self, negotiated: Negotiated) -> None:
-        """Put compression under what follows, if it was negotiated."""
-        if negotiated.snappy or negotiated.deflate_level:
+    def compress(self, codec: Codec | None) -> None:
+        """Put compression under what follows, if any."""
+        if codec:
             self.flush()
             self._parser.clear()
-            self.codec = Snappy() if negotiated.snappy else Deflate(negotiated.deflate_level)
+            self.codec = codec
             self.answer(wire.response(b"OK"))
 
     def _decode(self, data: bytes) -> None:
@@ -206,27 +222,27 @@ class Connection(asyncio.Protocol):
         for plain in self._tls.decode(data) if self._tls else (data,):
             for piece in self.codec.decode(plain) if self.codec else (plain,):
                 self._parser.feed(piece)
+        if self._tls and self._tls.ended:
+            self._ended = True
 
-    def _shake_hands(self, data: bytes) -> None:
+    def _shake_hands(self, tls: TLS, data: bytes) -> None:
         """Go on with the TLS handshake; raises ProtocolError from what is encrypted behind it.
 
         A client that it fails for reads why in TLS's words, and then in nsqd's.
         """
-        assert self._tls
-        assert self._secured
         assert self._transport
         try:
-            complete = self._tls.shake_hands(data)
+            complete = tls.shake_hands(data)
         except ProtocolError as error:
-            self._transport.write(self._tls.take_pending())
+            self._transport.write(tls.take_pending())
             self._refuse(ServerError(f"E_IDENTIFY_FAILED IDENTIFY failed {error}"))
             return
-        self._transport.write(self._tls.take_pending())
+        self._transport.write(tls.take_pending())
         if complete:
             self._cancel("handshake")
-            self.tls, secured, self._secured = self._tls.connection, self._secured, None
+            self.tls = tls.connection
             self.answer(wire.response(b"OK"))
-            secured()
+            self.compress(self._codec_to_come)
             self._busy = False
             self._decode(b"")
 
@@ -240,11 +256,10 @@ class Connection(asyncio.Protocol):
         if self._magic != wire.MAGIC:
             log.warning("%s: bad protocol magic %r", self.address, self._magic)
             self.answer(wire.error("E_BAD_PROTOCOL"))
-            self._hang_up()
+            self.close()
             return b""
         self._magic = None
-        self.introduced()
-        self.start_clocks()
+        self._owner.introduced()
         return data[missing:]
 
     def _work(self) -> None:
@@ -254,13 +269,12 @@ class Connection(asyncio.Protocol):
             while not (self._busy or self._choked or self._closed):
                 if not (command := self._parser.next()):
                     break
-                worked = True
-                self.execute(command)
+                worked |= self._owner.obey(command)
         except ServerError as error:
             self._refuse(error)
         except ProtocolError as error:
             log.warning("%s: %s", self.address, error)
-            self._hang_up()
+            self.close()
         if worked:
             self._heard = self._loop.time()
         if not self._busy:
@@ -282,26 +296,17 @@ class Connection(asyncio.Protocol):
         """Say why, and hang up."""
         log.warning("%s: %s", self.address, error.text)
         self.answer(wire.error(error.text))
-        self._hang_up()
+        self.close()
 
     def _end(self) -> None:
         if not self._closed and (text := self._parser.end()):
             self.answer(wire.error(text))
-        self._hang_up()
-
-    def _hang_up(self) -> None:
-        """Close, once what was said has left."""
-        self.flush()
-        if not self._closed and self._transport:
-            self._leave()
-            self._transport.close()
-            self._cancel("write")
-            self._after(_LINGER, "linger", self.abort)
+        self.close()
 
     def _leave(self) -> None:
         if not self._closed:
             self._closed = True
-            self.left()
+            self._owner.left()
 
     def _after(self, delay: float, name: str, act: Callable[[], None]) -> None:
         """Set a timer, instead of another of that name."""
@@ -328,7 +333,7 @@ class Connection(asyncio.Protocol):
         """
         left = self._unsent()
         if left < unsent:
-            self._after(self.settings.heartbeat_interval, "write", partial(self._give_up, left))
+            self._after(self._interval, "write", partial(self._give_up, left))
             return
         self._stuck = True
         if self._choked:
@@ -336,14 +341,14 @@ class Connection(asyncio.Protocol):
 
     def _beat(self) -> None:
         now = self._loop.time()
-        self._beat_due = max(now, self._beat_due + self.settings.heartbeat_interval)
+        self._beat_due = max(now, self._beat_due + self._interval)
         self._after(self._beat_due - now, "heartbeat", self._beat)
         if not (self._busy or self.blocked or self._closed):
             self.write(_HEARTBEAT)
 
     def _check_heard(self) -> None:
         """End a connection without a command for two intervals."""
-        patience = 2 * self.settings.heartbeat_interval + _GRACE
+        patience = 2 * self._interval + _GRACE
         now = self._loop.time()
         if self._busy or self._choked:
             self._heard = now
@@ -352,27 +357,3 @@ class Connection(asyncio.Protocol):
             self.abort()
         else:
             self._after(self._heard + patience - now, "eviction", self._check_heard)
-
-    def introduced(self) -> None:
-        """It speaks our protocol."""
-        raise NotImplementedError
-
-    def admit(self, words: list[bytes]) -> None:
-        """Check whether a line may be said now; may raise ServerError."""
-        raise NotImplementedError
-
-    def begin(self, command: Command) -> None:
-        """Check what nsqd checks before it reads a body; may raise ServerError."""
-        raise NotImplementedError
-
-    def execute(self, command: Command) -> None:
-        """Carry out a command; may raise ServerError."""
-        raise NotImplementedError
-
-    def pace_changed(self) -> None:
-        """``blocked`` has changed."""
-        raise NotImplementedError
-
-    def left(self) -> None:
-        """Nothing can be sent or heard any more."""
-        raise NotImplementedError
