@@ -45,27 +45,29 @@ async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> int:
     from nsqtools.cli.signals import first_signal
     from nsqtools.sandbox import Sandbox
 
+    ended = first_signal()
     async with Sandbox(where, nsqd) as running:
         click.echo(_addresses(running) if where.port == 0 else _welcome(running, where))
-        return Exit.INTERRUPTED if await first_signal() is SIGINT else Exit.DONE
+        return Exit.INTERRUPTED if await ended is SIGINT else Exit.DONE
 
 
 def _addresses(running: Sandbox) -> str:
     import json
 
-    return json.dumps(
-        {
-            "nsqd_tcp_address": str(running.nsqd_tcp_address),
-            "nsqd_http_address": str(running.nsqd_http_address),
-            "lookupd_tcp_address": str(running.lookupd_tcp_address),
-            "lookupd_http_address": str(running.lookupd_http_address),
-        }
-    )
+    found = {
+        "nsqd_tcp_address": running.nsqd_tcp_address,
+        "nsqd_http_address": running.nsqd_http_address,
+        "nsqd_https_address": running.nsqd.https,
+        "lookupd_tcp_address": running.lookupd_tcp_address,
+        "lookupd_http_address": running.lookupd_http_address,
+    }
+    return json.dumps({name: str(address) for name, address in found.items() if address})
 
 
 def _welcome(running: Sandbox, where: SandboxOptions) -> str:
+    https = f", HTTPS {running.nsqd.https}" if running.nsqd.https else ""
     lines = [
-        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}",
+        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}{https}",
         f"nsqlookupd  {running.lookupd_tcp_address}, HTTP {running.lookupd_http_address}",
     ]
     if where.seed_topic:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
+    from asyncio import AbstractEventLoop, Future
     from collections.abc import Callable
 
 # How long a second signal lets the event loop end by itself.
@@ -73,18 +73,18 @@ class Signals:
         self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))
 
 
-async def first_signal() -> signal.Signals:
-    """Wait for SIGINT, SIGTERM or SIGHUP; those that follow are ignored."""
+def first_signal() -> Future[signal.Signals]:
+    """Ends with SIGINT, SIGTERM or SIGHUP, whichever comes first; later ones are ignored."""
     import asyncio
 
-    came: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+    came: Future[signal.Signals] = asyncio.get_running_loop().create_future()
 
     def caught(number: int) -> None:
         if not came.done():
             came.set_result(signal.Signals(number))
 
     _listen(caught)
-    return await came
+    return came
 
 
 def _listen(caught: Callable[[int], object]) -> AbstractEventLoop:
