@@ -21,8 +21,8 @@ import pytest
 
 from nsqtools.cli import cli
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.settings import Settings, groups_of, variables
-from nsqtools.cli.tree import walk
+from nsqtools.cli.settings import Settings, variables
+from nsqtools.cli.tree import groups_of, walk
 from nsqtools.errors import ConfigError
 from tests.support import picture
 from tests.support.eventually import eventually
