@@ -33,6 +33,11 @@ class Address(NamedTuple):
         what is wrong.
         """
         text = text.strip()
+        if "," in text:
+            raise ConfigError(
+                f"address {text!r}: give one at a time: repeat the option, or separate the values "
+                "of a variable by spaces"
+            )
         if "/" in text:
             raise ConfigError(f"address {text!r}: expected host:port, without a scheme or path")
         if text.startswith("["):

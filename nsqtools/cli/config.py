@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from nsqtools.cli.configfile import load
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.options import Command, ConfigOption, ValueType, options
+from nsqtools.cli.options import Command, CommandGroup, ConfigOption, ValueType, options
 from nsqtools.cli.settings import (
     Chosen,
     Settings,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nsqtools.cli.settings import Setting
 
 
-@click.group("config", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("config", cls=CommandGroup)
 def config() -> None:
     """Show, check or begin a configuration file.
 
@@ -242,7 +242,7 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
 @config.command(
     "init",
     cls=Command,
-    examples=(("Begin a file of your own", "nsqtools config init > nsqtools.toml"),),
+    examples=(("Begin a file, to be named with --config", "nsqtools config init > nsqtools.toml"),),
 )
 @click.pass_context
 def init(ctx: click.Context) -> int:

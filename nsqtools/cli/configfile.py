@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any
 
 from nsqtools.config import ALL
-from nsqtools.config.option import MASK, Options, flag_name, nearest
+from nsqtools.config.option import MASK, Options, flag_name, format_size, nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from nsqtools.config.option import Option
 
 NO_FILE = "none"
-"""The value of ``--config`` that reads nothing."""
+"""The value of ``--config`` that reads nothing, and of ``--profile`` that chooses none."""
 
-_TOP_LEVEL = ("default_profile", "defaults", "profile")
+_DEFAULT_PROFILE = "default_profile"
+_TOP_LEVEL = (_DEFAULT_PROFILE, "defaults", "profile")
+_MAX_SIZE = 1 << 20  # bytes
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _AT_END = " (at end of document)"
 
@@ -140,7 +142,9 @@ def convert(declared: Option, value: Any) -> Any:
     """A checked value from what TOML gave; raises ConfigError without the name."""
     text = isinstance(value, str)
     if declared.kind == "duration" or (declared.kind == "size" and text):
-        return declared.parse(value if text else str(value))
+        if not text:
+            raise ConfigError(f'expected a duration in quotes, such as "30s", found {_toml(value)}')
+        return declared.parse(value)
     if declared.kind in ("text", "path", "address", "url", "choice"):
         if not text:
             found = MASK if declared.secret else _toml(value)
@@ -155,7 +159,12 @@ def convert(declared: Option, value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    """A value as it would stand in the file."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "a list"
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 def pairs_key(cls: type[Options]) -> str:
@@ -199,12 +208,14 @@ class ConfigFile:
         return list(profiles) if isinstance(profiles, dict) else []
 
     def choose(self, profile: str | None, asked_by: str) -> str | None:
-        """The profile to use: the one asked for, or ``default_profile``.
+        """The profile to use: the one asked for, ``none`` for none, or ``default_profile``.
 
         Raises ConfigFileError if there is none of that name; ``asked_by`` says who wants it.
         """
+        if profile == NO_FILE:
+            return None
         if profile is None:
-            profile = self._data.get("default_profile")
+            profile = self._data.get(_DEFAULT_PROFILE)
             if profile is None:
                 return None
             asked_by = f"{self.name}: default_profile"
@@ -224,11 +235,11 @@ class ConfigFile:
                 if isinstance(value, dict):
                     near = nearest(key, (*_TOP_LEVEL, *commands))
                     raise ConfigFileError(f"{self.name}: unknown table [{key}]{near}")
-                raise ConfigFileError(
-                    f"{self.name}: {key!r} stands outside any table: put it into [defaults] or "
-                    "a command's table"
+                near = nearest(key, (_DEFAULT_PROFILE,)) or (
+                    ": put it into [defaults] or a command's table"
                 )
-            if name != "default_profile" and not isinstance(value, dict):
+                raise ConfigFileError(f"{self.name}: {key!r} stands outside any table{near}")
+            if name != _DEFAULT_PROFILE and not isinstance(value, dict):
                 raise ConfigFileError(
                     f"{self.name}: [{key}]: expected a table, found {_toml(value)}"
                 )
@@ -304,6 +315,8 @@ def _holds_secret(table: Mapping[str, Any]) -> bool:
 
 
 def _table_name(key: str, commands: Iterable[str]) -> str:
+    if key.replace("-", "_") == _DEFAULT_PROFILE:
+        return _DEFAULT_PROFILE
     return flag_name(key) if flag_name(key) in commands else key
 
 
@@ -339,9 +352,13 @@ def _load(path: str, asked_by: str) -> ConfigFile:
     try:
         with open(os.path.expanduser(path), "rb") as file:
             is_public = may_be_read_by_others(file)
-            text = file.read().decode("utf-8-sig")
+            data = file.read(_MAX_SIZE + 1)
     except OSError as error:
         raise ConfigFileError(f"{asked_by} {path}: {error.strerror}") from None
+    if len(data) > _MAX_SIZE:
+        raise ConfigFileError(f"{path}: more than {format_size(_MAX_SIZE)}: no configuration file")
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigFileError(f"{path}: not UTF-8 at byte {error.start}") from None
     try:
@@ -350,6 +367,8 @@ def _load(path: str, asked_by: str) -> ConfigFile:
         raise ConfigFileError(f"{path}: nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigFileError(f"{path}: {_syntax(str(error), text)}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigFileError(f"{path}: {error}") from None
 
 
 def _syntax(said: str, text: str) -> str:

@@ -29,12 +29,11 @@ class Exit(IntEnum):
         member.meaning = meaning
         return member
 
-    DONE = 0, "All that was asked for is done; SIGTERM, once what was in flight is settled."
+    DONE = 0, "All that was asked for is done."
     FAILURE = 1, "Something failed; standard error says what."
     USAGE = 2, "A wrong command line, environment or configuration file; nothing was done."
     UNREACHABLE = 3, "No server could be reached, or none accepted us."
     PARTIAL = 4, "Finished, but some messages were given up or rejected."
-    LOCKED = 75, "Another run holds the lock."
     INTERRUPTED = 130, "Interrupted by SIGINT."
     PIPE_CLOSED = 141, "The reader of standard output went away (killed by SIGPIPE)."
 

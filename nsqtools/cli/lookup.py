@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.options import Command, ValueType, options
+from nsqtools.cli.options import Command, CommandGroup, ValueType, options
 from nsqtools.cli.tables import print_json, print_rows
 from nsqtools.config import ClientConfig, LookupOptions
 from nsqtools.config.option import Option
@@ -23,7 +23,7 @@ R = TypeVar("R")
 _TOPIC = Option("text", "A topic.", values="topic")
 
 
-@click.group("lookup", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("lookup", cls=CommandGroup)
 def lookup() -> None:
     """Ask nsqlookupd who has what.
 

@@ -258,7 +258,7 @@ def exits(node: Node, nodes: Sequence[Node]) -> list[Exit]:
     if below:
         found = {code for each in below for code in exits(each, nodes)}
         return [code for code in Exit if code in found]
-    left_out = {Exit.LOCKED}  # no command has anything to lock
+    left_out = set()
     if not any(issubclass(cls, (ConsumerConfig, ProducerConfig)) for cls, _ in node.groups):
         left_out.add(Exit.PARTIAL)
     if not any(option.name.startswith(("nsqd_", "lookupd_")) for option in node.options):

@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource, augment_usage_errors
 from click.types import BoolParamType
 
+from nsqtools import __version__
 from nsqtools.cli.configfile import pairs_key
 from nsqtools.cli.settings import Chosen, Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 R = TypeVar("R")
+
+_version: Decorator = click.version_option(__version__, message="nsqtools %(version)s")
 
 _LOG = "log"
 
@@ -156,7 +159,8 @@ def metavar(declared: Option) -> str:
     """What stands for a value in help: ``HOST:PORT``, ``[text|json]``, ``N``."""
     if declared.metavar:
         return declared.metavar
-    return f"[{'|'.join(declared.choices)}]" if declared.choices else _METAVARS[declared.kind]
+    choices = filter(None, declared.choices)
+    return f"[{'|'.join(choices)}]" if declared.choices else _METAVARS[declared.kind]
 
 
 class Command(click.Command):
@@ -198,17 +202,40 @@ class Command(click.Command):
                 formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """How variables are called, then the examples, unbroken so that they can be copied."""
+        """How variables are called, then the examples."""
         super().format_epilog(ctx, formatter)
         declared = [param for param in self.params if isinstance(param, ConfigOption)]
         if declared:
             with formatter.section("Environment"):
                 formatter.write_text(_about_variables(ctx, declared))
-        if self.examples:
-            with formatter.section("Examples"):
-                for sentence, line in self.examples:
-                    formatter.write_text(f"{sentence}:")
-                    formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")
+        _write_examples(formatter, self.examples)
+
+
+class CommandGroup(click.Group):
+    """A group whose help ends with an example of each of its commands."""
+
+    def __init__(self, *args: Any, **attrs: Any) -> None:
+        super().__init__(
+            *args, **{"context_settings": {"help_option_names": ["-h", "--help"]}, **attrs}
+        )
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The first example of each command."""
+        super().format_epilog(ctx, formatter)
+        commands = (self.get_command(ctx, name) for name in self.list_commands(ctx))
+        _write_examples(
+            formatter, [each.examples[0] for each in commands if isinstance(each, Command)]
+        )
+
+
+def _write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str, str]]) -> None:
+    """Examples, unbroken so that they can be copied."""
+    if not examples:
+        return
+    with formatter.section("Examples"):
+        for sentence, line in examples:
+            formatter.write_text(f"{sentence}:")
+            formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")
 
 
 def _about_variables(ctx: click.Context, declared: Sequence[ConfigOption]) -> str:
@@ -268,6 +295,7 @@ def options(
                 return function(**made, **own)
 
         command.option_groups = bound  # type: ignore[attr-defined]
+        _version(command)
         for decorator in reversed(flags.values()):  # click lists the last one first
             decorator(command)
         return command

@@ -34,6 +34,7 @@ def gnu_spelling(
         given, equals, value = arg.partition("=")
         name = _known_spelling(given, known)
         if name is None:
+            _refuse_unknown(ctx, given, known)
             out.append(arg)
             waits = _bundle_waits(arg, known)
         elif _takes_value(known[name]):
@@ -54,6 +55,21 @@ def _known_spelling(given: str, known: Mapping[str, click.Option]) -> str | None
     if f"--{bare}" in known:
         return f"--{bare}"
     return f"-{bare}" if len(bare) == 1 and f"-{bare}" in known else None
+
+
+def _refuse_unknown(ctx: click.Context, given: str, known: Mapping[str, click.Option]) -> None:
+    """Raise NoSuchOption for ``-verison``, which click would read as a bundle and blame ``-e``."""
+    if ctx.resilient_parsing or len(given) < 3 or given[0] != "-" or given[1] == "-":
+        return
+    for letter in given[1:]:
+        param = known.get(f"-{letter}")
+        if param is None:
+            from difflib import get_close_matches
+
+            near = get_close_matches(f"-{given}", known)
+            raise click.NoSuchOption(given, possibilities=near, ctx=ctx)
+        if _takes_value(param):
+            return
 
 
 def _takes_value(param: click.Option) -> bool:

@@ -168,6 +168,8 @@ def _receiver(
 def _options(ctx: click.Context, word: str) -> list[CompletionItem[str]]:
     """Options that begin like this, in Go's spelling after a single dash."""
     items = ctx.command.shell_complete(ctx, word)
+    if not word.startswith("--n"):  # the opposite of each flag would double the list
+        items = [item for item in items if not item.value.startswith("--no-")]
     if len(word) > 1 and not word.startswith("--"):
         items += [
             CompletionItem(item.value.removeprefix("-"), help=item.help)

@@ -392,16 +392,27 @@ class SourceOptions(Options):
 
 @option_class
 class StopOptions(Options):
-    """When a consuming command is done; 0 is never."""
+    """When a consuming command is done; 0 is no limit."""
 
     title: ClassVar[str] = "When to stop"
 
     count: int = option(
-        0, "integer", "Stop after this many messages, all topics together.", minimum=0, short="n"
+        0,
+        "integer",
+        "Stop after this many messages, all topics together.",
+        minimum=0,
+        short="n",
+        default_note="no limit",
     )
-    max_duration: float = option(0.0, "duration", "Stop after this time.", minimum=0.0)
+    max_duration: float = option(
+        0.0, "duration", "Stop after this time.", minimum=0.0, default_note="no limit"
+    )
     idle_timeout: float = option(
-        0.0, "duration", "Stop when no message came for this long.", minimum=0.0
+        0.0,
+        "duration",
+        "Stop when no message came for this long.",
+        minimum=0.0,
+        default_note="no limit",
     )
     until_empty: bool = option(
         False,
@@ -443,11 +454,11 @@ class FileOptions(Options):
         "",
         "path",
         "Configuration file, or none.",
-        default_note="$XDG_CONFIG_HOME/nsqtools/config.toml, then /etc/nsqtools/config.toml",
+        default_note="$XDG_CONFIG_HOME/nsqtools/config.toml or /etc/nsqtools/config.toml",
         in_file=False,
     )
     profile: tuple[str, ...] = texts(
-        "Profile of that file.",
+        "Profile of that file, or none.",
         metavar="NAME",
         default_note="its default_profile",
         values="profile",
@@ -486,7 +497,7 @@ class RecordOptions(Options):
     json: bool = option(
         False,
         "flag",
-        "One JSON object a line, with the message's metadata.",
+        "One JSON object a line, with metadata, as tail writes and pub reads it.",
         excludes=("delimiter", "null", "length_prefix"),
     )
 

@@ -155,7 +155,7 @@ async def _resolve(host: str, *, i_know: bool) -> str:
             host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--host {host!r}: no such host: {error}") from None
+        raise ConfigError(f"--host {host!r}: no such host") from error
     addresses = sorted((family != socket.AF_INET, str(at[0])) for family, *_, at in found)
     for _, address in addresses:
         if not i_know and not _is_loopback(address):

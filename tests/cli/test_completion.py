@@ -152,12 +152,14 @@ def test_an_option_is_offered_once_unless_it_may_be_repeated() -> None:
     assert offers("draw --tag x --ta") == ["--tag"]
 
 
-def test_a_dash_begins_every_option() -> None:
-    assert {"-c", "--colour", "--picture", "-k", "--no-keep", "--config"} < set(offers("draw -"))
+def test_a_dash_begins_every_option_and_a_no_their_opposites() -> None:
+    assert {"-c", "--colour", "--picture", "-k", "--keep", "--config"} < set(offers("draw -"))
+    assert "--no-keep" not in offers("draw --")
+    assert "--no-keep" in offers("draw --n")
 
 
 def test_an_empty_word_stands_for_options_where_no_argument_is_known() -> None:
-    assert {"--colour", "--keep", "--no-keep", "--help"} < set(offers("draw "))
+    assert {"--colour", "--keep", "--help"} < set(offers("draw "))
     assert offers("draw ") == offers("paint word ")
     assert offers("paint -- ") == []
 

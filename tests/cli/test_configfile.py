@@ -210,6 +210,7 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
     found = shown("pub", *file)
     assert found["client-id"][0] == "prod"
     assert found["profile"] == (["prod"], "file", "b.toml: default_profile")
+    assert shown("pub", *file, "--profile", "none")["client-id"][0] == "defaults"
     monkeypatch.setenv("NSQTOOLS_PROFILE", "test")
     assert shown("pub", *file)["client-id"][0] == "defaults"
     assert shown("pub", *file, "--profile", "prod")["client-id"][0] == "prod"
@@ -229,6 +230,11 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
         ("[tial]\n", "unknown table [tial]; did you mean 'tail'?"),
         ("topic = 'x'\n", "'topic' stands outside any table: put it into [defaults] or a "
          "command's table"),
+        ("default_profle = 'x'\n", "'default_profle' stands outside any table; did you mean "
+         "'default_profile'?"),
+        ("[[tail]]\ntopic = 'x'\n", "[tail]: expected a table, found a list"),
+        ("[tail]\nclient-id = 2026-01-01\n", "[tail]: client-id: 2026-01-01 is not text: write it "
+         "in quotes"),
         ("tail = 5\n", "[tail]: expected a table, found 5"),
         ("[tail]\ncount = 'five'\n", "[tail]: count: expected a whole number, without quotes, "
          "found 'five'"),
@@ -240,8 +246,8 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
          "found 'yes'"),
         ("[tail]\nclient-id = 5\n", "[tail]: client-id: 5 is not text: write it in quotes"),
         ("[tail]\ntopic = ['a', 5]\n", "[tail]: topic: 5 is not text: write it in quotes"),
-        ("[tail]\nidle-timeout = 30\n", "[tail]: idle-timeout: '30' is not a duration: write it "
-         "with units, as in 500ms or 1h30m"),
+        ("[tail]\nidle-timeout = 30\n", "[tail]: idle-timeout: expected a duration in quotes, "
+         "such as \"30s\", found 30"),
         ("[tail]\nidle-timeout = 'soon'\n", "[tail]: idle-timeout: 'soon' is not a duration: "
          "write it with units, as in 500ms or 1h30m"),
         ("[tail]\ndeflate-level = 11\n", "[tail]: deflate-level: 11 is out of range: expected "
@@ -303,6 +309,26 @@ def test_a_file_that_is_missing_or_unreadable_is_named_with_who_asked_for_it(
     assert nsqtools(*tail, "--config", "latin.toml") == latin
     monkeypatch.setenv("NSQTOOLS_CONFIG", "no.toml")
     assert nsqtools(*tail) == (2, "", f"nsqtools: NSQTOOLS_CONFIG {missing}")
+
+
+def test_a_file_that_no_person_wrote_is_refused_in_one_line(
+    nsqtools: Run, write: Any, tmp_path: Path
+) -> None:
+    def refused(name: str) -> str:
+        code, out, err = nsqtools("config", "check", name)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        return err.removeprefix(f"nsqtools: {name}: ")
+
+    assert refused("/dev/zero") == "more than 1MiB: no configuration file\n"
+    assert refused(write("a = " + "[" * 100_000)) == "nested too deeply\n"
+    assert refused(write("a = " + "9" * 5000)).startswith("Exceeds the limit")
+    text = "nsqtools: there is no configuration file to check: name one\n"
+    assert nsqtools("config", "check", "none") == (2, "", text)
+
+
+def test_a_byte_order_mark_is_no_error(shown: Shown, write: Any) -> None:
+    file = write("\ufeff[tail]\ncount = 5\n")
+    assert shown("tail", "--config", file)["count"][0] == 5
 
 
 def test_a_profile_that_is_not_there_is_named_with_the_nearest(

@@ -169,7 +169,6 @@ def test_exit_codes_are_those_documented() -> None:
         "USAGE": 2,
         "UNREACHABLE": 3,
         "PARTIAL": 4,
-        "LOCKED": 75,
         "INTERRUPTED": 130,
         "PIPE_CLOSED": 141,
     }
@@ -184,7 +183,6 @@ INTERNAL = ", please report; run with NSQTOOLS_DEBUG=1 for the traceback\n"
     [
         ("pass", 0, ""),
         ("return 4", 4, ""),
-        ("return Exit.LOCKED", 75, ""),
         ("raise click.exceptions.Exit(3)", 3, ""),
         ("raise KeyboardInterrupt", 130, ""),
         (

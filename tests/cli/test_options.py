@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools import __version__
 from nsqtools.cli.options import Command, options
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.config import ClientConfig, ConsumerConfig
@@ -269,6 +270,23 @@ def test_a_command_below_a_group_has_the_groups_name_in_its_variables() -> None:
     env = {"NSQTOOLS_LOOK_UP_TOPICS_ADDRESS": "here"}
     assert CliRunner().invoke(root, ["look-up", "topics"], env=env).exit_code == 0
     assert got == [Where(address="here")]
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        ("-tpoic", "No such option '-tpoic'. Did you mean '--topic'?"),
+        ("-vzx", "No such option '-vzx'."),
+        ("-tpoic=x", "No such option '-tpoic'. Did you mean '--topic'?"),
+    ],
+)
+def test_an_unknown_option_with_one_dash_is_named_whole(arg: str, message: str) -> None:
+    assert refusal(arg) == message
+
+
+def test_every_command_knows_version_in_go_s_spelling_too() -> None:
+    for arg in ("--version", "-version"):
+        assert run(arg)[0].output == f"nsqtools {__version__}\n"
 
 
 def test_a_commands_own_defaults_replace_those_of_the_class() -> None:
