@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound="ClientConfig")
 
+_MAX_SECRET = 65536
+
 
 def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
     """nsqd addresses of ``--nsqd-tcp-address``."""
@@ -35,12 +37,14 @@ def with_secret(config: C) -> C:
     try:
         with open(path, encoding="utf-8") as file:
             public = may_be_read_by_others(file)
-            secret = file.read().strip()
+            secret = file.read(_MAX_SECRET + 1).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(f"--auth-secret-file {path}: {reason}") from error
     if not secret:
         raise ConfigError(f"--auth-secret-file {path}: empty")
+    if len(secret) > _MAX_SECRET:
+        raise ConfigError(f"--auth-secret-file {path}: more than {_MAX_SECRET} characters")
     if public:
         log.warning("%s may be read by others: chmod 600 it", path)
     return config.with_values(auth_secret=secret)

@@ -446,6 +446,8 @@ def test_a_secret_file_that_cannot_be_used_is_one_line(
     assert refused("no") == f"nsqtools: --auth-secret-file no: {reason}\n"
     assert refused(".") == "nsqtools: --auth-secret-file .: Is a directory\n"
     assert refused("/dev/null") == "nsqtools: --auth-secret-file /dev/null: empty\n"
+    (tmp_path / "long").write_text("x" * 70_000)
+    assert refused("long") == "nsqtools: --auth-secret-file long: more than 65536 characters\n"
     (tmp_path / "latin").write_bytes(b"\xe9")
     (tmp_path / "latin").chmod(0o600)
     assert refused("latin") == "nsqtools: --auth-secret-file latin: not text\n"
