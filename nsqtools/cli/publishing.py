@@ -77,7 +77,7 @@ class Publishing:
             if not signals.seen:
                 raise
         except RecordError as error:
-            raise RecordError(f"{error}; {self._published} messages were published") from error
+            raise RecordError(f"{error}; {self._published} published before it") from error
         log.info("%d messages published", self._published)
         if self._refused:
             log.error(

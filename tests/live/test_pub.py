@@ -99,6 +99,7 @@ def test_keep_empty_is_a_clear_error(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) 
     ended = nsqtools_cli("pub", "--topic", topic, "--keep-empty", *at(nsqd), stdin=b"a\n\nb\n")
     assert ended.code == 1
     assert "message 2 is empty" in ended.stderr
+    assert ended.stderr.endswith("; 1 published before it\n")
 
 
 def test_a_signal_publishes_what_was_read_and_says_that_input_is_left(
