@@ -178,7 +178,7 @@ class Command(click.Command):
         notes: Mapping[str, str] | None = None,
         **attrs: Any,
     ) -> None:
-        super().__init__(*args, **attrs)
+        super().__init__(*args, **_with_short_help(attrs))
         self.examples = tuple(examples)
         self.notes = notes or {}
 
@@ -215,9 +215,7 @@ class CommandGroup(click.Group):
     """A group whose help ends with an example of each of its commands."""
 
     def __init__(self, *args: Any, **attrs: Any) -> None:
-        super().__init__(
-            *args, **{"context_settings": {"help_option_names": ["-h", "--help"]}, **attrs}
-        )
+        super().__init__(*args, **_with_short_help(attrs))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The first example of each command."""
@@ -226,6 +224,12 @@ class CommandGroup(click.Group):
         _write_examples(
             formatter, [each.examples[0] for each in commands if isinstance(each, Command)]
         )
+
+
+def _with_short_help(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of a command that knows ``-h``, whichever context it is first met in."""
+    settings = {"help_option_names": ["-h", "--help"], **attrs.get("context_settings", {})}
+    return {**attrs, "context_settings": settings}
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str, str]]) -> None:
