@@ -1,0 +1,308 @@
+"""What archive files are called: nsq_to_file's tokens, by the clock or by a message's time."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from nsqtools.errors import ConfigError
+from nsqtools.names import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from datetime import tzinfo
+
+FILENAME_FORMAT = "<TOPIC>.<HOST><REV>.<DATETIME>.log"
+DATETIME_FORMAT = "%Y-%m-%d_%H"
+SECOND = 1_000_000_000
+"""In the unit of wall clocks and of messages' timestamps: ns since the epoch."""
+
+_REV = "<REV>"
+_TOKENS = ("<TOPIC>", "<HOST>", "<PID>", "<DATETIME>", _REV)
+_HOST_TOKENS = ("<SHORT_HOST>", "<HOSTNAME>")
+_TOKEN = re.compile(r"(<[^<>/]*>)")
+_DIRECTIVE = re.compile(r"%(%|[szZ]|[-_0^#]?[aAbBcCdDeFgGhHIjklmMpPrRSTuUVwWxXyY])")
+_MISPLACED = re.compile(r"(?<!%)%[aAbBcCdDeFgGhHIjklmMpPrRsSTuUVwWxXyYzZ]")
+_PERCENT = re.compile(r"%[-_0^#:]*.?", re.DOTALL)
+
+_BY_SECOND, _BY_MINUTE = frozenset("sSTXcr"), frozenset("MR")
+_QUARTER = 900
+"""Seconds; today's offsets from UTC are whole quarters of an hour, and change at one.
+
+Where they do not, each second is looked at on its own.
+"""
+
+_CACHED = 512
+_LOOK_AHEAD = 86_400
+
+
+class Stamped(Protocol):
+    """What has a time, as a message has."""
+
+    @property
+    def timestamp(self) -> int:
+        """Nanoseconds since the epoch."""
+
+
+M = TypeVar("M", bound=Stamped)
+
+
+def local_time(second: int, zone: tzinfo | None) -> datetime:
+    """The aware date and time at this second since the epoch; no zone is the machine's own."""
+    if zone is None:
+        return datetime.fromtimestamp(second).astimezone()
+    return datetime.fromtimestamp(second, zone)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamePattern:
+    """The options that names are made of, as in nsq_to_file; raises ConfigError naming the flag.
+
+    ``suffix`` is that of the compression, such as ``.gz``, and is appended where it is missing.
+    ``repeated_by`` is the flag because of which several files may have one name (compression,
+    rotation, a work directory), if any: ``<REV>`` is required then, and always written.
+    Otherwise revision 0 is written as nothing (file_logger.go, computeFilenameFormat). Unlike
+    there, literals around strftime's directives stay as they are, directives that Go lacks work,
+    and what is neither token nor directive is an error.
+    """
+
+    filename_format: str = FILENAME_FORMAT
+    datetime_format: str = DATETIME_FORMAT
+    host_identifier: str = ""
+    suffix: str = ""
+    repeated_by: str = ""
+
+    def __post_init__(self) -> None:
+        _check_tokens("--filename-format", self.filename_format, _TOKENS)
+        _check_tokens("--host-identifier", self.host_identifier, _HOST_TOKENS)
+        if wrong := _MISPLACED.search(self.filename_format):
+            raise ConfigError(
+                f"--filename-format {self.filename_format!r}: {wrong[0]} is expanded in "
+                "--datetime-format alone: move it there, and write <DATETIME> here"
+            )
+        for token in _TOKENS:
+            if token in self.datetime_format:
+                raise ConfigError(
+                    f"--datetime-format {self.datetime_format!r}: {token} belongs in "
+                    "--filename-format, which has <DATETIME> for the rest"
+                )
+        _split(self.datetime_format)
+        if self.repeated_by and _REV not in self.filename_format:
+            raise ConfigError(
+                f"--filename-format {self.filename_format!r}: with {self.repeated_by} several "
+                f"files may have one name: add <REV>, as in {FILENAME_FORMAT!r}"
+            )
+        # What no topic and no host can mend is found before the first topic is known.
+        FileNames(self, topic="topic", hostname="host", pid=1, zone=None)
+
+
+class FileNames:
+    """Names of one topic's files, relative to the output directory.
+
+    A name is what files have in common until their revision is known, as in nsq_to_file: where
+    the format has ``<REV>`` it still stands in it, and ``path`` fills it in. ``zone`` None is the
+    machine's local time. Raises ConfigError for a name outside the directory.
+    """
+
+    def __init__(
+        self, pattern: NamePattern, *, topic: str, hostname: str, pid: int, zone: tzinfo | None
+    ) -> None:
+        short, _, _ = hostname.partition(".")
+        known = {"<SHORT_HOST>": short, "<HOSTNAME>": hostname}
+        host = _replace(pattern.host_identifier or "<SHORT_HOST>", known)
+        known = {"<TOPIC>": check_name("topic", topic), "<HOST>": host, "<PID>": str(pid)}
+        self._always_numbered = bool(pattern.repeated_by)
+        self._parts = list(_parts(pattern, known))
+        self._zone = zone
+        self._step = _resolution(directive for _, directive in self._parts) * SECOND
+        self._cache: dict[int, str | None] = {}
+        self._change = (0, 0)
+        for revision in (0, 1) if _REV in pattern.filename_format else (0,):
+            self.path(self.at(0), revision)
+
+    def at(self, ns: int) -> str:
+        """The name at this time, of the clock or of a message."""
+        name = self._during(ns // self._step)
+        return self._render(ns // SECOND) if name is None else name
+
+    def by_name(self, messages: Sequence[M]) -> dict[str, list[M]]:
+        """The messages of each name by their time, in the order given; first come, first name."""
+        if not messages:
+            return {}
+        step = self._step
+        stamps = [message.timestamp for message in messages]
+        bucket = min(stamps) // step
+        if max(stamps) // step == bucket and (name := self._during(bucket)) is not None:
+            return {name: list(messages)}
+        groups: dict[str, list[M]] = {}
+        group: list[M] = []
+        last = None
+        for message, ns in zip(messages, stamps, strict=True):
+            bucket = ns // step
+            if bucket != last:
+                name = self._during(bucket)
+                last = None if name is None else bucket
+                group = groups.setdefault(self.at(ns) if name is None else name, [])
+            group.append(message)
+        return groups
+
+    def next_change(self, ns: int) -> int:
+        """When the name by the clock changes after ``ns``; a day later when it does not before.
+
+        A clock that is set moves it: ask again now and then.
+        """
+        start, end = self._change
+        if not start <= ns < end:
+            name = self.at(ns)
+            second = self._unchanged_until(ns // SECOND)
+            limit = ns // SECOND + _LOOK_AHEAD
+            while second < limit and self.at(second * SECOND) == name:
+                second = self._unchanged_until(second)
+            end = min(second, limit) * SECOND
+            self._change = (ns, end)
+        return end
+
+    def path(self, name: str, revision: int) -> str:
+        """The path of this revision, from 0, of a name, below the output directory.
+
+        Raises ConfigError where it would leave the directory, or where the format has no
+        ``<REV>`` for a revision above 0.
+        """
+        if revision and _REV not in name:
+            raise ConfigError(
+                f"--filename-format: {name} exists already: add <REV> to the format, so that "
+                "another file can have a name of its own"
+            )
+        number = f"-{revision:06d}" if revision or self._always_numbered else ""
+        return _inside(name.replace(_REV, number))
+
+    def _during(self, bucket: int) -> str | None:
+        """The name of a whole step of time; None when it changes, or may change, within it."""
+        try:
+            return self._cache[bucket]
+        except KeyError:
+            pass
+        step = self._step // SECOND
+        first = local_time(bucket * step, self._zone)
+        last = local_time(bucket * step + step - 1, self._zone)
+        offset = first.utcoffset() or timedelta()
+        steady = (first.utcoffset(), first.tzname()) == (last.utcoffset(), last.tzname())
+        name = None
+        if step == 1 or (steady and not offset % timedelta(seconds=step)):
+            name = self._render(bucket * step)
+        if len(self._cache) >= _CACHED:
+            self._cache.clear()
+        self._cache[bucket] = name
+        return name
+
+    def _unchanged_until(self, second: int) -> int:
+        """A later second before which the name stays as it is at this one."""
+        step = self._step // SECOND
+        bucket = second // step
+        return second + 1 if self._during(bucket) is None else (bucket + 1) * step
+
+    def _render(self, second: int) -> str:
+        moment = local_time(second, self._zone)
+        text = ""
+        for literal, directive in self._parts:
+            # strftime's own %s takes the machine's zone for that of the date.
+            text += literal + (str(second) if directive == "%s" else moment.strftime(directive))
+        return text
+
+
+class Revisions:
+    """Revisions handed out, so that no name is used twice when the clock comes back to it.
+
+    One for all topics of an output directory. nsq_to_file starts again from 0 there, and relies
+    on the old file being where it was. The ``remembered`` names used last count; a file that an
+    earlier process left is for the sink to find, which then takes the next one.
+    """
+
+    def __init__(self, remembered: int = 10_000) -> None:
+        self._remembered = remembered
+        self._next: dict[str, int] = {}
+
+    def take(self, name: str) -> int:
+        """The lowest revision of this name above all that were taken, from 0."""
+        revision = self._next.pop(name, 0)
+        self._next[name] = revision + 1
+        if len(self._next) > self._remembered:
+            del self._next[next(iter(self._next))]
+        return revision
+
+
+def _check_tokens(flag: str, text: str, known: Sequence[str]) -> None:
+    for token in _TOKEN.findall(text):
+        if token not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(token.upper(), known, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"there are {' '.join(known)}"
+            raise ConfigError(f"{flag} {text!r}: unknown token {token}; {fix}")
+
+
+def _replace(text: str, known: dict[str, str]) -> str:
+    return "".join(known.get(piece, piece) for piece in _TOKEN.split(text))
+
+
+def _parts(pattern: NamePattern, known: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Pairs of a literal and the directive after it; the last one has no directive."""
+    literal = ""
+    for piece in _TOKEN.split(pattern.filename_format):
+        if piece != "<DATETIME>":
+            literal += known.get(piece, piece)
+            continue
+        for text, directive in _split(pattern.datetime_format):
+            literal += text
+            if directive:
+                yield literal, directive
+                literal = ""
+    yield literal if literal.endswith(pattern.suffix) else literal + pattern.suffix, ""
+
+
+def _split(datetime_format: str) -> Iterable[tuple[str, str]]:
+    """Pairs of a literal and a directive, which is empty after a percent sign and at the end."""
+    pairs, start = [], 0
+    while (sign := datetime_format.find("%", start)) >= 0:
+        literal = datetime_format[start:sign]
+        if found := _DIRECTIVE.match(datetime_format, sign):
+            percent = found[0] == "%%"
+            pairs.append((literal + "%", "") if percent else (literal, found[0]))
+            start = found.end()
+            continue
+        wrong = _PERCENT.match(datetime_format, sign)
+        text = wrong[0] if wrong else "%"
+        fix = "write %% for a percent sign"
+        if text == "%f":
+            fix = "every message would have a file of its own; the finest is %S"
+        raise ConfigError(
+            f"--datetime-format {datetime_format!r}: {text} is no directive here; {fix}"
+        )
+    pairs.append((datetime_format[start:], ""))
+    return pairs
+
+
+def _resolution(directives: Iterable[str]) -> int:
+    """Seconds, of which the start of each is the only time a name may change within an offset."""
+    verbs = {directive[-1:] for directive in directives}
+    if verbs & _BY_SECOND:
+        return 1
+    return 60 if verbs & _BY_MINUTE else _QUARTER
+
+
+def _inside(path: str) -> str:
+    """The path without needless parts; raises ConfigError if it leads out of the directory."""
+    where = f"--filename-format: {path!r}"
+    if "\0" in path:
+        raise ConfigError(f"{where} has a NUL, which no file name can have")
+    if path.startswith("/"):
+        raise ConfigError(f"{where} is absolute: name the directory with --output-dir")
+    *_, last = parts = path.split("/")
+    if ".." in parts:
+        raise ConfigError(f"{where} leads out of --output-dir: leave out '..'")
+    if last in ("", "."):
+        raise ConfigError(f"{where} is a directory: end it in the name of a file")
+    return posixpath.normpath(path)

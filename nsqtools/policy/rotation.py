@@ -1,0 +1,178 @@
+"""When a file of an archive is closed and another one begun."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from nsqtools.errors import ConfigError
+from nsqtools.policy.filenames import SECOND, local_time
+
+if TYPE_CHECKING:
+    from datetime import datetime, tzinfo
+
+Reason = Literal["name", "interval", "boundary", "size", "compressed-size"]
+
+_DAY = 86_400
+_MARGIN = 1_000
+"""ns by which a wake-up is later than the clock's instant, lest rounding make it earlier."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenFile:
+    """Facts about a file that is written to.
+
+    ``name`` is without its revision. ``opened`` is in monotonic seconds, ``opened_wall`` in ns
+    since the epoch. ``size`` is bytes before compression, ``compressed`` bytes after it; for a
+    file that is appended to both count what was there.
+    """
+
+    name: str
+    opened: float
+    opened_wall: int
+    size: int = 0
+    compressed: int = 0
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """Close the file; the next record opens another.
+
+    ``discard`` says that it is empty and is not wanted so: it is removed, not published.
+    """
+
+    reason: Reason
+    discard: bool = False
+
+
+class Rotation:
+    """The rules of ``--rotate-*``; 0 is no limit, sizes are bytes and times seconds.
+
+    ``size`` is before compression and ``compressed_size`` after it: a file may exceed either by
+    one record, or by what is written between two looks. ``interval`` is since opening.
+    ``boundary`` is a time by the clock of ``zone`` (None is the machine's): the day from midnight
+    on is cut into pieces of that length, the last of which may be shorter. Both comparisons are
+    ``>`` (file_logger.go, needsRotation). Raises ConfigError for a boundary over a day or with a
+    fraction.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int = 0,
+        compressed_size: int = 0,
+        interval: float = 0,
+        boundary: float = 0,
+        zone: tzinfo | None = None,
+        skip_empty: bool = False,
+    ) -> None:
+        if not 0 <= boundary <= _DAY or boundary % 1:
+            raise ConfigError(
+                f"rotation every {boundary:g} s by the clock: expected whole seconds, "
+                "at most a day; take an interval since opening for others"
+            )
+        self._size = size or math.inf
+        self._compressed_size = compressed_size or math.inf
+        self._interval = interval or math.inf
+        self._boundary = int(boundary)
+        self._zone = zone
+        self._skip_empty = skip_empty
+        self._period = (0, 0)
+
+    def decide(self, file: OpenFile, *, name: str, now: float, wall: int) -> Rotate | None:
+        """Whether to close the file before anything more is written to it.
+
+        ``name`` is what a file opened now would be called; for files named by messages' times it
+        is the file's own. ``now`` is monotonic, so that setting the clock changes no interval;
+        ``wall`` is the clock in ns since the epoch, which may go back: a file holds records of
+        one name and of one piece of the day.
+        """
+        reason: Reason
+        if name != file.name:
+            reason = "name"
+        elif now > file.opened + self._interval:
+            reason = "interval"
+        elif self._boundary and self._end(wall) != self._end(file.opened_wall):
+            reason = "boundary"
+        elif file.size > self._size:
+            reason = "size"
+        elif file.compressed > self._compressed_size:
+            reason = "compressed-size"
+        else:
+            return None
+        return Rotate(reason, discard=self._unwanted(file))
+
+    def room(self, file: OpenFile) -> float:
+        """Bytes before compression that may be written and still another record may begin.
+
+        Below 0 none may; infinite without a size. It spares a look for each record of a batch.
+        """
+        return self._size - file.size
+
+    def next_due(
+        self, file: OpenFile, *, now: float, wall: int, renamed: int | None = None
+    ) -> float | None:
+        """The monotonic time at which to look again if nothing is written; None for never.
+
+        ``renamed`` is when the name changes by the clock, in ns since the epoch. ``decide`` gives
+        a reason at that time, unless the clock was set meanwhile. An empty file that would not be
+        published can wait for its first record.
+        """
+        if self._unwanted(file):
+            return None
+        if file.size > self._size or file.compressed > self._compressed_size:
+            return now
+        instants = [] if renamed is None else [renamed]
+        if self._boundary:
+            end = self._end(wall)
+            instants.append(end if end == self._end(file.opened_wall) else wall)
+        due = min((now + (at - wall + _MARGIN) / SECOND for at in instants), default=math.inf)
+        due = min(due, math.nextafter(file.opened + self._interval, math.inf))
+        return None if due == math.inf else max(due, now)
+
+    def _unwanted(self, file: OpenFile) -> bool:
+        return self._skip_empty and not (file.records or file.size)
+
+    def _end(self, ns: int) -> int:
+        """The first boundary after this time, in ns: the same for all times of a piece."""
+        start, end = self._period
+        if not start <= ns < end:
+            found = _next_boundary(ns // SECOND, self._boundary, self._zone) * SECOND
+            start = min(start, ns) if found == end else ns
+            self._period = (start, found)
+            return found
+        return end
+
+
+def _next_boundary(second: int, every: int, zone: tzinfo | None) -> int:
+    """The next second at which the clock shows a multiple of ``every`` since midnight.
+
+    A multiple that a clock put forward leaves out is at the change; one that a clock put back
+    shows again counts again.
+    """
+    local = local_time(second, zone)
+    of_day = _second_of_day(local)
+    left = min(every - of_day % every, _DAY - of_day)
+    end = second + left
+    offset = local.utcoffset()
+    if local_time(end, zone).utcoffset() == offset:
+        return end
+    before, change = second, end
+    while change - before > 1:
+        middle = (before + change) // 2
+        if local_time(middle, zone).utcoffset() == offset:
+            before = middle
+        else:
+            change = middle
+    changed = local_time(change, zone).replace(tzinfo=None)
+    left_out = changed >= local.replace(tzinfo=None) + timedelta(seconds=left)
+    if left_out or _second_of_day(changed) % every == 0:
+        return change
+    return _next_boundary(change, every, zone)
+
+
+def _second_of_day(local: datetime) -> int:
+    return local.hour * 3600 + local.minute * 60 + local.second

@@ -1,0 +1,291 @@
+"""When a file of an archive is closed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigError
+from nsqtools.policy.filenames import FileNames, NamePattern
+from nsqtools.policy.rotation import OpenFile, Rotate, Rotation
+
+SECOND = 1_000_000_000
+HOUR = 3600 * SECOND
+BERLIN = ZoneInfo("Europe/Berlin")
+LORD_HOWE = ZoneInfo("Australia/Lord_Howe")
+ZONES = [
+    UTC,
+    BERLIN,
+    LORD_HOWE,
+    ZoneInfo("Asia/Kathmandu"),
+    ZoneInfo("America/Havana"),  # shows midnight twice
+    timezone(timedelta(minutes=7, seconds=13)),
+]
+
+
+def ns(text: str) -> int:
+    """Of an ISO time with its offset from UTC."""
+    return int(datetime.fromisoformat(text).timestamp()) * SECOND
+
+
+NOON = ns("2026-11-20T12:00:00+00:00")
+
+
+def opened(
+    wall: int = NOON, *, size: int = 10, compressed: int = 5, records: int = 1, name: str = "x"
+) -> OpenFile:
+    return OpenFile(
+        name=name, opened=100.0, opened_wall=wall, size=size, compressed=compressed, records=records
+    )
+
+
+def decide(
+    rotation: Rotation, file: OpenFile, *, after: float = 0.0, name: str = "x", set_by: int = 0
+) -> Rotate | None:
+    """``after`` seconds, in which the clock was also set by some ns."""
+    wall = file.opened_wall + round(after * SECOND) + set_by
+    return rotation.decide(file, name=name, now=file.opened + after, wall=wall)
+
+
+def next_due(rotation: Rotation, file: OpenFile, *, after: float = 0.0) -> float | None:
+    """Seconds since opening."""
+    wall = file.opened_wall + round(after * SECOND)
+    due = rotation.next_due(file, now=file.opened + after, wall=wall)
+    return None if due is None else due - file.opened
+
+
+def test_without_limits_only_another_name_closes_a_file() -> None:
+    rotation = Rotation()
+    huge = opened(size=10**15, compressed=10**15)
+    assert decide(rotation, huge, after=1e8) is None
+    assert decide(rotation, huge, name="y") == Rotate("name")
+    assert next_due(rotation, huge) is None
+    assert rotation.room(huge) == float("inf")
+
+
+def test_a_file_is_closed_once_it_is_over_its_size() -> None:
+    rotation = Rotation(size=1000, compressed_size=500)
+    assert decide(rotation, opened(size=1000, compressed=500)) is None
+    assert decide(rotation, opened(size=1001, compressed=500)) == Rotate("size")
+    assert decide(rotation, opened(size=1000, compressed=501)) == Rotate("compressed-size")
+    assert next_due(rotation, opened(size=1000, compressed=500)) is None
+    assert next_due(rotation, opened(size=1001), after=7.0) == 7.0
+    assert next_due(rotation, opened(compressed=501), after=7.0) == 7.0
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.lists(st.integers(0, 120), max_size=30))
+def test_room_tells_which_records_of_a_batch_begin_in_the_file(
+    limit: int, records: list[int]
+) -> None:
+    rotation, file = Rotation(size=limit), opened(size=0)
+    room = rotation.room(file)
+    for length in records:
+        assert (decide(rotation, file) is None) == (file.size <= room)
+        file.size += length
+
+
+def test_a_file_is_closed_when_it_was_open_for_longer_than_the_interval() -> None:
+    rotation = Rotation(interval=60)
+    assert decide(rotation, opened(), after=60.0) is None
+    assert decide(rotation, opened(), after=60.001) == Rotate("interval")
+    assert next_due(rotation, opened()) == pytest.approx(60.0)
+    assert next_due(rotation, opened(), after=70.0) == 70.0
+
+
+@pytest.mark.parametrize("hours", [-1, 1, 1000])
+def test_setting_the_clock_makes_no_interval_longer_or_shorter(hours: int) -> None:
+    rotation = Rotation(interval=60)
+    assert decide(rotation, opened(), after=60.0, set_by=hours * HOUR) is None
+    assert decide(rotation, opened(), after=61.0, set_by=hours * HOUR) == Rotate("interval")
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"name": "y", "after": 61.0}, "name"),
+        ({"after": 61.0}, "interval"),
+        ({"after": 30.0}, "boundary"),
+        ({"after": 1.0}, "size"),
+    ],
+)
+def test_the_first_reason_is_given(facts: dict[str, float], reason: str) -> None:
+    rotation = Rotation(size=1, compressed_size=1, interval=60, boundary=900, zone=UTC)
+    found = decide(rotation, opened(NOON - 20 * SECOND), **facts)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.reason == reason
+
+
+def test_an_empty_file_is_published_unless_that_is_to_be_skipped() -> None:
+    empty = opened(size=0, compressed=20, records=0)
+    keeps, skips = (Rotation(interval=60, skip_empty=skip) for skip in (False, True))
+    assert decide(keeps, empty, after=61.0) == Rotate("interval")
+    assert decide(skips, empty, after=61.0) == Rotate("interval", discard=True)
+    assert decide(skips, empty, name="y") == Rotate("name", discard=True)
+    assert next_due(keeps, empty) == pytest.approx(60.0)
+    assert next_due(skips, empty) is None
+
+
+@pytest.mark.parametrize("file", [opened(size=0, records=1), opened(size=10, records=0)])
+def test_a_file_with_an_empty_record_or_of_an_earlier_run_is_not_empty(file: OpenFile) -> None:
+    assert decide(Rotation(skip_empty=True), file, name="y") == Rotate("name")
+
+
+def boundaries(every: float, zone: tzinfo, start: str, hours: float) -> list[str]:
+    """Local times at which files are closed when there is a record each minute."""
+    rotation, wall, found = Rotation(boundary=every, zone=zone), ns(start), []
+    file = opened(wall)
+    for minute in range(int(hours * 60)):
+        at = wall + minute * 60 * SECOND
+        if rotation.decide(file, name="x", now=0.0, wall=at):
+            file = opened(at)
+            found.append(datetime.fromtimestamp(at // SECOND, zone).strftime("%d %H:%M%z"))
+    return found
+
+
+def test_boundaries_are_counted_from_midnight_of_the_zone() -> None:
+    kathmandu = ZoneInfo("Asia/Kathmandu")
+    assert boundaries(900, UTC, "2026-11-20T12:07:00+00:00", 0.6) == [
+        "20 12:15+0000",
+        "20 12:30+0000",
+    ]
+    assert boundaries(3600, kathmandu, "2026-11-20T12:05:00+05:45", 2) == [
+        "20 13:00+0545",
+        "20 14:00+0545",
+    ]
+    assert boundaries(7 * 3600, UTC, "2026-11-20T12:05:00+00:00", 24) == [
+        "20 14:00+0000",
+        "20 21:00+0000",
+        "21 00:00+0000",
+        "21 07:00+0000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (3600, ["25 02:00+0200", "25 02:00+0100", "25 03:00+0100", "25 04:00+0100"]),
+        (4 * 3600, ["25 04:00+0100"]),
+        (86_400, []),
+    ],
+)
+def test_an_hour_shown_twice_is_two_pieces_and_longer_ones_stay_whole(
+    every: int, expected: list[str]
+) -> None:
+    assert boundaries(every, BERLIN, "2026-10-25T01:30:00+02:00", 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (3600, ["29 03:00+0200", "29 04:00+0200"]),
+        (2 * 3600, ["29 03:00+0200", "29 04:00+0200"]),
+        (4 * 3600, ["29 04:00+0200"]),
+    ],
+)
+def test_a_boundary_that_the_clock_leaves_out_is_at_the_change(
+    every: int, expected: list[str]
+) -> None:
+    assert boundaries(every, BERLIN, "2026-03-29T01:30:00+01:00", 2) == expected
+
+
+def test_a_change_by_half_an_hour_keeps_to_the_hours_of_the_clock() -> None:
+    autumn, spring = "2026-04-05T01:10:00+11:00", "2026-10-04T01:10:00+10:30"
+    assert boundaries(3600, LORD_HOWE, autumn, 2) == ["05 02:00+1030"]
+    assert boundaries(3600, LORD_HOWE, spring, 2) == ["04 02:30+1100", "04 03:00+1100"]
+
+
+def test_a_clock_set_back_closes_the_file_of_the_later_piece() -> None:
+    rotation = Rotation(boundary=3600, zone=UTC)
+    file = opened(NOON + 60 * SECOND)
+    assert decide(rotation, file, after=30.0, set_by=-30 * SECOND) is None
+    assert decide(rotation, file, after=30.0, set_by=-HOUR) == Rotate("boundary")
+    earlier = opened(file.opened_wall - HOUR)
+    assert decide(rotation, earlier, after=600.0) is None
+    assert next_due(rotation, earlier, after=600.0) == pytest.approx(3540.0, abs=1e-4)
+
+
+def test_the_machines_own_zone_is_taken_without_another() -> None:
+    midnight = datetime(2026, 11, 20).astimezone()
+    file = opened(int(midnight.timestamp()) * SECOND)
+    rotation = Rotation(boundary=86_400)
+    assert decide(rotation, file, after=86_399.0) is None
+    assert decide(rotation, file, after=86_400.0) == Rotate("boundary")
+
+
+@pytest.mark.parametrize("boundary", [-1, 0.5, 86_401, float("inf")])
+def test_a_boundary_that_a_day_has_no_place_for_is_refused(boundary: float) -> None:
+    with pytest.raises(ConfigError, match="at most a day"):
+        Rotation(boundary=boundary)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 4_000_000_000),
+    st.sampled_from([1, 60, 900, 3600, 5 * 3600, 86_400]),
+    st.sampled_from(ZONES),
+    st.floats(0, 1, exclude_max=True),
+)
+@example(ns("2026-10-25T00:00:00+00:00") // SECOND, 3600, BERLIN, 0.99)
+@example(ns("2026-11-01T04:30:00+00:00") // SECOND, 3600, ZoneInfo("America/Havana"), 0.5)
+def test_a_piece_lasts_from_one_boundary_to_the_next_and_its_end_is_known(
+    second: int, every: int, zone: tzinfo, part: float
+) -> None:
+    rotation, file = Rotation(boundary=every, zone=zone), opened(second * SECOND)
+    due = next_due(rotation, file)
+    assert due is not None
+    assert 0 < due <= every + 3600.001
+    assert decide(rotation, file, after=due) == Rotate("boundary")
+    assert decide(rotation, file, after=int(int(due) * part)) is None
+    end = datetime.fromtimestamp(second + int(due), zone)
+    before = datetime.fromtimestamp(second + int(due) - 1, zone)
+    aligned = (end.hour * 3600 + end.minute * 60 + end.second) % every == 0
+    assert aligned or end.utcoffset() != before.utcoffset()
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 4_000_000_000),
+    st.floats(0, 1e7),
+    st.sampled_from([0, 0.25, 60, 3600]),
+    st.sampled_from([0, 900, 86_400]),
+    st.sampled_from(ZONES),
+    st.booleans(),
+)
+def test_a_timer_that_sleeps_until_the_next_look_always_finds_a_reason(
+    second: int, now: float, interval: float, boundary: int, zone: tzinfo, by_clock: bool
+) -> None:
+    rotation = Rotation(interval=interval, boundary=boundary, zone=zone)
+    pattern = NamePattern(datetime_format="%Y-%m-%d_%H")
+    names = FileNames(pattern, topic="t", hostname="h", pid=1, zone=zone)
+    wall = second * SECOND
+    file = OpenFile(name=names.at(wall), opened=now, opened_wall=wall, size=1)
+    due = rotation.next_due(
+        file, now=now, wall=wall, renamed=names.next_change(wall) if by_clock else None
+    )
+    if due is None:
+        assert (interval, boundary, by_clock) == (0, 0, False)
+        return
+    assert due > now
+    later = wall + int((due - now) * SECOND)
+    name = names.at(later) if by_clock else file.name
+    assert rotation.decide(file, name=name, now=due, wall=later) is not None
+
+
+def test_a_clock_set_back_an_hour_gives_every_file_records_of_one_name_only() -> None:
+    names = FileNames(NamePattern(), topic="t", hostname="h", pid=1, zone=BERLIN)
+    rotation, wall = Rotation(), ns("2026-10-25T01:50:00+02:00")
+    file = opened(wall, name=names.at(wall))
+    minutes = [*range(30), *range(-30, 10)]
+    closed = 0
+    for minute in minutes:
+        at = wall + minute * 60 * SECOND
+        if rotation.decide(file, name=names.at(at), now=0.0, wall=at):
+            closed += 1
+            file = opened(at, name=names.at(at))
+        assert file.name == names.at(at)
+    assert closed == 2

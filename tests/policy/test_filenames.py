@@ -1,0 +1,391 @@
+"""Names of archive files, by the clock and by the time of a message."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigError
+from nsqtools.policy.filenames import SECOND, FileNames, NamePattern, Revisions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+BERLIN = ZoneInfo("Europe/Berlin")
+ZONES = [
+    UTC,
+    BERLIN,
+    ZoneInfo("Australia/Lord_Howe"),  # half an hour of summer time
+    ZoneInfo("Asia/Kathmandu"),  # 5:45
+    ZoneInfo("Africa/Monrovia"),  # 0:44:30 until 1972
+    ZoneInfo("Pacific/Apia"),  # left out a day
+    timezone(timedelta(minutes=7, seconds=13)),
+]
+FORMATS = ["%Y-%m-%d_%H", "dt=%Y-%m-%d/hour=%H/", "%j", "%H%M", "%T", "%R", "%H%z%Z", "%I%p", "%M"]
+NS = st.integers(0, 4_000_000_000).map(lambda second: second * SECOND) | st.integers(0, 2**63)
+
+
+@dataclass(slots=True)
+class Stamp:
+    timestamp: int
+
+
+def names(
+    filename_format: str = "<TOPIC>.<HOST><REV>.<DATETIME>.log",
+    datetime_format: str = "%Y-%m-%d_%H",
+    *,
+    topic: str = "events",
+    zone: tzinfo | None = UTC,
+    **options: str,
+) -> FileNames:
+    pattern = NamePattern(
+        filename_format=filename_format, datetime_format=datetime_format, **options
+    )
+    return FileNames(pattern, topic=topic, hostname="web1.example.com", pid=42, zone=zone)
+
+
+def ns(text: str) -> int:
+    """Of an ISO time with its offset from UTC."""
+    return int(datetime.fromisoformat(text).timestamp()) * SECOND
+
+
+NOON = ns("2026-11-20T12:34:56+00:00")
+
+
+def path(of: FileNames, revision: int = 0, at: int = NOON) -> str:
+    return of.path(of.at(at), revision)
+
+
+@pytest.mark.parametrize(
+    ("filename_format", "expected"),
+    [
+        ("<TOPIC>.<HOST><REV>.<DATETIME>.log", "events.web1.2026-11-20_12.log"),
+        ("<DATETIME>/<TOPIC>-<PID>.log", "2026-11-20_12/events-42.log"),
+        ("<TOPIC><TOPIC>.<DATETIME>.<DATETIME>", "eventsevents.2026-11-20_12.2026-11-20_12"),
+        ("100%_a<TOPIC>%%Y%é", "100%_aevents%%Y%é"),
+        ("a < b", "a < b"),
+        (".//<TOPIC>/./x", "events/x"),
+        ("all", "all"),
+    ],
+)
+def test_tokens_are_replaced_and_the_rest_is_kept(filename_format: str, expected: str) -> None:
+    assert path(names(filename_format)) == expected
+
+
+@pytest.mark.parametrize(
+    ("identifier", "expected"),
+    [
+        ("", "web1"),
+        ("<HOSTNAME>", "web1.example.com"),
+        ("dc2/<SHORT_HOST>-<HOSTNAME>", "dc2/web1-web1.example.com"),
+        ("fixed", "fixed"),
+    ],
+)
+def test_the_host_is_its_short_name_unless_an_identifier_says_otherwise(
+    identifier: str, expected: str
+) -> None:
+    assert path(names("<HOST>.log", host_identifier=identifier)) == f"{expected}.log"
+
+
+@pytest.mark.parametrize(
+    ("filename_format", "suffix", "expected"),
+    [
+        ("<TOPIC>", ".gz", "events.gz"),
+        ("<TOPIC>.gz", ".gz", "events.gz"),
+        ("<TOPIC>.gz", ".zst", "events.gz.zst"),
+        ("<TOPIC>.<DATETIME>", ".sz", "events.2026-11-20_12.sz"),
+        ("<TOPIC>.gz", "", "events.gz"),
+    ],
+)
+def test_the_suffix_of_the_compression_is_appended_where_it_is_missing(
+    filename_format: str, suffix: str, expected: str
+) -> None:
+    assert path(names(filename_format, suffix=suffix)) == expected
+
+
+def test_revision_0_is_written_only_where_several_files_may_have_one_name() -> None:
+    once, often = names(), names(repeated_by="--gzip")
+    assert path(once) == "events.web1.2026-11-20_12.log"
+    assert path(once, 1) == "events.web1-000001.2026-11-20_12.log"
+    assert path(often) == "events.web1-000000.2026-11-20_12.log"
+    assert path(often, 1_234_567) == "events.web1-1234567.2026-11-20_12.log"
+
+
+def test_a_format_without_rev_is_refused_where_several_files_may_have_one_name() -> None:
+    with pytest.raises(ConfigError, match=r"--filename-format '<TOPIC>': with --rotate-size .*REV"):
+        NamePattern(filename_format="<TOPIC>", repeated_by="--rotate-size")
+
+
+def test_a_format_without_rev_has_no_second_file_of_a_name() -> None:
+    of = names("<TOPIC>.log")
+    assert path(of) == "events.log"
+    with pytest.raises(ConfigError, match=r"events\.log exists already: add <REV>"):
+        path(of, 1)
+
+
+def test_literals_of_the_datetime_format_are_kept() -> None:
+    assert path(names("<DATETIME>", "v1_%Y_2_15_Jan_%%Y<x>_é_%d")) == "v1_2026_2_15_Jan_%Y<x>_é_20"
+
+
+@pytest.mark.parametrize("letter", "aAbBcCdDeFgGhHIjklmMpPrRSTuUVwWxXyYzZ")
+def test_every_directive_is_that_of_strftime(letter: str) -> None:
+    moment = datetime.fromtimestamp(NOON // SECOND, BERLIN)
+    assert names("<DATETIME>", f"%{letter}", zone=BERLIN).at(NOON) == moment.strftime(f"%{letter}")
+
+
+def test_epoch_seconds_and_unpadded_numbers_work_in_any_zone() -> None:
+    assert path(names("<DATETIME>", "%s.%-m.%^b", zone=BERLIN)) == f"{NOON // SECOND}.11.NOV"
+
+
+@pytest.mark.parametrize(
+    ("datetime_format", "culprit"),
+    [
+        ("%Y-%Q", "%Q is no directive"),
+        ("%", "% is no directive"),
+        ("%-", "%- is no directive"),
+        ("%5Y", "%5 is no directive"),
+        ("%-s", "%-s is no directive"),
+        ("%H%n", "%n is no directive"),
+        ("%H.%f", "%f .*the finest is %S"),
+        ("%Y<REV>", "<REV> belongs in --filename-format"),
+    ],
+)
+def test_what_is_no_directive_is_refused(datetime_format: str, culprit: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--datetime-format '.*{culprit}"):
+        names("all", datetime_format)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "fix"),
+    [
+        ("filename_format", "<TOPIK>.log", "unknown token <TOPIK>; did you mean <TOPIC>?"),
+        ("filename_format", "<date_time>", "did you mean <DATETIME>?"),
+        ("filename_format", "<FOO>", "there are <TOPIC> <HOST> <PID> <DATETIME> <REV>"),
+        ("filename_format", "%Y/<TOPIC>", "move it there, and write <DATETIME> here"),
+        ("host_identifier", "<HOST_NAME>", "did you mean <HOSTNAME>?"),
+        ("host_identifier", "<REV>", "there are <SHORT_HOST> <HOSTNAME>"),
+    ],
+)
+def test_what_is_no_token_is_refused_with_the_right_one(option: str, value: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        NamePattern(**{option: value})
+    assert str(caught.value).startswith(f"--{option.replace('_', '-')} {value!r}: ")
+    assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("filename_format", "datetime_format", "culprit"),
+    [
+        ("../<TOPIC>", "%Y", "leads out"),
+        ("a/<DATETIME>/b", "..", "leads out"),
+        (".<REV>./b", "%Y", "leads out"),
+        ("/tmp/<TOPIC>", "%Y", "is absolute"),
+        ("<REV>/<TOPIC>", "%Y", "is absolute"),
+        ("<DATETIME>x", "/%Y/", "is absolute"),
+        ("<TOPIC>\0", "%Y", "NUL"),
+        ("<DATETIME>", "%Y\0", "NUL"),
+        ("<DATETIME>", "%Y/", "is a directory"),
+        ("a/.", "%Y", "is a directory"),
+        ("<REV>", "%Y", "is a directory"),
+        ("", "%Y", "is a directory"),
+    ],
+)
+def test_a_name_outside_the_directory_is_refused_before_any_topic_is_known(
+    filename_format: str, datetime_format: str, culprit: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^--filename-format: .*{culprit}"):
+        NamePattern(filename_format=filename_format, datetime_format=datetime_format)
+
+
+def test_a_topic_that_would_leave_the_directory_is_refused_alone() -> None:
+    assert path(names("<TOPIC>/x", topic="...")) == ".../x"
+    with pytest.raises(ConfigError, match="leads out"):
+        names("<TOPIC>/x", topic="..")
+    with pytest.raises(ConfigError, match="topic 'a/b'"):
+        names("<TOPIC>/x", topic="a/b")
+
+
+def test_a_zone_cannot_lead_out_of_the_directory() -> None:
+    with pytest.raises(ConfigError, match="leads out"):
+        names("<DATETIME>/x", "%Z", zone=timezone(timedelta(0), "../.."))
+
+
+@pytest.fixture
+def machine_in_newfoundland(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "America/St_Johns")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("machine_in_newfoundland")
+def test_no_zone_is_local_time_with_its_summers() -> None:
+    of = names("<DATETIME>", "%d_%H.%M%z", zone=None)
+    assert path(of) == "20_09.04-0330"
+    assert path(of, at=ns("2026-07-01T12:00:00+00:00")) == "01_09.30-0230"
+
+
+def test_the_hour_that_is_shown_twice_has_one_name_and_the_one_left_out_has_none() -> None:
+    of = names("<DATETIME>", "%H", zone=BERLIN)
+    autumn, spring = ns("2026-10-24T23:30:00+00:00"), ns("2026-03-28T23:30:00+00:00")
+    hour = 3600 * SECOND
+    assert [of.at(autumn + n * hour) for n in range(4)] == ["01", "02", "02", "03"]
+    assert [of.at(spring + n * hour) for n in range(4)] == ["00", "01", "03", "04"]
+    assert names("<DATETIME>", "%H%Z", zone=BERLIN).at(autumn + 2 * hour) == "02CET"
+
+
+@settings(deadline=None)
+@given(NS, st.sampled_from(ZONES), st.lists(st.sampled_from(FORMATS), min_size=1, max_size=2))
+def test_a_name_is_what_strftime_says(at: int, zone: tzinfo, formats: list[str]) -> None:
+    text = "_".join(formats) + "x"
+    of = names("<DATETIME>", text, zone=zone)
+    for near in (at, at + 1, at + 900 * SECOND, at - min(at, 30 * SECOND)):
+        moment = datetime.fromtimestamp(near // SECOND, zone)
+        assert of.at(near) == moment.strftime(text)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 3_000_000_000),
+    st.lists(st.integers(0, 10_000_000_000_000), max_size=30),
+    st.sampled_from(ZONES),
+    st.sampled_from(FORMATS),
+)
+def test_messages_are_dealt_out_by_name_in_their_order(
+    start: int, offsets: list[int], zone: tzinfo, datetime_format: str
+) -> None:
+    of = names("<DATETIME>x", datetime_format, zone=zone)
+    messages = [Stamp(start * SECOND + offset) for offset in offsets]
+    expected: dict[str, list[Stamp]] = {}
+    for message in messages:
+        moment = datetime.fromtimestamp(message.timestamp // SECOND, zone)
+        expected.setdefault(moment.strftime(datetime_format) + "x", []).append(message)
+    found = of.by_name(messages)
+    assert found == expected
+    assert list(found) == list(expected)
+
+
+def test_event_time_partitions_are_named_by_the_message_across_midnight() -> None:
+    of = names("<DATETIME><TOPIC><REV>.log", "dt=%Y-%m-%d/hour=%H/", repeated_by="--name-by")
+    early, late = Stamp(ns("2026-11-20T23:59:59+00:00")), Stamp(ns("2026-11-21T00:00:00+00:00"))
+    found = of.by_name([late, early, late])
+    assert [(of.path(name, 2), group) for name, group in found.items()] == [
+        ("dt=2026-11-21/hour=00/events-000002.log", [late, late]),
+        ("dt=2026-11-20/hour=23/events-000002.log", [early]),
+    ]
+
+
+class OddZone(tzinfo):
+    """Counts what it is asked; changes at 12:35:07 UTC, by an offset and in its name."""
+
+    change = datetime(2026, 11, 20, 12, 35, 7)
+
+    def __init__(self, by: timedelta) -> None:
+        self.by = by
+        self.asked = 0
+
+    def utcoffset(self, when: datetime | None, /) -> timedelta:
+        self.asked += 1
+        return self.by if self._changed(when) else timedelta(0)
+
+    def tzname(self, when: datetime | None, /) -> str:
+        return "NEW" if self._changed(when) else "OLD"
+
+    def dst(self, when: datetime | None, /) -> timedelta:
+        return timedelta(0)
+
+    def fromutc(self, when: datetime, /) -> datetime:
+        return when + self.by if when.replace(tzinfo=None) >= self.change else when
+
+    def _changed(self, when: datetime | None) -> bool:
+        return when is not None and when.replace(tzinfo=None) >= self.change + self.by
+
+
+@pytest.mark.parametrize(
+    ("zone", "expected"),
+    [
+        (OddZone(timedelta(hours=1)), ["12OLD", "13NEW"]),
+        (OddZone(timedelta(0)), ["12OLD", "12NEW"]),
+    ],
+)
+def test_a_zone_may_change_at_any_second(zone: tzinfo, expected: list[str]) -> None:
+    of = names("<DATETIME>", "%H%Z", zone=zone)
+    old, new = ([Stamp(NOON + after * SECOND) for after in pair] for pair in ((0, 10), (11, 12)))
+    assert of.by_name(old + new) == dict(zip(expected, (old, new), strict=True))
+    assert of.next_change(NOON) == NOON + 11 * SECOND
+
+
+def test_naming_messages_costs_a_look_at_the_calendar_per_quarter_of_an_hour_only() -> None:
+    zone = OddZone(timedelta(0))
+    of = names("<DATETIME>", "%Y-%m-%d_%H", zone=zone)
+    for _ in range(2):
+        of.by_name([Stamp(NOON + (3600 + n) * SECOND) for n in range(3600)])
+    assert zone.asked < 100
+
+
+@settings(max_examples=60, deadline=None)
+@given(NS, st.sampled_from(ZONES), st.sampled_from(FORMATS))
+@example(ns("2026-10-25T00:10:00+00:00"), BERLIN, "%H")
+@example(ns("2011-12-29T12:00:00+00:00"), ZoneInfo("Pacific/Apia"), "%j")
+def test_a_name_stays_until_its_next_change(at: int, zone: tzinfo, datetime_format: str) -> None:
+    of, again = (names("<DATETIME>x", datetime_format, zone=zone) for _ in range(2))
+    change = of.next_change(at)
+    assert at < change <= at + 86_400 * SECOND
+    assert of.next_change((at + change) // 2) == change or change % (60 * SECOND)
+    name = again.at(at)
+    assert all(again.at(at + (change - at) * n // 50) == name for n in range(50))
+    if change + SECOND <= at + 86_400 * SECOND:
+        assert again.at(change) != name
+
+
+def test_the_next_change_is_found_again_after_the_clock_was_set_back() -> None:
+    of, hour = names(), 3600 * SECOND
+    assert of.next_change(NOON) == ns("2026-11-20T13:00:00+00:00")
+    assert of.next_change(NOON - hour) == ns("2026-11-20T12:00:00+00:00")
+    assert of.next_change(NOON) == ns("2026-11-20T13:00:00+00:00")
+    assert names("all").next_change(NOON) > NOON
+
+
+def published(of: FileNames, clock: Sequence[int]) -> list[str]:
+    """Paths of the files that are opened when each look at the clock opens one."""
+    revisions = Revisions()
+    return [of.path(name, revisions.take(name)) for name in map(of.at, clock)]
+
+
+def test_a_clock_set_back_an_hour_yields_no_name_twice() -> None:
+    hour = 3600 * SECOND
+    assert published(names(), [NOON, NOON + hour, NOON, NOON + hour]) == [
+        "events.web1.2026-11-20_12.log",
+        "events.web1.2026-11-20_13.log",
+        "events.web1-000001.2026-11-20_12.log",
+        "events.web1-000001.2026-11-20_13.log",
+    ]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 40), max_size=60),
+    st.sampled_from(ZONES),
+    st.sampled_from(FORMATS),
+    st.sampled_from(["", "--rotate-size"]),
+)
+def test_no_history_of_the_clock_yields_a_name_twice(
+    quarters: list[int], zone: tzinfo, datetime_format: str, repeated_by: str
+) -> None:
+    of = names("<TOPIC><REV>.<DATETIME>.log", datetime_format, zone=zone, repeated_by=repeated_by)
+    night = ns("2026-10-24T20:00:00+00:00")
+    paths = published(of, [night + quarter * 900 * SECOND for quarter in quarters])
+    assert len(set(paths)) == len(paths)
+
+
+def test_the_names_remembered_are_those_used_last() -> None:
+    revisions = Revisions(remembered=2)
+    assert [revisions.take(name) for name in "abacab"] == [0, 0, 1, 0, 2, 0]
