@@ -62,9 +62,11 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read ``help tail`` as ``tail --help``."""
+        """Read ``help tail`` as ``tail --help``, and Go's ``-version``."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
+        elif args[:1] in (["-version"], ["-help"]):
+            args = [f"-{args[0]}", *args[1:]]
         return super().parse_args(ctx, args)
 
     def resolve_command(

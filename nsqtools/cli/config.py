@@ -201,7 +201,9 @@ def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> int:
     log = _log()
     for warning in found.warnings:
         log.warning(warning)
-    problems = list(dict.fromkeys(_problems(ctx.find_root(), found)))
+    problems = list(
+        dict.fromkeys(_problems(ctx.find_root(), found, next(iter(where.profile), None)))
+    )
     for problem in problems:
         log.error(problem)
     if not problems:
@@ -209,16 +211,17 @@ def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> int:
     return Exit.USAGE if problems else Exit.DONE
 
 
-def _problems(root: click.Context, file: ConfigFile) -> Iterator[str]:
+def _problems(root: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
     try:
         file.check_top(command_names(root))
-        file.choose(None, "")
+        file.choose(profile, "--profile")
     except ConfigFileError as error:
         yield str(error)
         return
-    for ctx in _leaves(root):
-        for profile in (None, *file.profiles):
-            yield from _problems_of(ctx, file, profile)
+    commands = [each for each in contexts(root) if not isinstance(each.command, click.Group)]
+    for ctx in commands:
+        for each in (None, *file.profiles):
+            yield from _problems_of(ctx, file, each)
 
 
 def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:

@@ -40,6 +40,7 @@ NO_FILE = "none"
 _DEFAULT_PROFILE = "default_profile"
 _TOP_LEVEL = (_DEFAULT_PROFILE, "defaults", "profile")
 _MAX_SIZE = 1 << 20  # bytes
+_DEEPEST = 4  # [profile.NAME.GROUP.COMMAND]
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _AT_END = " (at end of document)"
 
@@ -191,7 +192,7 @@ class ConfigFile:
     def __init__(self, name: str, data: Mapping[str, Any], *, is_public: bool) -> None:
         self.name = name
         self.is_public = is_public
-        self._data = data
+        self._data = {_top_level(key): value for key, value in data.items()}
         self._path = os.path.abspath(os.path.expanduser(name))
 
     @property
@@ -295,14 +296,16 @@ def may_be_read_by_others(file: IO[Any]) -> bool:
     return bool(os.fstat(file.fileno()).st_mode & 0o077)
 
 
-def _holds_secret(table: Mapping[str, Any]) -> bool:
+def _holds_secret(table: Mapping[str, Any], depth: int = 0) -> bool:
     """Whether a secret stands in a table or below it, by its own key or as one of the pairs."""
+    if depth > _DEEPEST:
+        return False
     secrets = {name for cls in ALL for name, each in cls.declared().items() if each.secret}
     pairs = {pairs_key(cls) for cls in ALL}
     for key, value in table.items():
         name = key.replace("-", "_")
         if isinstance(value, dict):
-            if _holds_secret(value):
+            if _holds_secret(value, depth + 1):
                 return True
         elif name in secrets and value:
             return True
@@ -314,9 +317,11 @@ def _holds_secret(table: Mapping[str, Any]) -> bool:
     return False
 
 
+def _top_level(key: str) -> str:
+    return _DEFAULT_PROFILE if key.replace("-", "_") == _DEFAULT_PROFILE else key
+
+
 def _table_name(key: str, commands: Iterable[str]) -> str:
-    if key.replace("-", "_") == _DEFAULT_PROFILE:
-        return _DEFAULT_PROFILE
     return flag_name(key) if flag_name(key) in commands else key
 
 

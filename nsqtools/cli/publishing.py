@@ -15,7 +15,7 @@ from nsqtools.cli.signals import Signals
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace
-from nsqtools.sinks.formats import unescape
+from nsqtools.sinks.formats import delimiter_bytes
 from nsqtools.sinks.records import Splitter, drop_empty, make_splitter
 from nsqtools.sinks.stdout import Output
 
@@ -170,7 +170,7 @@ class Publishing:
             json=form.json,
             length_prefix=form.length_prefix,
             whole=form.whole,
-            delimiter=b"\0" if form.null else unescape(form.delimiter),
+            delimiter=delimiter_bytes(form.delimiter, null=form.null),
             # What is over max_msg_size is refused alone; only what is far over ends the reading.
             max_size=max(self._config.max_msg_size, self._config.max_body_size),
         )

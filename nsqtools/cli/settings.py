@@ -73,6 +73,8 @@ class Chosen(NamedTuple):
             if profile and not options.profile:
                 where = f"{file.name}: default_profile"
                 asked["profile"] = Setting((profile,), Source.FILE, where)
+        elif profile == NO_FILE:
+            profile = None
         elif profile is not None:
             raise ConfigFileError(
                 f"{asked['profile'].where} {profile}: no configuration file is read"

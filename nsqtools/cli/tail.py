@@ -56,12 +56,12 @@ def tail(
 
 
 def _format(form: TailOptions) -> Format:
-    from nsqtools.sinks.formats import make_format, unescape
+    from nsqtools.sinks.formats import delimiter_bytes, make_format
 
     return make_format(
         json=form.json,
         template=form.format or None,
-        delimiter=b"\0" if form.null else unescape(form.delimiter),
+        delimiter=delimiter_bytes(form.delimiter, null=form.null),
         length_prefix=form.length_prefix,
         print_topic=form.print_topic,
         timestamps=form.timestamps,

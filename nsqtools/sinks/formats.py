@@ -69,6 +69,14 @@ def make_format(
     return _Lines(delimiter, print_topic, timestamps, safe)
 
 
+def delimiter_bytes(delimiter: str, *, null: bool) -> bytes:
+    """The bytes of ``--delimiter``, or of ``--null``; raises ConfigError."""
+    try:
+        return b"\0" if null else unescape(delimiter)
+    except ConfigError as error:
+        raise ConfigError(f"--delimiter: {error}") from None
+
+
 def escape_controls(data: bytes) -> bytes:
     r"""The bytes as a terminal may see them.
 

@@ -206,6 +206,8 @@ def test_the_file_is_the_one_asked_for_or_the_users(
 def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
     shown: Shown, write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dashed = ["--config", write('default-profile = "test"\n' + FILE)]
+    assert shown("pub", *dashed)["profile"] == (["test"], "file", "b.toml: default_profile")
     file = ["--config", write('default_profile = "prod"\n' + FILE)]
     found = shown("pub", *file)
     assert found["client-id"][0] == "prod"
@@ -322,6 +324,8 @@ def test_a_file_that_no_person_wrote_is_refused_in_one_line(
     assert refused("/dev/zero") == "more than 1MiB: no configuration file\n"
     assert refused(write("a = " + "[" * 100_000)) == "nested too deeply\n"
     assert refused(write("a = " + "9" * 5000)).startswith("Exceeds the limit")
+    deep = write(f"[{'.'.join('a' * 3000)}]\n")
+    assert nsqtools("config", "check", deep) == (2, "", f"nsqtools: {deep}: unknown table [a]\n")
     text = "nsqtools: there is no configuration file to check: name one\n"
     assert nsqtools("config", "check", "none") == (2, "", text)
 
@@ -349,6 +353,9 @@ def test_a_profile_that_is_not_there_is_named_with_the_nearest(
         "nsqtools tail: --profile: give one profile, not 'prod' and 'test'\n"
         "Try 'nsqtools tail --help'.\n"
     )
+    assert nsqtools("config", "show", "tail", "--profile", "none")[0] == 0
+    text = "nsqtools: --profile x: b.toml has no such profile; there are prod, test\n"
+    assert refused("config", "check", "b.toml", "--profile", "x") == text
     text = "nsqtools: --profile prod: no configuration file is read\n"
     assert refused("tail", "--topic", "t", "--profile", "prod") == text
     monkeypatch.setenv("NSQTOOLS_PROFILE", "prdo")
@@ -361,7 +368,7 @@ def test_a_table_of_another_command_does_not_stop_this_one_but_is_found_by_check
 ) -> None:
     text = (
         "[pub]\nrat = 5\ncount = 1\n[profile.p.lookup.nodes]\njsno = 1\n[lookup.tpoics]\n"
-        "[tail]\ncount = 2\n"
+        "[tail]\ncount = 2\n[demo]\nx = 1\n"
     )
     file = write(text)
     assert shown("tail", "--config", file)["count"][0] == 2
@@ -371,7 +378,8 @@ def test_a_table_of_another_command_does_not_stop_this_one_but_is_found_by_check
         "nsqtools: b.toml: [pub]: unknown key 'rat'; did you mean 'rate'?\n"
         "nsqtools: b.toml: [pub]: unknown key 'count'\n"
         "nsqtools: b.toml: [lookup]: unknown table 'tpoics'; did you mean 'topics'?\n"
-        "nsqtools: b.toml: [profile.p.lookup.nodes]: unknown key 'jsno'; did you mean 'json'?\n",
+        "nsqtools: b.toml: [profile.p.lookup.nodes]: unknown key 'jsno'; did you mean 'json'?\n"
+        "nsqtools: b.toml: [demo]: unknown key 'x'\n",
     )
 
 

@@ -155,6 +155,11 @@ def test_without_a_command_the_help_goes_to_stderr() -> None:
     assert done.stderr == run(*NSQTOOLS, "--help").stdout
 
 
+def test_version_and_help_may_be_spelled_as_go_does() -> None:
+    assert run(*NSQTOOLS, "-version").stdout == run(*NSQTOOLS, "--version").stdout
+    assert run(*NSQTOOLS, "-help").stdout == run(*NSQTOOLS, "--help").stdout
+
+
 def test_completion_lists_commands_with_their_help() -> None:
     words = {"COMP_WORDS": "nsqtools ta"}
     done = run(*NSQTOOLS, env={"_NSQTOOLS_COMPLETE": "zsh_complete", **words})
