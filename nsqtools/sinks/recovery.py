@@ -1,0 +1,365 @@
+"""How much of an archive is good: of what a crash left behind, and of a file to verify.
+
+It is read once, from the beginning, and never held: memory is that of a few pieces, and of the
+longest line where lines are JSON.
+
+Of a compressed file whole members are good: their checksums tell. Of a plain file whole records
+are. That cannot tell rubbish that looks like a record; what was synced before it stays good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import struct
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from nsqtools.errors import ConfigError, RecordError
+from nsqtools.sinks.compression import GZIP_WINDOW, METHODS, load_zstd
+from nsqtools.sinks.records import JsonLines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import BinaryIO
+
+__all__ = ["Inspection", "inspect"]
+
+_READ = 1 << 18
+_READ_COMPRESSED = 1 << 15  # every member copies what is left of it
+_PIECE = 1 << 20
+
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_CHECKSUM = 1 << 2
+
+_NEVER_IN_JSON = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a file holds. ``problem`` is empty, or one line on the first fault and its place."""
+
+    good: int
+    """Bytes of the file to keep: up to here members (or, uncompressed, records) are whole."""
+    records: int
+    """Whole records in them."""
+    plain: int
+    """Bytes that they are before compression."""
+    problem: str
+
+
+def inspect(
+    file: BinaryIO,
+    *,
+    compression: str = "none",
+    json: bool = False,
+    length_prefix: bool = False,
+    delimiter: bytes = b"\n",
+) -> Inspection:
+    """Read the file, from where it stands to its end, or to where it stops being good.
+
+    ``json``, ``length_prefix`` and ``delimiter`` are ``formats.make_format``'s, ``compression`` is
+    a name in ``compression.METHODS``. In a compressed file only a damaged member bounds ``good``:
+    a fault in the records of a whole one is a ``problem``, and no reason to cut it away.
+
+    Raises ConfigError for a compression without its library or an empty delimiter, and OSError.
+    """
+    members = _members_of(compression)
+    counter: _Counter
+    if json:
+        counter = _JsonLines()
+    elif length_prefix:
+        counter = _LengthPrefixed()
+    else:
+        counter = _Delimited(delimiter, may_be_filler=members is None)
+    return _inspect_members(file, members, counter) if members else _inspect_plain(file, counter)
+
+
+def _inspect_plain(file: BinaryIO, counter: _Counter) -> Inspection:
+    while not counter.problem and (data := file.read(_READ)):
+        counter.feed(data)
+    return Inspection(counter.end, counter.records, counter.end, counter.problem or counter.torn())
+
+
+def _inspect_members(file: BinaryIO, members: _Members, counter: _Counter) -> Inspection:
+    good = plain = records = number = 0
+    fault = torn = damage = ""
+    total = 0
+    try:
+        for data, end in _decoded(file, members.start):
+            total += len(data)
+            if not counter.problem:
+                counter.feed(data)
+            if end:  # only now is it known that what was decoded is what was written
+                good, plain, records, number = end, total, counter.records, number + 1
+                fault, torn = counter.problem, counter.torn()
+    except RecordError as error:
+        damage = f"{members.noun} {number + 1} at byte {good}: {error}"
+    if not fault and not damage:
+        fault = torn
+    return Inspection(good, records, plain, f"{fault}, uncompressed" if fault else damage)
+
+
+class _Member(Protocol):
+    """One gzip member or zstd frame."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def needs_input(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes) -> bytes:
+        """At most _PIECE plain bytes; raises RecordError."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    noun: str
+    start: Callable[[], _Member]
+
+
+def _members_of(compression: str) -> _Members | None:
+    match compression:
+        case "none":
+            return None
+        case "gzip":
+            return _Members("gzip member", _GzipMember)
+        case "zstd":
+            zstd = load_zstd()
+            return _Members(
+                "zstd frame", lambda: _ZstdFrame(zstd.ZstdDecompressor(), zstd.ZstdError)
+            )
+    raise ConfigError(f"unknown compression {compression!r}: expected {', '.join(METHODS)}")
+
+
+def _decoded(file: BinaryIO, start: Callable[[], _Member]) -> Iterator[tuple[bytes, int]]:
+    """Plain bytes and, with the last of a member, where in the file that ends, or else 0.
+
+    Raises RecordError for a damaged member, of which some may have been yielded.
+    """
+    offset = 0
+    data = b""
+    while True:
+        if not data:
+            data = file.read(_READ_COMPRESSED)
+            offset += len(data)
+            if not data:
+                return
+        member = start()
+        while not member.eof:
+            if not data and member.needs_input:
+                data = file.read(_READ_COMPRESSED)
+                offset += len(data)
+                if not data:
+                    raise RecordError("the file ends in it")
+            plain, data = member.decompress(data), b""
+            if not member.eof:
+                yield plain, 0
+        data = member.unused_data
+        yield plain, offset - len(data)
+
+
+class _GzipMember:
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(GZIP_WINDOW)
+
+    @property
+    def eof(self) -> bool:
+        return self._inflate.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._inflate.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inflate.unused_data
+
+    def decompress(self, data: bytes) -> bytes:
+        try:
+            return self._inflate.decompress(self._inflate.unconsumed_tail + data, _PIECE)
+        except zlib.error as error:
+            raise RecordError(str(error).rpartition(": ")[2]) from None
+
+
+def _lacks_checksum(head: bytes) -> bool:
+    return head.startswith(_ZSTD_MAGIC) and not head[4] & _ZSTD_CHECKSUM
+
+
+class _ZstdDecompressor(_Member, Protocol):
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _ZstdFrame:
+    """A frame with a checksum (RFC 8878, 3.1.1.1.1.5), as ours all are.
+
+    Without one zeros pass for empty blocks, and join what comes before to what comes after.
+    """
+
+    def __init__(self, frame: _ZstdDecompressor, error: type[Exception]) -> None:
+        self._frame = frame
+        self._error = error
+        self._head = b""
+
+    @property
+    def eof(self) -> bool:
+        return self._frame.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return self._frame.needs_input
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._frame.unused_data
+
+    def decompress(self, data: bytes) -> bytes:
+        if len(self._head) < 5:
+            self._head += data[: 5 - len(self._head)]
+            if len(self._head) == 5 and _lacks_checksum(self._head):
+                raise RecordError("it has no checksum")
+        try:
+            return self._frame.decompress(data, _PIECE)
+        except self._error as error:
+            raise RecordError(str(error).rpartition(": ")[2]) from None
+
+
+class _Counter(ABC):
+    """Counts the whole records of a stream of plain bytes, and knows where the last one ends."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.end = 0
+        self.total = 0
+        """Bytes fed."""
+        self.problem = ""
+        """Why what follows ``end`` is no record, however much may come; nothing is fed then."""
+
+    @abstractmethod
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes, any number."""
+
+    def torn(self) -> str:
+        """What is wrong if this is the end of the stream."""
+        return f"{self._next()}: it is torn" if self.end < self.total else ""
+
+    def _next(self) -> str:
+        return f"record {self.records + 1} at byte {self.end}"
+
+
+class _Delimited(_Counter):
+    """Records that end in a delimiter, counted as ``records.Delimited`` splits them.
+
+    With ``may_be_filler``, empty records that zeros make are none at the end of the stream: a disk
+    that lost power leaves zeros for what it had not written.
+    """
+
+    def __init__(self, delimiter: bytes, *, may_be_filler: bool) -> None:
+        super().__init__()
+        if not delimiter:
+            raise ConfigError("the delimiter is empty: records could not be told apart")
+        self._delimiter = delimiter
+        self._filler = may_be_filler and not delimiter.strip(b"\0")
+        self._empty = 0  # records since ``end``
+        self._begun = False  # the record under way has bytes before the tail
+        self._tail = b""  # what may begin a delimiter
+
+    def feed(self, data: bytes) -> None:
+        self.total += len(data)
+        parts = (self._tail + data).split(self._delimiter)
+        last = parts.pop()
+        if parts:
+            count = self._without_filler(parts) if self._filler else len(parts)
+            empty = len(parts) - count
+            if count:
+                self.records += self._empty + count
+                self.end = self.total - len(last) - empty * len(self._delimiter)
+                self._empty = 0
+            self._empty += empty
+            self._begun = False
+        cut = max(len(last) - len(self._delimiter) + 1, 0)
+        self._begun = self._begun or cut > 0
+        self._tail = last[cut:]
+
+    def _without_filler(self, parts: list[bytes]) -> int:
+        if not any(parts):  # most of many zeros
+            return int(self._begun)
+        count = len(parts)
+        while count and not parts[count - 1] and not (count == 1 and self._begun):
+            count -= 1
+        return count
+
+
+class _LengthPrefixed(_Counter):
+    """Records with their size before them: 4 bytes, big-endian.
+
+    None is empty, because no message is (``nsqd/protocol_v2.go``): zeros are no records.
+    """
+
+    _size = struct.Struct(">I")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._head = b""  # less than a size
+        self._next_size = 0  # where the record under way ends, in the stream
+
+    def feed(self, data: bytes) -> None:
+        data = self._head + data
+        base = self.total - len(self._head)
+        self.total = base + len(data)
+        begin, position = self.end - base, self._next_size - base
+        read_size = self._size.unpack_from
+        count = self.records + (position > begin)
+        while len(data) - position >= 4:
+            (size,) = read_size(data, position)
+            begin = position
+            if not size:
+                break
+            position += 4 + size
+            count += 1
+        whole = position <= len(data)
+        self.end = base + (position if whole else begin)
+        self.records = count if whole else count - 1
+        self._next_size = base + position
+        self._head = data[position:]
+        if len(self._head) >= 4:
+            self.problem = f"{self._next()}: its size is 0, and no message is empty"
+
+
+class _JsonLines(_Counter):
+    """Envelopes, one a line, as ``records.JsonLines`` reads them; blank lines are no records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._line: list[bytes] = []  # under way
+
+    def feed(self, data: bytes) -> None:
+        self.total += len(data)
+        lines, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._take(b"".join((*self._line, lines, newline)))
+            self._line.clear()
+        self._line.append(rest)
+        if not self.problem and _NEVER_IN_JSON.search(rest):  # or it might grow without an end
+            self.problem = f"{self._next()}: not JSON"
+
+    def _take(self, block: bytes) -> None:
+        lines = block.split(b"\n")[:-1]
+        with contextlib.suppress(RecordError):
+            if len(JsonLines().feed(block)) == len(lines):
+                self.records += len(lines)
+                self.end += len(block)
+                return
+        for line in lines:
+            try:
+                self.records += len(JsonLines().feed(line + b"\n"))
+            except RecordError as error:
+                self.problem = f"{self._next()}: {str(error).removeprefix('line 1: ')}"
+                return
+            self.end += len(line) + 1

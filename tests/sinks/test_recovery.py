@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import struct
+import subprocess
+import tracemalloc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigError
+from nsqtools.sinks.compression import load_zstd, make_encoder
+from nsqtools.sinks.recovery import Inspection, inspect
+from tests.support.binaries import needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+COMPRESSED = ["gzip", "zstd"]
+NOUN = {"gzip": "gzip member", "zstd": "zstd frame"}
+EMPTY = {"gzip": gzip.compress(b""), "zstd": b"\x28\xb5\x2f\xfd\x24\0\1\0\0\x99\xe9\xd8\x51"}
+UNCHECKED = {"gzip": 6 * 8 + 1 + 7, "zstd": 8 + 2}
+"""Bits of a member that no checksum covers and no reader needs: time, system, window, padding."""
+LOST_POWER = b"\0" * 5000
+
+
+class Dribble(io.BytesIO):
+    """A file that gives ``step`` bytes at a time."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        super().__init__(data)
+        self._step = step
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(self._step)
+
+
+class Endless(io.RawIOBase):
+    """The given bytes, then as many of ``filler`` as are wanted, without holding them."""
+
+    def __init__(self, data: bytes, filler: bytes, size: int) -> None:
+        self._data, self._filler, self._left = data, filler, size
+
+    def read(self, size: int = -1, /) -> bytes:
+        if self._data:
+            data, self._data = self._data, b""
+            return data
+        size = min(size, self._left)
+        self._left -= size
+        return self._filler * size
+
+
+@dataclass
+class Archive:
+    """A compressed file and what is known of it: where members end, and their records."""
+
+    data: bytes
+    ends: list[int]
+    plain: list[bytes]
+
+    def whole_until(self, position: int) -> int:
+        """How many members end at or before this byte."""
+        return sum(end <= position for end in self.ends)
+
+    def kept(self, count: int) -> Inspection:
+        plain = b"".join(self.plain[:count])
+        return Inspection([0, *self.ends][count], plain.count(b"\n"), len(plain), "")
+
+
+def archive(name: str, members: Sequence[bytes]) -> Archive:
+    encoder = make_encoder(name)
+    pieces = [encoder.write(member) + encoder.finish() for member in members]
+    ends = list(itertools.accumulate(map(len, pieces)))
+    return Archive(b"".join(pieces), ends, list(members))
+
+
+def three(name: str) -> Archive:
+    return archive(name, [b"one\ntwo\n", b"x" * 300 + b"\nfour\n", b"five\n" * 100])
+
+
+def look(data: bytes, **options: Any) -> Inspection:
+    """The result, the same however the file is read."""
+    found = inspect(io.BytesIO(data), **options)
+    for step in (1, 3):
+        assert inspect(Dribble(data, step), **options) == found
+    return found
+
+
+def without_problem(found: Inspection) -> Inspection:
+    return Inspection(found.good, found.records, found.plain, "")
+
+
+def decoded(name: str, data: bytes) -> bytes:
+    decompress = gzip.decompress if name == "gzip" else load_zstd().decompress
+    return decompress(data) if data else b""
+
+
+def accepted(name: str, data: bytes) -> bool:
+    """Whether the tool that everybody has takes the file for whole."""
+    command = {"gzip": ["zcat"], "zstd": ["zstd", "-t", "-q"]}[name]
+    path = needs(command[0], "that others read what recovery keeps")
+    done = subprocess.run([path, *command[1:]], input=data, capture_output=True, check=False)
+    return (done.returncode, done.stderr) == (0, b"")
+
+
+def prefixed(records: Iterable[bytes]) -> bytes:
+    return b"".join(struct.pack(">I", len(record)) + record for record in records)
+
+
+def envelope(body: str) -> bytes:
+    return json.dumps({"topic": "t", "id": "0" * 16, "body": body}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+class TestMembers:
+    def test_whole_members_are_all_good(self, name: str) -> None:
+        whole = three(name)
+        assert look(whole.data, compression=name) == whole.kept(3)
+
+    def test_a_file_cut_anywhere_keeps_the_members_before_the_cut(self, name: str) -> None:
+        whole = three(name)
+        for cut in range(len(whole.data)):
+            found = look(whole.data[:cut], compression=name)
+            count = whole.whole_until(cut)
+            assert without_problem(found) == whole.kept(count), cut
+            torn = f"{NOUN[name]} {count + 1} at byte {found.good}: the file ends in it"
+            assert found.problem == ("" if found.good == cut else torn)
+
+    def test_a_flipped_bit_costs_no_member_before_it_and_never_changes_one(self, name: str) -> None:
+        whole = three(name)
+        harmless = 0
+        for position, bit in itertools.product(range(len(whole.data)), range(8)):
+            data = bytearray(whole.data)
+            data[position] ^= 1 << bit
+            found = inspect(io.BytesIO(data), compression=name)
+            count = whole.whole_until(position)
+            if without_problem(found) == whole.kept(count):
+                assert found.problem
+                continue
+            harmless += 1
+            plain = b"".join(whole.plain)[: found.plain]
+            assert found.plain >= whole.kept(count + 1).plain
+            assert decoded(name, bytes(data[: found.good])) == plain
+        assert harmless <= 3 * UNCHECKED[name]
+
+    def test_zeros_anywhere_cost_no_member_before_them_and_half_keep_none(self, name: str) -> None:
+        whole = archive(name, [b"one\ntwo\n", b"three\n", b"four\n"])
+        subsets = itertools.product([0, 1], repeat=len(whole.plain))
+        possible = {b"".join(itertools.compress(whole.plain, subset)) for subset in subsets}
+        size = len(whole.data)
+        for start, end in itertools.combinations(range(size + 1), 2):
+            data = whole.data[:start] + bytes(end - start) + whole.data[end:]
+            found = inspect(io.BytesIO(data), compression=name)
+            kept = decoded(name, data[: found.good])
+            assert kept in possible
+            assert len(kept) == found.plain
+            assert kept.startswith(b"".join(whole.plain[: whole.whole_until(start)]))
+
+    def test_what_is_kept_others_accept(self, name: str) -> None:
+        whole = three(name)
+        for cut in {*range(0, len(whole.data), 7), *whole.ends}:
+            found = look(whole.data[:cut], compression=name)
+            assert not found.good or accepted(name, whole.data[: found.good])
+            assert found.good == cut or not cut or not accepted(name, whole.data[:cut])
+
+    @pytest.mark.parametrize(
+        "tail", [LOST_POWER, b"\0", b"garbage\n", b"\xff" * 100, b"\x1f\x8b", b"\x28\xb5\x2f\xfd"]
+    )
+    def test_what_is_no_member_ends_the_good_part(self, name: str, tail: bytes) -> None:
+        whole = three(name)
+        found = look(whole.data + tail + whole.data, compression=name)
+        assert without_problem(found) == whole.kept(3)
+        assert f"4 at byte {found.good}: " in found.problem
+
+    def test_zeros_inside_a_member_end_the_good_part_before_it(self, name: str) -> None:
+        whole = three(name)
+        start, end = whole.ends[0] + 12, whole.ends[1]
+        found = look(whole.data[:start] + bytes(end - start), compression=name)
+        assert without_problem(found) == whole.kept(1)
+
+    def test_a_file_of_nothing_is_good(self, name: str) -> None:
+        assert look(b"", compression=name) == Inspection(0, 0, 0, "")
+
+    def test_an_empty_member_as_nsq_to_file_writes_is_good(self, name: str) -> None:
+        empty = EMPTY[name]
+        data = empty + archive(name, [b"one\n"]).data + empty
+        assert look(data, compression=name) == Inspection(len(data), 1, 4, "")
+
+    def test_a_record_may_go_on_in_the_next_member(self, name: str) -> None:
+        whole = archive(name, [b"one\ntw", b"o\nthree\n"])
+        assert look(whole.data, compression=name) == whole.kept(2)
+        found = look(whole.data[:-1], compression=name)
+        assert (found.good, found.records) == (whole.ends[0], 1)
+
+    def test_a_fault_in_the_records_of_a_whole_member_does_not_cut_it_away(self, name: str) -> None:
+        whole = archive(name, [envelope("1"), b"no JSON\n", envelope("3")])
+        found = look(whole.data, compression=name, json=True)
+        assert (found.good, found.records) == (len(whole.data), 1)
+        place = f"record 2 at byte {len(envelope('1'))}"
+        problem = f"{place}: not JSON: Expecting value at column 1, uncompressed"
+        assert found.problem == problem
+
+    def test_a_half_record_at_the_end_is_a_problem(self, name: str) -> None:
+        whole = archive(name, [b"one\ntwo"])
+        problem = "record 2 at byte 4: it is torn, uncompressed"
+        assert look(whole.data, compression=name) == Inspection(len(whole.data), 1, 7, problem)
+
+    def test_empty_records_of_a_nul_delimiter_are_the_writers(self, name: str) -> None:
+        whole = archive(name, [b"one\0\0\0"])
+        found = look(whole.data, compression=name, delimiter=b"\0")
+        assert found == Inspection(len(whole.data), 3, 6, "")
+
+    def test_what_unpacks_to_very_much_is_never_held(self, name: str) -> None:
+        encoder = make_encoder(name, 1)
+        packed = [encoder.write(bytes(1 << 20)) for _ in range(64)]
+        data = b"".join(packed) + encoder.write(b"\n") + encoder.finish()
+        found, peak = measured(io.BytesIO(data), compression=name)
+        assert (found.good, found.records, found.problem) == (len(data), 1, "")
+        assert peak < 16 << 20
+
+
+def measured(file: Any, **options: Any) -> tuple[Inspection, int]:
+    """What was found, and the most memory that Python had allocated for it."""
+    tracemalloc.start()
+    try:
+        found = inspect(file, **options)
+        return found, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_zstd_frame_without_a_checksum_is_not_good() -> None:
+    whole = three("zstd")
+    found = look(whole.data + load_zstd().compress(b"six\n"), compression="zstd")
+    assert without_problem(found) == whole.kept(3)
+    assert found.problem == f"zstd frame 4 at byte {found.good}: it has no checksum"
+
+
+class TestDelimited:
+    @given(
+        records=st.lists(st.text("ab\n", max_size=6).map(str.encode), max_size=8),
+        delimiter=st.text("ab\n", min_size=1, max_size=4).map(str.encode),
+        tail=st.text("ab\n", max_size=4).map(str.encode),
+        step=st.integers(1, 9),
+    )
+    def test_a_file_is_good_up_to_its_last_delimiter(
+        self, records: list[bytes], delimiter: bytes, tail: bytes, step: int
+    ) -> None:
+        data = b"".join(record + delimiter for record in records) + tail
+        *whole, rest = data.split(delimiter)
+        found = inspect(Dribble(data, step), delimiter=delimiter)
+        assert (found.good, found.records) == (len(data) - len(rest), len(whole))
+        assert found.plain == found.good
+        assert bool(found.problem) == bool(rest)
+
+    @given(
+        records=st.lists(st.text("a\0", max_size=6).map(str.encode), max_size=8),
+        size=st.integers(1, 3),
+        zeros=st.integers(0, 40),
+        step=st.integers(1, 9),
+    )
+    def test_zeros_at_the_end_are_no_records_though_the_delimiter_is_made_of_them(
+        self, records: list[bytes], size: int, zeros: int, step: int
+    ) -> None:
+        delimiter = b"\0" * size
+        data = b"".join(record + delimiter for record in records) + bytes(zeros)
+        *whole, rest = data.split(delimiter)
+        while whole and not whole[-1]:
+            rest = delimiter + rest
+            whole.pop()
+        found = inspect(Dribble(data, step), delimiter=delimiter)
+        assert (found.good, found.records) == (len(data) - len(rest), len(whole))
+
+    @pytest.mark.parametrize("delimiter", [b"\n", b"\r\n", b"--end--", b"\n\n", b"\0"])
+    def test_a_file_cut_anywhere_and_zero_filled_keeps_its_whole_records(
+        self, delimiter: bytes
+    ) -> None:
+        data = b"".join(record + delimiter for record in (b"one", b"two", b"three" * 20, b"4"))
+        for cut in range(len(data) + 1):
+            kept = data[: data[:cut].rfind(delimiter) + len(delimiter)] if cut else b""
+            kept = kept if kept.endswith(delimiter) and len(kept) <= cut else b""
+            for tail in (b"", LOST_POWER):
+                if tail and delimiter == b"\0":
+                    continue  # the first zero then ends the record under way
+                found = look(data[:cut] + tail, delimiter=delimiter)
+                assert (found.good, found.records) == (len(kept), kept.count(delimiter))
+
+    def test_a_torn_record_is_told_with_its_place(self) -> None:
+        problem = "record 3 at byte 8: it is torn"
+        assert look(b"one\ntwo\nthr") == Inspection(8, 2, 8, problem)
+
+    def test_empty_records_are_records(self) -> None:
+        assert look(b"\n\none\n\n") == Inspection(7, 4, 7, "")
+
+    def test_a_file_of_nothing_is_good(self) -> None:
+        assert look(b"") == Inspection(0, 0, 0, "")
+
+    def test_reading_begins_where_the_file_stands(self) -> None:
+        file = io.BytesIO(b"one\ntwo\n")
+        file.seek(4)
+        assert inspect(file) == Inspection(4, 1, 4, "")
+
+    @pytest.mark.parametrize("delimiter", [b"\n", b"--end--", b"\0"])
+    def test_a_tail_of_very_many_zeros_is_never_held(self, delimiter: bytes) -> None:
+        file = Endless(b"one" + delimiter, b"\0", 64 << 20)
+        found, peak = measured(file, delimiter=delimiter)
+        assert (found.good, found.records) == (3 + len(delimiter), 1)
+        assert peak < 16 << 20
+
+    def test_an_empty_delimiter_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="the delimiter is empty"):
+            look(b"one", delimiter=b"")
+
+
+class TestLengthPrefixed:
+    @given(
+        records=st.lists(st.binary(min_size=1, max_size=20), max_size=6),
+        cut=st.integers(0),
+        step=st.integers(1, 9),
+    )
+    def test_a_file_cut_anywhere_keeps_its_whole_records(
+        self, records: list[bytes], cut: int, step: int
+    ) -> None:
+        data = prefixed(records)
+        cut %= len(data) + 1
+        ends = [0, *itertools.accumulate(4 + len(record) for record in records)]
+        count = sum(end <= cut for end in ends) - 1
+        found = inspect(Dribble(data[:cut], step), length_prefix=True)
+        assert (found.good, found.records, found.plain) == (ends[count], count, ends[count])
+        torn = f"record {count + 1} at byte {found.good}: it is torn"
+        assert found.problem == ("" if cut == found.good else torn)
+
+    def test_zeros_are_no_records(self) -> None:
+        data = prefixed([b"one", b"two\0\0\0\0"])
+        found = look(data + LOST_POWER, length_prefix=True)
+        problem = f"record 3 at byte {len(data)}: its size is 0, and no message is empty"
+        assert found == Inspection(len(data), 2, len(data), problem)
+
+    def test_records_larger_than_what_is_read_at_once_are_never_held(self) -> None:
+        file = Endless(prefixed([b"one"]) + struct.pack(">I", 128 << 20), b"x", 128 << 20)
+        found, peak = measured(file, length_prefix=True)
+        assert (found.good, found.records, found.problem) == (7 + 4 + (128 << 20), 2, "")
+        assert peak < 4 << 20
+
+
+class TestJson:
+    @given(bodies=st.lists(st.text(max_size=10), max_size=5), cut=st.integers(0))
+    def test_a_file_cut_anywhere_keeps_its_whole_lines(self, bodies: list[str], cut: int) -> None:
+        lines = [envelope(body) for body in bodies]
+        data = b"".join(lines)
+        cut %= len(data) + 1
+        good = data.rfind(b"\n", 0, cut) + 1
+        found = look(data[:cut], json=True)
+        assert (found.good, found.records) == (good, data[:good].count(b"\n"))
+        assert bool(found.problem) == (good < cut)
+
+    @pytest.mark.parametrize(
+        ("bad", "problem"),
+        [
+            (b"{}", "expected either body or body_b64, found none"),
+            (b"garbage", "not JSON: Expecting value at column 1"),
+            (envelope("torn")[:20] + envelope("glued")[:-1], "not JSON: "),
+            (b"\xff\xfe", "not UTF-8 at byte 1"),
+            (LOST_POWER + b"{}", "not JSON"),
+        ],
+    )
+    def test_a_line_that_is_no_envelope_ends_the_good_part(self, bad: bytes, problem: str) -> None:
+        good = envelope("1") + envelope("2")
+        found = inspect(io.BytesIO(good + bad + b"\n" + envelope("4")), json=True)
+        assert (found.good, found.records) == (len(good), 2)
+        assert found.problem.startswith(f"record 3 at byte {len(good)}: {problem}")
+
+    def test_where_the_good_part_ends_does_not_depend_on_how_it_was_read(self) -> None:
+        good = envelope("1") + b"\n" + envelope("2")
+        for tail in (b"{}\n", envelope("4")[:9], LOST_POWER):
+            found = look(good + tail, json=True)
+            assert (found.good, found.records) == (len(good), 2)
+
+    def test_blank_lines_are_no_records(self) -> None:
+        data = b"\n" + envelope("1") + b"\n"
+        assert look(data, json=True) == Inspection(len(data), 1, len(data), "")
+
+    @pytest.mark.parametrize("start", [b"", b'{"body":"'])
+    def test_a_tail_of_very_many_zeros_is_never_held(self, start: bytes) -> None:
+        found, peak = measured(Endless(envelope("1") + start, b"\0", 64 << 20), json=True)
+        assert (found.good, found.records) == (len(envelope("1")), 1)
+        assert peak < 4 << 20
+
+
+def test_an_unknown_compression_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown compression 'lzma': expected none, gzip, zstd"):
+        look(b"", compression="lzma")
