@@ -131,6 +131,25 @@ def oversize(module: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{module}:{node.lineno}: {node.name} has {length} lines and no reason"
 
 
+SLEEPERS = ("support", "live.test_engine", "test_layers")
+"""Where real time may pass: polling, faults of a proxy, and handlers that stall on purpose."""
+
+
+def real_sleeps(module: str, tree: ast.Module) -> Iterator[str]:
+    """``sleep(0)`` yields and ``tests.support.clock.elapse`` is virtual; all else is a guess."""
+    if within(module, SLEEPERS):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="asyncio" | "time"), attr="sleep"),
+                args=[ast.Constant(value=0)],
+            ):
+                pass
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="asyncio" | "time"), attr="sleep")):
+                yield f"{module}:{node.lineno}: sleeps; wait for a condition, or use elapse"
+
+
 def sources(folder: str) -> dict[str, Path]:
     """Module name below the folder, such as ``proto.session``, to its path."""
     found = {}
@@ -158,6 +177,10 @@ def test_a_long_file_or_function_says_why(folder: str) -> None:
     assert broken(oversize, folder) == []
 
 
+def test_no_test_sleeps_for_luck() -> None:
+    assert broken(real_sleeps, "tests") == []
+
+
 @pytest.mark.parametrize(
     ("rule", "module", "source"),
     [
@@ -180,6 +203,8 @@ def test_a_long_file_or_function_says_why(folder: str) -> None:
         (broken_purity, "policy.rdy", "from random import Random"),
         (broken_purity, "policy.rdy", "if TYPE_CHECKING:\n    import random"),
         (broken_purity, "policy.rotation", "def f():\n    return datetime.now()"),
+        (real_sleeps, "net.test_http", "asyncio.sleep(0.01)"),
+        (real_sleeps, "live.test_tail", "time.sleep(pause)"),
         (oversize, "x", '"""Long."""\n' * 401),
         (oversize, "x", "def f():\n" + "    pass\n" * 60),
     ],

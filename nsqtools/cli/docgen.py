@@ -36,8 +36,8 @@ _ROOT = Path(__file__).parents[2]
 def documents(root: Path) -> dict[str, str]:
     """The text of every generated file, by its name below ``root``; README.md if it is there."""
     nodes = walk(cli)
-    found = {f"man/man1/{node.page}.1": page(node, nodes) for node in nodes}
-    found["man/man5/nsqtools.toml.5"] = toml_page(nodes)
+    found = {f"man/{node.page}.1": page(node, nodes) for node in nodes}
+    found["man/nsqtools.toml.5"] = toml_page(nodes)
     found |= {f"completions/{name}": text for name, text in scripts().items()}
     readme = root / "README.md"
     if readme.exists():

@@ -45,25 +45,24 @@ def test_check_names_what_differs_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([str(tmp_path)])
-    (tmp_path / "man/man1/nsqtools-tail.1").write_text("old")
-    (tmp_path / "man/man1/nsqtools.1").unlink()
-    (tmp_path / "man/man9").mkdir()
-    (tmp_path / "man/man9/nsqtools-gone.1").write_text("gone")
+    (tmp_path / "man/nsqtools-tail.1").write_text("old")
+    (tmp_path / "man/nsqtools.1").unlink()
+    (tmp_path / "man/nsqtools-gone.1").write_text("gone")
     before = files(tmp_path)
     capsys.readouterr()
     assert main(["--check", str(tmp_path)]) == 1
     assert sorted(capsys.readouterr().out.split()) == [
-        "man/man1/nsqtools-tail.1",
-        "man/man1/nsqtools.1",
-        "man/man9/nsqtools-gone.1",
+        "man/nsqtools-gone.1",
+        "man/nsqtools-tail.1",
+        "man/nsqtools.1",
     ]
     assert files(tmp_path) == before
 
 
 def test_writing_makes_the_check_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "README.md").write_text(MARKERS)
-    (tmp_path / "man/man9").mkdir(parents=True)
-    (tmp_path / "man/man9/nsqtools-gone.1").write_text("gone")
+    (tmp_path / "man").mkdir()
+    (tmp_path / "man/nsqtools-gone.1").write_text("gone")
     assert main([str(tmp_path)]) == 0
     assert files(tmp_path) == documents(tmp_path)
     capsys.readouterr()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -42,6 +43,13 @@ def pages() -> dict[str, str]:
 PAGES = pages()
 EACH_NODE = pytest.mark.parametrize("node", NODES, ids=lambda node: node.page)
 EACH_PAGE = pytest.mark.parametrize("name", PAGES)
+
+
+def test_the_wheel_puts_each_page_into_its_section() -> None:
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())
+    shared = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    installed = {source: place for source, place in shared.items() if source.startswith("man/")}
+    assert installed == {f"man/{name}": f"share/man/man{name[-1]}/{name}" for name in PAGES}
 
 
 def plain(text: str) -> str:

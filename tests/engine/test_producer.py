@@ -11,7 +11,7 @@ from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, ConnectError, PublishError
 from tests.support import wire
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, ScriptedNsqd, flatten, undisturbed
 
 
@@ -73,7 +73,7 @@ async def test_after_a_lost_connection_only_unanswered_deferred_messages_are_sen
         first = asyncio.create_task(producer.publish("t", [b"a", b"b"], defer=1))
         second = asyncio.create_task(producer.publish("t", [b"c", b"d", b"e"], defer=1))
         third = asyncio.create_task(producer.publish("t", [b"f", b"g"]))
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.send(wire.OK * 4)
         await first
         assert not second.done()
@@ -100,12 +100,12 @@ async def test_publishes_overlap_and_answers_belong_to_them_in_order() -> None:
     nsqd.answers = False
     async with producing(nsqd) as producer:
         tasks = [asyncio.create_task(producer.publish("t", [b"%d" % n])) for n in range(3)]
-        await asyncio.sleep(1)
+        await elapse(1)
         assert list(flatten(nsqd.published)) == [b"0", b"1", b"2"]
         for n in range(3):
             assert [task.done() for task in tasks] == [i < n for i in range(3)]
             nsqd.send(wire.OK)
-            await asyncio.sleep(0.01)
+            await elapse(0.01)
         await asyncio.gather(*tasks)
 
 
@@ -115,11 +115,11 @@ async def test_a_publish_that_was_given_up_does_not_take_anothers_answer() -> No
     nsqd.answers = False
     async with producing(nsqd) as producer:
         first, second = [asyncio.create_task(producer.publish("t", [b"x"])) for _ in range(2)]
-        await asyncio.sleep(1)
+        await elapse(1)
         first.cancel()
         await asyncio.sleep(0)
         nsqd.send(wire.OK)
-        await asyncio.sleep(1)
+        await elapse(1)
         assert not second.done()
         nsqd.send(wire.OK)
         await second
@@ -131,7 +131,7 @@ async def test_an_error_is_not_blamed_on_the_publish_behind_the_one_it_answers()
     nsqd.answers = False
     async with producing(nsqd) as producer:
         first, second = [asyncio.create_task(producer.publish("t", [b"x"])) for _ in range(2)]
-        await asyncio.sleep(1)
+        await elapse(1)
         first.cancel()
         await asyncio.sleep(0)
         nsqd.answers = True
@@ -149,7 +149,7 @@ async def test_a_batch_whose_connection_breaks_goes_to_another_nsqd(how: str) ->
         for nsqd in nsqds:
             nsqd.answers = False
         task = asyncio.create_task(producer.publish("t", [b"one", b"two"]))
-        await asyncio.sleep(1)
+        await elapse(1)
         (first,) = [nsqd for nsqd in nsqds if nsqd.published]
         (other,) = [nsqd for nsqd in nsqds if nsqd is not first]
         other.answers = True
@@ -165,13 +165,13 @@ async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back() -> None:
         nsqd.down = True
         nsqd.break_off()
         task = asyncio.create_task(producer.publish("t", [b"x"]))
-        await asyncio.sleep(20)
+        await elapse(20)
         assert not task.done()
         nsqd.down = False
         await task
         assert nsqd.published == [[b"x"]]
         nsqd.break_off()
-        await asyncio.sleep(0.3)  # the delays begin again
+        await elapse(0.3)  # the delays begin again
         assert len(nsqd.clients) == 1
         nsqd.dials.pop()
         assert [round(at, 2) for at in nsqd.dials] == [
@@ -248,7 +248,7 @@ async def test_a_temporary_error_is_tried_elsewhere_and_then_again() -> None:
         nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
     async with producing(*nsqds) as producer:
         task = asyncio.create_task(producer.publish("t", [b"x"]))
-        await asyncio.sleep(10)
+        await elapse(10)
         assert not task.done()
         tries = sum(text.startswith("PUB") for nsqd in nsqds for _, text in nsqd.log)
         assert 2 < tries < 100
@@ -301,7 +301,7 @@ async def test_in_mode_all_a_lost_nsqd_is_waited_for_and_only_it_gets_the_batch_
         bad.down = True
         bad.break_off()
         task = asyncio.create_task(producer.publish("t", [b"x"]))
-        await asyncio.sleep(5)
+        await elapse(5)
         assert not task.done()
         bad.down = False
         await task
@@ -367,7 +367,7 @@ async def test_connecting_fails_only_if_nobody_can_be_reached() -> None:
         await producer.publish("t", [b"2"])
         assert list(flatten(good.published)) == [b"1", b"2"]
         bad.down = False
-        await asyncio.sleep(10)
+        await elapse(10)
         await producer.publish("t", [b"3"])
         await producer.publish("t", [b"4"])
         assert len(bad.published) == 1
@@ -385,7 +385,7 @@ async def test_connecting_in_mode_all_fails_if_one_cannot_be_reached() -> None:
     with pytest.raises(ConnectError, match="bad:4150: connection refused"):
         async with producing(good, bad, mode="all"):
             raise AssertionError
-    await asyncio.sleep(100)
+    await elapse(100)
     assert good.clients == []
     assert len(bad.dials) == 1
 
@@ -404,7 +404,7 @@ async def test_closing_fails_what_is_under_way_at_once_and_reconnects_to_nobody(
     nsqd.answers = False
     async with producing(nsqd, away) as producer:
         waiting = asyncio.create_task(producer.publish("t", [b"1"]))
-        await asyncio.sleep(1)
+        await elapse(1)
         await producer.close()
         with pytest.raises(PublishError, match="producer is closed") as caught:
             await waiting
@@ -414,7 +414,7 @@ async def test_closing_fails_what_is_under_way_at_once_and_reconnects_to_nobody(
             await producer.publish("t", [b"2"])
         assert now() < 5
         dials = len(away.dials)
-        await asyncio.sleep(100)
+        await elapse(100)
         assert len(away.dials) == dials
         assert len(nsqd.dials) == 1
         assert nsqd.clients == []
@@ -424,7 +424,7 @@ async def test_closing_fails_what_is_under_way_at_once_and_reconnects_to_nobody(
 async def test_a_producer_answers_heartbeats_and_lives_on() -> None:
     nsqd = Network().nsqd()
     async with producing(nsqd) as producer:
-        await asyncio.sleep(36_000)
+        await elapse(36_000)
         await producer.publish("t", [b"x"])
         assert len(nsqd.dials) == 1
 
@@ -439,6 +439,6 @@ async def test_a_thousand_publishes_at_once_through_flapping_nsqds_all_arrive() 
             tasks.append(asyncio.create_task(producer.publish("t", [b"%d" % n])))
             if n % 10 == 0:
                 nsqds[n % 3].break_off()
-                await asyncio.sleep(0.01)
+                await elapse(0.01)
         await asyncio.gather(*tasks)
         assert {int(body) for nsqd in nsqds for body in flatten(nsqd.published)} == set(range(1000))

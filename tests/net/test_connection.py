@@ -35,7 +35,7 @@ from nsqtools.net.connection import Connection
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.messages import Message
 from tests.support import wire
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
 from tests.support.proxy import Cut, Faults, Proxy
 from tests.support.scripted import Recorder, running, undisturbed
@@ -54,6 +54,7 @@ class Server:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.finished: set[bytes] = set()
+        self.all_finished = asyncio.Event()
         self.published: list[str] = []
         self._queue: deque[int] = deque()
         self._bodies: dict[int, bytes] = {}
@@ -62,6 +63,7 @@ class Server:
 
     def load(self, bodies: list[bytes]) -> None:
         self.finished.clear()
+        self.all_finished.clear()
         self.published.clear()
         self._bodies = dict(enumerate(bodies))
         self._queue = deque(self._bodies)
@@ -103,6 +105,8 @@ class Server:
                     case "FIN":
                         in_flight.discard(int(args, 16))
                         self.finished.add(self._bodies[int(args, 16)])
+                        if len(self.finished) == len(self._bodies):
+                            self.all_finished.set()
                     case "CLS":
                         ready = 0
                         out += wire.CLOSE_WAIT
@@ -162,8 +166,9 @@ async def drain(address: Address, server: Server, config: ConsumerConfig) -> Con
     consumer = Consumer(subscription, recorder, config)
     async with asyncio.timeout(20):
         task = asyncio.create_task(consumer.run())
-        while not task.done() and len(server.finished) < len(BODIES):  # noqa: ASYNC110
-            await asyncio.sleep(0.0005)
+        finished = asyncio.create_task(server.all_finished.wait())
+        await asyncio.wait([task, finished], return_when=asyncio.FIRST_COMPLETED)
+        finished.cancel()
         consumer.stop()
         return await task
 
@@ -457,11 +462,11 @@ async def test_a_server_that_reads_slowly_is_not_dropped() -> None:
         transport.stall()
         reply = connection.request(b"x" * (2 << 20))
         for _ in range(100):
-            await asyncio.sleep(0.9)
+            await elapse(0.9)
             transport.take_some(1)
         assert not reply.done()
         transport.unstall()
-        await asyncio.sleep(100)
+        await elapse(100)
         assert not reply.done()
         transport.stall()
         late = connection.request(b"x" * (2 << 20))
@@ -535,9 +540,10 @@ async def test_a_connection_may_start_from_a_chosen_local_address() -> None:
 
 
 async def test_cancelling_open_leaves_nothing_behind() -> None:
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun.set()
         with contextlib.suppress(ConnectionResetError):
             await say_nothing(reader, writer)
         writer.transport.abort()
@@ -545,7 +551,8 @@ async def test_cancelling_open_leaves_nothing_behind() -> None:
 
     async with serving(wait) as address:
         task = asyncio.create_task(Connection.open(address, ConsumerConfig(), Owner()))
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

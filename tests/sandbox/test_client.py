@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 
 import snappy
 
 from tests.sandbox.peer import Peer, make_nsqd, turn
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.raw import mpub
 
 
@@ -82,9 +81,9 @@ async def test_messages_time_out_by_the_clients_own_setting() -> None:
     peer.identify(msg_timeout=2000)
     peer.send("SUB t c", "RDY 1")
     peer.nsqd.publish("t", [b"x"])
-    await asyncio.sleep(1.9)
+    await elapse(1.9)
     assert peer.texts() == ["OK", "OK", "msg x"]
-    await asyncio.sleep(0.2)
+    await elapse(0.2)
     assert peer.texts() == ["msg x"]
     assert peer.channel.timeout_count == 1
 
@@ -97,9 +96,9 @@ async def test_a_requeue_is_cut_to_the_longest_delay() -> None:
     await turn()
     (id_,) = peer.ids()
     peer.send(f"REQ {id_} 99999999")
-    await asyncio.sleep(4.9)
+    await elapse(4.9)
     assert peer.texts() == []
-    await asyncio.sleep(0.2)
+    await elapse(0.2)
     assert peer.texts() == ["msg x"]
 
 
@@ -155,9 +154,9 @@ async def test_a_lost_client_leaves_what_it_had_in_flight_until_its_timeout() ->
     await turn()
     other.send("SUB t c", "RDY 1")
     lost.transport.lose()
-    await asyncio.sleep(4.9)
+    await elapse(4.9)
     assert other.texts() == ["OK"]
-    await asyncio.sleep(0.2)
+    await elapse(0.2)
     assert other.texts() == ["msg x"]
 
 

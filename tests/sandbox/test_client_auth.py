@@ -10,7 +10,7 @@ import pytest
 from nsqtools.errors import AuthError
 from nsqtools.sandbox.auth import Grant, Question, parse_grant
 from tests.sandbox.peer import Peer, make_nsqd, turn
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.raw import mpub
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ async def test_a_client_is_not_given_up_while_the_authd_is_asked() -> None:
     peer = Peer(nsqd)
     peer.identify(heartbeat_interval=1000)
     peer.send("AUTH", body=b"s3")
-    await asyncio.sleep(5)
+    await elapse(5)
     secrets.allow()
-    await asyncio.sleep(1.9)
+    await elapse(1.9)
     assert not peer.closed
-    await asyncio.sleep(0.5)
+    await elapse(0.5)
     assert peer.closed
 
 
@@ -109,10 +109,10 @@ async def test_an_old_grant_is_renewed_before_the_next_command_that_needs_it() -
     peer = Peer(nsqd)
     secrets.allow()
     peer.send("AUTH", body=b"s3")
-    await asyncio.sleep(9)
+    await elapse(9)
     peer.send("PUB t", body=b"x")
     assert len(secrets.asked) == 1
-    await asyncio.sleep(2)
+    await elapse(2)
     for command, body in (("PUB t", b"x"), ("MPUB t", mpub(b"y", b"z"))):
         peer.send(command, body=body)
     await turn()
@@ -121,7 +121,7 @@ async def test_an_old_grant_is_renewed_before_the_next_command_that_needs_it() -
     secrets.allow()
     await turn()
     assert nsqd.broker.topics["t"].message_count == 4
-    await asyncio.sleep(11)
+    await elapse(11)
     secrets.answers.put_nowait(AuthError("gone"))
     peer.send("SUB t c")
     await turn()

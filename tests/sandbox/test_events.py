@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.sandbox.events import publish_at_rate, sample_events
-from tests.support.clock import VirtualLoop, run_virtual
+from tests.support.clock import VirtualLoop, elapse, run_virtual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ def published(rate: float, seconds: float, stall: float = 0.0) -> list[tuple[flo
                 loop.advance(stall)
 
         task = asyncio.create_task(publish_at_rate(publish, repeat(b"x"), rate))
-        await asyncio.sleep(seconds)
+        await elapse(seconds)
         task.cancel()
 
     run_virtual(run())

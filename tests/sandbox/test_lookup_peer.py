@@ -156,7 +156,7 @@ async def test_an_nsqlookupd_that_is_not_there_yet_is_found_later() -> None:
 
 
 async def test_one_nsqlookupd_that_hangs_does_not_keep_the_other_from_knowing() -> None:
-    async with scripted(lambda _: asyncio.sleep(3600)) as hung:
+    async with scripted(lambda _: asyncio.get_running_loop().create_future()) as hung:
         good = lookupd.Nsqlookupd(broadcast_address="127.0.0.1")
         await good.start("127.0.0.1", 0, 0)
         peers = LookupPeers(lambda: IDENTITY, lambda: [("t", "c")])

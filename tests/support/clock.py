@@ -83,3 +83,9 @@ def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
         return run_virtual(test(*args, **kwargs))
 
     return run
+
+
+async def elapse(seconds: float) -> None:
+    """Let virtual time pass. AssertionError in real time, where a sleep would be a guess."""
+    assert isinstance(asyncio.get_running_loop(), VirtualLoop), "wait for a condition instead"
+    await asyncio.sleep(seconds)

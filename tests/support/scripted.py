@@ -23,6 +23,7 @@ from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.membership import Subscription
 from nsqtools.names import Address
 from tests.support import wire
+from tests.support.clock import VirtualLoop, elapse
 from tests.support.transport import FakeTransport
 
 if TYPE_CHECKING:
@@ -381,7 +382,8 @@ async def running(consumer: Consumer) -> AsyncIterator[asyncio.Task[ConsumerStat
     async with undisturbed():
         task = asyncio.create_task(consumer.run())
         try:
-            await asyncio.sleep(0.001)
+            if isinstance(asyncio.get_running_loop(), VirtualLoop):
+                await elapse(0.001)  # the first connections are made
             yield task
             consumer.stop()
             await task

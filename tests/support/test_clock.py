@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 
-from tests.support.clock import StuckError, run_virtual, virtual
+from tests.support.clock import StuckError, elapse, run_virtual, virtual
 
 
 @virtual
 async def test_sleeping_for_hours_takes_exactly_that_virtual_time() -> None:
     loop = asyncio.get_running_loop()
-    await asyncio.sleep(7200)
+    await elapse(7200)
     assert loop.time() == 7200
 
 
@@ -17,7 +17,7 @@ async def test_timers_fire_in_the_order_of_their_times() -> None:
     fired: list[float] = []
 
     async def wait(seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        await elapse(seconds)
         fired.append(asyncio.get_running_loop().time())
 
     await asyncio.gather(*(wait(seconds) for seconds in (30, 0.5, 8, 0)))
@@ -43,7 +43,7 @@ async def test_a_timeout_ends_a_wait_for_something_that_never_comes() -> None:
 
 def test_the_clock_begins_where_it_is_told() -> None:
     async def now() -> float:
-        await asyncio.sleep(1.5)
+        await elapse(1.5)
         return asyncio.get_running_loop().time()
 
     assert run_virtual(now(), start=1000) == 1001.5
@@ -72,7 +72,7 @@ def test_a_timer_that_goes_on_for_ever_is_an_error_too() -> None:
 
 def test_an_error_of_the_test_comes_out_unchanged() -> None:
     async def fails() -> None:
-        await asyncio.sleep(1)
+        await elapse(1)
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match=r"^mine$"):

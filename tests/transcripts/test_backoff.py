@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
@@ -17,7 +17,7 @@ async def feed(nsqd: ScriptedNsqd, *bodies: bytes) -> None:
     """One message after the other, each after the last was settled."""
     for body in bodies:
         nsqd.publish(body)
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
 
 
 @virtual
@@ -28,7 +28,7 @@ async def test_a_failure_stops_all_and_recovery_takes_a_success_per_level() -> N
         await feed(nsqd, b"1", b"2", b"3", b"bad")
         start = nsqd.log[-1][0]
         nsqd.publish(b"bad", b"6", b"7")
-        await asyncio.sleep(60)
+        await elapse(60)
         transcript = nsqd.commands
         times = [round(at - start) for at, text in nsqd.log if text == "RDY 1"][1:]
     assert transcript == [
@@ -73,7 +73,7 @@ async def test_requeueing_without_backoff_while_probing_starts_another_wait() ->
     recorder = Recorder(act)
     async with running(consume(recorder, nsqd, max_in_flight=5, default_requeue_delay=600)):
         await feed(nsqd, b"1", b"2", b"3")
-        await asyncio.sleep(10)
+        await elapse(10)
         assert nsqd.commands == [
             *("RDY 1", "RDY 5", "RDY 0", "REQ 1 600000"),
             *("RDY 1", "RDY 0", "REQ 2 600000"),
@@ -95,7 +95,7 @@ async def test_a_connection_lost_in_backoff_probes_when_it_is_back() -> None:
         assert nsqd.commands[-2:] == ["RDY 0", "REQ 2 600000"]
         nsqd.break_off()
         nsqd.publish(b"3", b"4")
-        await asyncio.sleep(10)
+        await elapse(10)
         assert nsqd.commands[-4:] == ["RDY 1", "RDY 5", "FIN 3", "FIN 4"]
 
 
@@ -122,30 +122,30 @@ async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: s
     async with running(consume(recorder, first, second, **options)):
         first.publish(b"1")
         second.publish(b"1")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert (first.ready, second.ready) == (5, 5)
         first.publish(b"2")
-        await asyncio.sleep(1)
+        await elapse(1)
         assert (first.ready, second.ready) == (0, 0)
         prober = first
         if state != "waiting":
-            await asyncio.sleep(2)
+            await elapse(2)
             prober = first if first.ready else second
             assert (first.ready + second.ready) == 1
         if state == "probe in hand":
             prober.publish(b"3")
-            await asyncio.sleep(0.1)
+            await elapse(0.1)
             assert prober.in_flight == 1
         prober.break_off()
         other = second if prober is first else first
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         gate.set()
         other.publish(b"4", b"5", b"6")
-        await asyncio.sleep(12)  # another may have to take the probe over, at rotation at latest
+        await elapse(12)  # another may have to take the probe over, at rotation at latest
         assert other.ready == 10
         assert other.depth == other.in_flight == 0
         prober.publish(b"7")
-        await asyncio.sleep(60)
+        await elapse(60)
         assert prober.in_flight == prober.depth == 0
         assert (first.ready, second.ready) == (5, 5)
 
@@ -163,10 +163,10 @@ async def test_losing_every_connection_in_backoff_never_leaves_it_stuck() -> Non
         await feed(nsqd, b"1", b"bad")
         nsqd.down = True
         nsqd.break_off()
-        await asyncio.sleep(100)
+        await elapse(100)
         nsqd.down = False
         nsqd.publish(b"3", b"4")
-        await asyncio.sleep(130)
+        await elapse(130)
         assert nsqd.ready == 5
         assert recorder.seen == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
@@ -183,11 +183,11 @@ async def test_one_connection_of_many_probes_and_then_all_get_their_share() -> N
         assert [nsqd.ready for nsqd in nsqds] == [3, 3, 3]
         await feed(nsqds[1], b"bad")
         assert [nsqd.ready for nsqd in nsqds] == [0, 0, 0]
-        await asyncio.sleep(2.1)
+        await elapse(2.1)
         assert sorted(nsqd.ready for nsqd in nsqds) == [0, 0, 1]
         for nsqd in nsqds:
             nsqd.publish(b"2")
-        await asyncio.sleep(1)
+        await elapse(1)
         assert [nsqd.ready for nsqd in nsqds] == [3, 3, 3]
 
 

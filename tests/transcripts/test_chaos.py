@@ -9,7 +9,7 @@ import pytest
 from nsqtools.engine.handler import Batch
 from nsqtools.names import Address
 from tests.support import wire
-from tests.support.clock import run_virtual
+from tests.support.clock import elapse, run_virtual
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
@@ -22,7 +22,7 @@ class Moody(Recorder):
         self._random = random
 
     async def handle(self, batch: Batch) -> None:
-        await asyncio.sleep(self._random.choice([0, 0, 0, 0.1, 3]))
+        await elapse(self._random.choice([0, 0, 0, 0.1, 3]))
         for message in batch:
             kind = message.body.split()[0]
             if kind == b"bad" and message.attempts < 3:
@@ -30,7 +30,7 @@ class Moody(Recorder):
             if kind == b"again" and message.attempts < 2:
                 batch.requeue([message], delay=self._random.random() * 5, backoff=False)
             elif kind == b"slow" and message.attempts < 2:
-                await asyncio.sleep(self._random.choice([10, 40, 100]))
+                await elapse(self._random.choice([10, 40, 100]))
             elif kind == b"held":
                 asyncio.get_running_loop().call_later(7, self.settle, batch, message)
                 batch.hold()
@@ -107,7 +107,7 @@ async def live_through(seed: int, *, discovered: bool) -> None:
             if random.random() < 0.1:
                 random.shuffle(listed)
                 del listed[1:]
-            await asyncio.sleep(random.choice([0, 0.01, 1, 10, 30]))
+            await elapse(random.choice([0, 0.01, 1, 10, 30]))
         listed[:] = nsqds
         for nsqd in nsqds:
             nsqd.down = nsqd.silent = nsqd.hole = False
@@ -117,9 +117,9 @@ async def live_through(seed: int, *, discovered: bool) -> None:
                     nsqd.clients.remove(client)
         final = random.choice([1, 2, 9])  # 1 or 2 may be fewer than nsqds
         consumer.set_max_in_flight(final)
-        await asyncio.sleep(600)
+        await elapse(600)
         network.max_ready = final
-        await asyncio.sleep(30_000)
+        await elapse(30_000)
         assert consumer.stats().connections == len(nsqds)
         assert [(nsqd.depth, nsqd.in_flight) for nsqd in nsqds] == [(0, 0)] * len(nsqds)
         assert handler.done == set(bodies)
@@ -127,7 +127,7 @@ async def live_through(seed: int, *, discovered: bool) -> None:
         assert [len(nsqd.clients) for nsqd in nsqds] == [1] * len(nsqds)
         for nsqd in nsqds:
             nsqd.publish(b"good last", b"good of all")
-        await asyncio.sleep(60)
+        await elapse(60)
         assert [(nsqd.depth, nsqd.in_flight) for nsqd in nsqds] == [(0, 0)] * len(nsqds)
         if not any(nsqd.old for nsqd in nsqds):
             assert sum(nsqd.ready for nsqd in nsqds) == final

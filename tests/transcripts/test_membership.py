@@ -8,7 +8,7 @@ import pytest
 from nsqtools.errors import AuthError, ConnectError, ProtocolError, UnreachableError
 from nsqtools.names import Address
 from tests.support import wire
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running, undisturbed
 
 
@@ -38,15 +38,15 @@ async def test_a_lost_fixed_nsqd_is_dialled_again_after_8_16_32_seconds_and_so_o
     async with running(consume(recorder, nsqd)):
         nsqd.down = True
         nsqd.break_off()
-        await asyncio.sleep(500)
+        await elapse(500)
         assert times(nsqd) == [0, 8, 24, 56, 120, 240, 360, 480]
         nsqd.down = False
-        await asyncio.sleep(110)
+        await elapse(110)
         nsqd.publish(b"x")
-        await asyncio.sleep(1)
+        await elapse(1)
         assert recorder.seen == [(1, 1)]
         nsqd.break_off()
-        await asyncio.sleep(9)
+        await elapse(9)
         assert times(nsqd)[-1] - times(nsqd)[-2] == 611 - 600 + 8
 
 
@@ -56,10 +56,10 @@ async def test_one_of_two_that_refuses_at_the_start_is_fine_and_found_later() ->
     up, down = network.nsqd("up"), network.nsqd("down")
     down.down = True
     async with running(consume(Recorder(), up, down, max_in_flight=4)):
-        await asyncio.sleep(5)
+        await elapse(5)
         assert up.ready == 1
         down.down = False
-        await asyncio.sleep(5)
+        await elapse(5)
         assert down.ready == 1
         assert times(down) == [0, 8]
 
@@ -73,7 +73,7 @@ async def test_everybody_refusing_at_the_start_is_an_error_that_names_one() -> N
     async with undisturbed():
         with pytest.raises(ConnectError, match=r"^a:4150: connection refused$"):
             await consume(Recorder(), *nsqds).run()
-        await asyncio.sleep(100)
+        await elapse(100)
     assert [times(nsqd) for nsqd in nsqds] == [[0], [0]]
 
 
@@ -141,7 +141,7 @@ async def test_a_fatal_error_of_nsqd_is_logged_and_the_connection_made_again(
     nsqd.refuses = lambda text: "E_INVALID bad RDY" if text == "RDY 5" else None
     async with running(consume(Recorder(), nsqd, max_in_flight=5)):
         nsqd.publish(b"x")
-        await asyncio.sleep(9)
+        await elapse(9)
         assert times(nsqd) == [0, 8]
     assert "connection lost: nsqd:4150: E_INVALID bad RDY" in caplog.text
 
@@ -163,7 +163,7 @@ async def test_bytes_that_are_not_the_protocol_cost_the_connection_and_no_more(
     recorder = Recorder()
     async with running(consume(recorder, nsqd, max_in_flight=5)):
         nsqd.send(wire.message(1) + data)
-        await asyncio.sleep(9)
+        await elapse(9)
         assert nsqd.ready
         assert recorder.seen == [(1, 1)]
         assert times(nsqd) == ([0, 8] if text else [0])
@@ -186,9 +186,9 @@ async def test_a_message_before_any_rdy_breaks_nothing() -> None:
 
     nsqd.refuses = answer
     async with running(consume(recorder, nsqd)):
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.publish(b"x")
-        await asyncio.sleep(61)
+        await elapse(61)
         assert recorder.seen[:1] == [(1, 1)]
 
 
@@ -200,16 +200,16 @@ async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again
     recorder = Recorder()
     consumer = consume(recorder, nsqd, heartbeat_interval=10, read_timeout=25)
     async with running(consumer):
-        await asyncio.sleep(31)
+        await elapse(31)
         nsqd.silent = True
-        await asyncio.sleep(23)
+        await elapse(23)
         assert consumer.stats().connections == 1
-        await asyncio.sleep(2)
+        await elapse(2)
         assert consumer.stats().connections == 0
         nsqd.silent = False
-        await asyncio.sleep(10)
+        await elapse(10)
         nsqd.publish(b"x")
-        await asyncio.sleep(1)
+        await elapse(1)
         assert recorder.seen == [(1, 1)]
     assert "silent for 25 s" in caplog.text
 
@@ -218,7 +218,7 @@ async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again
 async def test_heartbeats_alone_keep_a_connection_for_ever() -> None:
     nsqd = Network().nsqd()
     async with running(consume(Recorder(), nsqd)):
-        await asyncio.sleep(36_000)
+        await elapse(36_000)
         assert times(nsqd) == [0]
 
 
@@ -233,14 +233,14 @@ async def test_a_connection_lost_while_another_is_still_dialled_is_made_again_on
     hole.hole = True
     consumer = consume(Recorder(), quick, hole, max_in_flight=2, dial_timeout=20, reconnect_delay=2)
     async with running(consumer):
-        await asyncio.sleep(1)
+        await elapse(1)
         quick.down = True
         quick.break_off()
-        await asyncio.sleep(15)
+        await elapse(15)
         quick.down = slow == "refuses"
-        await asyncio.sleep(10)
+        await elapse(10)
         quick.down = False
-        await asyncio.sleep(60)
+        await elapse(60)
         assert len(quick.clients) == 1
 
 
@@ -253,10 +253,10 @@ async def test_a_lost_nsqd_returns_only_when_it_is_listed_again() -> None:
         assert times(lost) == times(kept) == [0]
         directory.listed.remove(lost)
         lost.break_off()
-        await asyncio.sleep(300)
+        await elapse(300)
         assert times(lost) == [0]
         directory.listed.append(lost)
-        await asyncio.sleep(80)
+        await elapse(80)
         assert len(lost.clients) == 1
         assert times(kept) == [0]
         assert len(kept.clients) == 1
@@ -267,12 +267,12 @@ async def test_a_restarted_nsqd_is_back_within_seconds() -> None:
     nsqd = Network().nsqd()
     directory = Directory(nsqd)
     async with running(consume(Recorder(), find=directory.find)):
-        await asyncio.sleep(100)
+        await elapse(100)
         nsqd.down = True
         nsqd.break_off()
-        await asyncio.sleep(2)
+        await elapse(2)
         nsqd.down = False
-        await asyncio.sleep(5)
+        await elapse(5)
         assert len(nsqd.clients) == 1
 
 
@@ -283,12 +283,12 @@ async def test_a_failing_find_keeps_the_connections_and_is_asked_again() -> None
     directory = Directory(old)
     async with running(consume(Recorder(), find=directory.find, max_in_flight=4)):
         directory.failing = True
-        await asyncio.sleep(400)
+        await elapse(400)
         assert times(old) == [0]
         assert len(directory.asked) > 4
         directory.failing = False
         directory.listed.append(new)
-        await asyncio.sleep(80)
+        await elapse(80)
         assert len(new.clients) == len(old.clients) == 1
 
 
@@ -299,9 +299,9 @@ async def test_an_nsqd_that_is_no_longer_listed_is_kept_while_it_works() -> None
     recorder = Recorder()
     async with running(consume(recorder, find=directory.find)):
         directory.listed.clear()
-        await asyncio.sleep(300)
+        await elapse(300)
         nsqd.publish(b"x")
-        await asyncio.sleep(1)
+        await elapse(1)
         assert recorder.seen == [(1, 1)]
 
 
@@ -310,9 +310,9 @@ async def test_a_topic_that_nobody_has_yet_is_found_within_seconds_of_its_first_
     nsqd = Network().nsqd()
     directory = Directory()
     async with running(consume(Recorder(), find=directory.find)):
-        await asyncio.sleep(3)
+        await elapse(3)
         directory.listed.append(nsqd)
-        await asyncio.sleep(8)
+        await elapse(8)
         assert len(nsqd.clients) == 1
 
 
@@ -323,7 +323,7 @@ async def test_an_nsqd_listed_twice_is_one_connection() -> None:
     async with running(consume(Recorder(), find=directory.find)):
         assert len(nsqd.clients) == 1
         nsqd.break_off()
-        await asyncio.sleep(300)
+        await elapse(300)
         assert len(nsqd.clients) == 1
 
 
@@ -334,7 +334,7 @@ async def test_a_listed_nsqd_that_refuses_is_tried_each_round_and_harms_nobody()
     bad.down = True
     directory = Directory(good, bad)
     async with running(consume(Recorder(), find=directory.find, max_in_flight=4)):
-        await asyncio.sleep(400)
+        await elapse(400)
         assert 4 < len(bad.dials) < 12
         assert times(good) == [0]
 
@@ -372,9 +372,9 @@ async def test_nothing_is_asked_or_dialled_after_stop() -> None:
     directory = Directory(nsqd)
     async with running(consume(Recorder(), find=directory.find)):
         nsqd.break_off()
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
     asked, dials = len(directory.asked), len(nsqd.dials)
-    await asyncio.sleep(1000)
+    await elapse(1000)
     assert (len(directory.asked), len(nsqd.dials)) == (asked, dials)
     assert nsqd.clients == []
 

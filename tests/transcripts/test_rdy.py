@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from nsqtools.engine.handler import Batch
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
@@ -13,7 +13,7 @@ async def warm(*nsqds: ScriptedNsqd) -> None:
     """A first message over each connection, after which it takes its full share."""
     for nsqd in nsqds:
         nsqd.publish(b"first")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
 
 
 @pytest.mark.parametrize(("count", "shares"), [(1, [5]), (2, [2, 3]), (3, [1, 2, 2])])
@@ -27,7 +27,7 @@ async def test_connections_share_max_in_flight_and_deal_out_the_remainder(
     async with running(consume(Recorder(), *nsqds, max_in_flight=5)):
         assert [nsqd.commands for nsqd in nsqds] == [["RDY 1"]] * count
         await warm(*nsqds)
-        await asyncio.sleep(30)
+        await elapse(30)
         assert sorted(nsqd.ready for nsqd in nsqds) == shares
         assert network.peak_ready == 5
 
@@ -38,7 +38,7 @@ async def test_a_right_rdy_is_never_sent_again() -> None:
     async with running(consume(Recorder(), nsqd, max_in_flight=5)):
         for _ in range(200):
             nsqd.publish(b"x")
-            await asyncio.sleep(1)
+            await elapse(1)
         assert [text for text in nsqd.commands if text.startswith("RDY")] == ["RDY 1", "RDY 5"]
 
 
@@ -51,9 +51,9 @@ async def test_the_share_of_a_lost_connection_goes_to_the_others_and_comes_back(
         await warm(*nsqds)
         assert [nsqd.ready for nsqd in nsqds] == [2, 2, 2]
         nsqds[1].break_off()
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert [nsqd.ready for nsqd in nsqds] == [3, 0, 3]
-        await asyncio.sleep(8)
+        await elapse(8)
         await warm(nsqds[1])
         assert [nsqd.ready for nsqd in nsqds] == [2, 2, 2]
 
@@ -76,7 +76,7 @@ async def test_with_fewer_slots_than_connections_everybody_is_served_in_time() -
     async with running(consume(recorder, *nsqds, max_in_flight=2)):
         for nsqd in nsqds:
             nsqd.publish(b"x", b"y", b"z")
-        await asyncio.sleep(120)
+        await elapse(120)
         assert [nsqd.depth for nsqd in nsqds] == [0] * 5
     assert network.peak_ready == 2
 
@@ -88,12 +88,12 @@ async def test_max_in_flight_of_0_pauses_and_another_value_resumes() -> None:
     async with running(consumer):
         await warm(nsqd)
         consumer.set_max_in_flight(0)
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         nsqd.publish(b"2")
-        await asyncio.sleep(100)
+        await elapse(100)
         assert nsqd.commands == ["RDY 1", "RDY 5", "FIN 1", "RDY 0"]
         consumer.set_max_in_flight(3)
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert nsqd.commands[4:] == ["RDY 3", "FIN 2"]
 
 
@@ -127,22 +127,22 @@ async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_no
 
     async def stall(batch: Batch) -> None:
         if batch[0].body == b"slow" and batch[0].attempts == 1:
-            await asyncio.sleep(1000)
+            await elapse(1000)
 
     recorder = Recorder(stall)
     consumer = consume(recorder, nsqd, max_in_flight=5, heartbeat_interval=10)
     async with running(consumer):
         await warm(nsqd)
         nsqd.publish(b"slow", *[b"%d" % n for n in range(20)])
-        await asyncio.sleep(14)
+        await elapse(14)
         assert nsqd.ready == 5
-        await asyncio.sleep(9)  # a quarter of msg_timeout, and the next look
+        await elapse(9)  # a quarter of msg_timeout, and the next look
         assert nsqd.ready == 0
-        await asyncio.sleep(900)  # what was delivered times out, and is not delivered here again
+        await elapse(900)  # what was delivered times out, and is not delivered here again
         assert nsqd.ready == 0
         assert nsqd.delivered == 6
         assert consumer.stats().connections == 1
-        await asyncio.sleep(1000.1 - asyncio.get_running_loop().time())
+        await elapse(1000.1 - asyncio.get_running_loop().time())
         assert nsqd.ready == 5  # as soon as the handler has caught up
         assert nsqd.depth == nsqd.in_flight == 0
     assert not any("dropped" in text for _, text in nsqd.log)
@@ -155,11 +155,11 @@ async def test_nsqd_gets_a_heartbeats_answer_while_a_handler_stalls() -> None:
     nsqd = Network().nsqd()
 
     async def stall(batch: Batch) -> None:
-        await asyncio.sleep(300)
+        await elapse(300)
 
     async with running(consume(Recorder(stall), nsqd, heartbeat_interval=10)):
         nsqd.publish(b"1")
-        await asyncio.sleep(101)
+        await elapse(101)
         nops = [round(at) for at, text in nsqd.log if text == "NOP"]
         assert nops == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
 
@@ -175,11 +175,11 @@ async def test_big_bodies_lower_rdy_to_the_byte_budget_and_small_ones_raise_it_a
         assert nsqd.ready == 100
         for _ in range(200):
             nsqd.publish(*[b"x" * 10_000] * 20)
-            await asyncio.sleep(0.01)
+            await elapse(0.01)
         assert 8 <= nsqd.ready <= 13
         for _ in range(600):
             nsqd.publish(*[b"x"] * 20)
-            await asyncio.sleep(0.01)
+            await elapse(0.01)
         assert nsqd.ready == 100
 
 
@@ -189,7 +189,7 @@ async def test_a_body_over_the_byte_budget_still_passes() -> None:
     recorder = Recorder()
     async with running(consume(recorder, nsqd, max_in_flight=100, max_in_flight_bytes=1000)):
         nsqd.publish(*[b"x" * 5000] * 5)
-        await asyncio.sleep(1)
+        await elapse(1)
         assert nsqd.ready == 1
         assert nsqd.depth == nsqd.in_flight == 0
 
@@ -200,13 +200,13 @@ async def test_a_lowered_max_in_flight_holds_at_once_also_near_the_byte_budget()
     consumer = consume(Recorder(), nsqd, max_in_flight=1000, max_in_flight_bytes=100_000)
     async with running(consumer):
         nsqd.publish(*[b"x" * 1000] * 300)
-        await asyncio.sleep(1)
+        await elapse(1)
         assert nsqd.ready == 100
         nsqd.publish(*[b"x" * 1300] * 300)  # the mean drifts, too little to send another RDY
-        await asyncio.sleep(1)
+        await elapse(1)
         assert nsqd.ready == 100
         consumer.set_max_in_flight(95)
-        await asyncio.sleep(1)
+        await elapse(1)
         assert nsqd.ready <= 95
 
 
@@ -217,7 +217,7 @@ async def test_an_nsqd_that_counts_rdy_down_gets_it_renewed_in_time() -> None:
     async with running(consume(Recorder(), nsqd, max_in_flight=8)):
         for _ in range(100):
             nsqd.publish(b"x")
-            await asyncio.sleep(0.1)
+            await elapse(0.1)
             assert nsqd.depth == 0
             assert nsqd.ready >= 1
         renewed = [text for text in nsqd.commands if text == "RDY 8"]
@@ -230,7 +230,7 @@ async def test_an_nsqd_that_counts_rdy_down_is_drained_from_a_full_channel() -> 
     nsqd.old = True
     async with running(consume(Recorder(), nsqd, max_in_flight=3)):
         nsqd.publish(*[b"x"] * 100)
-        await asyncio.sleep(1)
+        await elapse(1)
         assert nsqd.depth == nsqd.in_flight == 0
 
 
@@ -247,13 +247,13 @@ async def test_starvation_shows_in_the_batch_and_in_the_consumer() -> None:
         await warm(nsqd)
         assert not consumer.is_starved()
         nsqd.publish(b"2")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert not recorder.batches[-1].starved
         nsqd.publish(b"3", b"4", b"5")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert recorder.batches[-1].starved
         assert consumer.is_starved()
         recorder.batches[0].finish()
         assert not consumer.is_starved()
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert consumer.is_starved()  # by the fifth message, which has taken the slot

@@ -7,7 +7,7 @@ import pytest
 
 from nsqtools.engine.handler import Batch, Message
 from tests.support import wire
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, consume, running
 
 
@@ -22,7 +22,7 @@ async def test_what_a_handler_leaves_is_finished_in_one_write() -> None:
     consumer = consume(recorder, nsqd, max_in_flight=10)
     async with running(consumer):
         nsqd.publish(*[b"x"] * 10)
-        await asyncio.sleep(1)
+        await elapse(1)
         assert nsqd.commands == ["RDY 1", "RDY 10", *[f"FIN {n}" for n in range(1, 11)]]
         times = [at for at, text in nsqd.log if text.startswith("FIN")]
         assert len(set(times)) <= 2
@@ -44,9 +44,9 @@ async def test_a_handler_that_raises_keeps_what_it_finished() -> None:
     consumer = consume(recorder, nsqd, max_in_flight=4, default_requeue_delay=100)
     async with running(consumer):
         nsqd.publish(b"1")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         nsqd.publish(b"2", b"3", b"4")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert nsqd.commands[3:] == ["FIN 3", "RDY 0", "REQ 2 100000", "REQ 4 100000"]
         assert (consumer.stats().finished, consumer.stats().requeued) == (2, 2)
 
@@ -56,7 +56,7 @@ async def test_a_failure_says_why_in_the_log(caplog: pytest.LogCaptureFixture) -
     nsqd = Network().nsqd()
     async with running(consume(Recorder(), nsqd)):
         nsqd.publish(b"bad")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
     assert "handler failed, 1 messages requeued: bad body" in caplog.text
 
 
@@ -71,7 +71,7 @@ async def test_a_cancelled_inner_task_is_a_failure_of_the_handler_not_the_end() 
     recorder = Recorder(act)
     async with running(consume(recorder, nsqd, default_requeue_delay=1)):
         nsqd.publish(b"x")
-        await asyncio.sleep(10)
+        await elapse(10)
         assert recorder.seen == [(1, 1), (1, 2)]
         assert nsqd.commands[-1] == "FIN 1"
 
@@ -83,7 +83,7 @@ async def test_requeue_delays_grow_with_the_attempts_up_to_the_cap() -> None:
     options: dict[str, Any] = {"max_backoff_duration": 0, "max_attempts": 0}
     async with running(consume(recorder, nsqd, **options)):
         nsqd.publish(b"bad")
-        await asyncio.sleep(90 * sum(range(1, 11)) + 900 * 2 + 10)
+        await elapse(90 * sum(range(1, 11)) + 900 * 2 + 10)
     delays = [int(text.split()[2]) for text in nsqd.commands if text.startswith("REQ")]
     assert delays == [min(90_000 * n, 900_000) for n in range(1, 14)]
 
@@ -102,7 +102,7 @@ async def test_a_handler_may_choose_the_delay_and_nsqd_never_gets_a_negative_one
 
     async with running(consume(Recorder(act), nsqd, default_requeue_delay=3)):
         nsqd.publish(b"x")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert f"REQ 1 {sent}" in nsqd.commands
 
 
@@ -115,7 +115,7 @@ async def test_a_handler_sees_exactly_max_attempts_deliveries(limit: int) -> Non
     consumer = consume(recorder, nsqd, **options)
     async with running(consumer):
         nsqd.publish(b"bad")
-        await asyncio.sleep(300)
+        await elapse(300)
         assert recorder.seen == [(1, n) for n in range(1, limit + 1)]
         assert recorder.lost == [(1, limit + 1)]
         assert [text for text in nsqd.commands if text.startswith("FIN")] == ["FIN 1"]
@@ -129,11 +129,11 @@ async def test_the_given_up_are_told_apart_from_others_of_the_same_read() -> Non
     recorder = Recorder()
     async with running(consume(recorder, nsqd, max_in_flight=10, max_attempts=2)):
         nsqd.publish(b"warm")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         nsqd.publish(b"old", attempts=2)
         nsqd.publish(b"new")
         nsqd.publish(b"older", attempts=7)
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
     assert recorder.seen == [(1, 1), (3, 1)]
     assert recorder.lost == [(2, 3), (4, 8)]
     assert sorted(text for text in nsqd.commands if text.startswith("FIN")) == [
@@ -157,7 +157,7 @@ async def test_giving_up_that_fails_requeues() -> None:
     consumer = consume(recorder, nsqd, max_attempts=1, default_requeue_delay=1)
     async with running(consumer):
         nsqd.publish(b"x", attempts=1)
-        await asyncio.sleep(30)
+        await elapse(30)
         assert recorder.seen == []
         assert recorder.lost == [(0, 0), (1, 3)]
         assert nsqd.commands[1:] == ["RDY 0", "REQ 1 2000", "RDY 1", "FIN 1"]
@@ -179,7 +179,7 @@ async def test_a_message_settled_twice_is_one_command() -> None:
     consumer = consume(Recorder(act), nsqd)
     async with running(consumer):
         nsqd.publish(b"x")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert nsqd.commands == ["RDY 1", "FIN 1"]
         assert consumer.stats().in_flight == 0
 
@@ -191,12 +191,12 @@ async def test_a_held_batch_is_settled_later_and_meanwhile_counts_as_in_flight()
     consumer = consume(recorder, nsqd, max_in_flight=2)
     async with running(consumer):
         nsqd.publish(b"1", b"2", b"3")
-        await asyncio.sleep(20)
+        await elapse(20)
         assert nsqd.in_flight == consumer.stats().in_flight == 2
         assert nsqd.depth == 1
         for batch in recorder.batches:
             batch.finish()
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert nsqd.commands[-2:] == ["FIN 1", "FIN 2"]
         assert [number for number, _ in recorder.seen] == [1, 2, 3]
         assert "RDY 0" not in nsqd.commands
@@ -210,10 +210,10 @@ async def test_touching_keeps_a_held_message_beyond_its_timeout() -> None:
     async with running(consumer):
         nsqd.publish(b"x")
         for _ in range(5):
-            await asyncio.sleep(8)
+            await elapse(8)
             recorder.batches[0].touch()
         recorder.batches[0].finish()
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert recorder.seen == [(1, 1)]
         assert (consumer.stats().touched, consumer.stats().too_late) == (5, 0)
 
@@ -224,20 +224,20 @@ async def test_a_message_that_timed_out_comes_again_and_its_first_fin_is_too_lat
     recorder = Recorder(hold)
     consumer = consume(recorder, nsqd)
     async with running(consumer):
-        await asyncio.sleep(0.5)
+        await elapse(0.5)
         nsqd.publish(b"x")
-        await asyncio.sleep(15)
+        await elapse(15)
         assert recorder.seen == [(1, 1), (1, 2)]
         assert [round(at, 1) for at, text in nsqd.log if text == "RDY 0"] == [10.5]
         first, again = recorder.batches
         first.finish()
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert nsqd.in_flight == 0  # nsqd takes it for a FIN of the second delivery
         again.finish()
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert (consumer.stats().too_late, consumer.stats().in_flight) == (1, 0)
         nsqd.publish(b"y")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert recorder.seen[2:] == [(2, 1)]
 
 
@@ -249,12 +249,12 @@ async def test_settling_for_a_lost_connection_goes_nowhere(how: str) -> None:
     consumer = consume(recorder, nsqd, max_in_flight=5)
     async with running(consumer):
         nsqd.publish(b"x")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         nsqd.break_off()
-        await asyncio.sleep(20)
+        await elapse(20)
         before = len(nsqd.commands)
         getattr(recorder.batches[0], how)()
-        await asyncio.sleep(1)
+        await elapse(1)
         assert not any(text.startswith(("FIN", "REQ", "TOUCH")) for text in nsqd.commands[before:])
         assert (consumer.stats().finished, consumer.stats().requeued) == (0, 0)
         assert consumer.stats().in_flight == 0
@@ -271,9 +271,9 @@ async def test_two_deliveries_of_a_message_in_one_batch_are_settled_each() -> No
     consumer = consume(Recorder(act), nsqd, max_in_flight=5)
     async with running(consumer):
         nsqd.publish(b"warm")
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         nsqd.send(wire.message(7, attempts=1) + wire.message(7, attempts=2))
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
         assert nsqd.commands[-2:] == ["FIN 7", "FIN 7"]
         assert consumer.stats().in_flight == 0
 
@@ -289,7 +289,7 @@ async def test_messages_keep_their_id_body_time_and_attempts() -> None:
 
     async with running(consume(Recorder(act), nsqd, max_in_flight=5)):
         nsqd.publish(b"\0\n\xff", attempts=2)
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
     (message,) = got
     assert (message.id, message.body) == (b"0000000000000001", b"\0\n\xff")
     assert (message.timestamp, message.attempts) == (1, 3)

@@ -11,7 +11,7 @@ import pytest
 
 from nsqtools.engine.handler import Batch
 from tests.support import wire
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, consume, running, undisturbed
 
 END = "end of stream"
@@ -22,7 +22,7 @@ async def hold(batch: Batch) -> None:
 
 
 async def sleep(seconds: float, batch: Batch) -> None:
-    await asyncio.sleep(seconds)
+    await elapse(seconds)
 
 
 def loop_time() -> float:
@@ -47,7 +47,7 @@ async def test_what_was_delivered_is_handled_before_the_end() -> None:
     recorder = Recorder(partial(sleep, 1))
     async with running(consume(recorder, nsqd, max_in_flight=3)):
         nsqd.publish(*[b"x"] * 10)
-        await asyncio.sleep(1.5)
+        await elapse(1.5)
         assert nsqd.in_flight == 3
     assert nsqd.commands[2:] == ["FIN 1", "CLS", "FIN 2", "FIN 3", "FIN 4", END]
     assert nsqd.depth == 6
@@ -61,7 +61,7 @@ async def test_a_handler_that_never_returns_is_given_the_drain_timeout_and_all_g
     consumer = consume(recorder, nsqd, max_in_flight=5, drain_timeout=7)
     async with running(consumer):
         nsqd.publish(b"1", b"2", b"3")
-        await asyncio.sleep(1)
+        await elapse(1)
     assert nsqd.commands == ["RDY 1", "RDY 5", "CLS", "REQ 1 0", "REQ 2 0", "REQ 3 0", END]
     assert nsqd.log[-1][0] == pytest.approx(8, abs=0.1)
     assert nsqd.depth == 3
@@ -75,13 +75,13 @@ async def test_the_unfinished_part_of_the_batch_in_hand_goes_back() -> None:
     async def act(batch: Batch) -> None:
         if len(batch) == 3:
             batch.finish([batch[1]])
-            await asyncio.sleep(10**9)
+            await elapse(10**9)
 
     async with running(consume(Recorder(act), nsqd, max_in_flight=5, drain_timeout=7)):
         nsqd.publish(b"1")
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.publish(b"2", b"3", b"4")
-        await asyncio.sleep(1)
+        await elapse(1)
     assert nsqd.commands[3:] == ["FIN 3", "CLS", "REQ 2 0", "REQ 4 0", END]
 
 
@@ -95,9 +95,9 @@ async def test_what_is_held_and_not_settled_by_close_goes_back() -> None:
 
     async with running(consume(Sink(hold), nsqd, max_in_flight=5)):
         nsqd.publish(b"1")
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.publish(b"2", b"3")
-        await asyncio.sleep(6)
+        await elapse(6)
     assert nsqd.commands[2:] == ["CLS", "FIN 1", "REQ 2 0", "REQ 3 0", END]
     assert nsqd.depth == 2
 
@@ -113,9 +113,9 @@ async def test_a_sink_whose_close_fails_gives_all_back_before_the_error_is_raise
     async with undisturbed():
         consumer = consume(Sink(hold), nsqd, max_in_flight=5)
         task = asyncio.create_task(consumer.run())
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.publish(b"1")
-        await asyncio.sleep(1)
+        await elapse(1)
         consumer.stop()
         with pytest.raises(OSError, match="no space left"):
             await task
@@ -129,7 +129,7 @@ async def test_messages_that_cross_the_cls_are_not_lost() -> None:
     consumer = consume(recorder, nsqd, max_in_flight=5)
     async with running(consumer):
         nsqd.publish(b"1")
-        await asyncio.sleep(1)
+        await elapse(1)
         consumer.stop()
         nsqd.publish(b"2", b"3")
         assert nsqd.delivered == 1
@@ -147,7 +147,7 @@ async def test_what_comes_before_the_answer_to_cls_is_still_handled() -> None:
         nsqd.silent = True
         consumer.stop()
         for piece in (wire.message(7), wire.message(8), wire.CLOSE_WAIT, wire.message(9)):
-            await asyncio.sleep(0.01)
+            await elapse(0.01)
             nsqd.send(piece)
         nsqd.silent = False
         await task
@@ -162,12 +162,12 @@ async def test_a_handler_that_returns_when_cancelled_gets_no_other_batch() -> No
 
     async def give_in(batch: Batch) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(1000)
+            await elapse(1000)
 
     recorder = Recorder(give_in)
     async with running(consume(recorder, nsqd, max_in_flight=5, drain_timeout=7)):
         nsqd.publish(b"1", b"2")
-        await asyncio.sleep(1)
+        await elapse(1)
     assert recorder.seen == [(1, 1)]
     assert nsqd.commands[2:] == ["CLS", "FIN 1", "REQ 2 0", END]
 
@@ -176,7 +176,7 @@ async def test_a_handler_that_returns_when_cancelled_gets_no_other_batch() -> No
 async def test_an_nsqd_that_does_not_answer_cls_costs_a_moment() -> None:
     nsqd = Network().nsqd()
     async with running(consume(Recorder(), nsqd, drain_timeout=7)):
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.silent = True
     assert loop_time() < 8
     assert nsqd.commands == ["RDY 1", "CLS", END]
@@ -187,7 +187,7 @@ async def test_a_heartbeat_behind_our_end_of_stream_gets_no_answer_and_does_no_h
     nsqd = Network().nsqd()
     nsqd.lingers = 0.5
     async with running(consume(Recorder(), nsqd)):
-        await asyncio.sleep(1)
+        await elapse(1)
     assert nsqd.log[-1][1] == END
 
 
@@ -196,7 +196,7 @@ async def test_a_client_that_nsqd_does_not_let_go_is_gone_after_two_seconds() ->
     nsqd = Network().nsqd()
     nsqd.lingers = 100.0
     async with running(consume(Recorder(), nsqd)):
-        await asyncio.sleep(1)
+        await elapse(1)
     assert loop_time() == pytest.approx(3, abs=0.1)
 
 
@@ -209,10 +209,10 @@ async def test_settling_after_the_run_does_nothing(how: str) -> None:
     async with undisturbed():
         async with running(consume(recorder, nsqd)):
             nsqd.publish(b"1")
-            await asyncio.sleep(1)
+            await elapse(1)
             nsqd.clients[0].transport.on_write = lambda _: None  # nsqd reads the REQ too late
         getattr(recorder.batches[0], how)()
-        await asyncio.sleep(10)
+        await elapse(10)
 
 
 @virtual
@@ -227,7 +227,7 @@ async def test_a_sink_that_settles_behind_the_end_of_stream_does_no_harm() -> No
 
     async with running(consume(Late(hold), nsqd)):
         nsqd.publish(b"1")
-        await asyncio.sleep(1)
+        await elapse(1)
 
 
 @virtual
@@ -246,8 +246,8 @@ async def test_stopping_in_backoff_sends_no_rdy_any_more() -> None:
     nsqd = Network().nsqd()
     async with running(consume(Recorder(), nsqd, max_in_flight=5)):
         nsqd.publish(b"bad")
-        await asyncio.sleep(1)
-    await asyncio.sleep(100)
+        await elapse(1)
+    await elapse(100)
     assert nsqd.commands[-2:] == ["CLS", END]
 
 
@@ -259,7 +259,7 @@ async def test_stopping_before_the_run_connects_to_nobody_for_long() -> None:
     async with undisturbed():
         consumer.stop()
         await consumer.run()
-        await asyncio.sleep(100)
+        await elapse(100)
     assert nsqd.clients == []
     assert nsqd.ready == 0
     assert recorder.closed == 1
@@ -271,7 +271,7 @@ async def test_stopping_while_a_dial_hangs_ends_at_once() -> None:
     nsqd, hole = network.nsqd("nsqd"), network.nsqd("hole")
     hole.hole = True
     async with running(consume(Recorder(), nsqd, hole, dial_timeout=50)):
-        await asyncio.sleep(1)
+        await elapse(1)
         assert nsqd.ready == 1
     assert loop_time() < 2
     assert nsqd.commands == ["RDY 1", "CLS", END]
@@ -284,16 +284,16 @@ async def test_nothing_reconnects_after_stop_not_even_what_is_lost_while_drainin
     consumer = consume(Recorder(partial(sleep, 20)), first, second, reconnect_delay=1)
     async with running(consumer):
         first.publish(b"x")
-        await asyncio.sleep(1)
+        await elapse(1)
         second.down = True
         second.break_off()
-        await asyncio.sleep(1)
+        await elapse(1)
         consumer.stop()
-        await asyncio.sleep(1)
+        await elapse(1)
         second.down = False
         first.break_off()
         dials = len(second.dials)
-    await asyncio.sleep(1000)
+    await elapse(1000)
     assert len(first.dials) == 1
     assert len(second.dials) == dials
     assert first.clients == second.clients == []
@@ -305,13 +305,13 @@ async def test_cancelling_the_run_drops_the_connections_at_once() -> None:
     consumer = consume(Recorder(partial(sleep, 10**9)), nsqd)
     async with undisturbed():
         task = asyncio.create_task(consumer.run())
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.publish(b"x")
-        await asyncio.sleep(1)
+        await elapse(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0.01)
+        await elapse(0.01)
     assert nsqd.commands == ["RDY 1", "abort"]
     assert loop_time() < 3
 
@@ -322,11 +322,11 @@ async def test_cancelling_the_run_while_it_drains_ends_it_at_once() -> None:
     consumer = consume(Recorder(partial(sleep, 10**9)), nsqd, drain_timeout=100)
     async with undisturbed():
         task = asyncio.create_task(consumer.run())
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.publish(b"x")
-        await asyncio.sleep(1)
+        await elapse(1)
         consumer.stop()
-        await asyncio.sleep(1)
+        await elapse(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -341,7 +341,7 @@ async def test_an_error_of_nsqd_while_closing_does_not_stop_the_drain() -> None:
     recorder = Recorder(partial(sleep, 5))
     async with running(consume(recorder, nsqd)):
         nsqd.publish(b"x")
-        await asyncio.sleep(1)
+        await elapse(1)
     assert recorder.closed == 1
     assert loop_time() < 7
 
@@ -353,9 +353,9 @@ async def test_a_message_after_close_wait_goes_back_at_once() -> None:
     consumer = consume(recorder, nsqd, max_in_flight=2)
     async with running(consumer):
         nsqd.publish(b"x")
-        await asyncio.sleep(1)
+        await elapse(1)
         consumer.stop()
-        await asyncio.sleep(1)
+        await elapse(1)
         nsqd.send(wire.message(9))
     assert nsqd.commands[2:] == ["CLS", "REQ 9 0", "FIN 1", END]
 
@@ -367,14 +367,14 @@ async def test_a_handler_that_cannot_be_cancelled_does_not_keep_the_consumer() -
     async def stubborn(batch: Batch) -> None:
         for _ in range(100):
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(1000)
+                await elapse(1000)
 
     consumer = consume(Recorder(stubborn), nsqd, max_in_flight=5, drain_timeout=7)
     async with undisturbed():
         task = asyncio.create_task(consumer.run())
-        await asyncio.sleep(0.1)
+        await elapse(0.1)
         nsqd.publish(b"1")
-        await asyncio.sleep(1)
+        await elapse(1)
         consumer.stop()
         await task
         assert loop_time() < 15
@@ -391,11 +391,11 @@ async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over() -> Non
 
     class Stuck(Recorder):
         async def close(self) -> None:
-            await asyncio.sleep(10**9)
+            await elapse(10**9)
 
     async with running(consume(Stuck(hold), nsqd, drain_timeout=7)):
         nsqd.publish(b"1")
-        await asyncio.sleep(1)
+        await elapse(1)
     assert nsqd.commands[1:] == ["CLS", "REQ 1 0", END]
     assert loop_time() == pytest.approx(8, abs=0.5)
 
@@ -407,7 +407,7 @@ async def test_an_nsqd_that_does_not_answer_cls_costs_the_messages_of_others_no_
     recorder = Recorder(partial(sleep, 20))
     async with running(consume(recorder, dead, alive, max_in_flight=2, drain_timeout=30)):
         alive.publish(b"1")
-        await asyncio.sleep(1)
+        await elapse(1)
         dead.silent = True
     assert alive.commands == ["RDY 1", "CLS", "FIN 1", END]
     assert dead.commands == ["RDY 1", "CLS", END]
