@@ -12,6 +12,7 @@
      |    +-- ServerError         ... or nsqd said so: an E_* frame (three are not fatal)
      +-- PublishError         a publish was refused, or nobody took it in time
      +-- RecordError          input data is malformed
+     +-- LockedError          another process holds a lock (exit 75)
      +-- OutputError          the output could not be written
           +-- OutputClosedError   ... because its reader is gone (exit 141)
 
@@ -139,6 +140,10 @@ class PublishError(NSQError):
 
 class RecordError(NSQError):
     """Input data is malformed; the message names where."""
+
+
+class LockedError(NSQError):
+    """Another process holds the lock; the message names the file, and the process if known."""
 
 
 class OutputError(NSQError):

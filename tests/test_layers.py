@@ -47,7 +47,7 @@ AT_HOME = {
     "h11": ("sandbox",),
     "pyspark": ("spark",),
     "pyarrow": ("spark",),
-    "snappy": ("proto.codecs",),
+    "snappy": ("proto.codecs", "sinks.compression", "sinks.members"),
     "socket": ("net", "sandbox"),
     "ssl": ("net", "sandbox"),
 }

@@ -23,7 +23,9 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "tail": Entry("nsqtools.cli.tail:tail", "Print the messages of a topic.", "Consume"),
+    "to-file": Entry("nsqtools.cli.to_file:to_file", "Archive topics in files.", "Consume"),
     "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
+    "verify": Entry("nsqtools.cli.verify:verify", "Check archives and manifests.", "Look"),
     "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
     "demo": Entry(
         "nsqtools.cli.demo:demo", "Show the main commands at work on an embedded nsqd.", "Try out"
@@ -118,7 +120,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:
-    """The command line for NSQ: tail, publish and look up topics."""
+    """The command line for NSQ: tail, archive, publish and look up topics."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

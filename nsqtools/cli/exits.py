@@ -33,7 +33,8 @@ class Exit(IntEnum):
     FAILURE = 1, "Something failed; standard error says what."
     USAGE = 2, "A wrong command line, environment or configuration file; nothing was done."
     UNREACHABLE = 3, "No server could be reached, or none accepted us."
-    PARTIAL = 4, "Finished, but some messages were given up or rejected."
+    PARTIAL = 4, "Finished, but messages were given up, rejected or left behind, or a file is bad."
+    LOCKED = 75, "Another process holds the lock; nothing was done."
     INTERRUPTED = 130, "Interrupted by SIGINT."
     PIPE_CLOSED = 141, "The reader of standard output went away (killed by SIGPIPE)."
 
@@ -127,7 +128,7 @@ def _color() -> bool | None:
 
 def _outcome(error: BaseException) -> int:
     """The exit code of an error, after it was reported."""
-    from nsqtools.errors import ConfigError, NSQError, OutputClosedError, PeerError
+    from nsqtools.errors import ConfigError, LockedError, NSQError, OutputClosedError, PeerError
 
     while isinstance(error, BaseExceptionGroup):  # of a TaskGroup: the first error is the cause
         error = error.exceptions[0]
@@ -157,6 +158,8 @@ def _outcome(error: BaseException) -> int:
     match error:
         case ConfigError():
             return Exit.USAGE
+        case LockedError():
+            return Exit.LOCKED
         case PeerError():  # later ones lead to a new connection, so it is one of the start
             return Exit.UNREACHABLE
     return Exit.FAILURE

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from nsqtools.config import LogOptions
 
 _LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
+_GO_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -45,6 +52,15 @@ def configure(options: LogOptions, warnings: Iterable[str] = ()) -> None:
         logger.warning(text)
 
 
+def adjust(level: str, prefix: str) -> None:
+    """Apply nsq_to_file's ``--log-level`` and ``--log-prefix``; empty ones change nothing."""
+    if level:
+        logging.getLogger("nsqtools").setLevel(_GO_LEVELS[level])
+    for handler in logging.getLogger().handlers:
+        if prefix and isinstance(handler.formatter, TextFormatter):
+            handler.formatter.prefix = prefix
+
+
 class _Stderr(logging.Handler):
     """Writes to whatever ``sys.stderr`` is at the time."""
 
@@ -67,6 +83,7 @@ class TextFormatter(logging.Formatter):
     def __init__(self, verbosity: int) -> None:
         super().__init__()
         self._verbosity = verbosity
+        self.prefix = f"{PROGRAM}: "
 
     def format(self, record: logging.LogRecord) -> str:
         """One line without its end, or several with a traceback."""
@@ -74,7 +91,7 @@ class TextFormatter(logging.Formatter):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             text += f": {describe(error)}"
-        line = f"{PROGRAM}: {self._label(record)}{one_line(text)}"
+        line = f"{self.prefix}{self._label(record)}{one_line(text)}"
         if record.exc_info and debugging():
             line += "\n" + "\n".join(map(one_line, _traceback(self, record).splitlines()))
         return line

@@ -25,7 +25,7 @@ from nsqtools.cli.roff import (
     xr,
 )
 from nsqtools.cli.settings import variables
-from nsqtools.config import ConsumerConfig, ProducerConfig
+from nsqtools.config import ArchiveOptions, ConsumerConfig, ProducerConfig, VerifyOptions
 from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
@@ -259,8 +259,11 @@ def exits(node: Node, nodes: Sequence[Node]) -> list[Exit]:
         found = {code for each in below for code in exits(each, nodes)}
         return [code for code in Exit if code in found]
     left_out = set()
-    if not any(issubclass(cls, (ConsumerConfig, ProducerConfig)) for cls, _ in node.groups):
+    classes = [cls for cls, _ in node.groups]
+    if not any(issubclass(cls, (ConsumerConfig, ProducerConfig, VerifyOptions)) for cls in classes):
         left_out.add(Exit.PARTIAL)
+    if ArchiveOptions not in classes:
+        left_out.add(Exit.LOCKED)
     if not any(option.name.startswith(("nsqd_", "lookupd_")) for option in node.options):
         left_out.add(Exit.UNREACHABLE)
     return [code for code in Exit if code not in left_out]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import stat
@@ -14,13 +15,17 @@ from nsqtools.cli.peers import addresses, with_secret
 from nsqtools.cli.signals import Signals
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
-from nsqtools.policy.pace import Pace
+from nsqtools.policy.pace import Pace, Replay, parse_speed
+from nsqtools.sinks.compression import method_of
 from nsqtools.sinks.formats import delimiter_bytes
+from nsqtools.sinks.members import NOUNS, unpacked
 from nsqtools.sinks.records import Splitter, drop_empty, make_splitter
+from nsqtools.sinks.recovery import plain_chunks
 from nsqtools.sinks.stdout import Output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from typing import BinaryIO
 
     from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
 
@@ -39,7 +44,7 @@ _PROGRESS_INTERVAL = 0.25
 
 
 class Publishing:
-    """One run of ``pub``."""
+    """One run of ``pub``; raises ConfigError for options that cannot be."""
 
     def __init__(self, target: TargetOptions, form: PubOptions, config: ProducerConfig) -> None:
         self._topic = target.topic
@@ -47,6 +52,11 @@ class Publishing:
         self._form = form
         self._config = with_secret(config)
         self._pace = Pace(form.rate)
+        speed = parse_speed(form.pace)
+        if speed and not form.json:
+            raise ConfigError(f"--pace {form.pace}: needs --json, whose records have timestamps")
+        self._replay = Replay(speed) if speed else None
+        self._timestamps: list[int] = []  # of the records that the splitter returns
         self._defer = form.defer or None
         self._show_progress = sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)
         self._published = 0
@@ -59,13 +69,15 @@ class Publishing:
         self._reading: asyncio.Task[None] | None = None
         self._new_splitter()
 
-    async def run(self, messages: Sequence[bytes]) -> int:
-        """Publish the messages, or the input if there are none; an exit code.
+    async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> int:
+        """Publish the messages, the records of the archives, or else of the input; an exit code.
 
-        The first signal ends reading, and what was read is published; the second ends that too.
+        Raises ConfigError, before anything is published, for an archive that cannot be read. The
+        first signal ends reading, and what was read is published; the second ends that too.
         """
+        _check(archives)
         loop = asyncio.get_running_loop()
-        work = loop.create_task(self._work(messages))
+        work = loop.create_task(self._work(messages, archives))
         signals = Signals(
             lambda: (self._reading or work).cancel(),
             work.cancel,
@@ -94,14 +106,16 @@ class Publishing:
             return Exit.FAILURE
         return Exit.PARTIAL if self._refused else Exit.DONE
 
-    async def _work(self, messages: Sequence[bytes]) -> None:
+    async def _work(self, messages: Sequence[bytes], archives: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
         if self._form.tee:
             await self._tee.open()
         async with Producer(self._nsqds, self._config) as self._producer:
             progress = self._show_progress and loop.create_task(self._report(loop.time()))
             self._reading = loop.create_task(
-                self._send(messages) if messages else self._send_input(self._form.file or ("-",))
+                self._send(messages)
+                if messages
+                else self._send_input(archives or self._form.file or ("-",))
             )
             try:
                 await asyncio.wait([self._reading])
@@ -116,33 +130,62 @@ class Publishing:
 
     async def _send_input(self, files: Sequence[str]) -> None:
         for file in files:
-            async for chunk in _read(file):
-                if self._form.tee:
-                    await self._tee.write(chunk)
-                await self._send(self._splitter.feed(chunk))
-                if self._cut_off:
-                    return
-            await self._send(self._splitter.finish())
+            try:
+                await self._send_file(file)
+            except RecordError as error:
+                if file == "-":
+                    raise
+                raise RecordError(f"{file}: {error}") from error
+            if self._cut_off:
+                return
             self._new_splitter()
 
+    async def _send_file(self, file: str) -> None:
+        async for chunk in _read_archive(file) if self._form.from_archive else _read(file):
+            if self._form.tee:
+                await self._tee.write(chunk)
+            await self._send(self._splitter.feed(chunk))
+            if self._cut_off:
+                return
+        await self._send(self._splitter.finish())
+
     async def _send(self, records: Sequence[bytes]) -> None:
-        """Publish records at the wanted rate, a window of batches at a time."""
+        """Publish records when it is time, a window of batches at a time."""
         kept = drop_empty(records)
+        timestamps = self._take_timestamps(records)
         empty = self._form.keep_empty and len(kept) < len(records)
         if empty:
             kept = records[: records.index(b"")]
         loop = asyncio.get_running_loop()
         start = 0
         while start < len(kept) and not self._cut_off:
-            stop = start + self._pace.burst(len(kept) - start)
-            if delay := self._pace.delay(stop - start, now=loop.time()):
-                await asyncio.sleep(delay)
+            stop = len(kept)
+            if self._replay:
+                await self._rest(self._replay.delay(timestamps[start], now=loop.time()))
+                stop = min(stop, start + self._replay.burst(timestamps, start, now=loop.time()))
+            stop = start + self._pace.burst(stop - start)
+            await self._rest(self._pace.delay(stop - start, now=loop.time()))
             await self._settle(_WINDOW - 1)
             self._under_way.add(loop.create_task(self._publish(kept[start:stop])))
             start = stop
         self._read += len(kept)
         if empty:
             raise RecordError(f"message {self._read + 1} is empty: nsqd takes no empty messages")
+
+    def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
+        """Those of the records that are not empty, if they are to be replayed."""
+        taken = self._timestamps[:]
+        self._timestamps.clear()  # the splitter has it too
+        return [at for at, record in zip(taken, records, strict=True) if record] if taken else taken
+
+    async def _rest(self, seconds: float) -> None:
+        """Let time pass, but no more of it when nothing can be published."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0 and self._under_way and not self._cut_off:
+            await self._one_done(within=left)
+        if left > 0 and not self._cut_off:
+            await asyncio.sleep(left)
 
     async def _publish(self, bodies: Sequence[bytes]) -> None:
         refused = 0
@@ -158,11 +201,14 @@ class Publishing:
     async def _settle(self, most: int) -> None:
         """Wait until at most so many batches are under way."""
         while len(self._under_way) > most:
-            done, self._under_way = await asyncio.wait(
-                self._under_way, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                task.result()
+            await self._one_done()
+
+    async def _one_done(self, within: float | None = None) -> None:
+        done, self._under_way = await asyncio.wait(
+            self._under_way, timeout=within, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()
 
     def _new_splitter(self) -> None:
         form = self._form
@@ -173,6 +219,8 @@ class Publishing:
             delimiter=delimiter_bytes(form.delimiter, null=form.null),
             # What is over max_msg_size is refused alone; only what is far over ends the reading.
             max_size=max(self._config.max_msg_size, self._config.max_body_size),
+            complete=form.from_archive,
+            timestamps=self._timestamps if self._replay else None,
         )
 
     async def _report(self, started: float) -> None:
@@ -182,6 +230,22 @@ class Publishing:
             rate = self._published / (loop.time() - started)
             sys.stderr.write(f"\r\x1b[K{self._published:,} published, {rate:,.0f}/s")
             sys.stderr.flush()
+
+
+def _check(archives: Sequence[str]) -> None:
+    """Raise ConfigError if one cannot be read, or nothing can decompress it."""
+    for file in archives:
+        try:
+            fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe would wait for a writer
+            mode = os.fstat(fd).st_mode
+            os.close(fd)
+        except OSError as error:
+            raise ConfigError(f"--from-archive {file}: {error.strerror}") from error
+        if not stat.S_ISREG(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "no file that can be read twice"
+            raise ConfigError(f"--from-archive {file}: is {kind}")
+        for _ in plain_chunks(io.BytesIO(), method_of(file)):
+            pass
 
 
 async def _read(file: str) -> AsyncIterator[bytes]:
@@ -229,3 +293,50 @@ async def _readable(fd: int) -> None:
         await ready
     finally:
         loop.remove_reader(fd)
+
+
+async def _read_archive(file: str) -> AsyncIterator[bytes]:
+    """The plain bytes of a file up to a damaged member, for which RecordError is raised then.
+
+    What is compressed is read twice, because a checksum comes after what it vouches for, and what
+    a damaged member says must not be published.
+    """
+    compression = method_of(file)
+    left, damage = sys.maxsize, ""
+    try:
+        with _open(file) as source:
+            if compression != "none":
+                # If this is cancelled, the thread ends because the file is closed.
+                left, damage = await asyncio.to_thread(_whole, source, compression)
+                source.seek(0)
+            for chunk in plain_chunks(source, compression) if left else ():
+                piece = chunk[:left]
+                for start in range(0, len(piece), _READ_SIZE):
+                    yield piece[start : start + _READ_SIZE]
+                    await asyncio.sleep(0)
+                left -= len(piece)
+                if not left:
+                    break
+    except OSError as error:
+        raise RecordError(error.strerror or str(error)) from error
+    if damage:
+        yield b""  # so that the splitter can say what it found before that
+        raise RecordError(damage)
+
+
+def _open(file: str) -> BinaryIO:
+    return open(file, "rb")
+
+
+def _whole(source: BinaryIO, compression: str) -> tuple[int, str]:
+    """Plain bytes in members that are whole, and the fault of the one after them, if any."""
+    good = total = begin = 0
+    number = 1
+    try:
+        for data, end in unpacked(source, compression, strict=False):
+            total += len(data)
+            if end:
+                good, begin, number = total, end, number + 1
+    except RecordError as error:
+        return good, f"{NOUNS[compression]} {number} at byte {begin}: {error}"
+    return good, ""

@@ -1,44 +1,39 @@
-"""Runs the engine for a command: stop conditions, and the outcome as an exit code."""
+"""Runs the engine for a command: its topics, signals, and the outcome as an exit code."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
+from nsqtools.cli.consumers import Consumers
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.peers import addresses, with_secret
 from nsqtools.cli.signals import Signals
-from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.limit import Limit
+from nsqtools.cli.watch import Watch
+from nsqtools.config import ArchiveSourceOptions
 from nsqtools.engine.membership import Subscription
-from nsqtools.errors import ConfigError, UnreachableError
-from nsqtools.policy.stopping import StopRule
+from nsqtools.errors import ConfigError
+from nsqtools.net.systemd import Notifier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-    from nsqtools.config import ClientConfig, ConsumerConfig, SourceOptions, StopOptions
-    from nsqtools.engine.handler import Batch, Handler, Message
-    from nsqtools.engine.lookup import Backlog
+    from nsqtools.config import ConsumerConfig, SourceOptions, StopOptions
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.engine.lookup import Silence
+    from nsqtools.engine.topics import TopicFinder
 
 log = logging.getLogger(__name__)
 
-C = TypeVar("C", bound="ClientConfig")
-
-# How often an nsqd is asked whether its channel is empty.
-_EMPTY_INTERVAL = 0.5
-# Shortest time between two looks at the stop conditions.
-_MIN_WATCH = 0.05
-# Stands in for --until-empty where no HTTP API answers.
-_EMPTY_IDLE = 5.0
+# How often a topic that failed at its start is tried again.
+_RETRY = 60.0
 
 
 class Sink(Protocol):
-    """A handler that a command opens, and that says when it can write no more."""
+    """Where all topics of a command go. Several consumers call ``handle`` at the same time."""
 
     @property
     def failed(self) -> asyncio.Future[None]:
@@ -47,235 +42,231 @@ class Sink(Protocol):
     async def open(self) -> None:
         """Called once the event loop runs."""
 
-    async def handle(self, batch: Batch) -> None:
-        """As Handler."""
+    async def join(self, topic: str) -> None:
+        """Messages of this topic are to come; raises LockedError if others have what it needs."""
 
-    async def close(self) -> None:
+    async def handle(self, batch: Batch) -> None:
         """As Handler."""
 
     async def gave_up(self, messages: Sequence[Message]) -> None:
         """As Handler."""
 
+    async def drain(self, topic: str) -> None:
+        """This topic's consumer gets no more: settle what is held of it, and forget it.
 
-class _Shared:
-    """One sink for several consumers: a batch at a time, and closed once all of them drain.
+        Connections are still open. Messages of the topic may come again later.
+        """
 
-    The first to drain waits for the last, so that the sink can settle what it holds of anyone.
-    """
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-        self._lock = asyncio.Lock()
-        self._consumers = 0
-        self._all_drain = asyncio.Event()
-        self._closed = False
-
-    def join(self) -> _Member:
-        """A handler for one more consumer."""
-        self._consumers += 1
-        return _Member(self)
-
-    def leave(self) -> None:
-        """A consumer drains, or has ended without."""
-        self._consumers -= 1
-        if not self._consumers:
-            self._all_drain.set()
-
-    async def handle(self, batch: Batch) -> None:
-        async with self._lock:
-            await self._handler.handle(batch)
-
-    async def gave_up(self, messages: Sequence[Message]) -> None:
-        await self._handler.gave_up(messages)
+    def flush(self) -> None:
+        """Settle soon what is held only to be gathered with more."""
 
     async def close(self) -> None:
-        await self._all_drain.wait()
-        async with self._lock:
-            if not self._closed:
-                self._closed = True
-                await self._handler.close()
-
-
-class _Member:
-    """A consumer's part in a shared sink."""
-
-    def __init__(self, shared: _Shared) -> None:
-        self.handle = shared.handle
-        self.gave_up = shared.gave_up
-        self._shared = shared
-        self._left = False
-
-    def leave(self) -> None:
-        """The consumer drains or has ended; the second call does nothing."""
-        if not self._left:
-            self._left = True
-            self._shared.leave()
-
-    async def close(self) -> None:
-        """As Handler."""
-        self.leave()
-        await self._shared.close()
+        """Called once, at the very end, whatever came before; connections are closed."""
 
 
 async def consume(
-    source: SourceOptions, channel: str, config: ConsumerConfig, stop: StopOptions, sink: Sink
+    source: SourceOptions,
+    channel: str,
+    config: ConsumerConfig,
+    stop: StopOptions,
+    sink: Sink,
+    *,
+    hangup: Callable[[], object] | None = None,
 ) -> int:
-    """Consume all topics into one sink until a stop condition or a signal; an exit code.
+    """Consume topics into one sink until a stop condition or a signal; an exit code.
+
+    The topics are those named, or those that match the pattern of ArchiveSourceOptions, as they
+    come and go. ``hangup`` is called for SIGHUP, which else stops.
 
     Raises UnreachableError if nothing could be reached at the start, and the sink's own error.
     """
     config = with_secret(config)
     if not config.max_in_flight:
         raise ConfigError("--max-in-flight: 0 would never receive a message")
+    if stop.count:
+        config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
+    run = _Run(source, channel, config, stop, sink)
     await sink.open()
-    run = _Run(sink, config, stop)
-    nsqds = () if source.lookupd_http_address else addresses(source.nsqd_tcp_address)
-    for topic in dict.fromkeys(source.topic):
-        run.add(
-            Subscription(
-                topic=topic, channel=channel, nsqds=nsqds, lookupds=source.lookupd_http_address
-            )
-        )
     try:
-        return await run.until_done()
+        return await run.until_done(hangup)
     finally:
         await sink.close()
 
 
 class _Run:
-    """The consumers of one command."""
+    """The consumers of one command, and who looks after them."""
 
-    def __init__(self, sink: Sink, config: ConsumerConfig, stop: StopOptions) -> None:
+    def __init__(
+        self,
+        source: SourceOptions,
+        channel: str,
+        config: ConsumerConfig,
+        stop: StopOptions,
+        sink: Sink,
+    ) -> None:
+        self._channel = channel
+        self._lookupds = source.lookupd_http_address
+        self._nsqds = () if self._lookupds else addresses(source.nsqd_tcp_address)
+        silence: Silence | None = None
+        if self._lookupds:
+            from nsqtools.engine.lookup import Silence  # loads httpx
+
+            silence = Silence()
+        self._finder: TopicFinder | None = None
+        self._refresh = _RETRY
+        names: Sequence[str] = source.topic
+        if isinstance(source, ArchiveSourceOptions):
+            self._refresh = source.topic_refresh
+            names, self._finder = _by_pattern(source, config, silence)
+        self._named = [self._subscription(name) for name in dict.fromkeys(names)]
         self._sink = sink
-        self._config = config
-        self._options = stop
-        self._consumers: list[Consumer] = []
-        self._subscriptions: list[Subscription] = []
-        self._members: list[_Member] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        handler: Handler = sink
-        if stop.count:
-            handler = Limit(sink, stop.count, self._remaining, self._stop)
-            self._config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
-        self._shared = _Shared(handler)
+        self._notifier = Notifier()
+        self._errors: list[BaseException] = []
+        self._consumers = Consumers(
+            sink,
+            config,
+            count=stop.count,
+            retry=self._refresh,
+            all_fail=self._finder is None,
+            on_reached=self._notifier.ready,
+            silence=silence,
+        )
+        self._watch = Watch(
+            stop,
+            config,
+            self._consumers,
+            flush=sink.flush,
+            complete=lambda: self._finder is None or self._finder.answered,
+            silence=silence,
+        )
 
-    def add(self, subscription: Subscription) -> None:
-        self._subscriptions.append(subscription)
-        member = self._shared.join()
-        self._members.append(member)
-        self._consumers.append(Consumer(subscription, member, self._config))
-
-    async def until_done(self) -> int:
-        loop = asyncio.get_running_loop()
-        signals = Signals(self._interrupted, self._leave, "nsqd delivers what was in flight again")
-        self._tasks = [
-            loop.create_task(self._run(consumer, member))
-            for consumer, member in zip(self._consumers, self._members, strict=True)
-        ]
-        watch = loop.create_task(self._watch(loop.time()))
-        failed = self._sink.failed
+    async def until_done(self, hangup: Callable[[], object] | None) -> int:
+        """An exit code; raises what ended it too soon."""
+        consumers, failed = self._consumers, self._sink.failed
+        signals = Signals(
+            self._interrupted,
+            consumers.leave,
+            "nsqd delivers what was in flight again",
+            hangup=hangup,
+        )
+        failed.add_done_callback(lambda _: consumers.stop())
+        for subscription in self._named:
+            consumers.add(subscription)
+        working = [self._spawn(self._watch.run())]
+        if self._finder:
+            working.append(self._spawn(self._discover(self._finder)))
+        reporting = self._spawn(self._report())
         try:
-            waiting: set[asyncio.Future[Any]] = {*self._tasks, failed, watch}
-            while waiting - {failed, watch}:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if any(not future.cancelled() and future.exception() for future in done):
-                    self._stop()
+            await consumers.stopping.wait()
+            self._notifier.stopping()
+            for task in working:
+                task.cancel()
+            await consumers.done()
         finally:
-            watch.cancel()
+            consumers.leave()
+            for task in (*working, reporting):
+                task.cancel()
         if failed.done():
             failed.result()
-        totals = await asyncio.gather(*self._tasks, return_exceptions=True)
-        if watch.done() and not watch.cancelled():
-            watch.result()
-        for outcome in totals:
-            if isinstance(outcome, Exception):
-                raise outcome
-        return self._exit_code(signals)
-
-    async def _run(self, consumer: Consumer, member: _Member) -> None:
-        try:
-            await consumer.run()
-        finally:
-            member.leave()
-
-    def _exit_code(self, signals: Signals) -> int:
-        totals = [consumer.stats() for consumer in self._consumers]
-        log.info(
-            "%d messages finished, %d requeued",
-            sum(s.finished for s in totals),
-            sum(s.requeued for s in totals),
-        )
-        if late := sum(s.too_late for s in totals):
-            log.warning(
-                "%d messages had timed out before they were finished: they come again", late
-            )
-        code = Exit.PARTIAL if any(s.given_up for s in totals) else Exit.DONE
+        for error in (*self._errors, *consumers.errors):
+            raise error
+        code = await self._exit_code(cut_short=self._watch.cut_short and not signals.seen)
         return signals.exit_code(code) if signals.seen else code
 
-    async def _watch(self, started: float) -> None:
-        """Ask the stop rule whenever its answer may have changed."""
-        options = self._options
-        rule = StopRule(
-            max_duration=options.max_duration or None,
-            idle_timeout=options.idle_timeout or None,
-            until_empty=options.until_empty,
+    def _subscription(self, topic: str) -> Subscription:
+        return Subscription(
+            topic=topic, channel=self._channel, nsqds=self._nsqds, lookupds=self._lookupds
         )
-        loop = asyncio.get_running_loop()
-        backlogs: list[Backlog] = []
-        if rule.until_empty:
-            from nsqtools.engine.lookup import Backlog  # loads httpx
 
-            urls = options.nsqd_http_address
-            backlogs = [Backlog(s, self._config, urls) for s in self._subscriptions]
-        empties = 0
+    async def _discover(self, finder: TopicFinder) -> None:
+        """Let topics come and go, as nsqlookupds know them."""
         while True:
-            now = loop.time()
-            totals = [consumer.stats() for consumer in self._consumers]
-            # While messages are in flight a slow reader, not the topic, is what is silent.
-            busy = any(total.in_flight for total in totals)
-            last = now if busy else max(started, *(total.last_message for total in totals))
-            reason = rule.decide(started=started, last_message=last, empties=empties, now=now)
-            if reason:
-                log.info("stopping: %s", reason)
-                self._stop()
-                return
-            due = rule.next_check(started=started, last_message=last)
-            if rule.until_empty:
-                due = min(now + _EMPTY_INTERVAL, due or float("inf"))
-            if due is None:
-                return
-            await asyncio.sleep(max(due - now, _MIN_WATCH))
-            if rule.until_empty:
-                try:
-                    empties = 0 if await self._backlog(backlogs) else empties + 1
-                except UnreachableError as error:
-                    idle = min(options.idle_timeout or _EMPTY_IDLE, _EMPTY_IDLE)
-                    log.warning(
-                        "--until-empty cannot see the depth (%s): "
-                        "stopping after %g s without a message instead",
-                        error,
-                        idle,
-                    )
-                    rule = replace(rule, until_empty=False, idle_timeout=idle)
+            change = await finder.look()
+            for topic in change.gone:
+                log.info("topic %s: gone", topic)
+                self._consumers.drop(topic)
+            for topic in change.appeared:
+                log.info("topic %s: found", topic)
+                self._consumers.add(self._subscription(topic))
+            if not self._consumers.topics:
+                self._notifier.ready()
+            await asyncio.sleep(self._refresh)
 
-    async def _backlog(self, backlogs: Sequence[Backlog]) -> int:
-        counts = await asyncio.gather(*(backlog.count() for backlog in backlogs))
-        return sum(counts) + sum(consumer.stats().in_flight for consumer in self._consumers)
+    async def _report(self) -> None:
+        """Tell systemd, if that started us, how we are."""
+        interval = self._notifier.interval
+        while interval:
+            totals = self._consumers.totals()
+            self._notifier.beat(
+                f"{self._consumers.topics} topics, {totals.connections} connections, "
+                f"{totals.finished} messages finished, {totals.in_flight} in flight"
+            )
+            await asyncio.sleep(interval)
 
-    def _remaining(self, count: int) -> None:
-        for consumer in self._consumers:
-            consumer.set_max_in_flight(min(self._config.max_in_flight, count))
-
-    def _stop(self) -> None:
-        for consumer in self._consumers:
-            consumer.stop()
+    async def _exit_code(self, *, cut_short: bool) -> int:
+        totals = self._consumers.totals()
+        log.info("%d messages finished, %d requeued", totals.finished, totals.requeued)
+        if totals.too_late:
+            log.warning(
+                "%d messages had timed out before they were finished: they come again",
+                totals.too_late,
+            )
+        behind = False
+        if cut_short and (left := await self._watch.left()) != 0:
+            behind = True
+            log.error(
+                "--max-duration was over before --until-empty: %s",
+                "how much is left is not known" if left is None else f"{left} messages are left",
+            )
+        if unreached := self._consumers.unreached():
+            log.error("never consumed: %s", " ".join(unreached))
+            return Exit.FAILURE
+        return Exit.PARTIAL if totals.given_up or behind else Exit.DONE
 
     def _interrupted(self) -> None:
-        in_flight = sum(consumer.stats().in_flight for consumer in self._consumers)
+        in_flight = self._consumers.totals().in_flight
         if in_flight and sys.stderr.isatty():
             log.warning("draining %d messages, Ctrl-C again to leave now", in_flight)
-        self._stop()
+        self._consumers.stop()
 
-    def _leave(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._errors.append(error)
+            self._consumers.stop()
+
+
+def _by_pattern(
+    source: ArchiveSourceOptions, config: ConsumerConfig, silence: Silence | None
+) -> tuple[Sequence[str], TopicFinder | None]:
+    """The named topics that match the pattern, or else who finds topics (``topic_discoverer.go``).
+
+    Raises ConfigError if none of the named matches.
+    """
+    import re
+
+    from nsqtools.policy.topics import grace, matching
+
+    if not source.topic_pattern:
+        return source.topic, None
+    pattern = re.compile(source.topic_pattern)
+    if source.topic:
+        if names := matching(pattern, source.topic):
+            return names, None
+        raise ConfigError(f"--topic-pattern {source.topic_pattern!r}: no --topic matches it")
+    from nsqtools.engine.topics import TopicFinder
+
+    finder = TopicFinder(
+        source.lookupd_http_address,
+        pattern,
+        config,
+        grace=grace(source.topic_refresh),
+        connect_timeout=source.http_client_connect_timeout,
+        request_timeout=source.http_client_request_timeout,
+        silence=silence,
+    )
+    return (), finder

@@ -31,15 +31,22 @@ standard output goes away the command ends as by SIGPIPE, without waiting for an
 class Signals:
     """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once.
 
-    A signal that was ignored when the program started, as in a shell's background job, stays so.
-    ``consequence`` is what is said when a second one comes.
+    With ``hangup`` SIGHUP calls that, each time, and counts as none of them. A signal that was
+    ignored when the program started, as in a shell's background job, stays so. ``consequence`` is
+    what is said when a second one comes.
     """
 
     def __init__(
-        self, stop: Callable[[], object], leave: Callable[[], object], consequence: str
+        self,
+        stop: Callable[[], object],
+        leave: Callable[[], object],
+        consequence: str,
+        *,
+        hangup: Callable[[], object] | None = None,
     ) -> None:
         self._stop = stop
         self._leave = leave
+        self._hangup = hangup
         self._consequence = consequence
         self._seen: list[signal.Signals] = []
         self._loop = _listen(self._caught)
@@ -61,6 +68,9 @@ class Signals:
         return Exit.FAILURE if self.urgent else drained
 
     def _caught(self, number: int) -> None:
+        if self._hangup and number == signal.SIGHUP:
+            self._hangup()
+            return
         self._seen.append(signal.Signals(number))
         if not self.urgent:
             self._stop()

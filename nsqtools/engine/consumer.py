@@ -305,6 +305,7 @@ class Consumer:
             channel=self._subscription.channel,
             source=link.address,
             starved=is_starved((link.peer(),)),
+            msg_timeout=link.connection.features.msg_timeout,
         )
 
     async def _work(self) -> None:

@@ -32,7 +32,8 @@ class Batch(Sequence[Message]):
     """Messages that arrived together on one connection, in order of arrival.
 
     ``starved``: nsqd holds back until some are settled, so a sink that gathers should settle now
-    (building_client_libraries, Message Flow Starvation). Settling a message twice does nothing.
+    (building_client_libraries, Message Flow Starvation). ``msg_timeout``: seconds after which nsqd
+    delivers what is not settled again. Settling a message twice does nothing.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Batch(Sequence[Message]):
         "_unsettled",
         "channel",
         "held",
+        "msg_timeout",
         "source",
         "starved",
         "topic",
@@ -55,11 +57,13 @@ class Batch(Sequence[Message]):
         channel: str,
         source: Address,
         starved: bool = False,
+        msg_timeout: float = 60.0,
     ) -> None:
         self.topic = topic
         self.channel = channel
         self.source = source
         self.starved = starved
+        self.msg_timeout = msg_timeout
         self.held = False
         self._messages = messages
         self._settle = settle
@@ -103,6 +107,12 @@ class Batch(Sequence[Message]):
         """Cut the batch down to its first messages; the others go back to nsqd at once."""
         self.requeue(self._messages[count:], delay=0, backoff=False)
         self._messages = self._messages[:count]
+
+    def part(self, messages: Sequence[Message]) -> Batch:
+        """Some of its messages as a batch, to be rendered; settle them here."""
+        return Batch(
+            messages, self._settle, topic=self.topic, channel=self.channel, source=self.source
+        )
 
     def unsettled(self) -> Sequence[Message]:
         """The messages that are neither finished nor requeued."""

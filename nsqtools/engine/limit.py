@@ -16,7 +16,7 @@ class Limit:
     ``on_remaining`` hears how many are left before the messages are finished: a consumer that
     lowers its max_in_flight to that is sent no message too many by a single nsqd, because the RDY
     leaves ahead of the FINs. ``on_done`` is called once all were handled without an error, and
-    the consumer should be stopped. Several consumers may share one.
+    the consumer should be stopped. Several consumers may share one, and call it at the same time.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class Limit:
         self._remaining = count
         self._on_remaining = on_remaining
         self._on_done = on_done
+        self._handling = 0
 
     async def handle(self, batch: Batch) -> None:
         """As Handler."""
@@ -39,13 +40,16 @@ class Limit:
             return
         self._remaining -= taken
         self._on_remaining(self._remaining)
+        self._handling += 1
         try:
             await self._handler.handle(batch)
         except Exception:
             self._remaining += len(batch.unsettled())
             self._on_remaining(self._remaining)
             raise
-        if self._remaining == 0:
+        finally:
+            self._handling -= 1
+        if self._remaining == 0 and not self._handling:
             self._on_done()
 
     async def close(self) -> None:

@@ -46,10 +46,34 @@ async def ask_lookupds(
     return answers
 
 
-class Lookups:
-    """The nsqlookupds of a subscription; that one does not answer is told once, not each round."""
+class Silence:
+    """Which nsqlookupds do not answer: each is told once until it does, whoever asks."""
 
-    def __init__(self, subscription: Subscription, config: ConsumerConfig) -> None:
+    def __init__(self) -> None:
+        self._silent: set[Address] = set()
+        self._all = False
+
+    def heard(self, answers: Answers[Any]) -> None:
+        """Some answered; warns of the others."""
+        self._all = False
+        self._silent.difference_update(address for address, _ in answers.answers)
+        for address, error in answers.failures:
+            known = address in self._silent
+            log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
+            self._silent.add(address)
+
+    def nobody(self, error: UnreachableError) -> None:
+        """None answered; warns of that."""
+        log.log(logging.DEBUG if self._all else logging.WARNING, "%s", error)
+        self._all = True
+
+
+class Lookups:
+    """The nsqlookupds of a subscription; ``silence`` is what its user and others know of them."""
+
+    def __init__(
+        self, subscription: Subscription, config: ConsumerConfig, silence: Silence | None = None
+    ) -> None:
         self._subscription = subscription
         self._limits = {
             "connect_timeout": min(_CONNECT_TIMEOUT, config.lookupd_poll_timeout),
@@ -57,7 +81,7 @@ class Lookups:
             "token": config.auth_secret if config.lookupd_authorization else "",
             "tls": client_context(config) if config.uses_tls else None,
         }
-        self._failing: set[Address] = set()
+        self._silence = silence or Silence()
 
     async def producers(self) -> dict[Address, Producer]:
         """Who has the topic, by broadcast_address:tcp_port (building_client_libraries, Discovery).
@@ -68,10 +92,7 @@ class Lookups:
         answers = await ask_lookupds(
             self._subscription.lookupds, lambda client: client.lookup(topic), **self._limits
         )
-        for address, error in answers.failures:
-            known = address in self._failing
-            log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
-        self._failing = {address for address, _ in answers.failures}
+        self._silence.heard(answers)
         return union_producers(answer.producers for answer in answers.values)
 
 
@@ -90,10 +111,14 @@ class Backlog:
     """
 
     def __init__(
-        self, subscription: Subscription, config: ConsumerConfig, urls: Sequence[str] = ()
+        self,
+        subscription: Subscription,
+        config: ConsumerConfig,
+        urls: Sequence[str] = (),
+        silence: Silence | None = None,
     ) -> None:
         self._subscription = subscription
-        self._lookups = Lookups(subscription, config) if subscription.lookupds else None
+        self._lookups = Lookups(subscription, config, silence) if subscription.lookupds else None
         self._tls = client_context(config) if config.uses_tls else None
         self._urls = urls
 

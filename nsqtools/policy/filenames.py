@@ -20,10 +20,10 @@ DATETIME_FORMAT = "%Y-%m-%d_%H"
 SECOND = 1_000_000_000
 """In the unit of wall clocks and of messages' timestamps: ns since the epoch."""
 
-_REV = "<REV>"
-_TOKENS = ("<TOPIC>", "<HOST>", "<PID>", "<DATETIME>", _REV)
+REV = "<REV>"
+_TOKENS = ("<TOPIC>", "<HOST>", "<PID>", "<DATETIME>", REV)
 _HOST_TOKENS = ("<SHORT_HOST>", "<HOSTNAME>")
-_TOKEN = re.compile(r"(<[^<>/]*>)")
+TOKEN = re.compile(r"(<[^<>/]*>)")
 _DIRECTIVE = re.compile(r"%(%|[szZ]|[-_0^#]?[aAbBcCdDeFgGhHIjklmMpPrRSTuUVwWxXyY])")
 _MISPLACED = re.compile(r"(?<!%)%[aAbBcCdDeFgGhHIjklmMpPrRsSTuUVwWxXyYzZ]")
 _PERCENT = re.compile(r"%[-_0^#:]*.?", re.DOTALL)
@@ -90,7 +90,7 @@ class NamePattern:
                     "--filename-format, which has <DATETIME> for the rest"
                 )
         _split(self.datetime_format)
-        if self.repeated_by and _REV not in self.filename_format:
+        if self.repeated_by and REV not in self.filename_format:
             raise ConfigError(
                 f"--filename-format {self.filename_format!r}: with {self.repeated_by} several "
                 f"files may have one name: add <REV>, as in {FILENAME_FORMAT!r}"
@@ -110,17 +110,16 @@ class FileNames:
     def __init__(
         self, pattern: NamePattern, *, topic: str, hostname: str, pid: int, zone: tzinfo | None
     ) -> None:
-        short, _, _ = hostname.partition(".")
-        known = {"<SHORT_HOST>": short, "<HOSTNAME>": hostname}
-        host = _replace(pattern.host_identifier or "<SHORT_HOST>", known)
-        known = {"<TOPIC>": check_name("topic", topic), "<HOST>": host, "<PID>": str(pid)}
+        known = {"<TOPIC>": check_name("topic", topic), "<PID>": str(pid)}
         self._always_numbered = bool(pattern.repeated_by)
-        self._parts = list(_parts(pattern, known))
+        self._parts = list(name_parts(pattern, hostname, known))
+        if not (last := self._parts[-1][0]).endswith(pattern.suffix):
+            self._parts[-1] = (last + pattern.suffix, "")
         self._zone = zone
         self._step = _resolution(directive for _, directive in self._parts) * SECOND
         self._cache: dict[int, str | None] = {}
         self._change = (0, 0)
-        for revision in (0, 1) if _REV in pattern.filename_format else (0,):
+        for revision in (0, 1) if REV in pattern.filename_format else (0,):
             self.path(self.at(0), revision)
 
     def at(self, ns: int) -> str:
@@ -171,13 +170,13 @@ class FileNames:
         Raises ConfigError where it would leave the directory, or where the format has no
         ``<REV>`` for a revision above 0.
         """
-        if revision and _REV not in name:
+        if revision and REV not in name:
             raise ConfigError(
                 f"--filename-format: {name} exists already: add <REV> to the format, so that "
                 "another file can have a name of its own"
             )
         number = f"-{revision:06d}" if revision or self._always_numbered else ""
-        return _inside(name.replace(_REV, number))
+        return _inside(name.replace(REV, number))
 
     def _during(self, bucket: int) -> str | None:
         """The name of a whole step of time; None when it changes, or may change, within it."""
@@ -235,7 +234,7 @@ class Revisions:
 
 
 def _check_tokens(flag: str, text: str, known: Sequence[str]) -> None:
-    for token in _TOKEN.findall(text):
+    for token in TOKEN.findall(text):
         if token not in known:
             from difflib import get_close_matches
 
@@ -245,13 +244,21 @@ def _check_tokens(flag: str, text: str, known: Sequence[str]) -> None:
 
 
 def _replace(text: str, known: dict[str, str]) -> str:
-    return "".join(known.get(piece, piece) for piece in _TOKEN.split(text))
+    return "".join(known.get(piece, piece) for piece in TOKEN.split(text))
 
 
-def _parts(pattern: NamePattern, known: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Pairs of a literal and the directive after it; the last one has no directive."""
+def name_parts(
+    pattern: NamePattern, hostname: str, known: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Pairs of a literal and the directive after it; the last one has no directive.
+
+    Tokens that are not known stay in the literals; the suffix of the compression is not there.
+    """
+    short, _, _ = hostname.partition(".")
+    hosts = {"<SHORT_HOST>": short, "<HOSTNAME>": hostname}
+    known = {**known, "<HOST>": _replace(pattern.host_identifier or "<SHORT_HOST>", hosts)}
     literal = ""
-    for piece in _TOKEN.split(pattern.filename_format):
+    for piece in TOKEN.split(pattern.filename_format):
         if piece != "<DATETIME>":
             literal += known.get(piece, piece)
             continue
@@ -260,7 +267,7 @@ def _parts(pattern: NamePattern, known: dict[str, str]) -> Iterator[tuple[str, s
             if directive:
                 yield literal, directive
                 literal = ""
-    yield literal if literal.endswith(pattern.suffix) else literal + pattern.suffix, ""
+    yield literal, ""
 
 
 def _split(datetime_format: str) -> Iterable[tuple[str, str]]:

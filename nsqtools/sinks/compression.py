@@ -1,4 +1,4 @@
-"""Compression of archives: one complete gzip member or zstd frame per sync.
+"""Compression of archives: one complete gzip member, zstd frame or snappy stream per sync.
 
 Members follow one another in the file, which readers take for one stream, as what Go's
 nsq_to_file writes (``nsq_to_file/file_logger.go``, Sync). What a crash leaves behind is then whole
@@ -18,10 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-__all__ = ["GZIP_WINDOW", "METHODS", "Encoder", "Method", "load_zstd", "make_encoder", "method_of"]
+__all__ = [
+    "GZIP_WINDOW",
+    "METHODS",
+    "SNAPPY_HEAD",
+    "Encoder",
+    "Method",
+    "load_zstd",
+    "make_encoder",
+    "method_of",
+]
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 """The ``wbits`` by which zlib reads and writes a gzip header and trailer."""
+
+SNAPPY_HEAD = b"\xff\x06\0\0sNaPpY"
+"""The stream identifier of the snappy framing format; with nothing after it a stream is empty."""
 
 _ISAL_LEVELS = range(1, 4)
 
@@ -39,6 +51,7 @@ METHODS = {
     "none": Method(""),
     "gzip": Method(".gz", range(1, 10), 6),
     "zstd": Method(".zst", range(1, 20), 3),  # beyond 19 a reader may want 128 MiB
+    "snappy": Method(".sz"),
 }
 
 
@@ -54,6 +67,24 @@ class _Copy:
 
     def flush(self) -> bytes:
         return b""
+
+
+class _Snappy:
+    """The framing format, in which a member is a stream identifier and the chunks after it."""
+
+    def __init__(self) -> None:
+        import snappy
+
+        self._compress = snappy.StreamCompressor().add_chunk
+        self._is_empty = True
+
+    def compress(self, data: bytes, /) -> bytes:
+        self._is_empty = False
+        chunks: bytes = self._compress(data)
+        return chunks
+
+    def flush(self) -> bytes:
+        return SNAPPY_HEAD if self._is_empty else b""
 
 
 class Encoder:
@@ -92,6 +123,11 @@ class Encoder:
         """Forget the member under way, of which the file was cut back; the counts stay."""
         self._stream = None
 
+    def empty(self) -> bytes:
+        """A whole member with nothing in it, for a file that stays empty; no bytes for none."""
+        assert self._stream is None
+        return self._counted(self._start().flush(), 0)
+
     def _counted(self, out: bytes, plain: int) -> bytes:
         self.plain += plain
         self.compressed += len(out)
@@ -109,7 +145,7 @@ def make_encoder(name: str = "none", level: int | None = None) -> Encoder:
     if level is None:
         level = method.default
     elif not method.levels:
-        raise ConfigError(f"a level needs a compression, and this one is {name}")
+        raise ConfigError(f"a level needs a compression that has levels, and this one is {name}")
     elif level not in method.levels:
         first, last = method.levels[0], method.levels[-1]
         raise ConfigError(f"{name} has no level {level}: expected {first} to {last}")
@@ -122,6 +158,8 @@ def _starter(name: str, level: int) -> Callable[[], _Stream]:
             return _gzip(level)
         case "zstd":
             return _zstd(level)
+        case "snappy":
+            return _Snappy
     return _Copy
 
 

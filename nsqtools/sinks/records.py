@@ -23,6 +23,8 @@ __all__ = [
     "make_splitter",
 ]
 
+_TIMESTAMPS = range(1 << 63)
+
 
 class Splitter(ABC):
     """Splits a stream into records; empty records are records.
@@ -72,22 +74,30 @@ class Splitter(ABC):
 
 
 class Delimited(Splitter):
-    """Records that end in a delimiter; the last one need not."""
+    """Records that end in a delimiter; the last one need not, unless all are to be ``complete``."""
 
     def __init__(
-        self, delimiter: bytes = b"\n", *, max_size: int = 0, noun: str = "record"
+        self,
+        delimiter: bytes = b"\n",
+        *,
+        max_size: int = 0,
+        complete: bool = False,
+        noun: str = "record",
     ) -> None:
         super().__init__(max_size=max_size)
         if not delimiter:
             raise ConfigError("the delimiter is empty: records could not be told apart")
         self._delimiter = delimiter
+        self._complete = complete
         self._noun = noun
         self._count = 0
+        self._total = 0  # bytes fed
         self._start: list[bytes] = []  # of the record under way; holds no part of a delimiter
         self._start_size = 0
         self._tail = b""  # what follows it, and may begin a delimiter
 
     def _split(self, chunk: bytes, records: list[bytes]) -> None:
+        self._total += len(chunk)
         parts = (self._tail + chunk).split(self._delimiter)
         last = parts.pop()
         if parts:
@@ -119,6 +129,11 @@ class Delimited(Splitter):
         last = b"".join((*self._start, self._tail))
         if len(last) > self.max_size > 0:
             raise self._too_big(self._count)
+        if last and self._complete:
+            raise RecordError(
+                f"{self._noun} {self._count + 1} at byte {self._total - len(last)} is torn: "
+                "no delimiter follows it"
+            )
         if last:
             records.append(last)
 
@@ -195,12 +210,25 @@ class Whole(Splitter):
 
 
 class JsonLines(Splitter):
-    """Envelopes, one a line, as the JSON format writes them; only the body is looked at."""
+    """Envelopes, one a line, as the JSON format writes them; only the body is looked at.
 
-    def __init__(self, *, max_size: int = 0) -> None:
+    With a list for ``timestamps`` that of each record, in ns since the epoch, is required and
+    appended to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_size: int = 0,
+        complete: bool = False,
+        timestamps: list[int] | None = None,
+    ) -> None:
         super().__init__(max_size=max_size)
+        self._timestamps = timestamps
         # JSON takes at most 6 bytes for a byte; the rest of the envelope may be someone else's.
-        self._lines = Delimited(max_size=6 * max_size + 65536 if max_size else 0, noun="line")
+        self._lines = Delimited(
+            max_size=6 * max_size + 65536 if max_size else 0, complete=complete, noun="line"
+        )
         self._count = 0
 
     def _split(self, chunk: bytes, records: list[bytes]) -> None:
@@ -215,17 +243,19 @@ class JsonLines(Splitter):
             if not line.strip():
                 continue
             try:
-                body = _body(line)
+                envelope = _object(line)
+                body = _body(envelope)
                 if len(body) > self.max_size > 0:
                     raise RecordError(f"the body {_over(self.max_size)}")
+                if self._timestamps is not None:
+                    self._timestamps.append(_timestamp(envelope))
             except RecordError as error:
                 raise RecordError(f"line {self._count}: {error}") from None
             records.append(body)
 
 
-def _body(line: bytes) -> bytes:
+def _body(envelope: dict[str, Any]) -> bytes:
     """The body of an envelope; raises RecordError without the place."""
-    envelope = _object(line)
     text, encoded = envelope.get("body"), envelope.get("body_b64")
     if (text is None) == (encoded is None):
         found = "none" if text is None else "both"
@@ -239,6 +269,19 @@ def _body(line: bytes) -> bytes:
         raise RecordError("body has half of a surrogate pair, which no UTF-8 can hold") from None
     except ValueError as error:
         raise RecordError(f"body_b64 is not base64: {error}") from None
+
+
+def _timestamp(envelope: dict[str, Any]) -> int:
+    value = envelope.get("timestamp")
+    if type(value) is int and value in _TIMESTAMPS:
+        return value
+    if value is None:
+        found = "none"
+    elif isinstance(value, (int, float)):
+        found = json.dumps(value)
+    else:
+        found = _kind(value)
+    raise RecordError(f"expected a timestamp, an integer of ns since the epoch, found {found}")
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -281,15 +324,21 @@ def make_splitter(
     whole: bool = False,
     delimiter: bytes = b"\n",
     max_size: int = 0,
+    complete: bool = False,
+    timestamps: list[int] | None = None,
 ) -> Splitter:
-    """The splitter that these options choose, the first of several; lines without any."""
+    """The splitter that these options choose, the first of several; lines without any.
+
+    ``complete`` is for what a program wrote: a last record without its delimiter is then torn.
+    ``timestamps`` is that of ``JsonLines``, and left alone by all others.
+    """
     if json:
-        return JsonLines(max_size=max_size)
+        return JsonLines(max_size=max_size, complete=complete, timestamps=timestamps)
     if length_prefix:
         return LengthPrefixed(max_size=max_size)
     if whole:
         return Whole(max_size=max_size)
-    return Delimited(delimiter, max_size=max_size)
+    return Delimited(delimiter, max_size=max_size, complete=complete)
 
 
 def drop_empty(records: Sequence[bytes]) -> Sequence[bytes]:

@@ -3,8 +3,10 @@
 It is read once, from the beginning, and never held: memory is that of a few pieces, and of the
 longest line where lines are JSON.
 
-Of a compressed file whole members are good: their checksums tell. Of a plain file whole records
-are. That cannot tell rubbish that looks like a record; what was synced before it stays good.
+Of a compressed file whole members are good: their checksums tell. Of one in snappy's chunks, which
+tell no end of a member, as many as are whole and end together with a record. Of a plain file whole
+records are. That cannot tell rubbish that looks like a record; what was synced before it stays
+good.
 """
 
 from __future__ import annotations
@@ -12,27 +14,20 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
-import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.compression import GZIP_WINDOW, METHODS, load_zstd
+from nsqtools.sinks.members import NOUNS, plain_chunks, unpacked
 from nsqtools.sinks.records import JsonLines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-__all__ = ["Inspection", "inspect"]
+__all__ = ["Inspection", "inspect", "plain_chunks"]
 
 _READ = 1 << 18
-_READ_COMPRESSED = 1 << 15  # every member copies what is left of it
-_PIECE = 1 << 20
-
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_ZSTD_CHECKSUM = 1 << 2
 
 _NEVER_IN_JSON = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
@@ -66,15 +61,17 @@ def inspect(
 
     Raises ConfigError for a compression without its library or an empty delimiter, and OSError.
     """
-    members = _members_of(compression)
+    is_plain = compression == "none"
     counter: _Counter
     if json:
         counter = _JsonLines()
     elif length_prefix:
         counter = _LengthPrefixed()
     else:
-        counter = _Delimited(delimiter, may_be_filler=members is None)
-    return _inspect_members(file, members, counter) if members else _inspect_plain(file, counter)
+        counter = _Delimited(delimiter, may_be_filler=is_plain)
+    if is_plain:
+        return _inspect_plain(file, counter)
+    return _inspect_members(file, compression, counter)
 
 
 def _inspect_plain(file: BinaryIO, counter: _Counter) -> Inspection:
@@ -83,151 +80,28 @@ def _inspect_plain(file: BinaryIO, counter: _Counter) -> Inspection:
     return Inspection(counter.end, counter.records, counter.end, counter.problem or counter.torn())
 
 
-def _inspect_members(file: BinaryIO, members: _Members, counter: _Counter) -> Inspection:
-    good = plain = records = number = 0
+def _inspect_members(file: BinaryIO, compression: str, counter: _Counter) -> Inspection:
+    ends_with_records = compression == "snappy"  # whose chunks end anywhere
+    good = plain = records = begin = total = 0
+    number = 1
     fault = torn = damage = ""
-    total = 0
     try:
-        for data, end in _decoded(file, members.start):
+        for data, end in unpacked(file, compression):
             total += len(data)
             if not counter.problem:
                 counter.feed(data)
-            if end:  # only now is it known that what was decoded is what was written
-                good, plain, records, number = end, total, counter.records, number + 1
-                fault, torn = counter.problem, counter.torn()
+            if not end:
+                continue
+            # Only now is it known that what was decoded is what was written.
+            begin, number = end, number + 1
+            fault, torn = counter.problem, counter.torn()
+            if fault or not torn or not ends_with_records:
+                good, plain, records = end, total, counter.records
     except RecordError as error:
-        damage = f"{members.noun} {number + 1} at byte {good}: {error}"
+        damage = f"{NOUNS[compression]} {number} at byte {begin}: {error}"
     if not fault and not damage:
         fault = torn
     return Inspection(good, records, plain, f"{fault}, uncompressed" if fault else damage)
-
-
-class _Member(Protocol):
-    """One gzip member or zstd frame."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes) -> bytes:
-        """At most _PIECE plain bytes; raises RecordError."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Members:
-    noun: str
-    start: Callable[[], _Member]
-
-
-def _members_of(compression: str) -> _Members | None:
-    match compression:
-        case "none":
-            return None
-        case "gzip":
-            return _Members("gzip member", _GzipMember)
-        case "zstd":
-            zstd = load_zstd()
-            return _Members(
-                "zstd frame", lambda: _ZstdFrame(zstd.ZstdDecompressor(), zstd.ZstdError)
-            )
-    raise ConfigError(f"unknown compression {compression!r}: expected {', '.join(METHODS)}")
-
-
-def _decoded(file: BinaryIO, start: Callable[[], _Member]) -> Iterator[tuple[bytes, int]]:
-    """Plain bytes and, with the last of a member, where in the file that ends, or else 0.
-
-    Raises RecordError for a damaged member, of which some may have been yielded.
-    """
-    offset = 0
-    data = b""
-    while True:
-        if not data:
-            data = file.read(_READ_COMPRESSED)
-            offset += len(data)
-            if not data:
-                return
-        member = start()
-        while not member.eof:
-            if not data and member.needs_input:
-                data = file.read(_READ_COMPRESSED)
-                offset += len(data)
-                if not data:
-                    raise RecordError("the file ends in it")
-            plain, data = member.decompress(data), b""
-            if not member.eof:
-                yield plain, 0
-        data = member.unused_data
-        yield plain, offset - len(data)
-
-
-class _GzipMember:
-    def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(GZIP_WINDOW)
-
-    @property
-    def eof(self) -> bool:
-        return self._inflate.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._inflate.unconsumed_tail
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inflate.unused_data
-
-    def decompress(self, data: bytes) -> bytes:
-        try:
-            return self._inflate.decompress(self._inflate.unconsumed_tail + data, _PIECE)
-        except zlib.error as error:
-            raise RecordError(str(error).rpartition(": ")[2]) from None
-
-
-def _lacks_checksum(head: bytes) -> bool:
-    return head.startswith(_ZSTD_MAGIC) and not head[4] & _ZSTD_CHECKSUM
-
-
-class _ZstdDecompressor(_Member, Protocol):
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
-class _ZstdFrame:
-    """A frame with a checksum (RFC 8878, 3.1.1.1.1.5), as ours all are.
-
-    Without one zeros pass for empty blocks, and join what comes before to what comes after.
-    """
-
-    def __init__(self, frame: _ZstdDecompressor, error: type[Exception]) -> None:
-        self._frame = frame
-        self._error = error
-        self._head = b""
-
-    @property
-    def eof(self) -> bool:
-        return self._frame.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return self._frame.needs_input
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._frame.unused_data
-
-    def decompress(self, data: bytes) -> bytes:
-        if len(self._head) < 5:
-            self._head += data[: 5 - len(self._head)]
-            if len(self._head) == 5 and _lacks_checksum(self._head):
-                raise RecordError("it has no checksum")
-        try:
-            return self._frame.decompress(data, _PIECE)
-        except self._error as error:
-            raise RecordError(str(error).rpartition(": ")[2]) from None
 
 
 class _Counter(ABC):

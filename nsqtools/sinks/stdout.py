@@ -118,12 +118,13 @@ class StreamSink:
     """A handler that writes batches to an Output, one write each.
 
     Once ``failed`` has ended every batch goes back to nsqd at once; of a batch that was written in
-    part nothing is finished. One ``handle`` at a time.
+    part nothing is finished. Several consumers may share one: it writes a batch at a time, whole.
     """
 
     def __init__(self, fd: int, form: Format, *, name: str = "standard output") -> None:
         self._output = Output(fd, name)
         self._format = form
+        self._lock = asyncio.Lock()
         self.messages = 0
         """Written so far, with their ``bytes``."""
         self.bytes = 0
@@ -140,14 +141,15 @@ class StreamSink:
 
     async def handle(self, batch: Batch) -> None:
         """Write the batch, then finish it; give it back when that fails."""
-        if not self.failed.done():
-            data = self._format.render(batch)
-            with contextlib.suppress(OutputError):  # ``failed`` tells
-                await self._output.write(data)
-                self.messages += len(batch)
-                self.bytes += len(data)
-                batch.finish()
-                return
+        async with self._lock:
+            if not self.failed.done():
+                data = self._format.render(batch)
+                with contextlib.suppress(OutputError):  # ``failed`` tells
+                    await self._output.write(data)
+                    self.messages += len(batch)
+                    self.bytes += len(data)
+                    batch.finish()
+                    return
         batch.requeue(delay=0, backoff=False)
 
     async def gave_up(self, messages: Sequence[Message]) -> None:
@@ -159,8 +161,17 @@ class StreamSink:
             " ".join(message.id.decode("ascii", "backslashreplace") for message in messages),
         )
 
+    async def join(self, topic: str) -> None:
+        """All topics share the output."""
+
+    async def drain(self, topic: str) -> None:
+        """Nothing to do: it holds no message."""
+
+    def flush(self) -> None:
+        """Nothing to do: it holds no message."""
+
     async def close(self) -> None:
-        """As Output's; it holds no message."""
+        """As Output's."""
         self._output.close()
 
 

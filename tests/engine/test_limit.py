@@ -8,7 +8,7 @@ import pytest
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import Batch
 from nsqtools.engine.limit import Limit
-from tests.support.clock import virtual
+from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
@@ -126,6 +126,32 @@ async def test_consumers_may_share_a_limit() -> None:
     assert left == sorted(left, reverse=True)
     assert first.depth + second.depth == 33
     assert first.in_flight + second.in_flight == 0
+
+
+@virtual
+async def test_the_last_message_does_not_end_it_while_another_batch_may_still_fail() -> None:
+    network = Network()
+    slow, quick = network.nsqd("slow"), network.nsqd("quick")
+    slow.publish(b"x")
+    may_fail = asyncio.Event()
+    ends: list[int] = []
+
+    async def fail(batch: Batch) -> None:
+        if len(recorder.batches) == 1:
+            await may_fail.wait()
+            raise ValueError
+
+    recorder = Recorder(fail)
+    limit = Limit(recorder, 2, lambda left: None, lambda: ends.append(len(recorder.seen)))
+    options: dict[str, Any] = {"max_in_flight": 1, "default_requeue_delay": 1}
+    consumers = [consume(limit, nsqd, **options) for nsqd in (slow, quick)]
+    async with running(consumers[0]), running(consumers[1]):
+        quick.publish(b"y")
+        await elapse(1)
+        assert (len(recorder.seen), ends) == (2, [])
+        may_fail.set()
+        await elapse(10)
+    assert ends == [3]
 
 
 @virtual

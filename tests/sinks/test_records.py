@@ -116,6 +116,18 @@ class TestDelimited:
             with pytest.raises(RecordError, match="record 2"):
                 splitter.finish()
 
+    @pytest.mark.parametrize("delimiter", [b"\n", b"--"])
+    def test_of_what_must_be_complete_a_last_record_without_delimiter_is_torn(
+        self, delimiter: bytes
+    ) -> None:
+        data = b"one" + delimiter + delimiter
+        for chunks in cuts(data):
+            assert split(Delimited(delimiter, complete=True), chunks) == [b"one", b""]
+        for chunks in cuts(data + b"tw-"):
+            records, error = until_error(Delimited(delimiter, complete=True), chunks)
+            assert records == [b"one", b""]
+            assert error == f"record 3 at byte {len(data)} is torn: no delimiter follows it"
+
     def test_an_empty_delimiter_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="delimiter is empty"):
             Delimited(b"")
@@ -211,6 +223,51 @@ class TestJsonLines:
         line = json.dumps({"body": body.decode()}).encode()
         assert split(JsonLines(max_size=100_000), [line]) == [body]
 
+    def test_timestamps_are_those_of_the_records_returned_so_far(self) -> None:
+        data = b'{"timestamp":5,"body":""}\n\n{"body":"b","timestamp":9223372036854775807}\n[]\n'
+        for chunks in cuts(data):
+            timestamps: list[int] = []
+            splitter = JsonLines(timestamps=timestamps)
+            returned = 0
+            for chunk in chunks:
+                try:
+                    returned += len(splitter.feed(chunk))
+                except RecordError:
+                    break
+                assert len(timestamps) == returned
+            with pytest.raises(RecordError, match="line 4: expected an object"):
+                splitter.feed(b"")
+            assert timestamps == [5, 9223372036854775807]
+
+    @pytest.mark.parametrize(
+        ("field", "found"),
+        [
+            ("", "none"),
+            (',"timestamp":null', "none"),
+            (',"timestamp":"5"', "a string"),
+            (',"timestamp":1.5', "1.5"),
+            (',"timestamp":true', "true"),
+            (',"timestamp":-1', "-1"),
+            (',"timestamp":9223372036854775808', "9223372036854775808"),
+            (',"timestamp":[5]', "an array"),
+        ],
+    )
+    def test_a_timestamp_that_is_needed_and_none_is_named(self, field: str, found: str) -> None:
+        line = f'{{"body":"a"{field}}}\n'.encode()
+        assert split(JsonLines(), [line]) == [b"a"]
+        records, error = until_error(JsonLines(timestamps=[]), [line])
+        assert records == []
+        assert error == (
+            f"line 1: expected a timestamp, an integer of ns since the epoch, found {found}"
+        )
+
+    def test_of_lines_that_must_be_complete_a_torn_one_is_named(self) -> None:
+        data = b'{"body":"a"}\n{"body":"b"}'
+        for chunks in cuts(data):
+            records, error = until_error(JsonLines(complete=True), chunks)
+            assert records == [b"a"]
+            assert error == "line 2 at byte 13 is torn: no delimiter follows it"
+
     def test_an_endless_line_is_refused_before_its_end(self) -> None:
         records, error = until_error(JsonLines(max_size=10), itertools.repeat(b" " * 1000))
         assert records == []
@@ -232,6 +289,13 @@ class TestMakeSplitter:
         splitter = make_splitter(max_size=7, **options)
         assert type(splitter) is kind
         assert splitter.max_size == 7
+
+    @pytest.mark.parametrize("options", [{}, {"json": True}, {"length_prefix": True}])
+    def test_a_torn_record_is_refused_by_each_if_all_must_be_complete(
+        self, options: dict[str, Any]
+    ) -> None:
+        records, _ = until_error(make_splitter(complete=True, **options), [b"\0"])
+        assert records == []
 
     def test_the_delimiter_is_used(self) -> None:
         assert split(make_splitter(delimiter=b"\0"), [b"a\nb\0c"]) == [b"a\nb", b"c"]

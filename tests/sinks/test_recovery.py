@@ -394,5 +394,7 @@ class TestJson:
 
 
 def test_an_unknown_compression_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown compression 'lzma': expected none, gzip, zstd"):
+    with pytest.raises(
+        ConfigError, match="unknown compression 'lzma': expected none, gzip, zstd, snappy"
+    ):
         look(b"", compression="lzma")

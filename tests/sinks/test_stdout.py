@@ -168,6 +168,28 @@ class TestPipe:
         assert settled.finished == [body, b"end"]
         assert settled.requeued == []
 
+    async def test_batches_of_several_consumers_are_written_whole_one_after_the_other(
+        self, pipe: Pipe
+    ) -> None:
+        settled = Settled()
+        first, second = b"1" * LARGE, b"2" * LARGE
+        async with opened(pipe.writer) as sink:
+            tasks = [asyncio.create_task(sink.handle(batch(settled, b))) for b in (first, second)]
+            assert await drain(pipe.reader, 2 * LARGE + 2) == first + b"\n" + second + b"\n"
+            await asyncio.gather(*tasks)
+        assert settled.finished == [first, second]
+
+    async def test_it_holds_nothing_that_could_be_asked_for(self, pipe: Pipe) -> None:
+        settled = Settled()
+        async with opened(pipe.writer) as sink:
+            given = batch(settled, b"one")
+            await sink.handle(given)
+            assert given.is_settled
+            sink.flush()
+            await sink.drain("events")
+            await sink.handle(batch(settled, b"two"))
+        assert settled.finished == [b"one", b"two"]
+
     async def test_a_reader_that_leaves_is_noticed_without_a_message(self, pipe: Pipe) -> None:
         async with opened(pipe.writer) as sink:
             await turns()

@@ -1,0 +1,310 @@
+"""The consumers of one command, one per topic: each starts, fails and ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.config.option import format_duration
+from nsqtools.engine.consumer import Consumer
+from nsqtools.engine.limit import Limit
+from nsqtools.engine.stats import ConsumerStats
+from nsqtools.errors import LockedError, PeerError, UnreachableError
+from nsqtools.net.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from nsqtools.cli.run import Sink
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.engine.handler import Batch, Handler
+    from nsqtools.engine.lookup import Silence
+    from nsqtools.engine.membership import Subscription
+    from nsqtools.names import Address
+
+log = logging.getLogger(__name__)
+
+_COUNTERS = (
+    "received",
+    "received_bytes",
+    "finished",
+    "requeued",
+    "touched",
+    "given_up",
+    "too_late",
+    "connections",
+    "in_flight",
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Topic:
+    """A topic and its consumer of now, if there is one.
+
+    ``joined``: the sink has it. ``reached``: some nsqd took us, or nsqlookupd knows of none that
+    has the topic. ``error`` is why the last start failed.
+    """
+
+    subscription: Subscription
+    consumer: Consumer | None = None
+    wanted: bool = True
+    joined: bool = False
+    reached: bool = False
+    error: PeerError | LockedError | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Consumers:
+    """Consumes topics into one sink, each with a Consumer.
+
+    A topic that cannot be reached at its start is logged and tried again every ``retry`` seconds,
+    unless there is no other one: with ``all_fail`` the first error ends everything once every
+    topic has failed; without, only if another process has the locks of all. ``count`` stops everything after so many messages; 0 is no limit.
+    ``on_reached`` is called whenever some topic was reached.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        config: ConsumerConfig,
+        *,
+        count: int,
+        retry: float,
+        all_fail: bool,
+        on_reached: Callable[[], object],
+        silence: Silence | None,
+    ) -> None:
+        self._sink = sink
+        self._config = config
+        self._retry = retry
+        self._all_fail = all_fail
+        self._on_reached = on_reached
+        self._silence = silence
+        self._handler: Handler = sink
+        self._left: int | None = None
+        if count:
+            self._left = count
+            self._handler = Limit(sink, count, self._remaining, self.stop)
+        self._topics: dict[str, _Topic] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._past = ConsumerStats()
+        self._any_reached = False
+        self.stopping = asyncio.Event()
+        """Set once no more messages are to come."""
+        self.errors: list[BaseException] = []
+        """What ended everything, first things first."""
+
+    def add(self, subscription: Subscription) -> None:
+        """Consume this topic, too; one that is being dropped starts again after that."""
+        if self.stopping.is_set():
+            return
+        if known := self._topics.get(subscription.topic):
+            known.wanted = True
+            return
+        topic = self._topics[subscription.topic] = _Topic(subscription)
+        task = asyncio.get_running_loop().create_task(self._keep(topic))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def drop(self, name: str) -> None:
+        """Drain this topic and forget it."""
+        if topic := self._topics.get(name):
+            topic.wanted = False
+            _wake(topic)
+
+    def stop(self) -> None:
+        """Drain all topics; a second call changes nothing."""
+        self.stopping.set()
+        for topic in self._topics.values():
+            _wake(topic)
+
+    def leave(self) -> None:
+        """Drop all connections at once."""
+        self.stopping.set()
+        for task in self._tasks:
+            task.cancel()
+
+    async def done(self) -> None:
+        """Wait until all topics were drained, or dropped, after ``stop`` or ``leave``."""
+        await self.stopping.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def totals(self) -> ConsumerStats:
+        """Totals of all consumers there were; ``last_message`` is 0 until a message came."""
+        total = ConsumerStats()
+        _add(total, self._past)
+        for topic in self._topics.values():
+            if topic.consumer:
+                _add(total, topic.consumer.stats())
+        return total
+
+    @property
+    def topics(self) -> int:
+        """How many topics there are now."""
+        return len(self._topics)
+
+    def subscriptions(self) -> list[Subscription]:
+        """Those of the topics of now, but for such as cannot be reached."""
+        return [topic.subscription for topic in self._topics.values() if not topic.error]
+
+    def unreached(self) -> list[str]:
+        """Topics that could not be reached at any time."""
+        return [name for name, topic in self._topics.items() if topic.error]
+
+    async def _keep(self, topic: _Topic) -> None:
+        while topic.wanted and not self.stopping.is_set():
+            topic.changed.clear()
+            try:
+                await self._consume(topic)
+            except (PeerError, LockedError) as error:  # others end everything
+                self._failed(topic, error)
+                try:
+                    async with asyncio.timeout(self._retry):
+                        await topic.changed.wait()
+                except TimeoutError:
+                    pass
+        if not topic.wanted:
+            if topic.joined:  # it was never consumed
+                await self._sink.drain(topic.subscription.topic)
+            del self._topics[topic.subscription.topic]
+
+    async def _consume(self, topic: _Topic) -> None:
+        await self._join(topic)
+        if topic.changed.is_set():
+            return
+        consumer = topic.consumer = Consumer(
+            topic.subscription,
+            _Part(self, self._sink, self._handler, topic),
+            self._config,
+            dial=self._dialler(topic),
+            find=self._finder(topic),
+        )
+        if self._left is not None:
+            consumer.set_max_in_flight(min(self._config.max_in_flight, self._left))
+        try:
+            await consumer.run()
+        finally:
+            topic.consumer = None
+            past = consumer.stats()
+            past.connections = past.in_flight = 0
+            _add(self._past, past)
+
+    async def _join(self, topic: _Topic) -> None:
+        """Let the sink get ready, which may mean to wait for a lock: being stopped ends that."""
+        loop = asyncio.get_running_loop()
+        joining = loop.create_task(self._sink.join(topic.subscription.topic))
+        changed = loop.create_task(topic.changed.wait())
+        try:
+            await asyncio.wait((joining, changed), return_when=asyncio.FIRST_COMPLETED)
+            if joining.done():
+                joining.result()
+                topic.joined = True
+        finally:
+            changed.cancel()
+            if not joining.done():
+                joining.cancel()
+                await asyncio.wait((joining,))
+
+    def _dialler(self, topic: _Topic) -> Any:
+        async def dial(address: Address, *args: Any, **options: Any) -> Connection:
+            connection = await Connection.open(address, *args, **options)
+            self._reached(topic)
+            return connection
+
+        return dial
+
+    def _finder(self, topic: _Topic) -> Callable[[], Awaitable[Iterable[Address]]] | None:
+        if not topic.subscription.lookupds:
+            return None
+        from nsqtools.engine.lookup import Lookups, Silence  # loads httpx
+
+        silence = self._silence or Silence()
+        lookups = Lookups(topic.subscription, self._config, silence)
+
+        async def find() -> Iterable[Address]:
+            try:
+                found = await lookups.producers()
+            except UnreachableError as error:
+                if not topic.reached:
+                    raise
+                silence.nobody(error)
+                return ()
+            if not found:
+                self._reached(topic)
+            return found
+
+        return find
+
+    def _reached(self, topic: _Topic) -> None:
+        if topic.error:
+            log.info("topic %s: consumed from now on", topic.subscription.topic)
+        self._any_reached = topic.reached = True
+        topic.error = None
+        self._on_reached()
+
+    def _failed(self, topic: _Topic, error: PeerError | LockedError) -> None:
+        known = str(topic.error) == str(error)
+        topic.error = error
+        errors = [each.error for each in self._topics.values() if each.error]
+        locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
+        if (self._all_fail or locked) and len(errors) == len(self._topics):
+            raise errors[0]
+        name = topic.subscription.topic
+        log.log(logging.INFO if known else logging.ERROR, "topic %s: %s", name, error)
+        log.info("topic %s: next try in %s", name, format_duration(self._retry))
+
+    def _remaining(self, count: int) -> None:
+        self._left = count
+        for topic in self._topics.values():
+            if topic.consumer:
+                topic.consumer.set_max_in_flight(min(self._config.max_in_flight, count))
+
+    def hurry(self) -> None:
+        """With a count RDY has fallen to what is left: what is held may keep that from coming."""
+        if self._left is not None:
+            allowed = min(self._config.max_in_flight, self._left)
+            if self.totals().in_flight >= allowed:
+                self._sink.flush()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.errors.append(error)
+            self.stop()
+
+
+class _Part:
+    """A topic's part in the sink, as its consumer's handler."""
+
+    def __init__(self, consumers: Consumers, sink: Sink, handler: Handler, topic: _Topic) -> None:
+        self._consumers = consumers
+        self._sink = sink
+        self._handler = handler
+        self._topic = topic
+        self.gave_up = sink.gave_up
+
+    async def handle(self, batch: Batch) -> None:
+        """As Handler."""
+        await self._handler.handle(batch)
+        self._consumers.hurry()
+
+    async def close(self) -> None:
+        """As Handler."""
+        self._topic.joined = False
+        await self._sink.drain(self._topic.subscription.topic)
+
+
+def _wake(topic: _Topic) -> None:
+    topic.changed.set()
+    if topic.consumer:
+        topic.consumer.stop()
+
+
+def _add(total: ConsumerStats, part: ConsumerStats) -> None:
+    for name in _COUNTERS:
+        setattr(total, name, getattr(total, name) + getattr(part, name))
+    if part.received:  # else it is the time of the start
+        total.last_message = max(total.last_message, part.last_message)

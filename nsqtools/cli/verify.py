@@ -1,0 +1,102 @@
+"""``nsqtools verify``: are archives whole, and is what a manifest lists all there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli.exits import Exit, one_line
+from nsqtools.cli.options import Command, ValueType, options
+from nsqtools.config import LogOptions, VerifyOptions
+from nsqtools.config.option import Option
+
+if TYPE_CHECKING:
+    from nsqtools.sinks.verification import Report
+
+_FILE = Option("path", "An archive, or a manifest.")
+
+
+@click.command(
+    "verify",
+    cls=Command,
+    examples=(
+        ("Check compressed archives", "nsqtools verify events.*.log.gz"),
+        ("Check archives of to-file --format json", "nsqtools verify --format json *.json.zst"),
+        (
+            "Check all files that a manifest lists, and say what is bad",
+            "nsqtools verify -q manifest",
+        ),
+    ),
+    notes={
+        "MANIFESTS": """\
+A file whose first line is one of to-file --manifest is a manifest. For each of its lines the file \
+is read, with the format of that line, and its size, sha256 and records are compared. In files of \
+--format raw, records may be more than messages: those of bodies that contain the delimiter.
+
+Retention (--keep, --max-age and --max-total of to-file) deletes the oldest files of a topic and \
+never the newest. Files that are gone are therefore counted, up to the first of their topic that \
+is there. A file that is gone after that, or all files of a topic, are bad."""
+    },
+)
+@click.argument(
+    "files", nargs=-1, required=True, metavar="FILE...", type=ValueType(_FILE), help=_FILE.help
+)
+@options(how=VerifyOptions, say=LogOptions)
+def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> int:
+    """Check archives and manifests.
+
+    Each file gets a line: ok, or the first fault and its place; a manifest gets one for every bad
+    line it has. With -q only bad ones do. A file is unpacked as the end of its name tells: .gz,
+    .zst or .sz. Exit status 4 says that a file is bad, and else 1 that one could not be read.
+    """
+    import logging
+
+    from nsqtools.sinks.formats import delimiter_bytes
+    from nsqtools.sinks.verification import Layout, check
+
+    log = logging.getLogger(__name__)
+    layout = Layout(how.format, delimiter_bytes(how.delimiter, null=False))
+    bad = unreadable = False
+    for file in files:
+        for report in check(file, layout):
+            if report.unreadable:
+                unreadable = True
+                log.error("%s: %s", file, report.problem)
+                continue
+            bad = bad or bool(report.problem)
+            if report.problem or not say.quiet:
+                click.echo(_json(file, report) if how.json else _line(file, report))
+    if bad:
+        return Exit.PARTIAL
+    return Exit.FAILURE if unreadable else Exit.DONE
+
+
+def _line(file: str, report: Report) -> str:
+    if report.problem:
+        return one_line(f"{file}: {report.problem}")
+    text = f"{file}: ok, {_count(report.records, 'record')}, {_count(report.size, 'byte')}"
+    if report.files is not None:
+        text += f", {_count(report.files, 'file')}"
+    if report.deleted:
+        text += f", {_count(report.deleted, 'older file')} deleted"
+    return one_line(text)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _json(file: str, report: Report) -> str:
+    from json import dumps
+
+    value = {
+        "file": file,
+        "ok": not report.problem,
+        "records": report.records,
+        "bytes": report.size,
+        "files": report.files,
+        "deleted": report.deleted,
+        "problem": report.problem or None,
+    }
+    return dumps({key: each for key, each in value.items() if each is not None})

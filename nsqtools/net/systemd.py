@@ -1,0 +1,76 @@
+"""What a service tells systemd (``sd_notify(3)``, ``sd_watchdog_enabled(3)``); else nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
+
+_STATUS_INTERVAL = 10.0
+# Beats that come at half of systemd's patience, as sd_watchdog_enabled(3) advises, never late.
+_BEAT = 0.5
+
+
+class Notifier:
+    """Datagrams to ``NOTIFY_SOCKET``; without one every method does nothing.
+
+    A datagram that cannot be sent is a debug line: systemd then does what it does with a silent
+    service.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._address = environ.get("NOTIFY_SOCKET", "")
+        self._watchdog = _watchdog(environ) if self._address else None
+        self._ready = False
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds between two ``beat``s; None if nobody listens."""
+        if not self._address:
+            return None
+        return min(_STATUS_INTERVAL, self._watchdog or _STATUS_INTERVAL)
+
+    def ready(self) -> None:
+        """The service is up; the second call does nothing."""
+        if not self._ready:
+            self._ready = True
+            self._send("READY=1")
+
+    def beat(self, status: str) -> None:
+        """The event loop is alive, and this is what it does: one line."""
+        text = f"STATUS={' '.join(status.splitlines())}"
+        self._send(f"WATCHDOG=1\n{text}" if self._watchdog else text)
+
+    def stopping(self) -> None:
+        """The service drains."""
+        self._send("STOPPING=1")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        address = self._address
+        if address.startswith("@"):
+            address = f"\0{address[1:]}"
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(text.encode(), os.fsencode(address))
+        except (OSError, ValueError) as error:
+            log.debug("NOTIFY_SOCKET %s: %s", self._address, error)
+
+
+def _watchdog(environ: Mapping[str, str]) -> float | None:
+    """Seconds between beats, if this process is watched."""
+    try:
+        if int(environ.get("WATCHDOG_PID") or os.getpid()) != os.getpid():
+            return None
+        patience = int(environ.get("WATCHDOG_USEC", "0")) / 1e6
+    except ValueError:
+        return None
+    return patience * _BEAT if patience > 0 else None

@@ -1,0 +1,57 @@
+"""Which published files are deleted: beyond a number, an age, or a size of all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsqtools.policy.filenames import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A published file. ``size`` is in bytes, ``mtime_ns`` since the epoch.
+
+    ``busy`` says that somebody still needs it, as a command that is to be run with it.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """``--keep``, ``--max-age`` in seconds and ``--max-total`` in bytes; 0 is no limit."""
+
+    keep: int = 0
+    max_age: float = 0.0
+    max_total: int = 0
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether nothing is ever deleted."""
+        return not (self.keep or self.max_age or self.max_total)
+
+    def surplus(self, files: Sequence[Kept], now_ns: int) -> list[Kept]:
+        """The files to delete, of one topic's, oldest first.
+
+        Never the newest one, however old or large. A busy file stays for now, but counts as if it
+        were gone where it should be: no newer file has to go in its place.
+        """
+        oldest = now_ns - self.max_age * SECOND if self.max_age else -math.inf
+        keep, max_total = self.keep or math.inf, self.max_total or math.inf
+        found = []
+        total = 0
+        newest_first = sorted(files, key=lambda file: (file.mtime_ns, file.path), reverse=True)
+        for count, file in enumerate(newest_first, 1):
+            total += file.size
+            over = count > keep or total > max_total or file.mtime_ns < oldest
+            if over and count > 1 and not file.busy:
+                found.append(file)
+        return found[::-1]

@@ -1,0 +1,105 @@
+"""What the archives of all topics share: locks, leftovers of crashes, and care for what is done."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import OutputError
+from nsqtools.sinks import publish
+from nsqtools.sinks.archive import Archive
+from nsqtools.sinks.leftovers import find
+from nsqtools.sinks.locks import Lock, obtain
+from nsqtools.sinks.salvage import salvage
+
+if TYPE_CHECKING:
+    from nsqtools.policy.leftovers import NameMatcher
+    from nsqtools.sinks.aftercare import Care
+    from nsqtools.sinks.archive import Rules
+    from nsqtools.sinks.hooks import Hook
+
+
+class Archives:
+    """Archives under one output directory. All but ``lock`` block.
+
+    ``matcher`` knows the names of this command's files. ``lock_file`` is one that an operator
+    named, so that one such command runs at a time.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        matcher: NameMatcher,
+        care: Care,
+        *,
+        hook: Hook | None = None,
+        lock_file: str = "",
+        wait_lock: bool = False,
+    ) -> None:
+        self._rules = rules
+        self._matcher = matcher
+        self._care = care
+        self._hook = hook
+        self._wait_lock = wait_lock
+        self._locks = {"": Lock(lock_file, keep=True)} if lock_file else {}
+        self._left_behind = 0
+
+    async def lock(self, topic: str) -> bool:
+        """Make sure that no other process writes the same names; whether that took waiting.
+
+        The empty topic is for ``lock_file``. Raises LockedError or OSError.
+        """
+        if topic:
+            self._locks.setdefault(topic, Lock(self._lock_path(topic)))
+        lock = self._locks.get(topic)
+        if lock is None or lock.acquire():
+            return False
+        await obtain(lock, wait=self._wait_lock)
+        return True
+
+    def open(self) -> None:
+        """Make the directories, and publish what crashes left behind; raises OSError."""
+        rules = self._rules
+        for directory in (rules.output_dir, rules.work_dir):
+            publish.make_directory(directory)
+            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(13, "cannot be written to", directory)
+        leftovers = find(rules.work_dir, self._matcher, publish.WORK)
+        self._left_behind = salvage(leftovers, rules, self._care)
+        self._care.prune()
+
+    def topic(self, topic: str, now: float) -> Archive:
+        """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
+        return Archive(topic, self._rules, self._care, now=now)
+
+    def leave(self, topic: str) -> None:
+        """The topic is archived no more."""
+        if lock := self._locks.pop(topic, None):
+            lock.release()
+
+    def tend(self) -> None:
+        """Do what is due without a message; call it now and then."""
+        self._care.prune()
+
+    def close(self) -> None:
+        """Wait for the last commands of ``--on-rotate``; raises OutputError if one has failed.
+
+        So it does for leftovers that could not be published.
+        """
+        failed = self._hook.close() if self._hook else []
+        given_up = len(failed) + (self._hook.given_up if self._hook else 0)
+        for lock in self._locks.values():
+            lock.release()
+        if self._left_behind:
+            raise OutputError(f"{self._left_behind} files of an earlier crash are not published")
+        if given_up:
+            raise OutputError(f"--on-rotate failed for {given_up} files")
+
+    def _lock_path(self, topic: str) -> str:
+        rules = self._rules
+        pattern = rules.pattern
+        per_process = str(rules.pid) if "<PID>" in pattern.filename_format else ""
+        same = (pattern.filename_format, pattern.host_identifier, rules.hostname, per_process)
+        key = hashlib.sha256("\0".join(same).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        return os.path.join(rules.output_dir, f".{topic}.{key}.lock")

@@ -1,0 +1,234 @@
+"""Topics that come and go, and a time that is over too soon, against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.cli.run import consume
+from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
+from nsqtools.errors import UnreachableError
+from nsqtools.policy import topics as policy
+from tests.support.eventually import eventually, eventually_async
+from tests.support.servers import at, drained, empty
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nsqtools.engine.handler import Batch, Message
+    from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+
+
+class Holding:
+    """A sink that holds everything of a topic until that is drained."""
+
+    def __init__(self) -> None:
+        self.failed: asyncio.Future[None]
+        self.bodies: dict[str, list[bytes]] = {}
+        self.drained: list[str] = []
+        self._held: list[Batch] = []
+
+    async def open(self) -> None:
+        self.failed = asyncio.get_running_loop().create_future()
+
+    async def join(self, topic: str) -> None:
+        pass
+
+    async def handle(self, batch: Batch) -> None:
+        batch.hold()
+        self._held.append(batch)
+        self.bodies.setdefault(batch.topic, []).extend(message.body for message in batch)
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        raise AssertionError("not expected")
+
+    async def drain(self, topic: str) -> None:
+        self.drained.append(topic)
+        for batch in self._held:
+            if batch.topic == topic:
+                batch.finish()
+        self._held = [batch for batch in self._held if batch.topic != topic]
+
+    def flush(self) -> None:
+        for batch in self._held:
+            batch.finish()
+        self._held = []
+
+    async def close(self) -> None:
+        self.drained.append("all")
+
+
+def archive(sink: Holding, pattern: str, *lookupds: str, **stop: Any) -> asyncio.Task[int]:
+    source = ArchiveSourceOptions(
+        topic_pattern=pattern, topic_refresh=0.1, lookupd_http_address=lookupds
+    )
+    return asyncio.create_task(
+        consume(source, "archive", ConsumerConfig(), StopOptions(**stop), sink)
+    )
+
+
+async def connected(nsqd: Nsqd, topic: str) -> None:
+    def clients() -> bool:
+        return bool(nsqd.channel(topic, "archive")["client_count"])
+
+    await asyncio.to_thread(eventually, clients)
+
+
+async def test_topics_come_and_go_with_nsqlookupd(
+    make_nsqd: MakeNsqd,
+    make_nsqlookupd: MakeNsqlookupd,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policy, "MIN_GRACE", 0.5)
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    first, second, other = f"{topic}.1", f"{topic}.2", "other"
+    for each in (first, other):
+        nsqd.create(each, "archive")
+    sink = Holding()
+    run = archive(sink, topic.replace(".", "\\."), str(lookupd.http))
+    nsqd.publish(first, [b"one"])
+    await eventually_async(lambda: sink.bodies.get(first) == [b"one"])
+    nsqd.publish(second, [b"two"])
+    await eventually_async(lambda: sink.bodies.get(second) == [b"two"])
+    nsqd.delete(first)
+    lookupd.request("POST", "/topic/delete", topic=first)
+    await eventually_async(lambda: sink.drained == [first])
+    nsqd.publish(first, [b"again"])
+    await eventually_async(lambda: sink.bodies[first] == [b"one", b"again"])
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await run == 0
+    assert sorted(sink.drained[1:-1]) == [first, second]
+    assert sink.drained[-1] == "all"
+    assert other not in sink.bodies
+    assert not nsqd.channel(second, "archive")["in_flight_count"]
+
+
+async def test_a_nsqlookupd_that_is_down_hides_nothing_and_is_told_once(
+    make_nsqd: MakeNsqd,
+    make_nsqlookupd: MakeNsqlookupd,
+    topic: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    topics = [f"{topic}.{number}" for number in range(3)]
+    for each in topics:
+        nsqd.create(each)
+        nsqd.publish(each, [b"x"])
+    sink = Holding()
+    run = archive(sink, topic.replace(".", "\\."), "127.0.0.1:1", str(lookupd.http))
+    await eventually_async(lambda: sorted(sink.bodies) == topics)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await run == 0
+    warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    assert warned == ["nsqlookupd 127.0.0.1:1: connection refused"]
+
+
+async def test_an_outage_of_all_nsqlookupds_changes_nothing(
+    make_nsqd: MakeNsqd,
+    make_nsqlookupd: MakeNsqlookupd,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(policy, "MIN_GRACE", 0.3)
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    nsqd.create(topic)
+    sink = Holding()
+    run = archive(sink, topic.replace(".", "\\."), str(lookupd.http))
+    await connected(nsqd, topic)
+    lookupd.stop()
+    await eventually_async(lambda: "no nsqlookupd answers" in caplog.text)
+    nsqd.publish(topic, [b"meanwhile"])
+    await eventually_async(lambda: sink.bodies == {topic: [b"meanwhile"]})
+    assert sink.drained == []
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await run == 0
+    assert caplog.text.count("no nsqlookupd answers") == 1
+
+
+async def test_no_nsqlookupd_at_the_start_is_an_error() -> None:
+    sink = Holding()
+    with pytest.raises(UnreachableError, match=r"no nsqlookupd answers: 127\.0\.0\.1:1: "):
+        await archive(sink, ".", "127.0.0.1:1")
+    assert sink.drained == ["all"]
+
+
+async def test_until_empty_is_reached_though_the_sink_gathers(
+    make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    topics = [f"{topic}.{number}" for number in range(3)]
+    for each in topics:
+        nsqd.publish(each, [b"x"] * 10)
+    eventually(lambda: all(lookupd.lookup(each) for each in topics))
+    sink = Holding()
+    pattern = topic.replace(".", "\\.")
+    async with asyncio.timeout(30):
+        assert await archive(sink, pattern, str(lookupd.http), until_empty=True) == 0
+    assert sorted(sink.bodies) == topics
+    assert all(drained(nsqd, each, "archive") for each in topics)
+
+
+async def test_a_pattern_without_a_topic_is_empty(make_nsqlookupd: MakeNsqlookupd) -> None:
+    sink = Holding()
+    lookupd = make_nsqlookupd()
+    assert await archive(sink, "nothing", str(lookupd.http), until_empty=True) == 0
+
+
+def test_a_time_that_is_over_before_all_is_read_says_what_is_left(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    nsqtools_cli("pub", "--topic", topic, "--defer", "10m", *at(nsqd), "late")
+    nsqd.publish(topic, [b"early"])
+    tail = ("tail", "--topic", topic, "--channel", "c", "--max-duration", "1s", *at(nsqd))
+    ended = nsqtools_cli(*tail, *empty(nsqd), "-q")
+    assert (ended.code, ended.stdout) == (4, b"early\n")
+    text = "--max-duration was over before --until-empty: 1 messages are left"
+    assert ended.stderr == f"nsqtools: {text}\n"
+
+
+def test_a_time_that_is_over_with_nothing_left_is_a_success(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"x"])
+    tail = ("tail", "--topic", topic, "--channel", "c", "--max-duration", "400ms", *at(nsqd))
+    ended = nsqtools_cli(*tail, *empty(nsqd), "-q")
+    assert (ended.code, ended.stderr) == (0, "")
+
+
+def test_systemd_hears_that_it_is_ready_how_it_is_and_that_it_stops(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.setblocking(False)
+
+        def hears(text: str) -> bool:
+            while not any(text in each for each in told):
+                told.append(listener.recv(4096).decode())
+            return True
+
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        tail = nsqtools_cli.start("tail", "--topic", topic, *at(nsqd), env=environment)
+        eventually(lambda: hears("READY=1"))
+        eventually(lambda: hears("WATCHDOG=1\nSTATUS=1 topics, 1 connections, "))
+        tail.send_signal(signal.SIGTERM)
+        eventually(lambda: hears("STOPPING=1"))
+        assert tail.wait(20) == 0
+    assert told.count("READY=1") == 1

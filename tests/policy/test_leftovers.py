@@ -1,0 +1,274 @@
+"""What a path says about the archive file that has it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from datetime import UTC, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigError
+from nsqtools.policy.filenames import SECOND, FileNames, NamePattern
+from nsqtools.policy.leftovers import Match, NameMatcher
+
+DEFAULT = "<TOPIC>.<HOST><REV>.<DATETIME>.log"
+HOST = "web1.example.com"
+ZONES = [
+    UTC,
+    ZoneInfo("Europe/Berlin"),
+    ZoneInfo("Asia/Kathmandu"),  # +0545
+    ZoneInfo("Africa/Monrovia"),  # MMT, -004430 until 1972
+    ZoneInfo("America/Sao_Paulo"),  # -03
+    timezone(timedelta(minutes=7, seconds=13)),  # UTC+00:07:13
+]
+
+
+def pattern(
+    filename_format: str = DEFAULT, datetime_format: str = "%Y-%m-%d_%H", **options: str
+) -> NamePattern:
+    return NamePattern(filename_format=filename_format, datetime_format=datetime_format, **options)
+
+
+def read(
+    path: str, *topics: str, of: NamePattern | None = None, matching: str = ""
+) -> Match | None:
+    wanted = re.compile(matching) if matching else topics
+    return NameMatcher(of or pattern(), hostname=HOST, topics=wanted).match(path)
+
+
+DIRECTIVES = [
+    *(f"%{letter}" for letter in "aAbBcCdDeFgGhHIjklmMpPrRsSTuUVwWxXyYzZ"),
+    *(f"%{flag}{letter}" for flag in "-_0^#" for letter in "aAbBcCdDeFgGhHIjklmMpPrRSTuUVwWxXyY"),
+]
+TOPICS = st.from_regex(r"[.a-zA-Z0-9_-]{1,12}(#ephemeral)?", fullmatch=True) | st.sampled_from(
+    [".", "..", "...", "-000001", "a-000001", "a.gz", ".gz", "events.web1", "x" * 64]
+)
+LITERALS = st.sampled_from(
+    [".", "/", "./", "-", "_", "a", "é", "%%", "(x)*", "dt=", "<x>", "g", "\n"]
+)
+REVISIONS = st.integers(0, 3) | st.integers(0, 999_999)
+FORMATS = st.lists(
+    st.sampled_from(["<TOPIC>", "<HOST>", "<PID>", "<DATETIME>", "<REV>"]) | LITERALS, max_size=8
+).map("".join)
+TIMES = st.lists(st.sampled_from(DIRECTIVES) | LITERALS, max_size=6).map("".join)
+PATTERNS = st.fixed_dictionaries(
+    {"filename_format": FORMATS, "datetime_format": TIMES},
+    optional={
+        "host_identifier": st.sampled_from(["<HOSTNAME>", "dc/<SHORT_HOST>", "h-000001", "."]),
+        "suffix": st.sampled_from([".gz", ".sz", ".zst"]),
+        "repeated_by": st.just("--rotate-size"),
+    },
+)
+NS = st.integers(0, 4_000_000_000).map(lambda second: second * SECOND) | st.integers(
+    -(2**62), 2**63 - 1
+)
+
+
+def made(
+    options: dict[str, str], topic: str, at: int, pid: int, revision: int, zone: tzinfo
+) -> tuple[NamePattern, Match, str]:
+    """A path as FileNames makes it, and what it was made of; no example where it refuses to."""
+    try:
+        of = NamePattern(**options)
+        names = FileNames(of, topic=topic, hostname=HOST, pid=pid, zone=zone)
+        name = names.at(at)
+        return of, Match(topic, name, revision), names.path(name, revision)
+    except ConfigError:
+        assume(False)
+        raise
+
+
+@settings(deadline=None, max_examples=500)
+@given(PATTERNS, TOPICS, NS, st.integers(1, 2**22), REVISIONS, st.sampled_from(ZONES))
+def test_every_path_that_names_give_has_its_own_topic_name_and_revision(
+    options: dict[str, str], topic: str, at: int, pid: int, revision: int, zone: tzinfo
+) -> None:
+    of, expected, path = made(options, topic, at, pid, revision, zone)
+    matcher = NameMatcher(of, hostname=HOST, topics={topic})
+    assert matcher.match(path) == expected
+    parent = path
+    while parent := posixpath.dirname(parent):
+        assert matcher.descend(parent)
+
+
+DISTINCT = st.sampled_from(
+    [
+        DEFAULT,
+        "<DATETIME>/<TOPIC>/<HOST>.<PID><REV>.log",
+        "<TOPIC>/<TOPIC>.<DATETIME><REV>.<PID>",
+        "<HOST>/<REV>/<PID>/<TOPIC>",
+        "./<TOPIC>//<DATETIME>/x<REV>",
+        "<DATETIME>+<TOPIC>+<REV>",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    DISTINCT,
+    st.sampled_from(["", "%Y-%m-%d_%H", "dt=%F/hour=%H/m=%M", "%s", "%D", "%H%z", "%d%Z"]),
+    st.sets(TOPICS, min_size=1, max_size=5).map(sorted),
+    NS,
+    st.integers(1, 2**22),
+    REVISIONS | st.integers(10**6, 10**9),
+    st.sampled_from(ZONES),
+    st.sampled_from(["", "--gzip"]),
+)
+def test_so_it_has_among_other_topics_and_by_pattern_where_the_format_keeps_topics_apart(
+    filename_format: str,
+    datetime_format: str,
+    topics: list[str],
+    at: int,
+    pid: int,
+    revision: int,
+    zone: tzinfo,
+    repeated_by: str,
+) -> None:
+    options = {
+        "filename_format": filename_format,
+        "datetime_format": datetime_format,
+        "repeated_by": repeated_by,
+    }
+    of, expected, path = made(options, topics[0], at, pid, revision, zone)
+    assert read(path, *topics, of=of) == expected
+    assert read(path, of=of, matching=".") == expected
+    assert read(path, of=of, matching=f"^{re.escape(topics[0])}$") == expected
+    assert read(path, of=of, matching="^!") is None
+
+
+@settings(deadline=None, max_examples=300)
+@given(PATTERNS, TOPICS, NS, st.integers(1, 2**22), REVISIONS, st.sampled_from(ZONES))
+def test_whatever_is_read_gives_the_path_again(
+    options: dict[str, str], topic: str, at: int, pid: int, revision: int, zone: tzinfo
+) -> None:
+    of, _, path = made(options, topic, at, pid, revision, zone)
+    found = read(path, of=of, matching=".")
+    assert found is not None
+    if found.topic:
+        names = FileNames(of, topic=found.topic, hostname=HOST, pid=pid, zone=zone)
+        assert names.path(found.name, found.revision) == path
+
+
+@pytest.mark.parametrize("directive", DIRECTIVES)
+def test_each_directive_is_matched_all_year_round(directive: str) -> None:
+    of = pattern("<DATETIME><TOPIC>", f"{directive}+")
+    matcher = NameMatcher(of, hostname=HOST, topics=("a",))
+    for zone in ZONES:
+        names = FileNames(of, topic="a", hostname=HOST, pid=1, zone=zone)
+        for day in range(0, 4000, 29):
+            name = names.at((day * 86_400 + day * 5003) * SECOND)
+            assert matcher.match(name) == Match("a", name, 0)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "events.web2.2026-11-20_12.log",
+        "events.web1.example.com.2026-11-20_12.log",
+        "events.web1-00001.2026-11-20_12.log",
+        "events.web1-0000001.2026-11-20_12.log",
+        "events.web1.2026-11-20_1.log",
+        "events.web1.2026-11-20_1२.log",
+        "events.web1.2026-11-20_12.log.gz",
+        "events.web1.2026-11-20_12.log\n",
+        "events.web1.2026-11-20_12xlog",
+        "a/events.web1.2026-11-20_12.log",
+        "event.web1.2026-11-20_12.log",
+        ".web1.2026-11-20_12.log",
+        "",
+    ],
+)
+def test_files_of_other_hosts_topics_and_makers_are_not_ours(path: str) -> None:
+    assert read(path, "events") is None
+
+
+def test_a_topic_that_begins_like_another_has_its_own_files() -> None:
+    for topic in ("a", "a.b", "a.web1"):
+        name = f"{topic}.web1<REV>.2026-11-20_12.log"
+        path = f"{topic}.web1-000003.2026-11-20_12.log"
+        assert read(path, "a", "a.b", "a.web1") == Match(topic, name, 3)
+        assert read(path, matching="^a") == Match(topic, name, 3)
+        assert read(path, "b") is None
+
+
+def test_a_name_must_have_a_match_of_the_pattern_anywhere() -> None:
+    path = "pre-orders-eu.web1.2026-11-20_12.log"
+    assert read(path, matching="orders") is not None
+    assert read(path, matching="^orders") is None
+    assert read(f"{'x' * 65}.web1.2026-11-20_12.log", matching="x") is None
+    assert read(f"{'x' * 64}#ephemeral.web1.2026-11-20_12.log", matching="x") is None
+
+
+def test_what_stands_twice_in_a_name_is_the_same_in_both_places() -> None:
+    of = pattern("<DATETIME>/<TOPIC>/<TOPIC>.<DATETIME><REV>", "%d")
+    assert read("20/a/a.20-000001", "a", "b", of=of) == Match("a", "20/a/a.20<REV>", 1)
+    assert read("20/a/b.20", "a", "b", of=of) is None
+    assert read("20/a/a.21", "a", of=of) is None
+
+
+def test_a_known_topic_is_better_than_a_revision_and_that_than_a_guess() -> None:
+    of = pattern("<TOPIC><REV>")
+    assert read("a-000001", "a", of=of) == Match("a", "a<REV>", 1)
+    assert read("a-000001", "a", "a-000001", of=of) == Match("a-000001", "a-000001<REV>", 0)
+    assert read("a-000001", of=of, matching="a") == Match("a", "a<REV>", 1)
+    assert read("a-000001", of=of, matching="1$") == Match("a-000001", "a-000001<REV>", 0)
+
+
+def test_numbered_files_are_told_apart_from_topics_that_end_in_a_number() -> None:
+    of = pattern("<TOPIC><REV>", repeated_by="--gzip")
+    assert read("a-000001-000000", "a", "a-000001", of=of) == Match("a-000001", "a-000001<REV>", 0)
+    assert read("a-000001", "a", "a-000001", of=of) == Match("a", "a<REV>", 1)
+
+
+def test_any_topic_that_the_pattern_wants_is_found_in_an_ambiguous_name() -> None:
+    of = pattern("<TOPIC><PID>")
+    assert read("a123", of=of, matching=".") == Match("a", "a123", 0)
+    assert read("a123", of=of, matching="^a1$") == Match("a1", "a123", 0)
+    assert read("a123", of=of, matching="3") is None
+
+
+def test_revisions_that_other_options_wrote_are_read_where_nothing_else_fits() -> None:
+    numbered = pattern(repeated_by="--rotate-size")
+    name = "a.web1<REV>.2026-11-20_12.log"
+    assert read("a.web1.2026-11-20_12.log", "a", of=numbered) == Match("a", name, 0)
+    assert read("a.web1-000000.2026-11-20_12.log", "a") == Match("a", name, 0)
+    alone = pattern("<TOPIC>/<REV>", repeated_by="--rotate-size")
+    assert read("a", "a", of=alone) is None
+
+
+def test_a_format_without_topic_tells_only_of_a_single_one() -> None:
+    of = pattern("all<REV>")
+    assert read("all-000002", "a", "a", of=of) == Match("a", "all<REV>", 2)
+    assert read("all-000002", "a", "b", of=of) == Match("", "all<REV>", 2)
+    assert read("all-000002", of=of, matching="a") == Match("", "all<REV>", 2)
+
+
+def test_the_suffix_is_wanted_once_even_where_the_topic_ends_in_it() -> None:
+    of = pattern("<TOPIC>", suffix=".gz")
+    assert read("a.gz", "a", of=of) == Match("a", "a.gz", 0)
+    assert read("a.gz", "a.gz", of=of) == Match("a.gz", "a.gz", 0)
+    assert read("a.gz.gz", "a.gz", of=of) is None
+    assert read("a", "a", of=of) is None
+
+
+def test_only_directories_on_the_way_to_archives_are_entered() -> None:
+    of = pattern("x/<DATETIME><TOPIC>/<HOST>.log", "dt=%Y-%m-%d/hour=%H/")
+    matcher = NameMatcher(of, hostname=HOST, topics={"a", "b"})
+    for directory in ("x", "x/dt=2026-11-20", "x/dt=2026-11-20/hour=23/b"):
+        assert matcher.descend(directory)
+    for directory in (
+        "y",
+        "x/y",
+        "x/dt=2026-11-20/hour=23/c",
+        "x/dt=2026-11-20/hour=23/a/web1.log",
+    ):
+        assert not matcher.descend(directory)
+    assert not NameMatcher(pattern(), hostname=HOST, topics={"a"}).descend("a")
+
+
+def test_without_topics_nothing_is_ours() -> None:
+    assert read("a.web1.2026-11-20_12.log") is None

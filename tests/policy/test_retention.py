@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.policy.retention import Kept, Retention
+
+SECOND = 1_000_000_000
+NOW = 1_763_665_200 * SECOND
+HOUR = 3600
+
+
+def aged(*hours: float, size: int = 10) -> list[Kept]:
+    return [
+        Kept(f"file-{number}", size, NOW - int(age * HOUR) * SECOND)
+        for number, age in enumerate(hours)
+    ]
+
+
+def paths(files: list[Kept]) -> list[str]:
+    return [file.path for file in files]
+
+
+def test_without_a_limit_nothing_goes() -> None:
+    assert Retention().unlimited
+    assert Retention().surplus(aged(10_000, 20_000, 30_000), NOW) == []
+
+
+def test_beyond_a_number_the_oldest_go_oldest_first() -> None:
+    files = aged(3, 1, 4, 2)
+    assert not Retention(keep=2).unlimited
+    assert paths(Retention(keep=2).surplus(files, NOW)) == ["file-2", "file-0"]
+    assert Retention(keep=4).surplus(files, NOW) == []
+
+
+def test_files_older_than_the_age_go_and_one_of_just_that_age_stays() -> None:
+    files = aged(1, 24, 25, 48)
+    assert paths(Retention(max_age=24 * HOUR).surplus(files, NOW)) == ["file-3", "file-2"]
+
+
+def test_the_oldest_go_until_the_rest_is_within_the_total() -> None:
+    files = aged(4, 3, 2, 1)
+    assert paths(Retention(max_total=25).surplus(files, NOW)) == ["file-0", "file-1"]
+    assert Retention(max_total=40).surplus(files, NOW) == []
+
+
+def test_a_small_old_file_goes_before_a_large_newer_one() -> None:
+    small, large, newest = (
+        replace(f, size=s) for f, s in zip(aged(3, 2, 1), (1, 100, 5), strict=True)
+    )
+    retention = Retention(max_total=10)
+    assert retention.surplus([small, large, newest], NOW) == [small, large]
+
+
+def test_any_limit_suffices() -> None:
+    files = aged(1, 2, 3)
+    assert len(Retention(keep=3, max_age=HOUR, max_total=1000).surplus(files, NOW)) == 2
+
+
+def test_the_newest_file_stays_however_old_and_large() -> None:
+    files = aged(1000, 2000, size=1 << 40)
+    retention = Retention(keep=1, max_age=1, max_total=1)
+    assert paths(retention.surplus(files, NOW)) == ["file-1"]
+    assert retention.surplus(files[:1], NOW) == []
+    assert retention.surplus([], NOW) == []
+
+
+def test_a_busy_file_stays_and_no_newer_one_goes_in_its_place() -> None:
+    newest, middle, oldest = aged(1, 2, 3)
+    busy = replace(oldest, busy=True)
+    assert Retention(keep=2).surplus([newest, middle, busy], NOW) == []
+    assert Retention(max_total=20).surplus([newest, middle, busy], NOW) == []
+    assert Retention(keep=1).surplus([newest, middle, busy], NOW) == [middle]
+
+
+def test_files_from_the_future_are_not_too_old() -> None:
+    assert Retention(max_age=1).surplus(aged(-5, -1), NOW) == []
+
+
+KEPT = st.builds(
+    Kept,
+    path=st.uuids().map(str),
+    size=st.integers(0, 100),
+    mtime_ns=st.integers(0, 20).map(lambda age: NOW - age * SECOND),
+    busy=st.booleans(),
+)
+
+
+@given(
+    st.lists(KEPT, max_size=20, unique_by=lambda file: file.path),
+    st.integers(0, 10),
+    st.integers(0, 20),
+    st.integers(0, 500),
+)
+def test_what_stays_is_within_all_limits_but_for_the_newest_and_busy_ones(
+    files: list[Kept], keep: int, max_age: int, max_total: int
+) -> None:
+    retention = Retention(keep=keep, max_age=max_age, max_total=max_total)
+    gone = retention.surplus(files, NOW)
+    stay = [file for file in files if file not in gone]
+    order = sorted(files, key=lambda file: (file.mtime_ns, file.path))
+    assert gone == [file for file in order if file in gone]
+    assert not any(file.busy for file in gone)
+    if not files:
+        return
+    newest = order[-1]
+    assert newest in stay
+    free = [file for file in stay if not file.busy and file != newest]
+    counted = [*free, newest]
+    assert not keep or len(counted) <= keep
+    assert not max_age or all(file.mtime_ns >= NOW - max_age * SECOND for file in free)
+    assert not max_total or not free or sum(file.size for file in counted) <= max_total
+    # A file that is gone is older than every other one that might have been deleted instead,
+    # and it alone would have been too many, too old or too much.
+    for file in gone:
+        newer = [each for each in order if order.index(each) > order.index(file)]
+        assert (
+            (keep and len(newer) >= keep)
+            or (max_age and file.mtime_ns < NOW - max_age * SECOND)
+            or (max_total and sum(each.size for each in newer) + file.size > max_total)
+        )
+    assert retention.surplus(sorted(files, key=lambda file: file.path), NOW) == gone

@@ -1,0 +1,96 @@
+"""Which topics a pattern stands for, round by round."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.policy.topics import Change, MatchingTopics, grace, matching
+
+ALL = re.compile("")
+
+
+def test_a_match_may_be_anywhere_in_the_name() -> None:
+    topics = ["orders", "reorder", "other", "orders"]
+    assert matching(re.compile("order"), topics) == ["orders", "reorder"]
+    assert matching(re.compile("^order"), topics) == ["orders"]
+
+
+def test_topics_appear_once_in_order_and_others_do_not() -> None:
+    topics = MatchingTopics(re.compile("^a"), 120)
+    assert topics.looked(["ab", "b", "aa", "ab"], complete=True, now=0) == Change(["aa", "ab"], [])
+    assert topics.looked(["ab", "b", "aa", "ac"], complete=True, now=1) == Change(["ac"], [])
+
+
+def test_ephemeral_topics_match_as_others_do_but_no_name_that_nsqd_would_refuse() -> None:
+    topics = MatchingTopics(ALL, 120)
+    found = topics.looked(["a#ephemeral", "a b", "", "x" * 65], complete=True, now=0)
+    assert found.appeared == ["a#ephemeral"]
+
+
+def test_a_topic_is_gone_once_it_was_missing_for_the_grace() -> None:
+    topics = MatchingTopics(ALL, 120)
+    topics.looked(["a", "b"], complete=True, now=0)
+    for now in (60, 120, 179):
+        assert topics.looked(["a"], complete=True, now=now) == Change([], [])
+    assert topics.looked(["a"], complete=True, now=180) == Change([], ["b"])
+    assert topics.looked(["a"], complete=True, now=240) == Change([], [])
+
+
+def test_a_topic_that_comes_back_within_the_grace_was_never_away() -> None:
+    topics = MatchingTopics(ALL, 120)
+    topics.looked(["a"], complete=True, now=0)
+    topics.looked([], complete=True, now=60)
+    assert topics.looked(["a"], complete=True, now=120) == Change([], [])
+    topics.looked([], complete=True, now=180)
+    assert topics.looked([], complete=True, now=299).gone == []
+    assert topics.looked([], complete=True, now=300).gone == ["a"]
+
+
+def test_a_topic_that_was_gone_may_come_back() -> None:
+    topics = MatchingTopics(ALL, 120)
+    topics.looked(["a"], complete=True, now=0)
+    topics.looked([], complete=True, now=60)
+    assert topics.looked([], complete=True, now=180).gone == ["a"]
+    assert topics.looked(["a"], complete=True, now=240).appeared == ["a"]
+
+
+def test_nothing_is_missing_in_a_round_that_somebody_did_not_answer() -> None:
+    topics = MatchingTopics(ALL, 120)
+    topics.looked(["a"], complete=True, now=0)
+    for now in range(60, 6000, 60):
+        assert topics.looked(["b"], complete=False, now=now).gone == []
+    # Nor is the time counted that passed meanwhile.
+    assert topics.looked(["b"], complete=True, now=6000).gone == []
+    assert topics.looked(["b"], complete=True, now=6119).gone == []
+    assert topics.looked(["b"], complete=True, now=6120).gone == ["a"]
+
+
+def test_a_round_that_somebody_did_not_answer_still_shows_what_is_new() -> None:
+    topics = MatchingTopics(ALL, 120)
+    assert topics.looked(["a"], complete=False, now=0).appeared == ["a"]
+
+
+@pytest.mark.parametrize(("refresh", "expected"), [(0.1, 120), (60, 120), (3600, 7200)])
+def test_the_grace_is_two_rounds_and_at_least_two_minutes(refresh: float, expected: float) -> None:
+    assert grace(refresh) == expected
+
+
+rounds = st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.booleans()), max_size=30)
+
+
+@given(rounds)
+def test_appearing_and_going_alternate_and_nothing_goes_that_is_there(
+    rounds: list[tuple[set[str], bool]],
+) -> None:
+    topics, present = MatchingTopics(ALL, 120), set[str]()
+    for number, (found, complete) in enumerate(rounds):
+        change = topics.looked(found, complete=complete, now=60.0 * number)
+        assert not present & set(change.appeared)
+        assert set(change.gone) <= present - found
+        assert complete or not change.gone
+        present = (present | set(change.appeared)) - set(change.gone)
+        assert found <= present
