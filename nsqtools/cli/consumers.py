@@ -61,8 +61,9 @@ class Consumers:
 
     A topic that cannot be reached at its start is logged and tried again every ``retry`` seconds,
     unless there is no other one: with ``all_fail`` the first error ends everything once every
-    topic has failed; without, only if another process has the locks of all. ``count`` stops everything after so many messages; 0 is no limit.
-    ``on_reached`` is called whenever some topic was reached.
+    topic has failed; without, only if another process has the locks of all. ``count`` stops
+    everything after so many messages; 0 is no limit. ``on_reached`` is called whenever some topic
+    was reached.
     """
 
     def __init__(

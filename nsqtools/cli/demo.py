@@ -57,6 +57,16 @@ STEPS = (
         str(_EVENTS - 3),
     ),
     Step(
+        "Publish them again, archive them in a compressed file, and see that none is missing.",
+        "nsqtools pub --topic events --file events.ndjson",
+    ),
+    Step(
+        "",
+        f"nsqtools to-file --topic events --channel archive -n {_EVENTS} --output-dir lake --gzip",
+    ),
+    Step("", "gunzip -c lake/*.gz | wc -l", str(_EVENTS)),
+    Step("", "nsqtools verify lake/*.gz"),
+    Step(
         "Publish a message from a pipe, and print it with its metadata.",
         "echo '{\"user\": 42}' | nsqtools pub --topic users",
     ),

@@ -14,82 +14,106 @@ from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
     examples=(
         (
             "Archive a topic in compressed files of an hour each",
-            "nsqtools to-file --topic events --output-dir /srv/archive --compress zstd",
+            "nsqtools to-file --topic events --output-dir archive --compress zstd",
         ),
         (
-            "Take what a channel holds and stop, as from cron",
-            "nsqtools to-file --topic events --output-dir /srv/archive --until-empty "
-            "--max-duration 9m --lock /tmp/events.lock -q",
+            "Archive what a channel holds and stop, as from cron",
+            "nsqtools to-file --topic events --output-dir archive --gzip --until-empty "
+            "--max-duration 9m --lock events.lock -q",
         ),
         (
-            "Partition by the time of publishing, with metadata",
-            "nsqtools to-file --topic events --output-dir /srv/lake --format json --name-by message "
-            "--filename-format 'dt=<DATETIME>/<TOPIC>.<HOST><REV>.json' "
+            "Partition by the day of publishing, with metadata",
+            "nsqtools to-file --topic events --output-dir lake --format json --compress zstd "
+            "--name-by message --filename-format 'dt=<DATETIME>/<TOPIC>.<HOST><REV>.json' "
             "--datetime-format %Y-%m-%d --utc --until-empty",
+        ),
+        (
+            "Upload each file of 256 MiB, and keep a week of them here",
+            "nsqtools to-file --topic events --output-dir archive --gzip --rotate-size 256MiB "
+            "--on-rotate 'aws s3 cp {} s3://archive/' --max-age 168h",
         ),
     ),
     notes={
-        "FILES": """\
-A file that is written to ends in .part, beside the file it will be or in --work-dir. It is
-synced, and its messages finished, when half of --max-in-flight waits, when nsqd is starved, when
---sync-interval is over (at most half of the message timeout that nsqd negotiated), and when the
-file is rotated. Each sync of a compressed file ends a gzip member, a zstd frame or a snappy
-stream, so that whatever a crash leaves behind is readable up to the last sync.
-A file is published when it is rotated, on SIGHUP and at the end: it gets its final name, which
-never replaces a file that is there, and is complete. <REV> is -000001 and so on where a name was
-taken. It must be in --filename-format if files are compressed or rotated, or written in another
-directory; without it a file is continued when the command runs again.
-What a crash left behind is published at the next start with the same names: whole records, while
-what follows the last of them is moved to a file that ends in .torn. A leftover that a living
-process writes to is left alone.""",
+        "ARCHIVE FILES": """\
+A file under way ends in .part, beside the file that it will be or in --work-dir. It is synced, and
+its messages are finished, when half of --max-in-flight waits or nsqd is starved, when
+--sync-interval is over (half of the message timeout that nsqd negotiated, if that is shorter), and
+when the file is rotated. Each sync ends a gzip member, a zstd frame or a snappy stream: whatever a
+crash leaves behind can be read up to the last sync.
+
+A file is published when it is rotated, on SIGHUP and at the end. It then gets its name, which
+never replaces a file that is there, and is complete. <REV> is -000001 and so on where a name is
+taken. --filename-format must have it if files are compressed, rotated, named by message or written
+in another directory; the first file is then -000000. Without <REV> a file is continued when the
+command runs again.
+
+What a crash left behind is published at the next start with the same names, up to the last whole
+record; what follows that is moved to a file that ends in .torn. A file that a living process
+writes to is left alone. One process at a time writes the files of a topic: the lock is a file in
+--output-dir whose name begins with a dot and the topic.""",
         "DISK FULL AND OTHER FAILURES": """\
-When a file cannot be written, the half-written record is cut off, the messages go back to nsqd,
-and the command tries again after a while, longer each time (consumer option
-max_backoff_duration bounds it). With --fail-fast it exits with 1 instead. Either way nothing is
-finished that is not safe. A file that is removed or replaced while it is written is written anew
-beside. A message may be in the archive twice after a crash or a lost connection: at most as
-many as were in flight.""",
+When a file cannot be written, what is not safe of it is cut off, its messages go back to nsqd,
+and the command tries again, after longer and longer pauses (at most max_backoff_duration, see
+--consumer-opt). With --fail-fast it exits with 1 instead. Nothing is finished that is not safe. A
+file that is removed or replaced under way is written anew beside.
+
+After a crash or a lost connection messages may be in the archive twice, at most as many as were
+in flight.""",
         "COMMAND OF --on-rotate": """\
-It runs in a shell, for one file after another. {} is the quoted path of the file. Its
-environment has NSQ_FILE, NSQ_TOPIC, NSQ_COUNT (records), NSQ_FIRST_TIMESTAMP and
-NSQ_LAST_TIMESTAMP (nanoseconds since the epoch). It is run again when it fails, five times with
-growing delays, and is waited for at the end; the exit status is 1 if a file was not taken.""",
+It runs in a shell, for one file after another, while messages are written to the next. {} is the
+quoted path of the file; without it the path is appended. Its environment has these variables too:
+
+NSQ_FILE
+  The path.
+NSQ_TOPIC
+  The topic.
+NSQ_COUNT
+  The number of records.
+NSQ_FIRST_TIMESTAMP, NSQ_LAST_TIMESTAMP
+  When the first and the last of them were published, in nanoseconds since the epoch.
+
+The command runs again when it fails, up to five times, after growing pauses. Files that wait for
+it are not deleted by --keep, --max-age and --max-total. At the end it is waited for; the exit
+status is 1 if it failed for a file.""",
         "SIGNALS": """\
 SIGHUP
-  Sync and publish all files; the next message begins others.
+  Sync and publish all files; the next message begins new ones.
 SIGINT, SIGTERM
-  Take no more messages, write those received within --drain-timeout, publish, and exit with 130
-  after SIGINT, else with 0.
+  Take no more messages, write those received within --drain-timeout, and publish all files. The
+  exit status is 0 after SIGTERM, and 130 after SIGINT.
 A second signal
   Leave at once. What was not synced is delivered again, and the next start publishes the rest.
 
 A signal that was ignored when the command started, as by nohup, stays ignored.""",
         "CRON": """\
-This line archives what came since the last run, says nothing when all is well, and exits with 75
-while the last run still goes on:
+This line archives what came since the last run, and says nothing when all is well. The exit status
+is 75 while the last run still goes on, and 4 when --max-duration was over before the channel was
+empty.
 
-  */10 * * * * nsqtools to-file --topic events --output-dir /srv/archive --gzip --until-empty \
---max-duration 9m --lock /run/lock/events.lock -q
-
-The exit status is 4 when --max-duration ended the run before the channel was empty.""",
+\b
+*/10 * * * * cd /srv && nsqtools to-file --topic events --output-dir archive \
+--gzip --until-empty --max-duration 9m --lock events.lock -q""",
         "SYSTEMD": """\
-The command tells systemd when it is ready, what it has done, and that it is alive:
+The command tells systemd when it is ready, what it does, and that it is alive:
 
-  [Unit]
-  Description=Archive of NSQ topics
-  After=network-online.target
-  Wants=network-online.target
+\b
+[Unit]
+Description=Archive of NSQ topics
+After=network-online.target
+Wants=network-online.target
 
-  [Service]
-  Type=notify
-  ExecStart=/usr/bin/nsqtools to-file --config /etc/nsqtools/archive.toml
-  ExecReload=/bin/kill -HUP $MAINPID
-  WatchdogSec=30
-  TimeoutStopSec=90
-  Restart=on-failure
+\b
+[Service]
+Type=notify
+ExecStart=/usr/bin/nsqtools to-file --config /etc/nsqtools/archive.toml
+ExecReload=/bin/kill -HUP $MAINPID
+WatchdogSec=30
+TimeoutStopSec=90
+Restart=on-failure
 
-  [Install]
-  WantedBy=multi-user.target""",
+\b
+[Install]
+WantedBy=multi-user.target""",
     },
 )
 @options(

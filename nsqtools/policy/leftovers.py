@@ -38,12 +38,13 @@ _SPELLED_OUT = {
 _WIDTHS = dict.fromkeys("CdegHIklmMSUVWy", 2) | {"j": 3, "Y": 4, "G": 4, "u": 1, "w": 1}
 _WORDS = {
     **dict.fromkeys("abh", "[A-Za-z]{3}"),
-    **dict.fromkeys("AB", "[A-Za-z]{3,9}"),
+    "A": "(?i:(?:Sun|Mon|Tues|Wednes|Thurs|Fri|Satur)day)",
+    "B": "(?i:January|February|March|April|May|June|July|August|(?:Septem|Octo|Novem|Decem)ber)",
     **dict.fromkeys("pP", "[AaPp][Mm]"),
     "s": "-?[0-9]+",
     "z": r"[+-][0-9]{4}(?:[0-9]{2}(?:\.[0-9]{6})?)?",
-    # Not what could be a revision after it.
-    "Z": "(?:[A-Za-z0-9+-]+?|UTC[+-][0-9:.]+)(?<!-[0-9]{6})",
+    # Not also what could be a revision after it.
+    "Z": "(?:[A-Za-z0-9+-]+?(?<![0-9]{6})|UTC[+-][0-9]{2}:[0-9:.]+)",
 }
 """What strftime writes in the C locale, which is Python's until a program sets another."""
 
@@ -65,7 +66,7 @@ class NameMatcher:
 
     ``topics`` are those that are archived, or a pattern that their names have a match of. What
     ``FileNames.path`` gives is matched with its own topic, name and revision, whatever process
-    and time it was for, as far as one reading of the path gives that path again. Where several
+    and time it was for, where only one reading of the path gives that path again. Where several
     do, as with ``<TOPIC><REV>`` and topics ``a`` and ``a-000001``, it is the longest of the
     topics, or of a pattern's the shortest, because more files are revisions than topics are
     called like one. A revision that these options would write otherwise (with or without 0) is

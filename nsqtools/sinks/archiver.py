@@ -31,6 +31,8 @@ _REST = 3600.0
 """Seconds after which an idle topic looks at the clock again, which may have been set."""
 _SHORT_TIMEOUT = 3.0
 """The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
+_SYNC_SIZE = 4 << 20
+"""Bytes of bodies at which a sync is due, however few messages they are: memory is for more."""
 _LONGEST_REST = 32
 """Seconds between attempts to publish what could not be; new messages are tried at once."""
 
@@ -128,8 +130,13 @@ class FileSink:
     # For topics.
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Call what blocks in a thread."""
-        return await self._loop.run_in_executor(self._pool, work, *args)
+        """Call what blocks in a thread; one that is cancelled waits for that to end."""
+        call = self._loop.run_in_executor(self._pool, work, *args)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            raise
 
     def interval_for(self, batch: Batch) -> float:
         """How long the batch may wait."""
@@ -167,7 +174,7 @@ class _Topic:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._arrivals: list[Arrival] = []
-        self._count = 0
+        self._count = self._size = 0
         self._due = math.inf
         self._urgent = False
         self._fate: Fate = ""
@@ -188,7 +195,9 @@ class _Topic:
             self._wake.set()
         self._arrivals.append(Arrival(time.time_ns(), batch))
         self._count += len(batch)
-        if batch.starved or 2 * self._count >= self._sink.window:
+        self._size += sum([len(message.body) for message in batch])
+        full = 2 * self._count >= self._sink.window or self._size >= _SYNC_SIZE
+        if batch.starved or full:
             self.flush()
 
     def flush(self) -> None:
@@ -241,7 +250,7 @@ class _Topic:
     async def _step(self, fate: Fate) -> bool:
         """One step of the archive; whether to go on."""
         arrivals, self._arrivals = self._arrivals, []
-        self._count, self._due, self._urgent = 0, math.inf, False
+        self._count, self._size, self._due, self._urgent = 0, 0, math.inf, False
         safe: list[Part] = []
         error: Exception | None = None
         try:

@@ -131,10 +131,10 @@ class Hook:
     def close(self, timeout: float | None = None) -> list[Published]:
         """Run the command with all that is waiting, without further delays, for ``timeout`` s.
 
-        None is no limit. Each file has an attempt that begins from now on, its last; one that is running may make it
-        needless. Then whatever runs is terminated with its process group. The result is the files
-        of which no attempt succeeded, without those given up before. Nothing may be submitted
-        afterwards.
+        None is no limit. Each file has an attempt that begins from now on, its last; one that is
+        running may make it needless. Then whatever runs is terminated with its process group. The
+        result is the files of which no attempt succeeded, without those given up before. Nothing
+        may be submitted afterwards.
         """
         with self._changed:
             self._closing = True

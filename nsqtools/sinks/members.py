@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-__all__ = ["NOUNS", "plain_chunks", "unpacked"]
+__all__ = ["NOUNS", "CutShortError", "plain_chunks", "unpacked"]
 
 NOUNS = {"gzip": "gzip member", "zstd": "zstd frame", "snappy": "snappy chunk"}
 """What a member is called, by compression."""
@@ -76,6 +76,10 @@ def unpacked(
     raise ConfigError(f"unknown compression {compression!r}: expected {', '.join(METHODS)}")
 
 
+class CutShortError(RecordError):
+    """A gzip member or zstd frame is not all there, and what there is has no fault."""
+
+
 class _Member(Protocol):
     """One gzip member or zstd frame."""
 
@@ -107,7 +111,7 @@ def _members(file: BinaryIO, start: Callable[[], _Member]) -> Iterator[tuple[byt
                 data = file.read(_READ_COMPRESSED)
                 offset += len(data)
                 if not data:
-                    raise RecordError("the file ends in it")
+                    raise CutShortError("the file ends in it")
             plain, data = member.decompress(data), b""
             if not member.eof:
                 yield plain, 0

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.members import NOUNS, plain_chunks, unpacked
+from nsqtools.sinks.members import NOUNS, CutShortError, plain_chunks, unpacked
 from nsqtools.sinks.records import JsonLines
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Inspection:
     plain: int
     """Bytes that they are before compression."""
     problem: str
+    cut_short: bool = False
+    """Whether the problem is just that the file ends in a gzip member or a zstd frame."""
 
 
 def inspect(
@@ -85,6 +87,7 @@ def _inspect_members(file: BinaryIO, compression: str, counter: _Counter) -> Ins
     good = plain = records = begin = total = 0
     number = 1
     fault = torn = damage = ""
+    cut_short = False
     try:
         for data, end in unpacked(file, compression):
             total += len(data)
@@ -99,9 +102,11 @@ def _inspect_members(file: BinaryIO, compression: str, counter: _Counter) -> Ins
                 good, plain, records = end, total, counter.records
     except RecordError as error:
         damage = f"{NOUNS[compression]} {number} at byte {begin}: {error}"
+        cut_short = isinstance(error, CutShortError)
     if not fault and not damage:
         fault = torn
-    return Inspection(good, records, plain, f"{fault}, uncompressed" if fault else damage)
+    problem = f"{fault}, uncompressed" if fault else damage
+    return Inspection(good, records, plain, problem, cut_short)
 
 
 class _Counter(ABC):

@@ -51,7 +51,9 @@ def salvage(leftovers: Iterable[Found], rules: Rules, aftercare: Aftercare) -> i
 def good_part(fd: int, path: str, rules: Rules) -> Inspection:
     """Cut an archive back to its last whole record, setting what follows it aside.
 
-    Raises OSError.
+    Of a compressed file just the member that a crash kept from being written whole is cut off: it
+    was never synced. What follows the last record of a plain one may have been, and be the fault
+    of another --format or --delimiter. Raises OSError.
     """
     with open(os.dup(fd), "rb") as file:
         file.seek(0)
@@ -63,7 +65,11 @@ def good_part(fd: int, path: str, rules: Rules) -> Inspection:
             delimiter=rules.delimiter,
         )
     size = os.fstat(fd).st_size
-    if inspection.good < size:
+    if inspection.cut_short:
+        os.ftruncate(fd, inspection.good)
+        os.fsync(fd)
+        log.info("%s: %s: cut off", path, inspection.problem)
+    elif inspection.good < size:
         aside = publish.set_aside(fd, path, inspection.good, size)
         log.warning(
             "%s: %s: its last %d bytes are put aside in %s",

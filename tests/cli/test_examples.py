@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ import pytest
 from nsqtools.cli import cli
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import walk
+from nsqtools.sinks.recovery import plain_chunks
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 TIMEOUT = 60.0
 LINES = [line for node in walk(cli) for _, line in node.examples]
 BODIES = [b'{"user": 1}', b'{"user": 2}', b'{"user": 3}', b'{"user": 4}', b'{"user": 5}']
+NUMBERED = list(enumerate(BODIES))
 TEXT = b"".join(body + b"\n" for body in BODIES)
 
 
@@ -127,6 +131,11 @@ class Running:
         assert (self.process.returncode, stderr.decode()) == (0, said)
         return stdout
 
+    def fails(self) -> int:
+        """The exit status of a line that ends by itself."""
+        self.process.communicate(timeout=TIMEOUT)
+        return self.process.returncode
+
     def _terminate(self, command: str) -> None:
         for noted in self.stage.noted.read_text().splitlines():
             pid, name = noted.split()
@@ -195,6 +204,98 @@ def copy_a_topic(stage: Stage, line: str) -> None:
     stage.nsqd.publish("a", bodies)
     stage.published("b", len(bodies))
     assert running.end(stop="tail") == b""
+
+
+def pub_an_archive(stage: Stage, line: str) -> None:
+    """What came within three seconds takes the tenth part of that."""
+    stamped = ({"timestamp": n * 750_000_000, "body": body.decode()} for n, body in NUMBERED)
+    envelopes = "".join(f"{json.dumps(each)}\n" for each in stamped)
+    (stage.folder / "events.log.gz").write_bytes(gzip.compress(envelopes.encode()))
+    began = time.monotonic()
+    assert stage.run(line) == b""
+    assert time.monotonic() - began >= 0.3
+    stage.published("events", len(BODIES))
+
+
+def archive_until_stopped(stage: Stage, line: str) -> None:
+    running = stage.start(line)
+    stage.subscribed("events")
+    stage.nsqd.publish("events", BODIES)
+    drained(stage, "events")
+    assert running.end(stop="to-file") == b""
+    assert [archived(path) for path in (stage.folder / "archive").glob("*.log.zst")] == [TEXT]
+
+
+def archive_a_channel(stage: Stage, line: str) -> None:
+    stage.nsqd.create("events", "nsq_to_file")
+    stage.nsqd.publish("events", BODIES)
+    assert stage.run(line) == b""
+    assert [archived(path) for path in (stage.folder / "archive").glob("*.log.gz")] == [TEXT]
+    assert list((stage.folder / "archive").glob("*.part")) == []
+
+
+def archive_by_day(stage: Stage, line: str) -> None:
+    stage.nsqd.create("events", "nsq_to_file")
+    stage.nsqd.publish("events", BODIES)
+    assert stage.run(line) == b""
+    partitions = sorted((stage.folder / "lake").glob("dt=*/events.*.json.zst"))
+    records = [json.loads(each) for path in partitions for each in archived(path).splitlines()]
+    assert [record["body"].encode() for record in records] == BODIES
+    days = [time.strftime("%Y-%m-%d", time.gmtime(r["timestamp"] // 10**9)) for r in records]
+    assert sorted(set(days)) == [path.parent.name.removeprefix("dt=") for path in partitions]
+
+
+def archive_and_upload(stage: Stage, line: str) -> None:
+    """The command to upload with is one that notes what it is asked for."""
+    uploads = stage.folder / "uploads"
+    client = stage.folder / "bin/aws"
+    client.write_text(f'#!/bin/sh\necho "$NSQ_COUNT $*" >> {quote(str(uploads))}\n')
+    client.chmod(0o755)
+    running = stage.start(line)
+    stage.subscribed("events")
+    stage.nsqd.publish("events", BODIES)
+    drained(stage, "events")
+    assert running.end(stop="to-file") == b""
+    (path,) = (stage.folder / "archive").glob("*.log.gz")
+    assert archived(path) == TEXT
+    assert uploads.read_text() == f"5 s3 cp {path} s3://archive/\n"
+
+
+def archived(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return b"".join(plain_chunks(file, {".gz": "gzip", ".zst": "zstd"}[path.suffix]))
+
+
+def verify_archives(stage: Stage, line: str) -> None:
+    for name in ("events.a.log.gz", "events.b.log.gz"):
+        (stage.folder / name).write_bytes(gzip.compress(TEXT))
+    shown = stage.run(line).decode().splitlines()
+    assert [each.partition(",")[0] for each in shown] == [
+        "events.a.log.gz: ok",
+        "events.b.log.gz: ok",
+    ]
+    assert all(", 5 records, " in each for each in shown)
+
+
+def archive(stage: Stage, *options: str) -> None:
+    """Have ``to-file`` make an archive in the folder of the stage."""
+    stage.nsqd.create("events", "nsq_to_file")
+    stage.nsqd.publish("events", BODIES)
+    stage.run(" ".join(("nsqtools to-file --topic events --until-empty", *options)))
+
+
+def verify_json(stage: Stage, line: str) -> None:
+    archive(stage, "--format json --compress zstd --filename-format '<TOPIC><REV>.json'")
+    assert stage.run(line).startswith(b"events-000000.json.zst: ok, 5 records, ")
+
+
+def verify_a_manifest(stage: Stage, line: str) -> None:
+    archive(stage, "--manifest manifest")
+    assert stage.run(line) == b""
+    assert stage.run(line.replace(" -q", "")).startswith(b"manifest: ok, 5 records, ")
+    (path,) = stage.folder.glob("*.log")
+    path.write_bytes(TEXT[:-1])
+    assert stage.start(line).fails() == 4
 
 
 def names(*wanted: str) -> Scenario:
@@ -284,6 +385,18 @@ EXPECTED: dict[str, Scenario] = {
     "nsqtools pub --topic events hello": pub_one,
     "nsqtools pub --topic events --file events.log": pub_a_file,
     "nsqtools tail --topic a --json | nsqtools pub --topic b --json": copy_a_topic,
+    "nsqtools pub --topic events --from-archive --json --pace 10x events.log.gz": pub_an_archive,
+    "nsqtools to-file --topic events --output-dir archive --compress zstd": archive_until_stopped,
+    "nsqtools to-file --topic events --output-dir archive --gzip --until-empty --max-duration 9m "
+    "--lock events.lock -q": archive_a_channel,
+    "nsqtools to-file --topic events --output-dir lake --format json --compress zstd "
+    "--name-by message --filename-format 'dt=<DATETIME>/<TOPIC>.<HOST><REV>.json' "
+    "--datetime-format %Y-%m-%d --utc --until-empty": archive_by_day,
+    "nsqtools to-file --topic events --output-dir archive --gzip --rotate-size 256MiB "
+    "--on-rotate 'aws s3 cp {} s3://archive/' --max-age 168h": archive_and_upload,
+    "nsqtools verify events.*.log.gz": verify_archives,
+    "nsqtools verify --format json *.json.zst": verify_json,
+    "nsqtools verify -q manifest": verify_a_manifest,
     "nsqtools lookup topics": names("events"),
     "nsqtools lookup channels events": names("archive"),
     "nsqtools lookup producers events": producers,

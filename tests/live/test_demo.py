@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import socket
@@ -87,6 +88,9 @@ def test_every_command_line_is_shown_and_does_its_job(nsqtools_cli: Cli, tmp_pat
     assert [line[2:] for line in stdout.splitlines() if line.startswith("$ ")] == LINES
     drained = stdout.partition(f"$ {DRAIN}\n")[2]
     assert drained.partition("\n")[0] == "4997"
+    archived = stdout.partition("$ gunzip -c lake/*.gz | wc -l\n")[2].splitlines()
+    assert archived[:2] == ["5000", "$ nsqtools verify lake/*.gz"]
+    assert re.fullmatch(r"lake/events\.\S+\.log\.gz: ok, 5000 records, \d+ bytes", archived[2])
     assert r'"body":"{\"user\": 42}"' in stdout
 
 

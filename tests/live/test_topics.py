@@ -71,7 +71,7 @@ def archive(sink: Holding, pattern: str, *lookupds: str, **stop: Any) -> asyncio
         topic_pattern=pattern, topic_refresh=0.1, lookupd_http_address=lookupds
     )
     return asyncio.create_task(
-        consume(source, "archive", ConsumerConfig(), StopOptions(**stop), sink)
+        consume(source, "archive", ConsumerConfig(max_in_flight=100), StopOptions(**stop), sink)
     )
 
 

@@ -88,6 +88,9 @@ def test_every_path_that_names_give_has_its_own_topic_name_and_revision(
     options: dict[str, str], topic: str, at: int, pid: int, revision: int, zone: tzinfo
 ) -> None:
     of, expected, path = made(options, topic, at, pid, revision, zone)
+    # A revision of no text leaves no mark of its place: 1<REV>19 is 119, as 11<REV>9 is.
+    nothing = not revision and not of.repeated_by
+    assume(not (nothing and re.search(r"\w(<REV>)+[\w +-]", expected.name)))
     matcher = NameMatcher(of, hostname=HOST, topics={topic})
     assert matcher.match(path) == expected
     parent = path

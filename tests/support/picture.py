@@ -47,6 +47,7 @@ _FIXED = (
     (r'("time": )"[^"]+"', r'\1"2026-03-14T09:26:53.589+00:00"'),
     (r'("timestamp":)\d+', r"\g<1>1773480413589793238"),
     (r'("id":)"[0-9a-f]{16}"', r'\1"0f7a3c5e1b402000"'),
+    (r"^(lake/events\.)\S+(: .*) \d+ bytes", r"\1laptop-000000.2026-03-14_09.log.gz\2 51234 bytes"),
 )
 _TABLE = ["tcp", "http", "hostname", "version"]
 _HOSTNAME = "laptop"

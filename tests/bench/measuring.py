@@ -1,0 +1,165 @@
+"""Runs whole processes, A B A B, and prints how they compare."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tests.support.servers import Nsqd
+
+BODY = b"x" * 200
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a whole process; ``cpu`` in seconds, ``memory`` in MiB."""
+
+    messages: int
+    seconds: float
+    cpu: float
+    memory: float
+
+    @property
+    def rate(self) -> float:
+        return self.messages / self.seconds
+
+    @property
+    def cpu_per_message(self) -> float:
+        """Microseconds."""
+        return self.cpu / self.messages * 1e6
+
+
+# Users' Pythons keep compiled modules.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
+class Peak(threading.Thread):
+    """Watches a process's peak memory; rusage would count what its parent had when it forked."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._status = Path(f"/proc/{pid}/status")
+        self._ended = threading.Event()
+        self.mebibytes = 0.0
+
+    def run(self) -> None:
+        while not self._ended.wait(0.02):
+            for line in self._status.read_text().splitlines():
+                if line.startswith("VmHWM"):
+                    self.mebibytes = int(line.split()[1]) / 1024
+
+    def end(self) -> float:
+        self._ended.set()
+        self.join()
+        return self.mebibytes
+
+
+def measure(
+    argv: Sequence[str],
+    messages: int,
+    *,
+    stdin: Path | None = None,
+    to_pipe: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Run:
+    """Run a command to its end; its output goes through a pipe to ``cat``, or nowhere."""
+    with open(stdin or os.devnull, "rb") as source, open(os.devnull, "wb") as null:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            argv,
+            stdin=source,
+            stdout=subprocess.PIPE if to_pipe else null,
+            stderr=subprocess.DEVNULL,
+            env={**ENVIRONMENT, **(env or {})},
+        )
+        peak = Peak(process.pid)
+        peak.start()
+        reader = subprocess.Popen(["cat"], stdin=process.stdout, stdout=null) if to_pipe else None
+        if process.stdout:
+            process.stdout.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        seconds = time.perf_counter() - started
+        memory = peak.end()
+        _, status, usage = os.wait4(process.pid, 0)
+        if reader:
+            reader.wait()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{argv[0]} ended with {process.returncode}")
+    return Run(messages, seconds, usage.ru_utime + usage.ru_stime, memory)
+
+
+@contextmanager
+def filled(nsqd: Nsqd, messages: int, bodies: Sequence[bytes] = (BODY,)) -> Iterator[str]:
+    """A topic whose channel ``bench`` holds this many messages, these bodies over and over."""
+    topic = f"bench{next(_numbers)}"
+    nsqd.create(topic, "bench")
+    for _ in range(messages // 10_000):
+        nsqd.publish(topic, list(islice(cycle(bodies), 10_000)))
+    yield topic
+    nsqd.delete(topic)
+
+
+def consume(nsqd: Nsqd, messages: int, argv: Sequence[str]) -> Run:
+    """Fill a topic and run a consumer of it into a pipe; TOPIC in argv stands for its name."""
+    with filled(nsqd, messages) as topic:
+        words = [topic if word == "TOPIC" else word for word in argv]
+        return measure(words, messages, to_pipe=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of two programs."""
+
+    name: str
+    run: Callable[[], Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two programs at the same work; ``rounds`` multiplies how often.
+
+    ``slowest`` is the most time that ours may take, in times of theirs.
+    """
+
+    ours: Side
+    theirs: Side
+    rounds: int = 1
+    slowest: float | None = None
+
+
+def compare(pair: Pair, rounds: int) -> bool:
+    """Run both in turn and print a line; whether ours is fast enough."""
+    runs = [(pair.ours.run(), pair.theirs.run()) for _ in range(rounds * pair.rounds)]
+    rates = [ours.rate / theirs.rate for ours, theirs in runs]
+    quantity, ratios, bound, kept = "rate", rates, "", True
+    if pair.slowest is not None:
+        quantity, ratios = "time", [1 / rate for rate in rates]
+        kept = statistics.median(ratios) <= pair.slowest
+        bound = f", at most {pair.slowest:.2f}{'' if kept else ': TOO SLOW'}"
+    ours, theirs = zip(*runs, strict=True)
+    print(
+        f"{pair.ours.name:<32} {_show(ours)}   {pair.theirs.name:<12} {_show(theirs)}   "
+        f"{quantity} {statistics.median(ratios):5.2f} times "
+        f"({min(ratios):.2f} to {max(ratios):.2f}){bound}",
+        flush=True,
+    )
+    return kept
+
+
+def _show(runs: Sequence[Run]) -> str:
+    rate = statistics.median(run.rate for run in runs)
+    cpu = statistics.median(run.cpu_per_message for run in runs)
+    return f"{rate:>9,.0f}/s {cpu:9.2f} us CPU {max(run.memory for run in runs):3.0f} MiB"

@@ -1,0 +1,164 @@
+"""Archives as other programs read them: zcat, zstd, Python, DuckDB and pyarrow."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import archives
+from tests.support.binaries import needs
+from tests.support.servers import drained, empty
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.support.process import Cli
+    from tests.support.servers import Nsqd
+
+COUNT = 3000
+SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst", "snappy": ".sz"}
+
+
+def archive(
+    cli: Cli, nsqd: Nsqd, topic: str, folder: Path, bodies: Sequence[bytes], *options: str
+) -> list[Path]:
+    """Have the bodies archived in several files, each of several members."""
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, bodies)
+    ended = cli(
+        *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(folder)),
+        *("--rotate-size", "100KB", "--max-in-flight", "200", *options, *empty(nsqd)),
+    )
+    assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
+    assert drained(nsqd, topic, "c")
+    assert archives.leftovers(folder) == []
+    files = archives.published(folder)
+    assert len(files) > 2
+    return files
+
+
+@pytest.mark.parametrize("method", SUFFIXES)
+def test_bodies_with_newlines_after_them(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str
+) -> None:
+    bodies = archives.bodies(range(COUNT))
+    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, "--compress", method)
+    assert {path.suffix for path in files} == {SUFFIXES[method] or ".log"}
+    assert sorted(archives.lines(files)) == sorted(bodies)
+    assert archives.verified(nsqtools_cli, files) == COUNT
+    archives.checked_by_programs(files)
+
+
+@pytest.mark.parametrize(("method", "command"), [("gzip", ["zcat"]), ("zstd", ["zstd", "-dc"])])
+def test_programs_unpack_files_into_one_stream(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str, command: list[str]
+) -> None:
+    program = needs(command[0], f"archives of {method}, read by others")
+    bodies = archives.bodies(range(COUNT))
+    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, "--compress", method)
+    read = subprocess.run([program, *command[1:], *files], capture_output=True, check=True)
+    assert read.stderr == b""
+    assert sorted(read.stdout.splitlines()) == sorted(bodies)
+
+
+@pytest.mark.parametrize("method", SUFFIXES)
+def test_bodies_of_any_bytes_with_their_length_before_them(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str
+) -> None:
+    bodies = [struct.pack(">I", number) * (number % 100) + b"\n" for number in range(COUNT)]
+    how = ("--format", "length-prefixed", "--compress", method)
+    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, *how)
+    found = []
+    for path in files:
+        data = archives.plain(path)
+        while data:
+            end = 4 + int.from_bytes(data[:4])
+            assert end <= len(data)
+            found.append(data[4:end])
+            data = data[end:]
+    assert sorted(found) == sorted(bodies)
+    assert archives.verified(nsqtools_cli, files, "--format", "length-prefixed") == COUNT
+
+
+def events(topic: str) -> list[dict[str, Any]]:
+    return [
+        {"n": number, "name": f'\N{SNOWMAN} \\ " {number}\n', "topic": topic}
+        for number in range(COUNT)
+    ]
+
+
+@pytest.mark.parametrize("method", SUFFIXES)
+def test_json_lines(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str) -> None:
+    bodies = [json.dumps(event).encode() for event in events(topic)] + [b"\xff\0"] * 3
+    how = ("--format", "json", "--compress", method)
+    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, *how)
+    read = [json.loads(line) for line in archives.lines(files)]
+    assert sorted(body_of(record) for record in read) == sorted(bodies)
+    assert {record["topic"] for record in read} == {topic}
+    assert len({record["id"] for record in read}) == COUNT + 3
+    assert all(record["attempts"] == 1 for record in read)
+    assert archives.verified(nsqtools_cli, files, "--format", "json") == COUNT + 3
+
+
+def body_of(record: dict[str, Any]) -> bytes:
+    if "body" in record:
+        text: str = record["body"]
+        return text.encode()
+    return base64.b64decode(record["body_b64"])
+
+
+@pytest.mark.parametrize("method", ["none", "gzip", "zstd"])
+def test_duckdb_and_pyarrow_read_json_lines(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str
+) -> None:
+    import duckdb
+    import pyarrow as pa
+    import pyarrow.json as pj
+
+    bodies = [json.dumps(event).encode() for event in events(topic)]
+    how = ("--format", "json", "--compress", method)
+    name = ("--filename-format", "<TOPIC><REV>.json")
+    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, *how, *name)
+    with duckdb.connect() as db:
+        query = "select count(*), count(distinct id), min(attempts), sum(cast(body->>'n' as int))"
+        db.execute(f"{query} from read_json(?)", [[str(path) for path in files]])
+        assert db.fetchone() == (COUNT, COUNT, 1, sum(range(COUNT)))
+        db.execute("select body->>'name' from read_json(?)", [[str(path) for path in files]])
+        names = [row[0] for row in db.fetchall()]
+    assert sorted(names) == sorted(event["name"] for event in events(topic))
+    tables = []
+    for path in files:
+        with pa.input_stream(str(path), compression=None if method == "none" else method) as file:
+            tables.append(pj.read_json(file))
+    table = pa.concat_tables(tables)
+    assert table.num_rows == COUNT
+    assert sorted(table["body"].to_pylist()) == sorted(body.decode() for body in bodies)
+
+
+def test_duckdb_finds_the_partitions_of_event_time(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    import duckdb
+
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, archives.bodies(range(COUNT)))
+    ended = nsqtools_cli(
+        *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(tmp_path / "lake")),
+        *("--format", "json", "--gzip", "--name-by", "message", "--utc", *empty(nsqd)),
+        *("--filename-format", "<DATETIME>/<TOPIC><REV>.json"),
+        *("--datetime-format", "dt=%Y-%m-%d/hour=%H"),
+    )
+    assert (ended.code, ended.stderr) == (0, "")
+    with duckdb.connect() as db:
+        db.execute(
+            "select count(*), bool_and(dt = cast(make_timestamp_ns(timestamp) as date)) "
+            "from read_json(?, hive_partitioning = true)",
+            [str(tmp_path / "lake" / "**" / "*.json.gz")],
+        )
+        assert db.fetchone() == (COUNT, True)

@@ -1,0 +1,109 @@
+"""Archives as others than nsqtools read them, and numbered messages that show what befell them."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.support.binaries import needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from tests.support.process import Cli
+
+UNFINISHED = (".part", ".copy", ".torn", ".lock")
+
+
+def body(number: int) -> bytes:
+    """A message that is its number and bytes that follow from it, so that a torn one is seen."""
+    return b"%d %s." % (number, b"x" * (number * 7919 % 211))
+
+
+def bodies(numbers: Iterable[int]) -> list[bytes]:
+    return [body(number) for number in numbers]
+
+
+def published(folder: Path) -> list[Path]:
+    """The published files below a directory, by name; no hidden ones."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".") and path.suffix not in UNFINISHED
+    )
+
+
+def leftovers(*folders: Path) -> list[Path]:
+    """What a run that ended well leaves nowhere."""
+    return sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in UNFINISHED)
+
+
+def plain(path: Path) -> bytes:
+    """What the archive holds, unpacked by its name."""
+    data = path.read_bytes()
+    match path.suffix:
+        case ".gz":
+            return gzip.decompress(data)
+        case ".zst":
+            return unpack_zstd(data)
+        case ".sz":
+            import snappy
+
+            text: bytes = snappy.StreamDecompressor().decompress(data)
+            return text
+    return data
+
+
+def unpack_zstd(data: bytes) -> bytes:
+    """By the standard library, or the backport of it."""
+    zstd: Any
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    text: bytes = zstd.decompress(data)
+    return text
+
+
+def lines(paths: Iterable[Path]) -> Iterator[bytes]:
+    """The records of files in the raw format; a file that ends in half a line fails."""
+    for path in paths:
+        data = plain(path)
+        assert data == b"" or data.endswith(b"\n"), f"{path} ends in {data[-40:]!r}"
+        yield from data.splitlines()
+
+
+def numbers(paths: Iterable[Path]) -> Counter[int]:
+    """How often each number is there; a torn or glued record fails."""
+    found: Counter[int] = Counter()
+    for line in lines(paths):
+        number = int(line.partition(b" ")[0])
+        assert line == body(number), f"torn or glued: {line!r}"
+        found[number] += 1
+    return found
+
+
+def checked_by_programs(paths: Sequence[Path]) -> None:
+    """Have ``zcat`` and ``zstd -t``, whichever they are for, read every file."""
+    for suffix, program, *options in ((".gz", "zcat"), (".zst", "zstd", "-tq")):
+        files = [str(path) for path in paths if path.suffix == suffix]
+        if files:
+            command = [needs(program, f"archives that end in {suffix}"), *options, *files]
+            done = subprocess.run(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+            )
+            assert (done.returncode, done.stderr) == (0, b"")
+
+
+def verified(cli: Cli, paths: Sequence[Path], *options: str) -> int:
+    """The records that ``nsqtools verify`` counts; every file has to be ok."""
+    ended = cli("verify", *options, *map(str, paths))
+    assert (ended.code, ended.stderr) == (0, ""), ended
+    said = ended.stdout.decode().splitlines()
+    assert len(said) == len(paths)
+    assert all(": ok, " in line for line in said)
+    return sum(int(line.partition(": ok, ")[2].partition(" ")[0]) for line in said)
