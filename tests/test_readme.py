@@ -171,12 +171,19 @@ def test_every_variable_named_exists() -> None:
 
 
 def test_every_test_named_exists() -> None:
-    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", README)
+    named = re.findall(r"(tests/[\w/]+\.py)::([\w:]+)", README)
     assert named
     for path, name in named:
-        tree = ast.parse((ROOT / path).read_bytes())
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        assert name in [node.name for node in tree.body if isinstance(node, functions)], path
+        assert name in functions(ast.parse((ROOT / path).read_bytes())), path
+
+
+def functions(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
+    """Names of functions, with those of the classes that they stand in before them."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}::{name}" for name in functions(node))
 
 
 def test_every_file_and_module_named_exists() -> None:

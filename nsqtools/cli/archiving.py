@@ -48,6 +48,7 @@ def file_sink(
         ),
         hook=hook,
         found=partial(find, rules.output_dir, matcher, ""),
+        alike=several and "<TOPIC>" not in options.filename_format,
     )
     archives = Archives(
         rules,

@@ -50,7 +50,9 @@ command runs again.
 What a crash left behind is published at the next start with the same names, up to the last whole
 record; what follows that is moved to a file that ends in .torn. A file that a living process
 writes to is left alone. One process at a time writes the files of a topic: the lock is a file in
---output-dir whose name begins with a dot and the topic.""",
+--output-dir whose name begins with a dot and the topic.
+
+The paths of --manifest and --latest-link are relative to --output-dir.""",
         "DISK FULL AND OTHER FAILURES": """\
 When a file cannot be written, what is not safe of it is cut off, its messages go back to nsqd,
 and the command tries again, after longer and longer pauses (at most max_backoff_duration, see

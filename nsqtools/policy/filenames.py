@@ -229,7 +229,7 @@ class Revisions:
         revision = self._next.pop(name, 0)
         self._next[name] = revision + 1
         if len(self._next) > self._remembered:
-            del self._next[next(iter(self._next))]
+            self._next.pop(next(iter(self._next)), None)  # topics may share this, in threads
         return revision
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -76,7 +77,7 @@ class Archives:
     def leave(self, topic: str) -> None:
         """The topic is archived no more."""
         if lock := self._locks.pop(topic, None):
-            lock.release()
+            _release(lock)
 
     def tend(self) -> None:
         """Do what is due without a message; call it now and then."""
@@ -90,7 +91,7 @@ class Archives:
         failed = self._hook.close() if self._hook else []
         given_up = len(failed) + (self._hook.given_up if self._hook else 0)
         for lock in self._locks.values():
-            lock.release()
+            _release(lock)
         if self._left_behind:
             raise OutputError(f"{self._left_behind} files of an earlier crash are not published")
         if given_up:
@@ -103,3 +104,9 @@ class Archives:
         same = (pattern.filename_format, pattern.host_identifier, rules.hostname, per_process)
         key = hashlib.sha256("\0".join(same).encode("utf-8", "surrogateescape")).hexdigest()[:8]
         return os.path.join(rules.output_dir, f".{topic}.{key}.lock")
+
+
+def _release(lock: Lock) -> None:
+    """Give a lock back; a file that cannot be removed, as its directory is gone, hides no error."""
+    with contextlib.suppress(OSError):
+        lock.release()

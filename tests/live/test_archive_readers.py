@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import archives
 from tests.support.binaries import needs
-from tests.support.servers import drained, empty
+from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COUNT = 3000
 SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst", "snappy": ".sz"}
+READERS = {"none": ["cat"], "gzip": ["zcat"], "zstd": ["zstd", "-dc"]}
 
 
 def archive(
@@ -33,7 +34,8 @@ def archive(
     nsqd.publish(topic, bodies)
     ended = cli(
         *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(folder)),
-        *("--rotate-size", "100KB", "--max-in-flight", "200", *options, *empty(nsqd)),
+        *("--rotate-size", "100KB", "--max-in-flight", "200", *options),
+        *("-n", str(len(bodies)), *at(nsqd)),
     )
     assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
     assert drained(nsqd, topic, "c")
@@ -53,18 +55,11 @@ def test_bodies_with_newlines_after_them(
     assert sorted(archives.lines(files)) == sorted(bodies)
     assert archives.verified(nsqtools_cli, files) == COUNT
     archives.checked_by_programs(files)
-
-
-@pytest.mark.parametrize(("method", "command"), [("gzip", ["zcat"]), ("zstd", ["zstd", "-dc"])])
-def test_programs_unpack_files_into_one_stream(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str, command: list[str]
-) -> None:
-    program = needs(command[0], f"archives of {method}, read by others")
-    bodies = archives.bodies(range(COUNT))
-    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, "--compress", method)
-    read = subprocess.run([program, *command[1:], *files], capture_output=True, check=True)
-    assert read.stderr == b""
-    assert sorted(read.stdout.splitlines()) == sorted(bodies)
+    if command := READERS.get(method):
+        program = needs(command[0], f"archives of {method}, read by others")
+        read = subprocess.run([program, *command[1:], *files], capture_output=True, check=True)
+        assert read.stderr == b""
+        assert sorted(read.stdout.splitlines()) == sorted(bodies)
 
 
 @pytest.mark.parametrize("method", SUFFIXES)
@@ -150,9 +145,9 @@ def test_duckdb_finds_the_partitions_of_event_time(
     nsqd.publish(topic, archives.bodies(range(COUNT)))
     ended = nsqtools_cli(
         *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(tmp_path / "lake")),
-        *("--format", "json", "--gzip", "--name-by", "message", "--utc", *empty(nsqd)),
+        *("--format", "json", "--gzip", "--name-by", "message", "--utc"),
         *("--filename-format", "<DATETIME>/<TOPIC><REV>.json"),
-        *("--datetime-format", "dt=%Y-%m-%d/hour=%H"),
+        *("--datetime-format", "dt=%Y-%m-%d/hour=%H", "-n", str(COUNT), *at(nsqd)),
     )
     assert (ended.code, ended.stderr) == (0, "")
     with duckdb.connect() as db:

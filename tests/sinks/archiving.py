@@ -246,9 +246,10 @@ def small_disk(folder: Path) -> Iterator[Path]:
     """A file system of 1 MiB; the test is skipped where none can be mounted."""
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
-    mounted = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted: {mounted.stderr.strip()}")
+    if not shutil.which("mount"):
+        pytest.skip("a tmpfs cannot be mounted: there is no mount")
+    if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        pytest.skip("a tmpfs cannot be mounted: that needs root")
     try:
         yield folder
     finally:

@@ -204,6 +204,19 @@ class TestNamesUnderneath:
         assert archiving.published() == {NEXT: b"one\n"}
         assert archiving.work() == []
 
+    def test_one_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "small") as disk:
+            archiving = Archiving(disk)
+            archiving.write(b"x" * 300_000)  # the next record has room in its last page
+            (disk / "out" / f"{NAME}.part").unlink()
+            for _ in range(2):
+                with fill(disk), pytest.raises(OSError, match="No space left"):
+                    archiving.write(b"two")
+                assert archiving.names() == []
+            archiving.write(b"two")
+            archiving.close()
+            assert bodies(archiving) == [b"x" * 300_000, b"two"] == archiving.safe
+
     def test_a_directory_that_is_removed_is_made_again(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path)
         archiving.write(b"one")

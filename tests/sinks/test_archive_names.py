@@ -100,6 +100,19 @@ class TestPublishedNames:
         assert told.name == NAME.replace("000000", "000002")
         assert Path(told.path).read_bytes() == b"one\n"
 
+    def test_the_revision_taken_instead_is_never_used_again(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path)
+        archiving.write(b"one")
+        (tmp_path / "out" / NAME).write_bytes(b"theirs\n")
+        archiving.close()
+        (tmp_path / "out" / NEXT).unlink()
+        archiving.write(b"two")
+        archiving.close()
+        assert archiving.published() == {
+            NAME: b"theirs\n",
+            NAME.replace("000000", "000002"): b"two\n",
+        }
+
     def test_a_file_of_the_same_contents_is_another_file(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path)
         archiving.write(b"tick")

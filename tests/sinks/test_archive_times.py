@@ -174,6 +174,17 @@ class TestEmptyFiles:
         archiving.step()
         assert archiving.names() == [NAME, NAME.replace("_19", "_20") + ".part"]
 
+    def test_after_a_reopening_an_empty_file_is_begun_as_late_as_at_the_start(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path, skip_empty=False)
+        archiving.write(b"one")
+        archiving.elapse(100)
+        archiving.step(fate="reopen")
+        assert archiving.next_due() == 30
+        archiving.step()
+        assert archiving.names() == [NAME]
+
     def test_an_end_or_a_reopening_begins_no_file(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path, skip_empty=False, rotate_size=2)
         archiving.elapse(100)

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from pathlib import Path
+import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.errors import OutputError
+from nsqtools.sinks.archiver import FileSink
 from tests.sinks.archiving import HOUR, START, Settled, batch, message
-from tests.sinks.sinking import SOON, SlowSink, sinking
+from tests.sinks.sinking import SOON, SlowSink, blocked, make_archives, sinking
 from tests.support.clock import elapse, virtual
+from tests.support.eventually import eventually_async
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from nsqtools.engine.handler import Message
 
@@ -43,6 +48,13 @@ class TestGathering:
             assert data.count(b"\x1f\x8b\x08") == 1
         assert running.settled.requeued == []
         assert running.published() == {f"{FIRST}.gz": b"one\ntwo\nthree\n"}
+
+    @virtual
+    async def test_a_batch_is_held_until_then(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            waiting = batch(b"one", settled=running.settled)
+            await running.sink.handle(waiting)
+            assert waiting.held
 
     @virtual
     async def test_half_a_window_is_synced_at_once(self, tmp_path: Path) -> None:
@@ -192,7 +204,7 @@ class TestASlowDisk:
             end = asyncio.get_running_loop().time()
             assert settled.finished == [b"two"]
             times = [begin, *settled.times, end]
-            assert max(b - a for a, b in zip(times, times[1:], strict=False)) < 3
+            assert max(b - a for a, b in itertools.pairwise(times)) < 3
 
 
 class TestWithoutMessages:
@@ -288,6 +300,25 @@ class TestEnding:
             await running.sink.drain("unknown")
 
     @virtual
+    async def test_who_waits_for_a_topic_publishes_what_the_other_left_behind(
+        self, tmp_path: Path
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            await running.handle(b"one")
+            second = SlowSink(
+                make_archives(running.rules, wait_lock=True), window=1, sync_interval=1.0
+            )
+            await second.open()
+            joining = asyncio.create_task(second.join("events"))
+            await elapse(10)
+            assert not joining.done()
+            (tmp_path / "out" / "events-000007.log.part").write_bytes(b"left\n")
+            await running.sink.drain("events")
+            await joining
+            assert running.published() == {FIRST: b"one\n", "events-000007.log": b"left\n"}
+            await second.close()
+
+    @virtual
     async def test_draining_waits_for_the_sync_that_runs(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             slow(running.sink, 5.0)
@@ -302,12 +333,6 @@ class TestEnding:
 async def test_a_disk_that_blocks_holds_back_the_finish_but_not_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-    import threading
-
-    from nsqtools.sinks.archiver import FileSink
-    from tests.support.eventually import eventually_async
-
     entered, gate = threading.Event(), threading.Event()
     fsync = os.fsync
 
@@ -329,8 +354,6 @@ async def test_a_disk_that_blocks_holds_back_the_finish_but_not_the_loop(
 
 
 async def test_many_topics_share_a_few_threads(tmp_path: Path) -> None:
-    from nsqtools.sinks.archiver import FileSink
-
     topics = tuple(f"topic{number}" for number in range(200))
     async with sinking(tmp_path, kind=FileSink, topics=topics, rotate_size=20) as running:
         for number in range(2000):
@@ -339,9 +362,7 @@ async def test_many_topics_share_a_few_threads(tmp_path: Path) -> None:
     assert sorted(bodies) == sorted(running.finished) == [b"%05d" % n for n in range(2000)]
 
 
-async def test_it_cannot_be_closed_over_what_is_not_published(tmp_path: Path) -> None:
-    from nsqtools.sinks.archiver import FileSink
-    from tests.sinks.sinking import blocked
+async def test_closing_over_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
     async with sinking(tmp_path, kind=FileSink, topics=("a", "b")) as running:
         await running.handle(b"one", topic="a")

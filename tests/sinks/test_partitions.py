@@ -105,6 +105,16 @@ def test_a_partition_without_a_record_for_a_while_is_published(tmp_path: Path) -
     assert archiving.next_due() == math.inf
 
 
+def test_rounding_makes_no_look_too_early(tmp_path: Path) -> None:
+    archiving = partitioned(tmp_path, close_idle=0.1)
+    archiving.now = 0.1 * 3
+    archiving.write(at(0, b"a"))
+    archiving.now = archiving.archive.next_due(now=archiving.now, wall=archiving.wall)
+    assert archiving.now - 0.1 * 3 < 0.1
+    archiving.step()
+    assert archiving.published() == {name(19): b"a\n"}
+
+
 def test_an_interval_counts_for_each_partition(tmp_path: Path) -> None:
     archiving = partitioned(tmp_path, rotate_interval=60.0, close_idle=1000.0)
     archiving.write(at(0, b"a"))

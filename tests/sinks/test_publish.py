@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -256,6 +257,17 @@ class TestHolding:
             fd = publish.hold(work)
         assert fd is not None
         os.close(fd)
+
+    def test_a_file_that_loses_its_name_as_it_is_locked_is_not_held(
+        self, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def flock(fd: int, _: int) -> None:
+            os.unlink(os.readlink(f"/proc/self/fd/{fd}"))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        assert publish.hold(work) is None
+        with pytest.raises(FileExistsError):
+            publish.create(str(tmp_path / "new.part"))
 
     def test_nothing_is_held_where_nothing_is(self, tmp_path: Path) -> None:
         assert publish.hold(str(tmp_path / "a.part")) is None

@@ -203,7 +203,9 @@ class TestADiskThatFails:
 
 
 class TestOtherProgramsUnderneath:
-    def test_what_they_append_is_cut_off(self, packed: Writing) -> None:
+    def test_what_they_append_is_cut_off(
+        self, packed: Writing, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         packed.add(b"one")
         packed.sync()
         with packed.path.open("ab") as file:
@@ -211,9 +213,13 @@ class TestOtherProgramsUnderneath:
         packed.add(b"two")
         assert packed.sync() == [b"two"]
         assert plain(packed.path) == b"one\ntwo\n"
+        size = packed.path.stat().st_size
         with packed.path.open("ab") as file:
             file.write(b"not ours")
+        synced: list[int] = []
+        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
         packed.sync()
+        assert synced == [size]
         assert plain(packed.path) == b"one\ntwo\n"
 
     @pytest.mark.parametrize("how", ["removed", "renamed", "replaced", "directory is gone"])
