@@ -25,15 +25,15 @@ _RECENT = 1 << 20
 class Published:
     """A file that is whole and has its final name.
 
-    ``name`` is relative to the output directory, ``path`` absolute. ``records`` is None where
-    they were not counted, times are in ns since the epoch, ``size`` is in bytes as on disk.
-    ``delimiter`` is the option's text, such as ``\\n`` in two characters.
+    ``name`` is relative to the output directory, ``path`` absolute. Times are in ns since the
+    epoch, and None, as ids are, where messages are not known any more: after a crash. ``size`` is
+    in bytes as on disk. ``delimiter`` is the option's text, such as ``\\n`` in two characters.
     """
 
     path: str
     name: str
     topic: str
-    records: int | None
+    records: int
     size: int
     sha256: str
     first_timestamp: int | None = None

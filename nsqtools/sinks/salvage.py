@@ -55,15 +55,7 @@ def good_part(fd: int, path: str, rules: Rules) -> Inspection:
     was never synced. What follows the last record of a plain one may have been, and be the fault
     of another --format or --delimiter. Raises OSError.
     """
-    with open(os.dup(fd), "rb") as file:
-        file.seek(0)
-        inspection = inspect(
-            file,
-            compression=method_of(path.removesuffix(publish.WORK)),
-            json=rules.format == "json",
-            length_prefix=rules.format == "length-prefixed",
-            delimiter=rules.delimiter,
-        )
+    inspection = _inspect(fd, path, rules)
     size = os.fstat(fd).st_size
     if inspection.cut_short:
         os.ftruncate(fd, inspection.good)
@@ -81,6 +73,18 @@ def good_part(fd: int, path: str, rules: Rules) -> Inspection:
     return inspection
 
 
+def _inspect(fd: int, path: str, rules: Rules) -> Inspection:
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return inspect(
+            file,
+            compression=method_of(path.removesuffix(publish.WORK)),
+            json=rules.format == "json",
+            length_prefix=rules.format == "length-prefixed",
+            delimiter=rules.delimiter,
+        )
+
+
 def digest_of(fd: int) -> _Hash:
     """The sha256 of an open file, as far as it goes."""
     with open(os.dup(fd), "rb") as file:
@@ -91,17 +95,18 @@ def digest_of(fd: int) -> _Hash:
 def _salvage(found: Found, fd: int, rules: Rules, aftercare: Aftercare) -> None:
     known = publish.is_published(found.path, map(rules.target_path, _names(found)))
     if known is not None:
-        published = _published(os.path.relpath(known, rules.output_dir), found, fd, rules, None)
+        relative = os.path.relpath(known, rules.output_dir)
+        inspection = _inspect(fd, found.path, rules)
     else:
         inspection = good_part(fd, found.path, rules)
         if not inspection.good:
             publish.retire(found.path)
             return
         relative = _publish(found, rules)
-        published = _published(relative, found, fd, rules, inspection.records)
         log.warning(
             "published %s, which a crash left behind: %d records", relative, inspection.records
         )
+    published = _published(relative, found, fd, rules, inspection.records)
     aftercare.record(published)
     publish.retire(found.path)
     aftercare.follow(published)
@@ -125,9 +130,7 @@ def _publish(found: Found, rules: Rules) -> str:
     raise OutputError(f"{rules.target_path(found.relative)} exists: move one of them away")
 
 
-def _published(
-    relative: str, found: Found, fd: int, rules: Rules, records: int | None
-) -> Published:
+def _published(relative: str, found: Found, fd: int, rules: Rules, records: int) -> Published:
     return Published(
         path=rules.target_path(relative),
         name=relative,
