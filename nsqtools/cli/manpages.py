@@ -51,6 +51,7 @@ FILES = (
 
 def page(node: Node, nodes: Sequence[Node]) -> str:
     """The page of a command; ``nodes`` are all there are, for cross references."""
+    notes: Mapping[str, str] = getattr(node.command, "notes", {})
     sections: dict[str, list[str]] = {
         "NAME": named(node.page, node.summary),
         "SYNOPSIS": _synopsis(node),
@@ -59,14 +60,13 @@ def page(node: Node, nodes: Sequence[Node]) -> str:
         "ARGUMENTS": _arguments(node),
         "OPTIONS": _options(node),
         "SIGNALS": [],
+        **{title: paragraphs(text) for title, text in notes.items()},
         "ENVIRONMENT": _environment(node),
         "FILES": _files(node),
         "EXIT STATUS": _exits(node, nodes),
         "EXAMPLES": _examples(node, nodes),
         "SEE ALSO": _see_also(node, nodes),
     }
-    for title, text in getattr(node.command, "notes", {}).items():
-        sections.setdefault(title, []).extend(paragraphs(text))
     return assemble(node.page, 1, sections)
 
 

@@ -132,6 +132,8 @@ class Settings:
                     raise ConfigError(f"--{flag_name(name)} {declared.metavar} is required")
             try:
                 made[keyword] = cls(**{name: setting.value for name, setting in settings.items()})
+                if complete:
+                    made[keyword].check_complete()
             except ConfigError as error:
                 raise _blamed(error, settings) from None
         return made

@@ -631,9 +631,7 @@ class ArchiveSourceOptions(SourceOptions):
     )
 
     def check(self) -> None:
-        """A topic or a pattern is needed, and a pattern needs somebody to ask."""
-        if not self.topic and not self.topic_pattern:
-            raise ConfigError("--topic or --topic-pattern is required")
+        """A pattern is a regular expression."""
         if not self.topic_pattern:
             return
         import re
@@ -644,7 +642,14 @@ class ArchiveSourceOptions(SourceOptions):
             raise ConfigError(
                 f"--topic-pattern {self.topic_pattern!r}: not a regular expression: {error}"
             ) from None
-        if not self.topic and not self.lookupd_http_address:
+
+    def check_complete(self) -> None:
+        """A topic or a pattern is needed, and a pattern needs somebody to ask."""
+        if self.topic:
+            return
+        if not self.topic_pattern:
+            raise ConfigError("--topic or --topic-pattern is required")
+        if not self.lookupd_http_address:
             raise ConfigError("--topic-pattern: needs --lookupd-http-address, which knows topics")
 
 
@@ -778,7 +783,8 @@ class ArchiveOptions(ArchiveRecordOptions):
     latest_link: str = option(
         "",
         "path",
-        "Symbolic link to keep on the newest published file; <TOPIC> is replaced.",
+        "Symbolic link to keep on the newest published file, relative to --output-dir; <TOPIC> is "
+        "replaced.",
         metavar="FILE",
     )
     keep: int = option(
@@ -805,7 +811,8 @@ class ArchiveOptions(ArchiveRecordOptions):
     manifest: str = option(
         "",
         "path",
-        "File that gets one JSON line per published file: name, records, bytes, times, sha256.",
+        "File, relative to --output-dir, that gets one JSON line per published file: name, "
+        "records, bytes, times, sha256.",
         metavar="FILE",
     )
     lock: str = option(

@@ -291,6 +291,9 @@ class Options:
     def check(self) -> None:
         """Raise ConfigError if options contradict each other."""
 
+    def check_complete(self) -> None:
+        """Raise ConfigError if what a run needs is missing: not asked of a file that is checked."""
+
     @classmethod
     def declared(cls) -> dict[str, Option]:
         """Options by field name, in order of declaration."""

@@ -174,6 +174,7 @@ def test_exit_codes_are_those_documented() -> None:
         "USAGE": 2,
         "UNREACHABLE": 3,
         "PARTIAL": 4,
+        "LOCKED": 75,
         "INTERRUPTED": 130,
         "PIPE_CLOSED": 141,
     }

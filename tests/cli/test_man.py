@@ -195,9 +195,10 @@ def test_exit_codes_are_those_that_the_command_can_return(node: Node) -> None:
 def test_exit_codes_of_known_commands() -> None:
     known = {node.words: set(exits(node, NODES)) for node in NODES}
     assert set().union(*known.values()) == known["nsqtools"]
-    assert known["nsqtools tail"] == set(Exit)
+    assert known["nsqtools to-file"] == set(Exit)
+    assert known["nsqtools tail"] == set(Exit) - {Exit.LOCKED}
     assert known["nsqtools lookup"] == known["nsqtools lookup topics"]
-    assert known["nsqtools lookup topics"] == set(Exit) - {Exit.PARTIAL}
+    assert known["nsqtools lookup topics"] == set(Exit) - {Exit.PARTIAL, Exit.LOCKED}
     assert Exit.UNREACHABLE not in known["nsqtools config check"]
 
 
