@@ -48,7 +48,6 @@ def file_sink(
         ),
         hook=hook,
         found=partial(find, rules.output_dir, matcher, ""),
-        alike=several and "<TOPIC>" not in options.filename_format,
     )
     archives = Archives(
         rules,
@@ -131,11 +130,13 @@ def _repeated_by(options: ArchiveOptions, *, same_place: bool) -> str:
 def _check_topics(source: ArchiveSourceOptions, options: ArchiveOptions, several: bool) -> None:
     if not several:
         return
-    if "<TOPIC>" not in options.filename_format and "<REV>" not in options.filename_format:
-        raise ConfigError(
-            f"--filename-format {options.filename_format!r}: the files of several topics would "
-            "have one name: add <TOPIC>"
-        )
+    if "<TOPIC>" not in options.filename_format:
+        limits = options.keep or options.max_age or options.max_total
+        if limits or "<REV>" not in options.filename_format:
+            raise ConfigError(
+                f"--filename-format {options.filename_format!r}: the files of several topics "
+                f"{'could not be told apart' if limits else 'would have one name'}: add <TOPIC>"
+            )
     if options.latest_link and "<TOPIC>" not in options.latest_link:
         raise ConfigError(
             f"--latest-link {options.latest_link}: several topics have a newest file each: "

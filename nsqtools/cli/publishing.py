@@ -18,9 +18,8 @@ from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
 from nsqtools.sinks.compression import method_of
 from nsqtools.sinks.formats import delimiter_bytes
-from nsqtools.sinks.members import NOUNS, unpacked
+from nsqtools.sinks.members import NOUNS, plain_chunks, unpacked
 from nsqtools.sinks.records import Splitter, drop_empty, make_splitter
-from nsqtools.sinks.recovery import plain_chunks
 from nsqtools.sinks.stdout import Output
 
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import click
 
 from nsqtools.cli.options import Command, options
@@ -144,5 +146,15 @@ def to_file(
     from nsqtools.cli.run import consume
 
     adjust(files.log_level, files.log_prefix)
+    _allow_many_files()
     sink = file_sink(source, files, config)
     return asyncio.run(consume(source, source.channel, config, stop, sink, hangup=sink.reopen))
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one, as Go's runtime does."""
+    import resource
+
+    with suppress(OSError, ValueError):  # macOS has an unlimited one that it does not take
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

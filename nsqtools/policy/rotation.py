@@ -39,13 +39,9 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class Rotate:
-    """Close the file; the next record opens another.
-
-    ``discard`` says that it is empty and is not wanted so: it is removed, not published.
-    """
+    """Close the file; the next record opens another."""
 
     reason: Reason
-    discard: bool = False
 
 
 class Rotation:
@@ -103,7 +99,7 @@ class Rotation:
             reason = "compressed-size"
         else:
             return None
-        return Rotate(reason, discard=self._unwanted(file))
+        return Rotate(reason)
 
     def room(self, file: OpenFile) -> float:
         """Bytes before compression that may be written and still another record may begin.

@@ -25,7 +25,7 @@ class Care:
     """An ``archive.Aftercare`` made of those parts that were asked for; threads may share it.
 
     ``found`` lists the published files that are there, and is asked once, when the first of them
-    may have to go; of topics whose files have names alike it tells none, as ``alike`` says.
+    may have to go.
     """
 
     def __init__(
@@ -36,20 +36,18 @@ class Care:
         retention: Retention,
         hook: Hook | None,
         found: Callable[[], Iterable[Found]],
-        alike: bool = False,
     ) -> None:
         self._manifest = manifest
         self._link = link
         self._retention = retention
         self._hook = hook
         self._found = found
-        self._alike = alike
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
 
     def record(self, published: Published) -> None:
         """As Aftercare: add the manifest's line, unless it is there already. Raises OSError."""
-        if self._manifest and not self._manifest.has(published.path, size=published.size):
+        if self._manifest and not self._manifest.has(published.path, sha256=published.sha256):
             self._manifest.append(published)
 
     def follow(self, published: Published) -> None:
@@ -62,7 +60,7 @@ class Care:
             except OSError as error:
                 log.warning("--latest-link %s: %s", error.filename, error.strerror)
         if not self._retention.unlimited:
-            files = self._listed().setdefault("" if self._alike else published.topic, {})
+            files = self._listed().setdefault(published.topic, {})
             files[published.path] = Kept(published.path, published.size, time.time_ns())
             self._delete(files)
 

@@ -122,6 +122,7 @@ class Archive:
         self._files: dict[str, WorkFile] = {}
         self._finished: list[WorkFile] = []
         self._bare_since = now
+        self._written = 0
         self.delimiters = 0
         """How many more delimiters than records were written: bodies contain them."""
 
@@ -133,12 +134,13 @@ class Archive:
         now: float,
         wall: int,
         fate: Fate = "",
-    ) -> None:
-        """Write the batches, sync, and rotate what is due.
+    ) -> bool:
+        """Write the batches, sync, and rotate what is due; whether anything was written.
 
         ``safe`` gets the messages that may be finished, also when OSError, OutputError or
         ConfigError is raised: all others are then cut off the files again, and must be given back.
         """
+        before = self._written
         try:
             self._publish_finished()
             for arrival in arrivals:
@@ -147,14 +149,15 @@ class Archive:
             self._sync(safe)
             if not fate:
                 self._rotate_due(safe, now, wall)
-                return
-            for name in list(self._files):
-                self._end(name, safe, now)
-            self._publish_finished()
+            else:
+                for name in list(self._files):
+                    self._end(name, safe, now)
+                self._publish_finished()
         except BaseException:
             for file in self._files.values():
                 file.cut_back()
             raise
+        return self._written > before
 
     def release(self) -> None:
         """Let go of what could not be published: it is a leftover from now on."""
@@ -253,7 +256,9 @@ class Archive:
         """Make one file safe, wherever its name has gone."""
         while True:
             try:
-                safe += file.sync()
+                done = file.sync()
+                safe += done
+                self._written += len(done)
                 return
             except MovedError as error:
                 relative, revision, fd = self._create(file.facts.name, anew=True)
@@ -314,15 +319,17 @@ class Archive:
             relative = self._names.path(name, 0)
             target, work = rules.target_path(relative), rules.work_path(relative)
             left = os.path.lexists(work)
+            if anew and left:
+                log.warning("%s: another's file, now %s", work, publish.move_aside(work))
             if anew or not (left or os.path.lexists(target)):
                 return relative, 0, publish.create(work)
-            if not left:
-                os.rename(target, work)
-            elif os.path.lexists(target):
+            if left and os.path.lexists(target):
                 raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
-            fd = publish.hold(work)
+            fd = publish.hold(work if left else target)
             if fd is None:
                 raise OSError(errno.EAGAIN, "another process writes to it", work)
+            if not left:
+                os.rename(target, work)
             return relative, 0, fd
         while True:
             revision = rules.revisions.take(name)
@@ -379,6 +386,7 @@ class Archive:
         )
         self._aftercare.record(published)
         publish.retire(file.path)
+        self._written += 1
         log.info("published %s: %d records", relative, facts.records)
         self._aftercare.follow(published)
 

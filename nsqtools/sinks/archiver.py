@@ -69,14 +69,19 @@ class FileSink:
 
     async def join(self, topic: str) -> None:
         """Get ready for a topic; raises LockedError, OutputError or ConfigError."""
-        if topic in self._topics:
-            return
+        if work := self._topics.get(topic):
+            if not work.is_ending:
+                return
+            await self.drain(topic)  # it had no time to end
         try:
             if await self.archives.lock(topic):
                 await self.run(self.archives.open)
-        except OSError as error:
-            raise as_output_error(error) from error
-        archive = self.archives.topic(topic, self._loop.time())
+            archive = self.archives.topic(topic, self._loop.time())
+        except BaseException as error:
+            self.archives.leave(topic)
+            if isinstance(error, OSError):
+                raise as_output_error(error) from error
+            raise
         self._topics[topic] = _Topic(archive, self, topic)
 
     async def handle(self, batch: Batch) -> None:
@@ -94,13 +99,15 @@ class FileSink:
         )
 
     async def drain(self, topic: str) -> None:
-        """Sync and publish the topic's files; raises OutputError if that cannot be done."""
+        """Sync and publish the topic's files; raises OutputError if that cannot be done.
+
+        Cancelled, it goes on without being waited for, until ``join`` or ``close`` does.
+        """
         if work := self._topics.get(topic):
-            try:
-                await work.end()
-            finally:
-                self._topics.pop(topic, None)
+            await work.end()
+            if self._topics.pop(topic, None):
                 self.archives.leave(topic)
+            work.result()
 
     def flush(self) -> None:
         """Sync what waits, soon."""
@@ -112,20 +119,27 @@ class FileSink:
         for work in self._topics.values():
             work.reopen()
 
-    async def close(self) -> None:
-        """Let go of everything; raises OutputError if something was left behind."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """Let go of everything; raises OutputError if something was left behind.
+
+        ``at_once`` syncs and publishes nothing more: work files are leftovers then.
+        """
         try:
+            if at_once:
+                await asyncio.gather(*(work.leave() for work in self._topics.values()))
+                return
             drained = await asyncio.gather(
                 *map(self.drain, list(self._topics)), return_exceptions=True
             )
-            for outcome in drained:
-                if outcome is not None:
-                    raise outcome
-        finally:
             try:
                 await self.run(self.archives.close)
             finally:
-                self._pool.shutdown(wait=False)
+                for outcome in drained:
+                    if outcome is not None:
+                        raise outcome
+        finally:
+            self.archives.unlock()
+            self._pool.shutdown(wait=False)
 
     # For topics.
 
@@ -136,6 +150,7 @@ class FileSink:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
             await asyncio.wait([call])
+            call.exception()  # nobody asks for it any more
             raise
 
     def interval_for(self, batch: Batch) -> float:
@@ -212,15 +227,29 @@ class _Topic:
             self._fate = "reopen"
         self._wake.set()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it takes no more batches."""
+        return self._fate == "close"
+
     async def end(self) -> None:
-        """Write all that waits and publish; raises what kept that from being done."""
+        """Write all that waits and publish."""
         self._fate = "close"
         self._wake.set()
         await asyncio.shield(self._task)
-        self._archive.release()
+
+    def result(self) -> None:
+        """Raise what kept the last of it from being written."""
+        if inside := self._archive.delimiters:
+            log.info("topic %s: bodies contain the delimiter %d times", self._name, inside)
         if self._error:
             error = self._error
             raise as_output_error(error) if isinstance(error, OSError) else error
+
+    async def leave(self) -> None:
+        """Write nothing more than what is being written."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     async def _work(self) -> None:
         while True:
@@ -232,6 +261,7 @@ class _Topic:
                 break
         for _, batch in self._arrivals:  # came while it failed
             batch.requeue(delay=0, backoff=False)
+        self._archive.release()
 
     async def _until_due(self) -> None:
         while not (self._urgent or self._fate):
@@ -253,20 +283,25 @@ class _Topic:
         self._count, self._size, self._due, self._urgent = 0, 0, math.inf, False
         safe: list[Part] = []
         error: Exception | None = None
+        wrote = False
         try:
-            await self._touching(arrivals, self._sink.run(self._call, arrivals, safe, fate))
+            wrote = await self._touching(arrivals, self._sink.run(self._call, arrivals, safe, fate))
         except Exception as problem:
             error = problem
         for batch, messages in safe:
             batch.finish(None if len(messages) == len(batch) else messages)
-        return self._settled(arrivals, error, fate)
+        if error is None:
+            self._succeeded(wrote or fate == "close")
+            return True
+        return self._failed(error, arrivals, fate)
 
-    def _call(self, arrivals: list[Arrival], safe: list[Part], fate: Fate) -> None:
+    def _call(self, arrivals: list[Arrival], safe: list[Part], fate: Fate) -> bool:
         if not arrivals:
             self._sink.archives.tend()
-        self._archive.step(arrivals, safe, now=self._loop.time(), wall=time.time_ns(), fate=fate)
+        now, wall = self._loop.time(), time.time_ns()
+        return self._archive.step(arrivals, safe, now=now, wall=wall, fate=fate)
 
-    async def _touching(self, arrivals: list[Arrival], work: Coroutine[Any, Any, Any]) -> None:
+    async def _touching(self, arrivals: list[Arrival], work: Coroutine[Any, Any, bool]) -> bool:
         """Wait for work on a slow disk, keeping nsqd from sending the same messages again."""
         task = self._loop.create_task(work)
         held = [batch for _, batch in arrivals]
@@ -274,14 +309,16 @@ class _Topic:
             held = [batch for _, batch in (*arrivals, *self._arrivals)]
             for batch in held:
                 batch.touch()
-        task.result()
+        return task.result()
 
-    def _settled(self, arrivals: list[Arrival], error: Exception | None, fate: Fate) -> bool:
-        if error is None:
-            if self._error:
-                log.warning("topic %s: written again", self._name)
+    def _succeeded(self, wrote: bool) -> None:
+        """A step that had nothing to write tells nothing of the disk."""
+        if self._error and wrote:
+            log.warning("topic %s: written again", self._name)
             self._error, self._failures, self._rest_until = None, 0, 0.0
-            return True
+
+    def _failed(self, error: Exception, arrivals: list[Arrival], fate: Fate) -> bool:
+        """Give back what is not safe; whether to go on."""
         goes_on = self._sink.cannot_write(error)
         if goes_on and self._error is None and fate != "close":
             log.error(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
@@ -45,6 +45,7 @@ class Archives:
         self._wait_lock = wait_lock
         self._locks = {"": Lock(lock_file, keep=True)} if lock_file else {}
         self._left_behind = 0
+        self._opening = threading.Lock()
 
     async def lock(self, topic: str) -> bool:
         """Make sure that no other process writes the same names; whether that took waiting.
@@ -66,9 +67,10 @@ class Archives:
             publish.make_directory(directory)
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(13, "cannot be written to", directory)
-        leftovers = find(rules.work_dir, self._matcher, publish.WORK)
-        self._left_behind = salvage(leftovers, rules, self._care)
-        self._care.prune()
+        with self._opening:  # what another call holds would look like a living process's
+            leftovers = find(rules.work_dir, self._matcher, publish.WORK)
+            self._left_behind = salvage(leftovers, rules, self._care)
+            self._care.prune()
 
     def topic(self, topic: str, now: float) -> Archive:
         """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
@@ -77,7 +79,7 @@ class Archives:
     def leave(self, topic: str) -> None:
         """The topic is archived no more."""
         if lock := self._locks.pop(topic, None):
-            _release(lock)
+            lock.release()
 
     def tend(self) -> None:
         """Do what is due without a message; call it now and then."""
@@ -90,12 +92,15 @@ class Archives:
         """
         failed = self._hook.close() if self._hook else []
         given_up = len(failed) + (self._hook.given_up if self._hook else 0)
-        for lock in self._locks.values():
-            _release(lock)
         if self._left_behind:
             raise OutputError(f"{self._left_behind} files of an earlier crash are not published")
         if given_up:
             raise OutputError(f"--on-rotate failed for {given_up} files")
+
+    def unlock(self) -> None:
+        """Give all locks back."""
+        for lock in self._locks.values():
+            lock.release()
 
     def _lock_path(self, topic: str) -> str:
         rules = self._rules
@@ -104,9 +109,3 @@ class Archives:
         same = (pattern.filename_format, pattern.host_identifier, rules.hostname, per_process)
         key = hashlib.sha256("\0".join(same).encode("utf-8", "surrogateescape")).hexdigest()[:8]
         return os.path.join(rules.output_dir, f".{topic}.{key}.lock")
-
-
-def _release(lock: Lock) -> None:
-    """Give a lock back; a file that cannot be removed, as its directory is gone, hides no error."""
-    with contextlib.suppress(OSError):
-        lock.release()

@@ -98,10 +98,6 @@ class Encoder:
     def __init__(self, start: Callable[[], _Stream]) -> None:
         self._start = start
         self._stream: _Stream | None = None
-        self.plain = 0
-        """Bytes taken so far, of all members."""
-        self.compressed = 0
-        """Bytes given out for them; lags behind ``plain`` until ``finish``."""
 
     def write(self, data: bytes) -> bytes:
         """Take more of the member; what can be written of it by now, often nothing."""
@@ -109,7 +105,7 @@ class Encoder:
             return b""
         if self._stream is None:
             self._stream = self._start()
-        return self._counted(self._stream.compress(data), len(data))
+        return self._stream.compress(data)
 
     def finish(self) -> bytes:
         """The rest of the member, which is complete with it; nothing if none has begun."""
@@ -117,21 +113,16 @@ class Encoder:
             return b""
         rest = self._stream.flush()
         self._stream = None
-        return self._counted(rest, 0)
+        return rest
 
     def discard(self) -> None:
-        """Forget the member under way, of which the file was cut back; the counts stay."""
+        """Forget the member under way, of which the file was cut back."""
         self._stream = None
 
     def empty(self) -> bytes:
         """A whole member with nothing in it, for a file that stays empty; no bytes for none."""
         assert self._stream is None
-        return self._counted(self._start().flush(), 0)
-
-    def _counted(self, out: bytes, plain: int) -> bytes:
-        self.plain += plain
-        self.compressed += len(out)
-        return out
+        return self._start().flush()
 
 
 def make_encoder(name: str = "none", level: int | None = None) -> Encoder:

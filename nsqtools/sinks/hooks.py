@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import logging
 import os
 import shlex
-import signal
 import subprocess
 import threading
 import time
@@ -28,7 +26,6 @@ RETRIES = (1.0, 2.0, 4.0, 15.0, 60.0)
 """Seconds from a failure to the next attempt."""
 
 _LONG = 300.0
-_GRACE = 1.0
 _STDERR = 2
 
 
@@ -87,7 +84,8 @@ class Hook:
     The command finds NSQ_FILE, NSQ_TOPIC, NSQ_COUNT, NSQ_FIRST_TIMESTAMP and NSQ_LAST_TIMESTAMP
     (ns; empty if unknown) in its environment, nothing on its standard input, and what it prints
     goes to our standard error. It has a process group of its own, so that Ctrl-C does not end it.
-    A failure is logged, and the command run again after each of ``retries``, in seconds.
+    When our process ends before ``close`` returns, the command goes on alone. A failure is logged,
+    and the command run again after each of ``retries``, in seconds.
     """
 
     def __init__(
@@ -103,10 +101,9 @@ class Hook:
         self._schedule = Schedule(retries)
         self._busy: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
-        self._running: subprocess.Popen[bytes] | None = None
         self._current: Job | None = None
         self._since = 0.0
-        self._closing = self._last = self._abandoned = False
+        self._closing = self._last = False
         self._left: list[Published] = []
         self.given_up = 0
         """Files with which the command failed so often that it was not run again."""
@@ -128,38 +125,19 @@ class Hook:
         with self._changed:
             return path in self._busy
 
-    def close(self, timeout: float | None = None) -> list[Published]:
-        """Run the command with all that is waiting, without further delays, for ``timeout`` s.
+    def close(self) -> list[Published]:
+        """Run the command with all that is waiting, without further delays, however long it takes.
 
-        None is no limit. Each file has an attempt that begins from now on, its last; one that is
-        running may make it needless. Then whatever runs is terminated with its process group. The
-        result is the files of which no attempt succeeded, without those given up before. Nothing
-        may be submitted afterwards.
+        Each file has an attempt that begins from now on, its last; one that is running may make it
+        needless. The result is the files of which no attempt succeeded, without those given up
+        before. Nothing may be submitted afterwards.
         """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._thread is None:
-            return []
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            self._abandon()
-        with self._changed:
-            return [*self._left, *self._waiting()]
-
-    def _abandon(self) -> None:
-        assert self._thread is not None
-        with self._changed:
-            self._abandoned = True
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with self._changed:
-                if self._running is not None:
-                    _kill(self._running, number)
-            self._thread.join(_GRACE)
-
-    def _waiting(self) -> list[Published]:
-        current = [self._current] if self._current else []
-        return [job.published for job in (*current, *self._schedule)]
+        if self._thread is not None:
+            self._thread.join()
+        return list(self._left)
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -168,37 +146,30 @@ class Hook:
     def _next(self) -> Job | None:
         """Wait for a job; None when there is nothing left to do."""
         with self._changed:
-            while not self._abandoned:
+            while True:
                 wait = self._schedule.wait(self._clock())
                 if wait is None and self._closing:
-                    break
+                    return None
                 if wait == 0 or self._closing:
                     self._last = self._closing
-                    self._current = self._schedule.pop()
+                    self._current, self._since = self._schedule.pop(), self._clock()
                     return self._current
                 self._changed.wait(wait)
-        return None
 
     def _attempt(self, published: Published) -> str:
         """Run the command; what went wrong, empty if nothing did."""
         try:
-            process = subprocess.Popen(  # noqa: S602 - it is a shell command
+            status = subprocess.run(  # noqa: S602 - it is a shell command
                 _fill_in(self._command, published.path),
                 shell=True,
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
                 env={**os.environ, **_environment(published)},
                 process_group=0,
-            )
+                check=False,
+            ).returncode
         except (OSError, ValueError) as error:
             return f"cannot be started ({error})"
-        with self._changed:
-            self._running, self._since = process, self._clock()
-            if self._abandoned:
-                _kill(process, signal.SIGKILL)
-        status = process.wait()
-        with self._changed:
-            self._running = None
         if status < 0:
             return f"was killed by signal {-status}"
         return f"exited with status {status}" if status else ""
@@ -207,7 +178,7 @@ class Hook:
         path = job.published.path
         with self._changed:
             self._current = None
-            if problem and (self._last or self._abandoned):
+            if problem and self._last:
                 self._left.append(job.published)
                 log.error("--on-rotate %s for %s", problem, path)
             elif problem:
@@ -224,7 +195,7 @@ class Hook:
                 del self._busy[path]
 
     def _warn_of_a_long_run(self, now: float) -> None:
-        if self._current and self._running and now - self._since >= _LONG:
+        if self._current and now - self._since >= _LONG:
             log.warning(
                 "--on-rotate has been running for %d s for %s, %d files wait",
                 now - self._since,
@@ -248,8 +219,3 @@ def _environment(published: Published) -> dict[str, str]:
         "NSQ_LAST_TIMESTAMP": published.last_timestamp,
     }
     return {name: "" if value is None else str(value) for name, value in known.items()}
-
-
-def _kill(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)

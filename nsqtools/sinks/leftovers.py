@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from nsqtools.sinks import publish
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from nsqtools.policy.leftovers import NameMatcher
 
@@ -16,6 +18,8 @@ log = logging.getLogger(__name__)
 
 _UNPUBLISHED = (".part", ".torn", ".copy")
 """Ends of names that no published file has."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,30 @@ def find(root: str, matcher: NameMatcher, suffix: str) -> Iterator[Found]:
     No suffix finds published files. Symbolic links are left alone, as are directories that hold
     nothing of ours. What cannot be read is logged and left out; what is gone, silently.
     """
-    found: list[Found] = []
+    found = list(_walk(root, matcher, lambda *entry: _look(*entry, matcher, suffix)))
+    found.sort(key=lambda each: (each.mtime_ns, each.relative))
+    yield from found
+
+
+def sweep(root: str, matcher: NameMatcher) -> None:
+    """Remove copies that were under way when a process was killed, to names below root that match.
+
+    The work files that they were made of are still there. What cannot be removed is logged.
+    """
+    for path in list(_walk(root, matcher, lambda *entry: _copy(*entry, matcher))):
+        try:
+            removed = publish.remove_copy(path)
+        except OSError as error:
+            log.warning("%s, which a crash left behind, is not removed: %s", path, error.strerror)
+        else:
+            if removed:
+                log.info("removed %s, which a crash left behind", path)
+
+
+def _walk(
+    root: str, matcher: NameMatcher, look: Callable[[os.DirEntry[str], str], _T | None]
+) -> Iterator[_T]:
+    """What ``look`` finds in entries, with their paths below root, that are no directories."""
     directories = [""]
     while directories:
         below = directories.pop()
@@ -53,15 +80,20 @@ def find(root: str, matcher: NameMatcher, suffix: str) -> Iterator[Found]:
                     if entry.is_dir(follow_symlinks=False):
                         if matcher.descend(relative):
                             directories.append(relative)
-                    elif each := _look(entry, relative, matcher, suffix):
-                        found.append(each)
+                    elif (found := look(entry, relative)) is not None:
+                        yield found
         except FileNotFoundError:
             continue
         except OSError as error:
             path = os.path.join(root, below)
             log.warning("%s: cannot be searched for archives: %s", path, error.strerror)
-    found.sort(key=lambda each: (each.mtime_ns, each.relative))
-    yield from found
+
+
+def _copy(entry: os.DirEntry[str], relative: str, matcher: NameMatcher) -> str | None:
+    name = publish.copied_name(entry.name)
+    if not name or not matcher.match(relative.removesuffix(entry.name) + name):
+        return None
+    return entry.path if entry.is_file(follow_symlinks=False) else None
 
 
 def _look(

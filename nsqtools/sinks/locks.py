@@ -149,7 +149,7 @@ def _names(path: str, fd: int) -> bool:
     """Whether the path is that of the open file: it may have been removed or replaced since."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -11,6 +11,8 @@ import errno
 import fcntl
 import filecmp
 import os
+import re
+import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,11 +20,12 @@ if TYPE_CHECKING:
 
 WORK = ".part"
 TORN = ".torn"
-_COPY = ".copy"
+_COPY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.copy", re.DOTALL)
 
 _DIRECTORY_MODE = 0o770  # as nsq_to_file's
 _FILE_MODE = 0o666
 _CHUNK = 1 << 20
+_ATTEMPTS = 10
 
 # What link(2) says where there are no hard links: FAT, some network file systems, containers.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
@@ -33,20 +36,41 @@ def create(path: str) -> int:
 
     Raises FileExistsError if the name is taken.
     """
-    make_directory(os.path.dirname(path))
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE)
-    try:
-        if not _lock(fd, path):  # somebody took it for a leftover
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    folder = os.path.dirname(path)
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
-            sync_directory(os.path.dirname(path))
-        except OSError:
-            os.unlink(path)
-            raise
+            make_directory(folder)
+            fd = _create(path)
+            break
+        except FileNotFoundError:  # a directory that ``retire`` has found empty meanwhile
+            if attempt == _ATTEMPTS:
+                raise
+    try:
+        sync_directory(folder)
     except BaseException:
-        os.close(fd)
+        _undo(fd, path)
         raise
     return fd
+
+
+def _create(path: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+    try:
+        held = _lock(fd, path)
+    except BaseException:
+        _undo(fd, path)
+        raise
+    if not held:  # somebody took it for a leftover
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return fd
+
+
+def _undo(fd: int, path: str) -> None:
+    with contextlib.suppress(OSError):
+        if is_at(fd, path):
+            os.unlink(path)
+    os.close(fd)
 
 
 def hold(path: str) -> int | None:
@@ -116,20 +140,51 @@ def give_name(work: str, target: str) -> None:
 
 
 def _publish_copy(work: str, target: str) -> None:
-    copy = target + _COPY
+    copy, fd = _create_copy(target)
     try:
-        with open(work, "rb") as source, open(copy, "wb") as sink:
-            _copy(source.fileno(), sink.fileno())
-            os.fsync(sink.fileno())
-        os.link(copy, target)
-    except OSError as error:
-        if error.errno in _NO_LINKS:
+        with open(work, "rb") as source:
+            _copy(source.fileno(), fd)
+        os.fsync(fd)
+        try:
+            os.link(copy, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
             _publish_renamed(copy, target)
-            return
-        raise
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # ``remove_copy`` will
             os.unlink(copy)
+        os.close(fd)
+
+
+def _create_copy(target: str) -> tuple[str, int]:
+    """A new, locked file beside the target, by a name that nobody else has."""
+    folder, name = os.path.split(target)
+    while True:
+        copy = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.copy")
+        with contextlib.suppress(FileExistsError):
+            return copy, _create(copy)
+
+
+def copied_name(name: str) -> str | None:
+    """The name that a file of this name is a copy for; None if it is no copy."""
+    found = _COPY.fullmatch(name)
+    return found["name"] if found else None
+
+
+def remove_copy(path: str) -> bool:
+    """Remove a copy that no process is writing, and whether there was such a one.
+
+    A process that was killed leaves it: part of the work file, or a second name of the target.
+    """
+    fd = hold(path)
+    if fd is None:
+        return False
+    try:
+        os.unlink(path)
+    finally:
+        os.close(fd)
+    return True
 
 
 def _publish_renamed(work: str, target: str) -> None:
@@ -154,11 +209,29 @@ def is_published(work: str, targets: Iterator[str]) -> str | None:
     return None
 
 
-def retire(work: str) -> None:
-    """Remove the work name of a published file."""
+def retire(work: str, root: str = "") -> None:
+    """Remove the work name of a published file, and directories below ``root`` that it leaves empty.
+
+    ``root`` is one of its parents, which stays; without it all directories do.
+    """
+    folder = os.path.dirname(work)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(work)
-        sync_directory(os.path.dirname(work))
+        sync_directory(folder)
+    if root:
+        _remove_empty(folder, root)
+
+
+def _remove_empty(folder: str, root: str) -> None:
+    above = os.path.join(root, "")
+    while folder.startswith(above):
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:  # another topic was faster
+            pass
+        except OSError:
+            return
+        folder = os.path.dirname(folder)
 
 
 def copy_contents(source: int, target: int, size: int) -> None:
@@ -202,6 +275,16 @@ def set_aside(fd: int, path: str, start: int, size: int) -> str:
     os.ftruncate(fd, start)
     os.fsync(fd)
     return aside
+
+
+def move_aside(path: str) -> str:
+    """Give a file that is in the way another name; that name."""
+    for number in range(1, 10**6):
+        aside = f"{path}.{number}"
+        if not os.path.lexists(aside):
+            os.rename(path, aside)
+            return aside
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
 def make_directory(path: str) -> None:

@@ -77,11 +77,11 @@ class Manifest:
         finally:
             os.close(fd)
 
-    def has(self, path: str, *, size: int | None = None) -> bool:
-        """Whether one of the last lines, of 1 MiB, is of the file at this path.
+    def has(self, path: str, *, sha256: str) -> bool:
+        """Whether the line of the file at this path is there, among the last ones, of 1 MiB.
 
-        With ``size`` only a line that gives this size counts, for names that come again. Raises
-        OSError when the manifest exists and cannot be read.
+        Names come again, with other content or the same: it is the last line of this name, and
+        gives this checksum. Raises OSError when the manifest exists and cannot be read.
         """
         name = self._name(path)
         try:
@@ -93,7 +93,10 @@ class Manifest:
         wanted = json.dumps(name).encode()
         if wanted not in recent:
             return False
-        return any(_is_of(line, name, size) for line in recent.split(b"\n") if wanted in line)
+        for line in reversed(recent.split(b"\n")):
+            if wanted in line and (found := _object(line)).get("name") == name:
+                return bool(found.get("sha256") == sha256)
+        return False
 
     def _line(self, published: Published) -> bytes:
         line = {
@@ -170,11 +173,6 @@ def _end_of_lines(fd: int) -> tuple[int, bytes]:
     if size - end < _BLOCK and _object(os.pread(fd, _BLOCK, end)):
         return size, b"\n"
     return end, b""
-
-
-def _is_of(line: bytes, name: str, size: int | None) -> bool:
-    found = _object(line)
-    return found.get("name") == name and (size is None or found.get("bytes") == size)
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.members import NOUNS, CutShortError, plain_chunks, unpacked
+from nsqtools.sinks.members import NOUNS, CutShortError, unpacked
 from nsqtools.sinks.records import JsonLines
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["Inspection", "inspect", "plain_chunks"]
+__all__ = ["Inspection", "inspect"]
 
 _READ = 1 << 18
 
@@ -59,7 +59,8 @@ def inspect(
 
     ``json``, ``length_prefix`` and ``delimiter`` are ``formats.make_format``'s, ``compression`` is
     a name in ``compression.METHODS``. In a compressed file only a damaged member bounds ``good``:
-    a fault in the records of a whole one is a ``problem``, and no reason to cut it away.
+    a fault in the records of a whole one is a ``problem``, and no reason to cut it away. So is
+    that there is none at all, which no encoder writes; an uncompressed file may be empty.
 
     Raises ConfigError for a compression without its library or an empty delimiter, and OSError.
     """
@@ -105,6 +106,7 @@ def _inspect_members(file: BinaryIO, compression: str, counter: _Counter) -> Ins
         cut_short = isinstance(error, CutShortError)
     if not fault and not damage:
         fault = torn
+        damage = "" if begin else f"empty: not even one {NOUNS[compression]}"
     problem = f"{fault}, uncompressed" if fault else damage
     return Inspection(good, records, plain, problem, cut_short)
 

@@ -66,7 +66,8 @@ def check(path: str, layout: Layout) -> Iterator[Report]:
 
     An archive is unpacked as its name's end tells and read as ``layout`` tells; it gives one
     report. A manifest, which is known by its first line, gives one for each line that is wrong,
-    and if none is wrong one for all; its lines tell the layout of their files.
+    and if none is wrong one for all; its lines tell the layout of their files. Of the lines of one
+    name the last counts: a file that is continued gets another, as does one that takes its name.
 
     Retention deletes the oldest files of a topic and never the newest. So files of a topic that
     are gone are counted up to the first that is there, and any other that is gone is a problem.
@@ -77,7 +78,6 @@ def check(path: str, layout: Layout) -> Iterator[Report]:
                 file.seek(0)
                 yield _checked(file, method_of(path), layout)
                 return
-            file.seek(0)
             yield from _manifest(file, os.path.dirname(path))
     except OSError as error:
         yield Report(problem=_reason(error), unreadable=True)
@@ -113,6 +113,16 @@ class _Entry:
     compression: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The line of this number, from 1, that begins at ``offset``: its entry, or its fault."""
+
+    number: int
+    offset: int
+    entry: _Entry | None = None
+    problem: str = ""
+
+
 @dataclass(slots=True)
 class _Topic:
     """Which files of a topic were there so far; ``last`` is the place of the last that was not."""
@@ -133,7 +143,7 @@ class _Sum:
 def _manifest(file: BinaryIO, folder: str) -> Iterator[Report]:
     total = _Sum()
     good = True
-    for report in _lines(file, folder, total):
+    for report in _faults(file, folder, total):
         good = False
         yield report
     for topic in total.topics.values():
@@ -145,23 +155,17 @@ def _manifest(file: BinaryIO, folder: str) -> Iterator[Report]:
         yield Report(total.records, total.size, files=total.files, deleted=deleted)
 
 
-def _lines(file: BinaryIO, folder: str, total: _Sum) -> Iterator[Report]:
+def _faults(file: BinaryIO, folder: str, total: _Sum) -> Iterator[Report]:
     """What is wrong with single lines; ``total`` gets the rest."""
-    number = offset = 0
-    while line := file.readline(_LINE):
-        number += 1
-        place = f"line {number} at byte {offset}"
-        offset += len(line)
-        if not line.endswith(b"\n"):
-            torn = "it is torn" if len(line) < _LINE else "too long for a line of a manifest"
-            yield Report(problem=f"{place}: {torn}")
-            return
-        try:
-            entry = _entry(line)
-        except (RecordError, ConfigError) as error:
-            yield Report(problem=f"{place}: {error}")
+    last = {line.entry.name: line.number for line in _lines(file) if line.entry}
+    for line in _lines(file):
+        entry = line.entry
+        if not entry:
+            yield Report(problem=f"line {line.number} at byte {line.offset}: {line.problem}")
             continue
-        place = f"line {number}: {entry.name}"
+        if line.number < last.get(entry.name, 0):
+            continue
+        place = f"line {line.number}: {entry.name}"
         topic = total.topics.setdefault(entry.topic, _Topic())
         report = _listed(entry, folder)
         if report:
@@ -179,6 +183,23 @@ def _lines(file: BinaryIO, folder: str, total: _Sum) -> Iterator[Report]:
             yield Report(
                 report.records, report.size, f"{place}: {report.problem}", report.unreadable
             )
+
+
+def _lines(file: BinaryIO) -> Iterator[_Line]:
+    """All lines, up to one that has no end."""
+    number = offset = 0
+    file.seek(0)
+    while line := file.readline(_LINE):
+        number += 1
+        if not line.endswith(b"\n"):
+            torn = "it is torn" if len(line) < _LINE else "too long for a line of a manifest"
+            yield _Line(number, offset, problem=torn)
+            return
+        try:
+            yield _Line(number, offset, _entry(line))
+        except (RecordError, ConfigError) as error:
+            yield _Line(number, offset, problem=str(error))
+        offset += len(line)
 
 
 def _listed(entry: _Entry, folder: str) -> Report | None:

@@ -22,7 +22,7 @@ import pytest
 from nsqtools.cli import cli
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import walk
-from nsqtools.sinks.recovery import plain_chunks
+from nsqtools.sinks.members import plain_chunks
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 

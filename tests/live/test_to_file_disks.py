@@ -119,6 +119,33 @@ def test_with_fail_fast_a_full_disk_is_status_1_and_the_next_run_goes_on(
     archives.verified(nsqtools_cli, archives.published(disk))
 
 
+@pytest.mark.parametrize("method", ["none", "zstd"])
+def test_stopped_on_a_full_disk_it_publishes_what_is_whole_and_leaves_the_rest_to_nsqd(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, disk: Path, method: str
+) -> None:
+    nsqd.create(topic, "c")
+    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 20)
+    told = tmp_path / "stderr"
+    command = (
+        *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(disk)),
+        *("--compress", method, "--filename-format", "<TOPIC><REV>.log", "--rotate-size", "1MB"),
+    )
+    process = start(nsqtools_cli, told, *command, *at(nsqd))
+    nsqd.publish(topic, archives.bodies(range(MESSAGES)))
+    eventually(lambda: FULL in told.read_text())
+    process.terminate()
+    assert process.wait(30) in (0, 1)
+    assert "Traceback" not in told.read_text()
+    some = archives.numbers(archives.published(disk))
+    assert 0 < len(some) == some.total() < MESSAGES
+    assert archives.verified(nsqtools_cli, archives.published(disk)) == len(some)
+    ballast.unlink()
+    ended = nsqtools_cli(*command, *empty(nsqd))
+    assert (ended.code, ended.stdout) == (0, b""), ended.stderr
+    assert archives.numbers(archives.published(disk)) == Counter(range(MESSAGES))
+    assert archives.leftovers(disk) == []
+
+
 @pytest.mark.parametrize("method", ["none", "gzip"])
 def test_killed_on_a_full_disk_it_glues_nothing_to_what_was_torn(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path, disk: Path, method: str

@@ -124,8 +124,8 @@ def test_an_empty_file_is_published_unless_that_is_to_be_skipped() -> None:
     empty = opened(size=0, compressed=20, records=0)
     keeps, skips = (Rotation(interval=60, skip_empty=skip) for skip in (False, True))
     assert decide(keeps, empty, after=61.0) == Rotate("interval")
-    assert decide(skips, empty, after=61.0) == Rotate("interval", discard=True)
-    assert decide(skips, empty, name="y") == Rotate("name", discard=True)
+    assert decide(skips, empty, after=61.0) == Rotate("interval")
+    assert decide(skips, empty, name="y") == Rotate("name")
     assert next_due(keeps, empty) == pytest.approx(60.0)
     assert next_due(skips, empty) is None
 

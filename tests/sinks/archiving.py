@@ -22,7 +22,8 @@ from nsqtools.policy.filenames import NamePattern
 from nsqtools.sinks.archive import Archive, Arrival, Rules
 from nsqtools.sinks.compression import METHODS, method_of
 from nsqtools.sinks.formats import make_format
-from nsqtools.sinks.recovery import inspect, plain_chunks
+from nsqtools.sinks.members import plain_chunks
+from nsqtools.sinks.recovery import inspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

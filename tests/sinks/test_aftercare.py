@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -141,16 +140,6 @@ class TestRetention:
         care.prune()
         assert names(tmp_path) == ["a.3.log", "a.4.log"]
         assert len(looks) == 1
-
-    def test_topics_whose_files_look_alike_count_together(self, tmp_path: Path) -> None:
-        def look() -> Iterator[Found]:
-            return (replace(each, topic="") for each in found(tmp_path))
-
-        file(tmp_path, "0.log", age=10)
-        care = make_care(tmp_path, retention=Retention(keep=2), found=look, alike=True)
-        for number, topic in enumerate("aba", 1):
-            care.follow(replace(file(tmp_path, f"{number}.log"), topic=topic))
-        assert names(tmp_path) == ["2.log", "3.log"]
 
     def test_a_file_that_somebody_else_removed_counts_no_more(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -147,6 +147,17 @@ class TestPublishedNames:
         assert theirs == b"theirs, which is longer\n"
         assert work.read_bytes() == b"one\ntwo\n"
 
+    def test_what_takes_the_place_of_the_only_work_file_is_set_aside(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, filename_format="<TOPIC>.log")
+        archiving.write(b"one")
+        work = tmp_path / "out" / "events.log.part"
+        work.unlink()
+        work.write_bytes(b"theirs\n")
+        archiving.write(b"two")
+        archiving.close()
+        assert (tmp_path / "out" / "events.log").read_bytes() == b"one\ntwo\n"
+        assert (tmp_path / "out" / "events.log.part.1").read_bytes() == b"theirs\n"
+
     def test_a_file_to_go_on_with_that_could_not_be_cut_back_is_taken_up_later(
         self, tmp_path: Path
     ) -> None:

@@ -87,6 +87,7 @@ class TestLocks:
             assert not await archives.lock("events")
         for archives in (first, second, third, fourth):
             archives.close()
+            archives.unlock()
         assert below(str(tmp_path)) == []
 
     async def test_a_topic_that_is_left_is_free_for_others(self, rules: Rules) -> None:

@@ -8,7 +8,7 @@ import snappy
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.compression import METHODS, load_zstd, make_encoder
-from nsqtools.sinks.recovery import plain_chunks
+from nsqtools.sinks.members import plain_chunks
 
 COMPRESSED = ["gzip", "zstd", "snappy"]
 PLAIN = b"".join(b"%d\n" % (n * 7919) for n in range(100_000))
