@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import re
+from dataclasses import replace
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import NamePattern
-from nsqtools.policy.leftovers import NameMatcher
+from nsqtools.policy.leftovers import AnyName, NameMatcher
 from nsqtools.policy.retention import Retention
-from nsqtools.sinks.aftercare import Care
-from nsqtools.sinks.archive import Rules
-from nsqtools.sinks.archiver import FileSink
-from nsqtools.sinks.archives import Archives
 from nsqtools.sinks.compression import METHODS, make_encoder
+from nsqtools.sinks.files.aftercare import Care
+from nsqtools.sinks.files.hooks import Hook
+from nsqtools.sinks.files.leftovers import find
+from nsqtools.sinks.files.manifest import LatestLink, Manifest
+from nsqtools.sinks.files.rules import Rules
+from nsqtools.sinks.files.sink import FileSink
+from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.formats import delimiter_bytes, make_format
-from nsqtools.sinks.hooks import Hook
-from nsqtools.sinks.leftovers import find
-from nsqtools.sinks.published import LatestLink, Manifest
 
 if TYPE_CHECKING:
     from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
@@ -38,7 +39,9 @@ def file_sink(
     _check_topics(source, options, several)
     rules.rotation()
     topics = re.compile(source.topic_pattern) if source.topic_pattern else source.topic
-    matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
+    named = partial(NameMatcher, hostname=rules.hostname, topics=topics)
+    # A crash may have been of a run with another compression.
+    leftovers = [named(replace(rules.pattern, suffix=each.suffix)) for each in METHODS.values()]
     hook = Hook(options.on_rotate) if options.on_rotate else None
     care = Care(
         manifest=Manifest(_beside(rules, options.manifest)) if options.manifest else None,
@@ -47,11 +50,11 @@ def file_sink(
             keep=options.keep, max_age=options.max_age, max_total=options.max_total
         ),
         hook=hook,
-        found=partial(find, rules.output_dir, matcher, ""),
+        found=partial(find, rules.output_dir, named(rules.pattern), ""),
     )
     archives = Archives(
         rules,
-        matcher,
+        AnyName(leftovers),
         care,
         hook=hook,
         lock_file=os.path.abspath(options.lock) if options.lock else "",
@@ -128,6 +131,8 @@ def _repeated_by(options: ArchiveOptions, *, same_place: bool) -> str:
 
 
 def _check_topics(source: ArchiveSourceOptions, options: ArchiveOptions, several: bool) -> None:
+    for unknown in set(re.findall("<[^<>/]*>", options.latest_link)) - {"<TOPIC>"}:
+        raise ConfigError(f"--latest-link: unknown token {unknown}; there is <TOPIC>")
     if not several:
         return
     if "<TOPIC>" not in options.filename_format:

@@ -11,7 +11,14 @@ from nsqtools.config.option import format_duration
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.limit import Limit
 from nsqtools.engine.stats import ConsumerStats
-from nsqtools.errors import LockedError, PeerError, UnreachableError
+from nsqtools.errors import (
+    ConfigError,
+    LockedError,
+    NSQError,
+    OutputError,
+    PeerError,
+    UnreachableError,
+)
 from nsqtools.net.connection import Connection
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ _COUNTERS = (
     "touched",
     "given_up",
     "too_late",
+    "abandoned",
     "connections",
     "in_flight",
 )
@@ -52,18 +60,18 @@ class _Topic:
     wanted: bool = True
     joined: bool = False
     reached: bool = False
-    error: PeerError | LockedError | None = None
+    error: NSQError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Consumers:
     """Consumes topics into one sink, each with a Consumer.
 
-    A topic that cannot be reached at its start is logged and tried again every ``retry`` seconds,
-    unless there is no other one: with ``all_fail`` the first error ends everything once every
-    topic has failed; without, only if another process has the locks of all. ``count`` stops
-    everything after so many messages; 0 is no limit. ``on_reached`` is called whenever some topic
-    was reached.
+    A topic that cannot be reached at its start, or that the sink cannot take, is logged and tried
+    again every ``retry`` seconds, unless there is no other one: with ``all_fail`` the first error
+    ends everything once every topic has failed; without, only if another process has the locks of
+    all. ``count`` stops everything after so many messages; 0 is no limit. ``on_reached`` is called
+    whenever some topic was reached.
     """
 
     def __init__(
@@ -95,7 +103,9 @@ class Consumers:
         self.stopping = asyncio.Event()
         """Set once no more messages are to come."""
         self.errors: list[BaseException] = []
-        """What ended everything, first things first."""
+        """What ended everything, or went wrong in the end, first things first."""
+        self.undrained: set[str] = set()
+        """Topics that were dropped, of which the sink could not settle all."""
 
     def add(self, subscription: Subscription) -> None:
         """Consume this topic, too; one that is being dropped starts again after that."""
@@ -152,15 +162,13 @@ class Consumers:
         return [topic.subscription for topic in self._topics.values() if not topic.error]
 
     def unreached(self) -> list[str]:
-        """Topics that could not be reached at any time."""
+        """Topics that could not be consumed at any time."""
         return [name for name, topic in self._topics.items() if topic.error]
 
     async def _keep(self, topic: _Topic) -> None:
         while topic.wanted and not self.stopping.is_set():
             topic.changed.clear()
-            try:
-                await self._consume(topic)
-            except (PeerError, LockedError) as error:  # others end everything
+            if error := await self._try(topic):
                 self._failed(topic, error)
                 try:
                     async with asyncio.timeout(self._retry):
@@ -169,16 +177,26 @@ class Consumers:
                     pass
         if not topic.wanted:
             if topic.joined:  # it was never consumed
-                await self._sink.drain(topic.subscription.topic)
+                await self._drain(topic)
             del self._topics[topic.subscription.topic]
 
+    async def _try(self, topic: _Topic) -> NSQError | None:
+        """Consume to the end, or return why that could not begin; other errors end everything."""
+        try:
+            await self._join(topic)
+        except (LockedError, OutputError, ConfigError) as error:
+            return error
+        if not topic.changed.is_set():
+            try:
+                await self._consume(topic)
+            except PeerError as error:
+                return error
+        return None
+
     async def _consume(self, topic: _Topic) -> None:
-        await self._join(topic)
-        if topic.changed.is_set():
-            return
         consumer = topic.consumer = Consumer(
             topic.subscription,
-            _Part(self, self._sink, self._handler, topic),
+            _Part(self._handler, handled=self._hurry, drain=lambda: self._drain(topic)),
             self._config,
             dial=self._dialler(topic),
             find=self._finder(topic),
@@ -202,12 +220,26 @@ class Consumers:
             await asyncio.wait((joining, changed), return_when=asyncio.FIRST_COMPLETED)
             if joining.done():
                 joining.result()
-                topic.joined = True
         finally:
             changed.cancel()
             if not joining.done():
                 joining.cancel()
                 await asyncio.wait((joining,))
+            if not joining.cancelled() and not joining.exception():
+                topic.joined = True
+
+    async def _drain(self, topic: _Topic) -> None:
+        """Let the sink settle what it holds; what it cannot, nsqd delivers again."""
+        topic.joined = False
+        name = topic.subscription.topic
+        try:
+            await self._sink.drain(name)
+        except NSQError as error:
+            if self.stopping.is_set():
+                self.errors.append(error)
+            else:
+                log.error("topic %s: %s", name, error)
+                self.undrained.add(name)
 
     def _dialler(self, topic: _Topic) -> Any:
         async def dial(address: Address, *args: Any, **options: Any) -> Connection:
@@ -246,7 +278,7 @@ class Consumers:
         topic.error = None
         self._on_reached()
 
-    def _failed(self, topic: _Topic, error: PeerError | LockedError) -> None:
+    def _failed(self, topic: _Topic, error: NSQError) -> None:
         known = str(topic.error) == str(error)
         topic.error = error
         errors = [each.error for each in self._topics.values() if each.error]
@@ -263,7 +295,7 @@ class Consumers:
             if topic.consumer:
                 topic.consumer.set_max_in_flight(min(self._config.max_in_flight, count))
 
-    def hurry(self) -> None:
+    def _hurry(self) -> None:
         """With a count RDY has fallen to what is left: what is held may keep that from coming."""
         if self._left is not None:
             allowed = min(self._config.max_in_flight, self._left)
@@ -278,24 +310,28 @@ class Consumers:
 
 
 class _Part:
-    """A topic's part in the sink, as its consumer's handler."""
+    """A topic's part in the sink, as its consumer's handler: closing drains that topic alone."""
 
-    def __init__(self, consumers: Consumers, sink: Sink, handler: Handler, topic: _Topic) -> None:
-        self._consumers = consumers
-        self._sink = sink
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        handled: Callable[[], object],
+        drain: Callable[[], Awaitable[None]],
+    ) -> None:
         self._handler = handler
-        self._topic = topic
-        self.gave_up = sink.gave_up
+        self._handled = handled
+        self._drain = drain
+        self.gave_up = handler.gave_up
 
     async def handle(self, batch: Batch) -> None:
         """As Handler."""
         await self._handler.handle(batch)
-        self._consumers.hurry()
+        self._handled()
 
     async def close(self) -> None:
         """As Handler."""
-        self._topic.joined = False
-        await self._sink.drain(self._topic.subscription.topic)
+        await self._drain()
 
 
 def _wake(topic: _Topic) -> None:

@@ -14,7 +14,7 @@ from nsqtools.cli.signals import Signals
 from nsqtools.cli.watch import Watch
 from nsqtools.config import ArchiveSourceOptions
 from nsqtools.engine.membership import Subscription
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, NSQError
 from nsqtools.net.systemd import Notifier
 
 if TYPE_CHECKING:
@@ -40,10 +40,14 @@ class Sink(Protocol):
         """Ends with the error after which nothing can be written; from ``open`` on."""
 
     async def open(self) -> None:
-        """Called once the event loop runs."""
+        """Called once the event loop runs; cancelled, it need not end before its work can."""
 
     async def join(self, topic: str) -> None:
-        """Messages of this topic are to come; raises LockedError if others have what it needs."""
+        """Messages of this topic are to come.
+
+        Raises LockedError if others have what it needs, OutputError or ConfigError if it cannot
+        be written; it is called again then.
+        """
 
     async def handle(self, batch: Batch) -> None:
         """As Handler."""
@@ -54,14 +58,18 @@ class Sink(Protocol):
     async def drain(self, topic: str) -> None:
         """This topic's consumer gets no more: settle what is held of it, and forget it.
 
-        Connections are still open. Messages of the topic may come again later.
+        Connections are still open. Messages of the topic may come again later. Raises OutputError
+        if something could not be settled.
         """
 
     def flush(self) -> None:
         """Settle soon what is held only to be gathered with more."""
 
-    async def close(self) -> None:
-        """Called once, at the very end, whatever came before; connections are closed."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """Called once, at the very end, even if ``open`` failed; connections are closed.
+
+        ``at_once``: drop what is held, nobody waits for it any more.
+        """
 
 
 async def consume(
@@ -78,23 +86,20 @@ async def consume(
     The topics are those named, or those that match the pattern of ArchiveSourceOptions, as they
     come and go. ``hangup`` is called for SIGHUP, which else stops.
 
-    Raises UnreachableError if nothing could be reached at the start, and the sink's own error.
+    Raises UnreachableError if nothing could be reached at the start, and the sink's own errors:
+    of ``open``, ``failed`` and ``close``, of ``join`` if that is so of all topics named, and of
+    ``drain`` at the end.
     """
     config = with_secret(config)
     if not config.max_in_flight:
         raise ConfigError("--max-in-flight: 0 would never receive a message")
     if stop.count:
         config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
-    run = _Run(source, channel, config, stop, sink)
-    await sink.open()
-    try:
-        return await run.until_done(hangup)
-    finally:
-        await sink.close()
+    return await _Run(source, channel, config, stop, sink, hangup).until_closed()
 
 
 class _Run:
-    """The consumers of one command, and who looks after them."""
+    """The consumers of one command, and who looks after them; made inside the running loop."""
 
     def __init__(
         self,
@@ -103,7 +108,15 @@ class _Run:
         config: ConsumerConfig,
         stop: StopOptions,
         sink: Sink,
+        hangup: Callable[[], object] | None,
     ) -> None:
+        self._hangup = hangup
+        self._signals = Signals(  # first, as what follows loads modules
+            self._interrupted,
+            lambda: self._consumers.leave(),
+            "nsqd delivers what was in flight again",
+            hangup=self._hung_up if hangup else None,
+        )
         self._channel = channel
         self._lookupds = source.lookupd_http_address
         self._nsqds = () if self._lookupds else addresses(source.nsqd_tcp_address)
@@ -120,6 +133,7 @@ class _Run:
             names, self._finder = _by_pattern(source, config, silence)
         self._named = [self._subscription(name) for name in dict.fromkeys(names)]
         self._sink = sink
+        self._is_open = False
         self._notifier = Notifier()
         self._errors: list[BaseException] = []
         self._consumers = Consumers(
@@ -140,22 +154,57 @@ class _Run:
             silence=silence,
         )
 
-    async def until_done(self, hangup: Callable[[], object] | None) -> int:
+    async def until_closed(self) -> int:
         """An exit code; raises what ended it too soon."""
+        signals = self._signals
+        reporting = self._spawn(self._report())
+        try:
+            code = await self._work() if await self._open() else Exit.DONE
+        except BaseException:
+            try:
+                await self._close()
+            except NSQError as error:  # the first one is the cause
+                log.error("%s", error)
+            raise
+        else:
+            await self._close()
+        finally:
+            reporting.cancel()
+        return signals.exit_code(code) if signals.seen else code
+
+    async def _close(self) -> None:
+        if self._signals.urgent:
+            await self._sink.close(at_once=True)
+        else:
+            await self._sink.close()
+
+    async def _open(self) -> bool:
+        """Open the sink, which may take long; False if a signal came before that was done."""
+        loop = asyncio.get_running_loop()
+        opening = loop.create_task(self._sink.open())
+        stopped = loop.create_task(self._consumers.stopping.wait())
+        try:
+            await asyncio.wait((opening, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            if not opening.done():
+                self._notifier.stopping()
+                opening.cancel()
+                await asyncio.wait((opening,))
+        if not opening.cancelled():
+            opening.result()
+        self._is_open = not self._consumers.stopping.is_set()
+        return self._is_open
+
+    async def _work(self) -> int:
+        """Consume until a stop condition or a signal; the exit code if there was no signal."""
         consumers, failed = self._consumers, self._sink.failed
-        signals = Signals(
-            self._interrupted,
-            consumers.leave,
-            "nsqd delivers what was in flight again",
-            hangup=hangup,
-        )
         failed.add_done_callback(lambda _: consumers.stop())
         for subscription in self._named:
             consumers.add(subscription)
         working = [self._spawn(self._watch.run())]
         if self._finder:
             working.append(self._spawn(self._discover(self._finder)))
-        reporting = self._spawn(self._report())
         try:
             await consumers.stopping.wait()
             self._notifier.stopping()
@@ -164,14 +213,15 @@ class _Run:
             await consumers.done()
         finally:
             consumers.leave()
-            for task in (*working, reporting):
+            for task in working:
                 task.cancel()
         if failed.done():
             failed.result()
-        for error in (*self._errors, *consumers.errors):
-            raise error
-        code = await self._exit_code(cut_short=self._watch.cut_short and not signals.seen)
-        return signals.exit_code(code) if signals.seen else code
+        if errors := (*self._errors, *consumers.errors):
+            for error in errors[1:]:
+                log.error("%s", error)
+            raise errors[0]
+        return await self._exit_code(cut_short=self._watch.cut_short and not self._signals.seen)
 
     def _subscription(self, topic: str) -> Subscription:
         return Subscription(
@@ -196,12 +246,17 @@ class _Run:
         """Tell systemd, if that started us, how we are."""
         interval = self._notifier.interval
         while interval:
-            totals = self._consumers.totals()
-            self._notifier.beat(
-                f"{self._consumers.topics} topics, {totals.connections} connections, "
-                f"{totals.finished} messages finished, {totals.in_flight} in flight"
-            )
+            self._notifier.beat(self._status())
             await asyncio.sleep(interval)
+
+    def _status(self) -> str:
+        if not self._is_open:
+            return "waiting for a lock, or for the recovery of what an earlier run left"
+        totals = self._consumers.totals()
+        return (
+            f"{self._consumers.topics} topics, {totals.connections} connections, "
+            f"{totals.finished} messages finished, {totals.in_flight} in flight"
+        )
 
     async def _exit_code(self, *, cut_short: bool) -> int:
         totals = self._consumers.totals()
@@ -218,10 +273,21 @@ class _Run:
                 "--max-duration was over before --until-empty: %s",
                 "how much is left is not known" if left is None else f"{left} messages are left",
             )
-        if unreached := self._consumers.unreached():
-            log.error("never consumed: %s", " ".join(unreached))
+        failed = bool(totals.abandoned)
+        for trouble, topics in (
+            ("never consumed", self._consumers.unreached()),
+            ("not all was written", sorted(self._consumers.undrained)),
+        ):
+            if topics:
+                failed = True
+                log.error("%s: %s", trouble, " ".join(topics))
+        if failed:
             return Exit.FAILURE
         return Exit.PARTIAL if totals.given_up or behind else Exit.DONE
+
+    def _hung_up(self) -> None:
+        if self._hangup and self._is_open:
+            self._hangup()
 
     def _interrupted(self) -> None:
         in_flight = self._consumers.totals().in_flight

@@ -50,9 +50,11 @@ in another directory; the first file is then -000000. Without <REV> a file is co
 command runs again.
 
 What a crash left behind is published at the next start with the same names, up to the last whole
-record; what follows that is moved to a file that ends in .torn. A file that a living process
-writes to is left alone. One process at a time writes the files of a topic: the lock is a file in
---output-dir whose name begins with a dot and the topic.
+record or compressed member. What follows that in a file without compression is moved to a file
+that ends in .torn: look at it if --format or --delimiter was changed, else delete it. A file that a
+living process writes to is left alone, and so are files of another <HOST>: where the host name is
+new at each start, as in a container, give --host-identifier. One process at a time writes the files
+of a topic: the lock is a file in --output-dir whose name begins with a dot and the topic.
 
 The paths of --manifest and --latest-link are relative to --output-dir.""",
         "DISK FULL AND OTHER FAILURES": """\
@@ -78,7 +80,8 @@ NSQ_FIRST_TIMESTAMP, NSQ_LAST_TIMESTAMP
 
 The command runs again when it fails, up to five times, after growing pauses. Files that wait for
 it are not deleted by --keep, --max-age and --max-total. At the end it is waited for; the exit
-status is 1 if it failed for a file.""",
+status is 1 if it failed for a file. It is not run for a file that was published before a crash,
+which the lines of --manifest tell.""",
         "SIGNALS": """\
 SIGHUP
   Sync and publish all files; the next message begins new ones.

@@ -34,6 +34,9 @@ A file whose first line is one of to-file --manifest is a manifest. For each of 
 is read, with the format of that line, and its size, sha256 and records are compared. In files of \
 --format raw, records may be more than messages: those of bodies that contain the delimiter.
 
+Of the lines of one name only the last counts. A file whose name has no <REV> gets another each \
+time it is continued, and so does one that takes the name of a file that was moved away.
+
 Retention (--keep, --max-age and --max-total of to-file) deletes the oldest files of a topic and \
 never the newest. Files that are gone are therefore counted, up to the first of their topic that \
 is there. A file that is gone after that, or all files of a topic, are bad."""

@@ -735,7 +735,9 @@ class ArchiveOptions(ArchiveRecordOptions):
         choices=("none", "gzip", "zstd", "snappy"),
     )
     gzip: bool = option(False, "flag", "As --compress gzip.", excludes=("compress",))
-    gzip_level: int = option(6, "integer", "Level of gzip.", minimum=1, maximum=9)
+    gzip_level: int = option(
+        6, "integer", "Level of gzip; the package isal speeds up 1 to 3.", minimum=1, maximum=9
+    )
     zstd_level: int = option(3, "integer", "Level of zstd.", minimum=1, maximum=19)
     skip_empty_files: bool = option(False, "flag", "Make no file for a time without messages.")
     rotate_size: int = option(

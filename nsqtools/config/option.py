@@ -167,6 +167,8 @@ class Option:
         if self.values and not text:
             raise ConfigError(f"expected the name of a {self.values}, found nothing")
         value = _PARSERS[self.kind](text)
+        if self.kind == "choice" and value.lower() in self.choices:
+            value = value.lower()
         self.check(value)
         return value
 
@@ -174,7 +176,8 @@ class Option:
         """Raise ConfigError if the value is not one of those that are allowed."""
         if self.choices and value not in self.choices:
             near = nearest(str(value), self.choices)
-            raise ConfigError(f"{value!r} is not one of {', '.join(self.choices)}{near}")
+            known = ", ".join(filter(None, self.choices))
+            raise ConfigError(f"{value!r} is not one of {known}{near}")
         if self.values in ("topic", "channel") and value:
             check_name(self.values, value)
         if self.kind in ("address", "url") and value:

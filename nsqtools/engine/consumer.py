@@ -306,6 +306,7 @@ class Consumer:
             source=link.address,
             starved=is_starved((link.peer(),)),
             msg_timeout=link.connection.features.msg_timeout,
+            is_lost=lambda: link.connection.is_lost,
         )
 
     async def _work(self) -> None:
@@ -399,7 +400,11 @@ class Consumer:
         except Exception as error:
             if not (isinstance(error, TimeoutError) and timeout.expired()):
                 return error
-            log.warning("the handler did not close in time: what it holds is requeued")
+            self._stats.abandoned += 1
+            log.error(
+                "topic %s: the handler did not close in time: what it holds is requeued",
+                self._subscription.topic,
+            )
         return None
 
     async def _wait(self, work: Sequence[Coroutine[Any, Any, None]], limit: float) -> None:

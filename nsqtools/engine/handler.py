@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, overload
 from nsqtools.proto.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from nsqtools.names import Address
 
@@ -33,15 +33,19 @@ class Batch(Sequence[Message]):
 
     ``starved``: nsqd holds back until some are settled, so a sink that gathers should settle now
     (building_client_libraries, Message Flow Starvation). ``msg_timeout``: seconds after which nsqd
-    delivers what is not settled again. Settling a message twice does nothing.
+    delivers what is not settled again. ``is_lost`` says whether the connection has ended since:
+    settling goes nowhere then, and nsqd delivers the messages again. Settling one twice does
+    nothing.
     """
 
     __slots__ = (
         "_messages",
         "_settle",
         "_unsettled",
+        "_watcher",
         "channel",
         "held",
+        "is_lost",
         "msg_timeout",
         "source",
         "starved",
@@ -58,13 +62,16 @@ class Batch(Sequence[Message]):
         source: Address,
         starved: bool = False,
         msg_timeout: float = 60.0,
+        is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         self.topic = topic
         self.channel = channel
         self.source = source
         self.starved = starved
         self.msg_timeout = msg_timeout
+        self.is_lost = is_lost
         self.held = False
+        self._watcher: Callable[[int, int], object] | None = None
         self._messages = messages
         self._settle = settle
         # By object, as one read may hold two deliveries of a message. None: all of them.
@@ -73,7 +80,9 @@ class Batch(Sequence[Message]):
     def finish(self, messages: Iterable[Message] | None = None) -> None:
         """FIN these, or all that are not settled."""
         if chosen := self._take(messages):
+            lost = self.is_lost()
             self._settle.finish(chosen)
+            self._tell(0 if lost else len(chosen), of=len(chosen))
 
     def requeue(
         self,
@@ -89,6 +98,7 @@ class Batch(Sequence[Message]):
         """
         if chosen := self._take(messages):
             self._settle.requeue(chosen, delay=delay, backoff=backoff)
+            self._tell(0, of=len(chosen))
 
     def touch(self, messages: Iterable[Message] | None = None) -> None:
         """TOUCH these, or all that are not settled: their timeout starts anew."""
@@ -102,6 +112,10 @@ class Batch(Sequence[Message]):
     def hold(self) -> None:
         """Returning from ``handle`` shall not finish the rest: the sink settles it later."""
         self.held = True
+
+    def watch(self, watcher: Callable[[int, int], object]) -> None:
+        """Call ``watcher`` after each settling with two counts: safe now, and to come again."""
+        self._watcher = watcher
 
     def keep(self, count: int) -> None:
         """Cut the batch down to its first messages; the others go back to nsqd at once."""
@@ -132,6 +146,10 @@ class Batch(Sequence[Message]):
             self._unsettled = dict.fromkeys(self._messages)
         pop = self._unsettled.pop
         return [message for message in messages if pop(message, self) is None]
+
+    def _tell(self, finished: int, *, of: int) -> None:
+        if self._watcher:
+            self._watcher(finished, of - finished)
 
     def __len__(self) -> int:
         return len(self._messages)

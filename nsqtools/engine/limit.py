@@ -1,4 +1,4 @@
-"""A handler that passes on a number of messages, and no more."""
+"""A handler that passes on messages until a number of them are finished, and no more."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ if TYPE_CHECKING:
 
 
 class Limit:
-    """Passes the first ``count`` messages to ``handler``; what came beyond goes back at once.
+    """Has ``handler`` finish ``count`` messages; what came beyond goes back at once.
 
-    ``on_remaining`` hears how many are left before the messages are finished: a consumer that
-    lowers its max_in_flight to that is sent no message too many by a single nsqd, because the RDY
-    leaves ahead of the FINs. ``on_done`` is called once all were handled without an error, and
-    the consumer should be stopped. Several consumers may share one, and call it at the same time.
+    Only what was finished counts, however late that is: what is requeued, or was delivered on a
+    connection that is lost by then, makes room for as many others.
+
+    ``on_remaining`` hears how many may still be taken, before those that were are finished: a
+    consumer that sets its max_in_flight to that is sent no message too many by a single nsqd,
+    because the RDY leaves ahead of the FINs. ``on_done`` is called once all are finished, and the
+    consumer should be stopped. Several consumers may share one, and call it at the same time.
     """
 
     def __init__(
@@ -28,9 +31,9 @@ class Limit:
     ) -> None:
         self._handler = handler
         self._remaining = count
+        self._unfinished = count
         self._on_remaining = on_remaining
         self._on_done = on_done
-        self._handling = 0
 
     async def handle(self, batch: Batch) -> None:
         """As Handler."""
@@ -40,17 +43,8 @@ class Limit:
             return
         self._remaining -= taken
         self._on_remaining(self._remaining)
-        self._handling += 1
-        try:
-            await self._handler.handle(batch)
-        except Exception:
-            self._remaining += len(batch.unsettled())
-            self._on_remaining(self._remaining)
-            raise
-        finally:
-            self._handling -= 1
-        if self._remaining == 0 and not self._handling:
-            self._on_done()
+        batch.watch(self._settled)
+        await self._handler.handle(batch)
 
     async def close(self) -> None:
         """As Handler."""
@@ -59,3 +53,11 @@ class Limit:
     async def gave_up(self, messages: Sequence[Message]) -> None:
         """As Handler; a message given up does not count."""
         await self._handler.gave_up(messages)
+
+    def _settled(self, finished: int, returned: int) -> None:
+        if returned:
+            self._remaining += returned
+            self._on_remaining(self._remaining)
+        self._unfinished -= finished
+        if finished and not self._unfinished:
+            self._on_done()

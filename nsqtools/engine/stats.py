@@ -21,6 +21,8 @@ class ConsumerStats:
     given_up: int = 0
     too_late: int = 0
     """FIN, REQ or TOUCH that nsqd refused: the message had timed out and comes again."""
+    abandoned: int = 0
+    """Handlers that had not closed when the time to drain was over."""
     connections: int = 0
     in_flight: int = 0
     last_message: float = 0.0

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 _STATUS_INTERVAL = 10.0
 # Beats that come at half of systemd's patience, as sd_watchdog_enabled(3) advises, never late.
 _BEAT = 0.5
+# Three times the longest interval: one datagram may be lost, and the loop be late.
+_EXTENSION = 3 * _STATUS_INTERVAL
 
 
 class Notifier:
@@ -43,9 +45,16 @@ class Notifier:
             self._send("READY=1")
 
     def beat(self, status: str) -> None:
-        """The event loop is alive, and this is what it does: one line."""
-        text = f"STATUS={' '.join(status.splitlines())}"
-        self._send(f"WATCHDOG=1\n{text}" if self._watchdog else text)
+        """The event loop is alive, and this is what it does: one line.
+
+        Before ``ready`` it asks for more time to start, which a long recovery may take.
+        """
+        lines = [f"STATUS={' '.join(status.splitlines())}"]
+        if not self._ready:
+            lines.insert(0, f"EXTEND_TIMEOUT_USEC={_EXTENSION * 1e6:.0f}")
+        if self._watchdog:
+            lines.insert(0, "WATCHDOG=1")
+        self._send("\n".join(lines))
 
     def stopping(self) -> None:
         """The service drains."""

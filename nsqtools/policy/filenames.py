@@ -35,6 +35,10 @@ _QUARTER = 900
 Where they do not, each second is looked at on its own.
 """
 
+_OURS = (".part", ".torn", ".copy")
+_LONGEST = 250
+"""Bytes of a name, with which ``.part`` still fits into the 255 of most file systems."""
+
 _CACHED = 512
 _LOOK_AHEAD = 86_400
 
@@ -82,6 +86,11 @@ class NamePattern:
             raise ConfigError(
                 f"--filename-format {self.filename_format!r}: {wrong[0]} is expanded in "
                 "--datetime-format alone: move it there, and write <DATETIME> here"
+            )
+        if self.filename_format.endswith(_OURS):
+            raise ConfigError(
+                f"--filename-format {self.filename_format!r}: {' '.join(_OURS)} are the ends of "
+                "files under way: choose another end"
             )
         for token in _TOKENS:
             if token in self.datetime_format:
@@ -312,4 +321,6 @@ def _inside(path: str) -> str:
         raise ConfigError(f"{where} leads out of --output-dir: leave out '..'")
     if last in ("", "."):
         raise ConfigError(f"{where} is a directory: end it in the name of a file")
+    if any(len(part.encode("utf-8", "surrogateescape")) > _LONGEST for part in parts):
+        raise ConfigError(f"{where} is longer than the name of a file can be ({_LONGEST} bytes)")
     return posixpath.normpath(path)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.names import is_valid_name
 from nsqtools.policy.filenames import REV, TOKEN, name_parts
@@ -59,6 +59,31 @@ class Match:
     topic: str
     name: str
     revision: int
+
+
+class Matcher(Protocol):
+    """Knows the names of files, relative to a directory."""
+
+    def match(self, path: str) -> Match | None:
+        """What this relative path says; None when the file is not ours."""
+
+    def descend(self, directory: str) -> bool:
+        """Whether this directory, relative and not the root, may hold files that match."""
+
+
+class AnyName:
+    """A Matcher that knows the names of several."""
+
+    def __init__(self, matchers: Sequence[Matcher]) -> None:
+        self._matchers = matchers
+
+    def match(self, path: str) -> Match | None:
+        """As the first that knows the path."""
+        return next((found for each in self._matchers if (found := each.match(path))), None)
+
+    def descend(self, directory: str) -> bool:
+        """As any."""
+        return any(each.descend(directory) for each in self._matchers)
 
 
 class NameMatcher:

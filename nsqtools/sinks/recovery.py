@@ -59,8 +59,7 @@ def inspect(
 
     ``json``, ``length_prefix`` and ``delimiter`` are ``formats.make_format``'s, ``compression`` is
     a name in ``compression.METHODS``. In a compressed file only a damaged member bounds ``good``:
-    a fault in the records of a whole one is a ``problem``, and no reason to cut it away. So is
-    that there is none at all, which no encoder writes; an uncompressed file may be empty.
+    a fault in the records of a whole one is a ``problem``, and no reason to cut it away.
 
     Raises ConfigError for a compression without its library or an empty delimiter, and OSError.
     """
@@ -106,7 +105,6 @@ def _inspect_members(file: BinaryIO, compression: str, counter: _Counter) -> Ins
         cut_short = isinstance(error, CutShortError)
     if not fault and not damage:
         fault = torn
-        damage = "" if begin else f"empty: not even one {NOUNS[compression]}"
     problem = f"{fault}, uncompressed" if fault else damage
     return Inspection(good, records, plain, problem, cut_short)
 

@@ -170,7 +170,7 @@ class StreamSink:
     def flush(self) -> None:
         """Nothing to do: it holds no message."""
 
-    async def close(self) -> None:
+    async def close(self, *, at_once: bool = False) -> None:
         """As Output's."""
         self._output.close()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.compression import METHODS, method_of
 from nsqtools.sinks.formats import unescape
+from nsqtools.sinks.members import NOUNS
 from nsqtools.sinks.recovery import Inspection, inspect
 
 if TYPE_CHECKING:
@@ -33,14 +34,20 @@ class Layout:
     delimiter: bytes = b"\n"
 
     def inspect(self, file: BinaryIO, compression: str) -> Inspection:
-        """As ``recovery.inspect``."""
-        return inspect(
+        """As ``recovery.inspect``, but a compressed file without a member has a problem.
+
+        No encoder leaves one so, and readers such as ``gzip`` refuse it.
+        """
+        found = inspect(
             file,
             compression=compression,
             json=self.format == "json",
             length_prefix=self.format == "length-prefixed",
             delimiter=self.delimiter,
         )
+        if compression == "none" or found.good or found.problem:
+            return found
+        return replace(found, problem=f"empty: not even one {NOUNS[compression]}")
 
 
 @dataclass(frozen=True, slots=True)

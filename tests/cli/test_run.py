@@ -6,100 +6,17 @@ import asyncio
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.cli.run import consume
-from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, SourceOptions, StopOptions
+from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
 from nsqtools.errors import ConfigError, LockedError, OutputError, PeerError
+from tests.cli.gathering import Gathering, refusing, start, time
 from tests.support.clock import elapse, virtual
-from tests.support.scripted import Network, ScriptedNsqd, undisturbed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from nsqtools.engine.handler import Batch, Message
+from tests.support.scripted import Network, undisturbed
 
 REFUSED = "nsqd:4150: nsqd refused the connection: E_BAD_TOPIC refused"
-
-
-class Gathering:
-    """A sink that settles only when it is told to, and notes what it is told and when."""
-
-    def __init__(self, act: Callable[[], Awaitable[object]] | None = None) -> None:
-        self.failed: asyncio.Future[None]
-        self.said: list[str] = []
-        self.flushed: list[float] = []
-        self.bodies: list[bytes] = []
-        self.joined: list[str] = []
-        self.locked: set[str] = set()
-        self.waiting: set[str] = set()
-        self._held: dict[str, list[Batch]] = {}
-        self._act = act
-
-    async def open(self) -> None:
-        self.failed = asyncio.get_running_loop().create_future()
-        self.said.append("open")
-
-    async def join(self, topic: str) -> None:
-        self.joined.append(topic)
-        if topic in self.locked:
-            raise LockedError(f"{topic} is locked")
-        if topic in self.waiting:
-            await asyncio.Event().wait()
-
-    async def handle(self, batch: Batch) -> None:
-        if self._act:
-            await self._act()
-        batch.hold()
-        self.bodies += [message.body for message in batch]
-        self._held.setdefault(batch.topic, []).append(batch)
-
-    async def gave_up(self, messages: Sequence[Message]) -> None:
-        self.said.append(f"gave up {len(messages)}")
-
-    async def drain(self, topic: str) -> None:
-        self.said.append(f"drain {topic}")
-        for batch in self._held.pop(topic, ()):
-            batch.finish()
-
-    def flush(self) -> None:
-        self.flushed.append(asyncio.get_running_loop().time())
-        for topic in self._held:
-            for batch in self._held[topic]:
-                batch.finish()
-            self._held[topic] = []
-
-    async def close(self) -> None:
-        self.said.append("close")
-
-
-def start(
-    sink: Gathering, *nsqds: ScriptedNsqd, topics: Sequence[str] = ("t",), **stop: Any
-) -> asyncio.Task[int]:
-    source = SourceOptions(
-        topic=tuple(topics), nsqd_tcp_address=tuple(str(nsqd.address) for nsqd in nsqds)
-    )
-    config = ConsumerConfig(max_in_flight=stop.pop("max_in_flight", 100))
-    hangup = stop.pop("hangup", None)
-    return asyncio.create_task(
-        consume(source, "c", config, StopOptions(**stop), sink, hangup=hangup)
-    )
-
-
-def refusing(*topics: str) -> Callable[[str], str | None]:
-    """What an nsqd answers that refuses these topics."""
-
-    def answer(command: str) -> str | None:
-        refused = any(command.startswith(f"SUB {topic} ") for topic in topics)
-        return "E_BAD_TOPIC refused" if refused else None
-
-    return answer
-
-
-def time() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @virtual

@@ -11,7 +11,7 @@ import pytest
 
 from nsqtools.cli import Entry, LazyGroup
 from nsqtools.cli.exits import run
-from nsqtools.sinks.published import Manifest, Published
+from nsqtools.sinks.files.manifest import Manifest, Published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +112,12 @@ class TestArchives:
             },
         ]
 
+    def test_a_compressed_file_of_nothing_is_bad(self, verify: Verify, tmp_path: Path) -> None:
+        (tmp_path / "a.log.zst").touch()
+        (tmp_path / "a.log").touch()
+        told = "a.log.zst: empty: not even one zstd frame\na.log: ok, 0 records, 0 bytes\n"
+        assert verify("a.log.zst", "a.log") == Outcome(4, told, "")
+
     def test_the_options_say_how_records_stand_in_the_file(
         self, verify: Verify, tmp_path: Path
     ) -> None:
@@ -154,6 +160,13 @@ class TestManifests:
         assert verify("manifest") == Outcome(0, f"{told}\n", "")
         shown = json.loads(verify("--json", "manifest").stdout)
         assert (shown["files"], shown["deleted"]) == (2, 1)
+
+    def test_a_file_that_was_continued_is_what_its_last_line_says(
+        self, verify: Verify, tmp_path: Path
+    ) -> None:
+        publish(tmp_path, "m.log", b"one\n")
+        publish(tmp_path, "m.log", b"one\ntwo\n")
+        assert verify("manifest") == Outcome(0, "manifest: ok, 2 records, 8 bytes, 1 file\n", "")
 
     def test_each_bad_line_of_one_is_told(self, verify: Verify, tmp_path: Path) -> None:
         for number in range(3):

@@ -50,6 +50,19 @@ def test_a_batch_is_a_sequence_of_its_messages() -> None:
     assert repr(batch) == "<Batch t/c from a:1: 3 messages, 3 unsettled>"
 
 
+def test_a_watcher_hears_how_many_are_safe_and_how_many_come_again() -> None:
+    batch, _ = make(6)
+    heard: list[tuple[int, int]] = []
+    batch.watch(lambda *counts: heard.append(counts))
+    batch.touch()
+    batch.finish(batch[:1])
+    batch.requeue(batch[:3])
+    batch.is_lost = lambda: True
+    batch.finish()
+    batch.finish()
+    assert heard == [(1, 0), (0, 2), (0, 3)]
+
+
 def test_all_is_finished_in_one_call_and_only_once() -> None:
     batch, calls = make(3)
     assert not batch.is_settled

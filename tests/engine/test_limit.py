@@ -154,6 +154,56 @@ async def test_the_last_message_does_not_end_it_while_another_batch_may_still_fa
     assert ends == [3]
 
 
+@pytest.mark.parametrize("failures", [0, 1, 3])
+@virtual
+async def test_what_is_held_counts_when_it_is_finished_and_not_when_it_is_given_back(
+    failures: int,
+) -> None:
+    nsqd = Network().nsqd()
+    nsqd.publish(*[b"x"] * 30)
+    left = failures
+
+    async def settle_when_starved(batch: Batch) -> None:
+        nonlocal left
+        batch.hold()
+        if not batch.starved:
+            return
+        left -= 1
+        for held in recorder.batches:
+            if left >= 0:
+                held.requeue(delay=0)
+            else:
+                held.finish()
+
+    recorder = Recorder(settle_when_starved)
+    async with running(limited(10, recorder, nsqd, max_in_flight=4)) as task:
+        stats = await task
+    assert stats.finished == 10
+    assert sum(text.startswith("FIN") for text in nsqd.commands) == 10
+    assert (nsqd.depth, nsqd.in_flight) == (20, 0)
+
+
+@virtual
+async def test_what_is_settled_after_its_connection_was_lost_does_not_count() -> None:
+    nsqd = Network().nsqd(msg_timeout=5000)
+    nsqd.publish(*[b"x"] * 3)
+
+    async def hold_first(batch: Batch) -> None:
+        if len(recorder.batches) == 1:
+            batch.hold()
+
+    recorder = Recorder(hold_first)
+    async with running(limited(3, recorder, nsqd, reconnect_delay=1)) as task:
+        nsqd.break_off()
+        await elapse(1)
+        recorder.batches[0].finish(recorder.batches[0][:1])
+        recorder.batches[0].requeue()
+        stats = await task
+    assert stats.finished == 3
+    assert sum(text.startswith("FIN") for text in nsqd.commands) == 3
+    assert (nsqd.depth, nsqd.in_flight) == (0, 0)
+
+
 @virtual
 async def test_closing_is_passed_on() -> None:
     nsqd = Network().nsqd()

@@ -13,7 +13,7 @@ import pytest
 
 from nsqtools.cli.run import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
-from nsqtools.errors import UnreachableError
+from nsqtools.errors import OutputError, UnreachableError
 from nsqtools.policy import topics as policy
 from tests.support.eventually import eventually, eventually_async
 from tests.support.servers import at, drained, empty
@@ -34,6 +34,7 @@ class Holding:
         self.failed: asyncio.Future[None]
         self.bodies: dict[str, list[bytes]] = {}
         self.drained: list[str] = []
+        self.stuck: set[str] = set()
         self._held: list[Batch] = []
 
     async def open(self) -> None:
@@ -52,6 +53,8 @@ class Holding:
 
     async def drain(self, topic: str) -> None:
         self.drained.append(topic)
+        if topic in self.stuck:
+            raise OutputError(f"{topic}.log: no space")
         for batch in self._held:
             if batch.topic == topic:
                 batch.finish()
@@ -62,7 +65,7 @@ class Holding:
             batch.finish()
         self._held = []
 
-    async def close(self) -> None:
+    async def close(self, *, at_once: bool = False) -> None:
         self.drained.append("all")
 
 
@@ -111,6 +114,34 @@ async def test_topics_come_and_go_with_nsqlookupd(
     assert sink.drained[-1] == "all"
     assert other not in sink.bodies
     assert not nsqd.channel(second, "archive")["in_flight_count"]
+
+
+async def test_a_topic_that_vanishes_with_messages_unsettled_stops_no_other_but_makes_status_1(
+    make_nsqd: MakeNsqd,
+    make_nsqlookupd: MakeNsqlookupd,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(policy, "MIN_GRACE", 0.3)
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    gone, other = f"{topic}.1", f"{topic}.2"
+    for each in (gone, other):
+        nsqd.create(each, "archive")
+    sink = Holding()
+    sink.stuck = {gone}
+    run = archive(sink, topic.replace(".", "\\."), str(lookupd.http))
+    await connected(nsqd, gone)
+    nsqd.delete(gone)
+    lookupd.request("POST", "/topic/delete", topic=gone)
+    await eventually_async(lambda: f"topic {gone}: {gone}.log: no space" in caplog.text)
+    nsqd.publish(other, [b"x"])
+    await eventually_async(lambda: sink.bodies == {other: [b"x"]})
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await run == 1
+    errors = [each.message for each in caplog.records if each.levelno == logging.ERROR]
+    assert errors == [f"topic {gone}: {gone}.log: no space", f"not all was written: {gone}"]
 
 
 async def test_a_nsqlookupd_that_is_down_hides_nothing_and_is_told_once(
@@ -209,6 +240,33 @@ def test_a_time_that_is_over_with_nothing_left_is_a_success(
     tail = ("tail", "--topic", topic, "--channel", "c", "--max-duration", "400ms", *at(nsqd))
     ended = nsqtools_cli(*tail, *empty(nsqd), "-q")
     assert (ended.code, ended.stderr) == (0, "")
+
+
+def test_a_topic_whose_name_makes_no_file_name_stops_no_other(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, tmp_path: Path
+) -> None:
+    lookupd = make_nsqlookupd()
+    nsqd = make_nsqd(lookupds=[lookupd])
+    log = tmp_path / "stderr"
+    with log.open("wb") as stderr:
+        process = nsqtools_cli.start(
+            *("to-file", "--topic-pattern", ".", "--topic-refresh", "200ms", "--channel", "c"),
+            *("--output-dir", "a", "--filename-format", "<TOPIC>", "--sync-interval", "50ms"),
+            *("--lookupd-http-address", str(lookupd.http)),
+            stderr=stderr,
+        )
+    nsqd.publish("..", [b"nowhere"])
+    eventually(lambda: "topic ..: " in log.read_text())
+    nsqd.publish("good", [b"one"])
+    eventually(lambda: nsqd.channel("good", "c")["client_count"])
+    eventually(lambda: drained(nsqd, "good", "c"))
+    process.terminate()
+    assert process.wait(20) == 1
+    assert (tmp_path / "a" / "good").read_bytes() == b"one\n"
+    lines = log.read_text().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("nsqtools: topic ..: ")
+    assert lines[1] == "nsqtools: never consumed: .."
 
 
 def test_systemd_hears_that_it_is_ready_how_it_is_and_that_it_stops(

@@ -82,8 +82,25 @@ def test_a_watchdog_that_is_ours_hears_twice_in_its_time(
     listener.bind(path)
     notifier = Notifier({"NOTIFY_SOCKET": path, **environment})
     assert notifier.interval == interval
+    notifier.ready()
     notifier.beat("well")
-    assert told(listener) == ["WATCHDOG=1\nSTATUS=well" if watched else "STATUS=well"]
+    assert told(listener)[1:] == ["WATCHDOG=1\nSTATUS=well" if watched else "STATUS=well"]
+
+
+def test_until_it_is_ready_each_beat_asks_for_more_time_than_two_intervals(
+    listener: socket.socket, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "notify")
+    listener.bind(path)
+    notifier = Notifier({"NOTIFY_SOCKET": path})
+    notifier.beat("recovering")
+    notifier.ready()
+    notifier.beat("well")
+    assert told(listener) == [
+        "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=recovering",
+        "READY=1",
+        "STATUS=well",
+    ]
 
 
 def test_a_socket_that_is_gone_or_full_or_no_address_disturbs_nothing(

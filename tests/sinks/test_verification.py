@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.sinks.compression import METHODS, make_encoder, method_of
-from nsqtools.sinks.published import Manifest, Published
+from nsqtools.sinks.files.manifest import Manifest, Published
 from nsqtools.sinks.verification import Layout, Report, check
 
 if TYPE_CHECKING:
@@ -107,6 +107,19 @@ class TestArchives:
             path.write_bytes(make_encoder(method).empty())
             assert list(check(str(path), RAW)) == [Report(0, path.stat().st_size)]
 
+    @pytest.mark.parametrize(
+        ("suffix", "member"),
+        [(".gz", "gzip member"), (".zst", "zstd frame"), (".sz", "snappy chunk")],
+    )
+    def test_a_compressed_archive_without_a_member_is_bad_and_an_empty_plain_one_good(
+        self, tmp_path: Path, suffix: str, member: str
+    ) -> None:
+        path = tmp_path / f"events.log{suffix}"
+        path.touch()
+        assert list(check(str(path), RAW)) == [Report(problem=f"empty: not even one {member}")]
+        (tmp_path / "events.log").touch()
+        assert list(check(str(tmp_path / "events.log"), RAW)) == [Report()]
+
     def test_an_archive_of_bodies_in_json_is_no_manifest(self, tmp_path: Path) -> None:
         path = tmp_path / "events.log"
         path.write_bytes(b'{"name":"x","records":1,"bytes":2}\n' * 3)
@@ -201,6 +214,43 @@ class TestManifests:
         path.unlink()
         path.mkdir()
         assert shelf.check() == [Report(problem="line 1: a.log: Is a directory", unreadable=True)]
+
+    def test_a_compressed_file_without_a_member_is_bad_whatever_its_line_says(
+        self, shelf: Shelf
+    ) -> None:
+        shelf.publish("a.log.gz")
+        assert shelf.problems() == ["line 1: a.log.gz: empty: not even one gzip member"]
+
+    def test_the_last_line_of_a_name_counts(self, shelf: Shelf) -> None:
+        shelf.publish("m.log", b"one\n")
+        shelf.publish("n.log", b"two\n")
+        shelf.publish("m.log", b"one\nthree\n")
+        assert shelf.check() == [Report(3, 14, files=2, deleted=0)]
+        (shelf.folder / "m.log").write_bytes(b"one\n")
+        assert shelf.problems() == ["line 3: m.log: 4 bytes, expected 10"]
+        (shelf.folder / "m.log").unlink()
+        assert shelf.problems() == [
+            "line 3: m.log: gone, though an older file of its topic is there"
+        ]
+
+    def test_earlier_lines_of_a_name_are_no_deleted_files(self, shelf: Shelf) -> None:
+        shelf.publish("m.log", b"one\n")
+        shelf.publish("m.log", b"two\n").unlink()
+        shelf.publish("n.log", b"three\n")
+        assert shelf.check() == [Report(1, 6, files=1, deleted=1)]
+
+    def test_a_last_line_that_is_none_of_ours_is_bad_and_the_one_before_counts(
+        self, shelf: Shelf
+    ) -> None:
+        shelf.publish("m.log", b"one\n")
+        shelf.publish("m.log", b"two\n")
+        first = len(shelf.manifest.read_bytes().splitlines(keepends=True)[0])
+        shelf.edit(2, sha256=...)
+        one, two = (hashlib.sha256(data).hexdigest() for data in (b"one\n", b"two\n"))
+        assert shelf.problems() == [
+            f"line 1: m.log: its sha256 is {two}, expected {one}",
+            f"line 2 at byte {first}: sha256 is missing",
+        ]
 
     @pytest.mark.parametrize(
         ("keys", "problem"),

@@ -393,10 +393,11 @@ async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over() -> Non
         async def close(self) -> None:
             await elapse(10**9)
 
-    async with running(consume(Stuck(hold), nsqd, drain_timeout=7)):
+    async with running(consume(Stuck(hold), nsqd, drain_timeout=7)) as task:
         nsqd.publish(b"1")
         await elapse(1)
     assert nsqd.commands[1:] == ["CLS", "REQ 1 0", END]
+    assert task.result().abandoned == 1
     assert loop_time() == pytest.approx(8, abs=0.5)
 
 

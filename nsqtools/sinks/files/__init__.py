@@ -1,0 +1,1 @@
+"""Archives on disk: the sink of ``to-file``."""

@@ -1,0 +1,97 @@
+"""What is done for a published file: manifest, latest link, retention, and the user's command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from nsqtools.policy.retention import Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nsqtools.policy.retention import Retention
+    from nsqtools.sinks.files.hooks import Hook
+    from nsqtools.sinks.files.leftovers import Found
+    from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
+
+log = logging.getLogger(__name__)
+
+
+class Care:
+    """An ``archive.Aftercare`` made of those parts that were asked for; threads may share it.
+
+    ``found`` lists the published files that are there, and is asked once, when the first of them
+    may have to go.
+    """
+
+    def __init__(
+        self,
+        *,
+        manifest: Manifest | None,
+        link: Callable[[str], LatestLink] | None,
+        retention: Retention,
+        hook: Hook | None,
+        found: Callable[[], Iterable[Found]],
+    ) -> None:
+        self._manifest = manifest
+        self._link = link
+        self._retention = retention
+        self._hook = hook
+        self._found = found
+        self._files: dict[str, dict[str, Kept]] | None = None
+        self._listing = threading.Lock()
+
+    def record(self, published: Published) -> None:
+        """As Aftercare: add the manifest's line, unless it is there already. Raises OSError."""
+        if self._manifest and not self._manifest.has(published.path, sha256=published.sha256):
+            self._manifest.append(published)
+
+    def follow(self, published: Published) -> None:
+        """As Aftercare."""
+        if self._hook:
+            self._hook.submit(published)
+        if self._link:
+            try:
+                self._link(published.topic).point(published.path)
+            except OSError as error:
+                log.warning("--latest-link %s: %s", error.filename, error.strerror)
+        if not self._retention.unlimited:
+            files = self._listed().setdefault(published.topic, {})
+            files[published.path] = Kept(published.path, published.size, time.time_ns())
+            self._delete(files)
+
+    def prune(self) -> None:
+        """Delete what is over its age, or was over a limit before the run; blocks."""
+        if not self._retention.unlimited:
+            for files in list(self._listed().values()):
+                self._delete(files)
+
+    def _listed(self) -> dict[str, dict[str, Kept]]:
+        with self._listing:
+            if self._files is None:
+                self._files = {}
+                for each in self._found():
+                    kept = Kept(each.path, each.size, each.mtime_ns)
+                    self._files.setdefault(each.topic, {})[each.path] = kept
+            return self._files
+
+    def _delete(self, files: dict[str, Kept]) -> None:
+        known = list(files.values())
+        if self._hook:
+            busy = self._hook.busy
+            known = [Kept(k.path, k.size, k.mtime_ns, busy(k.path)) for k in known]
+        for kept in self._retention.surplus(known, time.time_ns()):
+            try:
+                os.unlink(kept.path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.warning("%s is not deleted: %s", kept.path, error.strerror)
+                continue
+            else:
+                log.info("deleted %s", kept.path)
+            files.pop(kept.path, None)  # another thread may have been here

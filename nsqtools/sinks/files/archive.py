@@ -1,0 +1,343 @@
+"""One topic's archive: which file a message goes to, and when that file is published.
+
+All of it blocks and belongs into a thread, one call at a time. What it needs to know of the clock
+it is told: ``now`` is monotonic seconds, ``wall`` ns since the epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import math
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import OutputError
+from nsqtools.policy.filenames import FileNames
+from nsqtools.policy.rotation import OpenFile
+from nsqtools.sinks.compression import make_encoder
+from nsqtools.sinks.files import publish
+from nsqtools.sinks.files.manifest import Published
+from nsqtools.sinks.files.salvage import digest_of, good_part
+from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.sinks.files.rules import Aftercare, Arrival, Fate, Rules
+    from nsqtools.sinks.files.workfile import Part
+
+log = logging.getLogger(__name__)
+
+
+class Archive:
+    """The open files of one topic. Raises ConfigError for names that cannot be made.
+
+    ``guard`` is called before a file is begun, and raises OSError if none may be.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        rules: Rules,
+        aftercare: Aftercare,
+        *,
+        now: float,
+        guard: Callable[[], object] = bool,
+    ) -> None:
+        self._topic = topic
+        self._rules = rules
+        self._aftercare = aftercare
+        self._guard = guard
+        self._names = FileNames(
+            rules.pattern, topic=topic, hostname=rules.hostname, pid=rules.pid, zone=rules.zone
+        )
+        self._rotation = rules.rotation()
+        self._files: dict[str, WorkFile] = {}
+        self._finished: list[WorkFile] = []
+        self._bare_since = now
+        self._written = 0
+        self.delimiters = 0
+        """How many more delimiters than records were written: bodies contain them."""
+
+    def step(
+        self,
+        arrivals: Sequence[Arrival],
+        safe: list[Part],
+        *,
+        now: float,
+        wall: int,
+        fate: Fate = "",
+    ) -> bool:
+        """Write the batches, sync, and rotate what is due; whether anything was written.
+
+        ``safe`` gets the messages that may be finished, also when OSError, OutputError or
+        ConfigError is raised: all others are then cut off the files again, and must be given back.
+        """
+        before = self._written
+        try:
+            self._publish_finished()
+            for arrival in arrivals:
+                for name, messages in self._named(arrival):
+                    self._write(name, arrival, messages, safe, now)
+            self._sync(safe)
+            if not fate:
+                self._rotate_due(safe, now, wall)
+            else:
+                for name in list(self._files):
+                    self._end(name, safe, now)
+                self._publish_finished()
+        except BaseException:
+            for file in self._files.values():
+                file.cut_back()
+            raise
+        return self._written > before
+
+    def release(self) -> None:
+        """Let go of what could not be published: it is a leftover from now on."""
+        for file in (*self._files.values(), *self._finished):
+            file.close()
+        self._files.clear()
+        self._finished.clear()
+
+    def next_due(self, *, now: float, wall: int) -> float:
+        """The monotonic time of the next step if nothing comes; infinite for never."""
+        rules = self._rules
+        if self._finished:
+            return now
+        if not self._files:
+            never = rules.skip_empty or rules.by_message
+            return math.inf if never else self._bare_since + rules.empty_after
+        files = self._files.values()
+        renamed = None if rules.by_message else self._names.next_change(wall)
+        look = partial(self._rotation.next_due, now=now, wall=wall, renamed=renamed)
+        due = [at for file in files if (at := look(file.facts)) is not None]
+        if rules.by_message:
+            due += [file.used + rules.close_idle for file in files]
+        return min(due, default=math.inf)
+
+    def _named(self, arrival: Arrival) -> Iterator[tuple[str, Sequence[Message]]]:
+        if self._rules.by_message:
+            yield from self._names.by_name(arrival.batch).items()
+        else:
+            yield self._names.at(arrival.wall), arrival.batch
+
+    def _write(
+        self,
+        name: str,
+        arrival: Arrival,
+        messages: Sequence[Message],
+        safe: list[Part],
+        now: float,
+    ) -> None:
+        """Gather messages in the file of this name, and in those after it as it gets full."""
+        batch = arrival.batch
+        whole = len(messages) == len(batch)
+        data = self._rules.form.render(batch if whole else batch.part(messages))
+        self._count_delimiters(data, len(messages))
+        while messages:
+            file = self._file_for(name, arrival.wall, safe, now)
+            room = self._rotation.room(file.facts)
+            if len(data) <= room:
+                file.add(data, batch, messages, now)
+                return
+            chunk, taken = self._fill(batch, messages, room)
+            file.add(chunk, batch, messages[:taken], now)
+            messages, data = messages[taken:], data[len(chunk) :]
+
+    def _fill(self, batch: Batch, messages: Sequence[Message], room: float) -> tuple[bytes, int]:
+        """The records that fit, of which the last may reach over, and how many they are."""
+        records: list[bytes] = []
+        size = 0
+        for message in messages:
+            if size > room:
+                break
+            records.append(self._rules.form.render(batch.part([message])))
+            size += len(records[-1])
+        return b"".join(records), len(records)
+
+    def _count_delimiters(self, data: bytes, records: int) -> None:
+        if not self._rules.delimiter:
+            return
+        more = data.count(self._rules.delimiter) - records
+        if more and not self.delimiters:
+            log.warning(
+                "topic %s: a body contains the delimiter, so its record cannot be told from "
+                "several: --format json or length-prefixed keeps them apart",
+                self._topic,
+            )
+        self.delimiters += more
+
+    def _file_for(self, name: str, wall: int, safe: list[Part], now: float) -> WorkFile:
+        """The open file of this name, after what must be closed before it."""
+        for known in [name] if self._rules.by_message else list(self._files):
+            file = self._files.get(known)
+            if file and self._rotation.decide(file.facts, name=name, now=now, wall=wall):
+                self._finish(known, safe, now)
+        if name not in self._files:
+            while len(self._files) >= self._rules.max_open_files:
+                oldest = min(self._files, key=lambda each: self._files[each].used)
+                self._finish(oldest, safe, now)
+            self._files[name] = self._open(name, wall, now)
+        return self._files[name]
+
+    def _sync(self, safe: list[Part]) -> None:
+        for file in list(self._files.values()):
+            if file.is_dirty:
+                self._sync_one(file, safe)
+
+    def _sync_one(self, file: WorkFile, safe: list[Part]) -> None:
+        """Make one file safe, wherever its name has gone."""
+        while True:
+            try:
+                done = file.sync()
+                safe += done
+                self._written += len(done)
+                return
+            except MovedError as error:
+                relative, revision, fd = self._create(file.facts.name, anew=True)
+                log.warning("%s: its records go on in %s", error, relative)
+                try:
+                    file.move_to(fd, self._rules.work_path(relative), revision)
+                except BaseException:
+                    os.close(fd)
+                    self._rules.retire(self._rules.work_path(relative))
+                    raise
+            except CutError as error:
+                log.error("%s: what was cut off is lost; it is left as it is", error)
+                self._files = {n: each for n, each in self._files.items() if each is not file}
+                self._finished = [each for each in self._finished if each is not file]
+                file.close()
+                raise
+
+    def _rotate_due(self, safe: list[Part], now: float, wall: int) -> None:
+        rules = self._rules
+        for name, file in list(self._files.items()):
+            current = name if rules.by_message else self._names.at(wall)
+            idle = rules.by_message and now >= file.used + rules.close_idle
+            if idle or self._rotation.decide(file.facts, name=current, now=now, wall=wall):
+                self._finish(name, safe, now)
+                if not (rules.skip_empty or rules.by_message):
+                    self._files[current] = self._open(current, wall, now)
+        bare = not (self._files or rules.skip_empty or rules.by_message)
+        if bare and now >= self._bare_since + rules.empty_after:
+            name = self._names.at(wall)
+            self._files[name] = self._open(name, wall, now)
+
+    def _open(self, name: str, wall: int, now: float) -> WorkFile:
+        relative, revision, fd = self._create(name)
+        rules = self._rules
+        path = rules.work_path(relative)
+        facts = OpenFile(name=name, opened=now, opened_wall=wall)
+        try:
+            if os.fstat(fd).st_size:  # continued
+                inspection = good_part(fd, path, rules)
+                facts.size, facts.compressed = inspection.plain, inspection.good
+                facts.records = inspection.records
+            digest = digest_of(fd) if rules.digest else None
+            encoder = make_encoder(rules.compression, rules.level)
+            return WorkFile(fd, path, facts, encoder, revision=revision, digest=digest)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _create(self, name: str, *, anew: bool = False) -> tuple[str, int, int]:
+        """The relative path, revision and descriptor of a work file that nobody else has.
+
+        A name without ``<REV>`` is continued, as nsq_to_file appends to it: the published file
+        becomes the work file again. So is what an attempt that failed has left. ``anew`` gives an
+        empty file.
+        """
+        rules = self._rules
+        self._guard()
+        if "<REV>" not in name:
+            relative = self._names.path(name, 0)
+            target, work = rules.target_path(relative), rules.work_path(relative)
+            left = os.path.lexists(work)
+            if anew and left:
+                log.warning("%s: another's file, now %s", work, publish.move_aside(work))
+            if anew or not (left or os.path.lexists(target)):
+                return relative, 0, publish.create(work)
+            if left and os.path.lexists(target):
+                raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
+            fd = publish.hold(work if left else target)
+            if fd is None:
+                raise OSError(errno.EAGAIN, "another process writes to it", work)
+            if not left:
+                os.rename(target, work)
+            return relative, 0, fd
+        while True:
+            revision = rules.revisions.take(name)
+            relative = self._names.path(name, revision)
+            if os.path.lexists(rules.target_path(relative)):
+                continue
+            with contextlib.suppress(FileExistsError):
+                return relative, revision, publish.create(rules.work_path(relative))
+
+    def _finish(self, name: str, safe: list[Part], now: float) -> None:
+        """Sync a file and publish it."""
+        self._end(name, safe, now)
+        self._publish_finished()
+
+    def _end(self, name: str, safe: list[Part], now: float) -> None:
+        file = self._files[name]
+        self._sync_one(file, safe)
+        del self._files[name]
+        self._bare_since = now
+        self._finished.append(file)
+
+    def _publish_finished(self) -> None:
+        while self._finished:
+            self._publish(self._finished[0])
+            self._finished.pop(0).close()
+
+    def _publish(self, file: WorkFile) -> None:
+        rules, facts = self._rules, file.facts
+        if not file.published:  # else what follows has failed the last time
+            self._sync_one(file, [])  # its name may be gone since then
+            if rules.skip_empty and not (facts.records or facts.size):
+                rules.retire(file.path)
+                return
+            file.seal()
+            file.published = self._give_name(file)
+        relative = file.published
+        path = rules.target_path(relative)
+        publish.sync_directory(os.path.dirname(path))
+        first, last = file.first, file.last
+        published = Published(
+            path=path,
+            name=relative,
+            topic=self._topic,
+            records=facts.records,
+            size=facts.compressed,
+            sha256=file.digest.hexdigest() if file.digest else "",
+            first_timestamp=first.timestamp if first else None,
+            last_timestamp=last.timestamp if last else None,
+            first_id=first.id.decode("latin-1") if first else None,
+            last_id=last.id.decode("latin-1") if last else None,
+            format=rules.format,
+            delimiter=rules.delimiter_text if rules.format == "raw" else "",
+            compression=rules.compression,
+        )
+        self._aftercare.record(published)
+        rules.retire(file.path)
+        self._written += 1
+        log.info("published %s: %d records", relative, facts.records)
+        self._aftercare.follow(published)
+
+    def _give_name(self, file: WorkFile) -> str:
+        """Publish the file by the first name that is free; its relative path."""
+        name = file.facts.name
+        while True:
+            relative = self._names.path(name, file.revision)
+            target = self._rules.target_path(relative)
+            try:
+                publish.give_name(file.path, target)
+                return relative
+            except FileExistsError:
+                if "<REV>" not in name:
+                    raise OutputError(f"{target} exists: move it away") from None
+                file.revision = self._rules.revisions.take(name)

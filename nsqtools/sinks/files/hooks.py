@@ -1,0 +1,218 @@
+"""The command of ``--on-rotate``: run with each published file, and again when it fails."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import shlex
+import subprocess
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nsqtools.sinks.files.manifest import Published
+
+__all__ = ["RETRIES", "Hook", "Job", "Schedule"]
+
+log = logging.getLogger(__name__)
+
+RETRIES = (1.0, 2.0, 4.0, 15.0, 60.0)
+"""Seconds from a failure to the next attempt."""
+
+_LONG = 300.0
+_STDERR = 2
+
+
+@dataclass(order=True, slots=True)
+class Job:
+    """A file that the command has to be run with, from ``due`` on, in monotonic seconds."""
+
+    due: float
+    number: int
+    published: Published = field(compare=False)
+    failures: int = field(default=0, compare=False)
+
+
+class Schedule:
+    """Jobs in the order in which they are due; one that failed waits while others go on."""
+
+    def __init__(self, retries: Sequence[float] = RETRIES) -> None:
+        self._retries = retries
+        self._jobs: list[Job] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, published: Published, now: float) -> None:
+        """A new job, due at once."""
+        self._number += 1
+        heapq.heappush(self._jobs, Job(now, self._number, published))
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until the next job is due, 0 if one is; None without jobs."""
+        return max(0.0, self._jobs[0].due - now) if self._jobs else None
+
+    def pop(self) -> Job:
+        """Take out the job that is, or will be, due first; raises IndexError without jobs."""
+        return heapq.heappop(self._jobs)
+
+    def retry(self, job: Job, now: float) -> float | None:
+        """Put a job that failed back; seconds to wait, or None: it failed too often, and is out."""
+        job.failures += 1
+        if job.failures > len(self._retries):
+            return None
+        wait = self._retries[job.failures - 1]
+        job.due = now + wait
+        heapq.heappush(self._jobs, job)
+        return wait
+
+
+class Hook:
+    """Runs a shell command with each published file, one after another, in a thread of its own.
+
+    ``{}`` in the command stands for the path, quoted for the shell; without one it is appended.
+    The command finds NSQ_FILE, NSQ_TOPIC, NSQ_COUNT, NSQ_FIRST_TIMESTAMP and NSQ_LAST_TIMESTAMP
+    (ns; empty if unknown) in its environment, nothing on its standard input, and what it prints
+    goes to our standard error. It has a process group of its own, so that Ctrl-C does not end it.
+    When our process ends before ``close`` returns, the command goes on alone. A failure is logged,
+    and the command run again after each of ``retries``, in seconds.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        retries: Sequence[float] = RETRIES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._command = command
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._schedule = Schedule(retries)
+        self._busy: Counter[str] = Counter()
+        self._thread: threading.Thread | None = None
+        self._current: Job | None = None
+        self._since = 0.0
+        self._closing = self._last = False
+        self._left: list[Published] = []
+        self.given_up = 0
+        """Files with which the command failed so often that it was not run again."""
+
+    def submit(self, published: Published) -> None:
+        """Have the command run with this file, after those before it; returns at once."""
+        with self._changed:
+            now = self._clock()
+            self._schedule.add(published, now)
+            self._busy[published.path] += 1
+            self._warn_of_a_long_run(now)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="on-rotate", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def busy(self, path: str) -> bool:
+        """Whether the command has still to be run, or run again, with this file."""
+        with self._changed:
+            return path in self._busy
+
+    def close(self) -> list[Published]:
+        """Run the command with all that is waiting, without further delays, however long it takes.
+
+        Each file has an attempt that begins from now on, its last; one that is running may make it
+        needless. The result is the files of which no attempt succeeded, without those given up
+        before. Nothing may be submitted afterwards.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        return list(self._left)
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            self._record(job, self._attempt(job.published))
+
+    def _next(self) -> Job | None:
+        """Wait for a job; None when there is nothing left to do."""
+        with self._changed:
+            while True:
+                wait = self._schedule.wait(self._clock())
+                if wait is None and self._closing:
+                    return None
+                if wait == 0 or self._closing:
+                    self._last = self._closing
+                    self._current, self._since = self._schedule.pop(), self._clock()
+                    return self._current
+                self._changed.wait(wait)
+
+    def _attempt(self, published: Published) -> str:
+        """Run the command; what went wrong, empty if nothing did."""
+        try:
+            status = subprocess.run(  # noqa: S602 - it is a shell command
+                _fill_in(self._command, published.path),
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+                env={**os.environ, **_environment(published)},
+                process_group=0,
+                check=False,
+            ).returncode
+        except (OSError, ValueError) as error:
+            return f"cannot be started ({error})"
+        if status < 0:
+            return f"was killed by signal {-status}"
+        return f"exited with status {status}" if status else ""
+
+    def _record(self, job: Job, problem: str) -> None:
+        path = job.published.path
+        with self._changed:
+            self._current = None
+            if problem and self._last:
+                self._left.append(job.published)
+                log.error("--on-rotate %s for %s", problem, path)
+            elif problem:
+                wait = self._schedule.retry(job, self._clock())
+                if wait is not None:
+                    log.warning("--on-rotate %s for %s, again in %g s", problem, path, wait)
+                    return
+                self.given_up += 1
+                log.error(
+                    "--on-rotate %s for %s, given up after %d attempts", problem, path, job.failures
+                )
+            self._busy[path] -= 1
+            if not self._busy[path]:
+                del self._busy[path]
+
+    def _warn_of_a_long_run(self, now: float) -> None:
+        if self._current and now - self._since >= _LONG:
+            log.warning(
+                "--on-rotate has been running for %d s for %s, %d files wait",
+                now - self._since,
+                self._current.published.path,
+                len(self._schedule),
+            )
+            self._since = now
+
+
+def _fill_in(command: str, path: str) -> str:
+    quoted = shlex.quote(path)
+    return command.replace("{}", quoted) if "{}" in command else f"{command} {quoted}"
+
+
+def _environment(published: Published) -> dict[str, str]:
+    known = {
+        "NSQ_FILE": published.path,
+        "NSQ_TOPIC": published.topic,
+        "NSQ_COUNT": published.records,
+        "NSQ_FIRST_TIMESTAMP": published.first_timestamp,
+        "NSQ_LAST_TIMESTAMP": published.last_timestamp,
+    }
+    return {name: "" if value is None else str(value) for name, value in known.items()}

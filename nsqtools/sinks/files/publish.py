@@ -1,0 +1,311 @@
+"""Files on disk: held by one process while they are written, and published without overwriting.
+
+A file under way has ``WORK`` after its name and is locked by the process that writes it, so that
+whoever finds one can tell what a crash left behind. All calls block and raise OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import filecmp
+import os
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WORK = ".part"
+TORN = ".torn"
+_COPY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.copy", re.DOTALL)
+
+_DIRECTORY_MODE = 0o770  # as nsq_to_file's
+_FILE_MODE = 0o666
+_CHUNK = 1 << 20
+_ATTEMPTS = 10
+
+# What link(2) says where there are no hard links: FAT, some network file systems, containers.
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+
+
+def create(path: str) -> int:
+    """A descriptor of a new file, locked and durable in its directory.
+
+    Raises FileExistsError if the name is taken.
+    """
+    folder = os.path.dirname(path)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            make_directory(folder)
+            fd = _create(path)
+            break
+        except FileNotFoundError:  # a directory that ``retire`` has found empty meanwhile
+            if attempt == _ATTEMPTS:
+                raise
+    try:
+        sync_directory(folder)
+    except BaseException:
+        _undo(fd, path)
+        raise
+    return fd
+
+
+def _create(path: str) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+    try:
+        held = _lock(fd, path)
+    except BaseException:
+        _undo(fd, path)
+        raise
+    if not held:  # somebody took it for a leftover
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    return fd
+
+
+def _undo(fd: int, path: str) -> None:
+    with contextlib.suppress(OSError):
+        if is_at(fd, path):
+            os.unlink(path)
+    os.close(fd)
+
+
+def hold(path: str) -> int | None:
+    """A locked descriptor of a file that is there; None if a process holds it, or it is gone."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    held = False
+    try:
+        held = _lock(fd, path)
+    finally:
+        if not held:
+            os.close(fd)
+    return fd if held else None
+
+
+def is_at(fd: int, path: str) -> bool:
+    """Whether the name still stands for the open file."""
+    try:
+        there, ours = os.stat(path, follow_symlinks=False), os.fstat(fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return os.path.samestat(there, ours)
+
+
+def _lock(fd: int, path: str) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        error.filename = path
+        raise
+    return is_at(fd, path)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it at the descriptor's position."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def publish(work: str, target: str) -> None:
+    """Give a complete, synced file its name, which lasts; raises FileExistsError if that is taken.
+
+    The work name stays until ``retire``, where there are hard links, so that a crash in between
+    is seen by ``is_published``. To another file system the file is copied.
+    """
+    give_name(work, target)
+    sync_directory(os.path.dirname(target))
+
+
+def give_name(work: str, target: str) -> None:
+    """As ``publish``, but the name lasts only once its directory is synced."""
+    make_directory(os.path.dirname(target))
+    try:
+        os.link(work, target)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            _publish_copy(work, target)
+        elif error.errno in _NO_LINKS:
+            _publish_renamed(work, target)
+        else:
+            raise
+
+
+def _publish_copy(work: str, target: str) -> None:
+    copy, fd = _create_copy(target)
+    try:
+        with open(work, "rb") as source:
+            _copy(source.fileno(), fd)
+        os.fsync(fd)
+        try:
+            os.link(copy, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _publish_renamed(copy, target)
+    finally:
+        with contextlib.suppress(OSError):  # ``remove_copy`` will
+            os.unlink(copy)
+        os.close(fd)
+
+
+def _create_copy(target: str) -> tuple[str, int]:
+    """A new, locked file beside the target, by a name that nobody else has."""
+    folder, name = os.path.split(target)
+    while True:
+        copy = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.copy")
+        with contextlib.suppress(FileExistsError):
+            return copy, _create(copy)
+
+
+def copied_name(name: str) -> str | None:
+    """The name that a file of this name is a copy for; None if it is no copy."""
+    found = _COPY.fullmatch(name)
+    return found["name"] if found else None
+
+
+def remove_copy(path: str) -> bool:
+    """Remove a copy that no process is writing, and whether there was such a one.
+
+    A process that was killed leaves it: part of the work file, or a second name of the target.
+    """
+    fd = hold(path)
+    if fd is None:
+        return False
+    try:
+        os.unlink(path)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _publish_renamed(work: str, target: str) -> None:
+    """Rename onto an empty file that only we can have made."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
+    try:
+        os.rename(work, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(target)
+        raise
+
+
+def is_published(work: str, targets: Iterator[str]) -> str | None:
+    """Which of the names has this very file or a copy of it, as far as they exist one by one."""
+    for target in targets:
+        if not os.path.lexists(target):
+            return None
+        with contextlib.suppress(FileNotFoundError):  # a link to nothing
+            if os.path.samefile(work, target) or filecmp.cmp(work, target, shallow=False):
+                return target
+    return None
+
+
+def retire(work: str, root: str = "") -> None:
+    """Remove the work name of a published file, and the directories that this leaves empty.
+
+    They are those below ``root``, a directory above the file; without it all stay.
+    """
+    folder = os.path.dirname(work)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(work)
+        sync_directory(folder)
+    if root:
+        _remove_empty(folder, root)
+
+
+def _remove_empty(folder: str, root: str) -> None:
+    above = os.path.join(root, "")
+    while folder.startswith(above):
+        try:
+            os.rmdir(folder)
+        except FileNotFoundError:  # another topic was faster
+            pass
+        except OSError:
+            return
+        folder = os.path.dirname(folder)
+
+
+def copy_contents(source: int, target: int, size: int) -> None:
+    """Copy the first bytes of an open file, which may have no name any more, and sync them."""
+    _copy(source, target, size)
+    os.fsync(target)
+
+
+def _copy(source: int, target: int, size: int | None = None) -> None:
+    offset = 0
+    while size is None or offset < size:
+        wanted = _CHUNK if size is None else min(_CHUNK, size - offset)
+        data = os.pread(source, wanted, offset)
+        if not data:
+            return
+        write_all(target, data)
+        offset += len(data)
+
+
+def set_aside(fd: int, path: str, start: int, size: int) -> str:
+    """Move what begins at ``start`` into a file of its own beside, and cut it off; its path."""
+    for number in range(10**6):
+        aside = path.removesuffix(WORK) + (f".{number}" if number else "") + TORN
+        try:
+            to = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
+        except FileExistsError:
+            continue
+        break
+    try:
+        offset = start
+        while offset < size and (data := os.pread(fd, min(_CHUNK, size - offset), offset)):
+            write_all(to, data)
+            offset += len(data)
+        os.fsync(to)
+    except BaseException:
+        os.unlink(aside)
+        raise
+    finally:
+        os.close(to)
+    sync_directory(os.path.dirname(aside))
+    os.ftruncate(fd, start)
+    os.fsync(fd)
+    return aside
+
+
+def move_aside(path: str) -> str:
+    """Give a file that is in the way another name; that name."""
+    for number in range(1, 10**6):
+        aside = f"{path}.{number}"
+        if not os.path.lexists(aside):
+            os.rename(path, aside)
+            return aside
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+
+def make_directory(path: str) -> None:
+    """Make a directory and its parents, durably; fine if it is there."""
+    if not path or os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_directory(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, _DIRECTORY_MODE)
+    sync_directory(parent)
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory last; some file systems need no such thing and refuse."""
+    fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP):
+            error.filename = path
+            raise
+    finally:
+        os.close(fd)

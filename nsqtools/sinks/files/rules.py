@@ -1,0 +1,95 @@
+"""What the archives of all topics go by."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+from nsqtools.policy.filenames import Revisions
+from nsqtools.policy.rotation import Rotation
+from nsqtools.sinks.files import publish
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from nsqtools.engine.handler import Batch
+    from nsqtools.policy.filenames import NamePattern
+    from nsqtools.sinks.files.manifest import Published
+    from nsqtools.sinks.formats import Format
+
+Fate = Literal["", "reopen", "close"]
+"""What becomes of open files after a step: rotated as the rules say, or published all."""
+
+
+class Arrival(NamedTuple):
+    """A batch and the clock, in ns since the epoch, when it came."""
+
+    wall: int
+    batch: Batch
+
+
+class Aftercare(Protocol):
+    """What is done for a published file."""
+
+    def record(self, published: Published) -> None:
+        """The file has its name: write down what it holds.
+
+        Called again after a crash, and after it raised OSError.
+        """
+
+    def follow(self, published: Published) -> None:
+        """The file is final. Nothing is raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the archives of all topics have in common; directories are absolute paths."""
+
+    output_dir: str
+    work_dir: str
+    pattern: NamePattern
+    hostname: str
+    pid: int
+    zone: tzinfo | None
+    form: Format
+    format: str
+    delimiter_text: str
+    delimiter: bytes
+    compression: str = "none"
+    level: int | None = None
+    by_message: bool = False
+    max_open_files: int = 64
+    close_idle: float = 300.0
+    skip_empty: bool = False
+    empty_after: float = 30.0
+    """Seconds without a file after which an empty one is begun, unless ``skip_empty``."""
+    rotate_size: int = 0
+    rotate_compressed_size: int = 0
+    rotate_interval: float = 0.0
+    rotate_boundary: float = 0.0
+    digest: bool = False
+    revisions: Revisions = field(default_factory=Revisions)
+
+    def rotation(self) -> Rotation:
+        """A rule for one topic; raises ConfigError."""
+        return Rotation(
+            size=self.rotate_size,
+            compressed_size=self.rotate_compressed_size,
+            interval=self.rotate_interval,
+            boundary=self.rotate_boundary,
+            zone=self.zone,
+            skip_empty=self.skip_empty,
+        )
+
+    def work_path(self, relative: str) -> str:
+        """Where the file of this published name is written."""
+        return os.path.join(self.work_dir, relative) + publish.WORK
+
+    def retire(self, path: str) -> None:
+        """Remove a work file that is published, and the directories that it leaves empty."""
+        publish.retire(path, root=self.work_dir if self.work_dir != self.output_dir else "")
+
+    def target_path(self, relative: str) -> str:
+        """Where it is published."""
+        return os.path.join(self.output_dir, relative)

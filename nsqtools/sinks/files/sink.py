@@ -1,0 +1,346 @@
+"""Archives of topics as a sink: batches gather, one sync makes them safe, and then they are FINed.
+
+The disk is worked on in threads, so that reading and heartbeats never wait for it. A topic has one
+task and one archive. While one sync runs the next batches gather.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import OutputError
+from nsqtools.sinks.files.rules import Arrival
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.sinks.files.archive import Archive
+    from nsqtools.sinks.files.rules import Fate
+    from nsqtools.sinks.files.store import Archives
+    from nsqtools.sinks.files.workfile import Part
+
+log = logging.getLogger(__name__)
+
+_THREADS = 4
+_REST = 3600.0
+"""Seconds after which an idle topic looks at the clock again, which may have been set."""
+_SHORT_TIMEOUT = 3.0
+"""The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
+_SYNC_SIZE = 4 << 20
+"""Bytes of bodies at which a sync is due, however few messages they are: memory is for more."""
+_LONGEST_REST = 32
+"""Seconds between attempts to publish what could not be; new messages are tried at once."""
+
+
+class FileSink:
+    """A handler that archives topics, each in files of its own.
+
+    ``window`` is max_in_flight: a sync is due when half of it waits, so that the other half comes
+    in meanwhile, or when nsqd says it is starved. ``sync_interval`` is the longest wait in seconds;
+    half of the batches' ``msg_timeout`` bounds it. What cannot be written goes back to nsqd with
+    backoff, or ends ``failed`` with ``fail_fast``.
+    """
+
+    failed: asyncio.Future[None]
+
+    def __init__(
+        self, archives: Archives, *, window: int, sync_interval: float, fail_fast: bool = False
+    ) -> None:
+        self.archives = archives
+        self.window = window
+        self.sync_interval = sync_interval
+        self._fail_fast = fail_fast
+        self._topics: dict[str, _Topic] = {}
+        self._pool = ThreadPoolExecutor(_THREADS, "archive")
+        self._warned = False
+        self.given_up = 0
+
+    async def open(self) -> None:
+        """Take the locks that all topics share, and recover what a crash left behind."""
+        self._loop = asyncio.get_running_loop()
+        self.failed = self._loop.create_future()
+        await self.archives.lock("")
+        await self.run(self.archives.open)
+
+    async def join(self, topic: str) -> None:
+        """Get ready for a topic; raises LockedError, OutputError or ConfigError."""
+        if work := self._topics.get(topic):
+            if not work.is_ending:
+                return
+            await self.drain(topic)  # it had no time to end
+        try:
+            if await self.archives.lock(topic):
+                await self.run(self.archives.open)
+            archive = self.archives.topic(topic, self._loop.time())
+        except BaseException as error:
+            self.archives.leave(topic)
+            if isinstance(error, OSError):
+                raise as_output_error(error) from error
+            raise
+        self._topics[topic] = _Topic(archive, self, topic)
+
+    async def handle(self, batch: Batch) -> None:
+        """Take the batch; it is settled when its records are safe."""
+        batch.hold()
+        self._topics[batch.topic].add(batch)
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        """Log the loss: there is no dead letter here."""
+        self.given_up += len(messages)
+        log.error(
+            "gave up %d messages after too many attempts, they are lost: %s",
+            len(messages),
+            " ".join(message.id.decode("ascii", "backslashreplace") for message in messages),
+        )
+
+    async def drain(self, topic: str) -> None:
+        """Sync and publish the topic's files; raises OutputError if that cannot be done.
+
+        Cancelled, it goes on without being waited for, until ``join`` or ``close`` does.
+        """
+        if work := self._topics.get(topic):
+            await work.end()
+            if self._topics.pop(topic, None):
+                self.archives.leave(topic)
+            work.result()
+
+    def flush(self) -> None:
+        """Sync what waits, soon."""
+        for work in self._topics.values():
+            work.flush()
+
+    def reopen(self) -> None:
+        """Publish all open files; the next message begins another."""
+        for work in self._topics.values():
+            work.reopen()
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Let go of everything; raises OutputError if something was left behind.
+
+        ``at_once`` syncs and publishes nothing more: work files are leftovers then.
+        """
+        try:
+            if at_once:
+                await asyncio.gather(*(work.leave() for work in self._topics.values()))
+                return
+            drained = await asyncio.gather(
+                *map(self.drain, list(self._topics)), return_exceptions=True
+            )
+            try:
+                await self.run(self.archives.close)
+            finally:
+                for outcome in drained:
+                    if outcome is not None:
+                        raise outcome
+        finally:
+            self.archives.unlock()
+            self._pool.shutdown(wait=False)
+
+    # For topics.
+
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Call what blocks in a thread; one that is cancelled waits for that to end."""
+        call = self._loop.run_in_executor(self._pool, work, *args)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            call.exception()  # nobody asks for it any more
+            raise
+
+    def interval_for(self, batch: Batch) -> float:
+        """How long the batch may wait."""
+        limit = batch.msg_timeout / 2
+        if self.sync_interval > limit and not self._warned:
+            self._warned = True
+            log.warning(
+                "--sync-interval %g s is too long for nsqd's message timeout of %g s: "
+                "syncing after %g s",
+                self.sync_interval,
+                batch.msg_timeout,
+                limit,
+            )
+        return min(self.sync_interval, limit)
+
+    def cannot_write(self, error: Exception) -> bool:
+        """Whether to go on after an error that kept messages from being written."""
+        if isinstance(error, OSError | OutputError) and not self._fail_fast:
+            return True
+        self._fail(as_output_error(error) if isinstance(error, OSError) else error)
+        return False
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # it need not be looked at
+
+
+class _Topic:
+    """One topic's batches that wait, and the task that has them written."""
+
+    def __init__(self, archive: Archive, sink: FileSink, name: str) -> None:
+        self._archive = archive
+        self._sink = sink
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._arrivals: list[Arrival] = []
+        self._count = self._size = 0
+        self._due = math.inf
+        self._urgent = False
+        self._fate: Fate = ""
+        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+        self._failures = 0
+        self._rest_until = 0.0
+        self._task = self._loop.create_task(self._work())
+
+    def add(self, batch: Batch) -> None:
+        """Have a batch written."""
+        if self._task.done():
+            batch.requeue(delay=0, backoff=False)
+            return
+        due = self._loop.time() + self._sink.interval_for(batch)
+        if due < self._due:
+            self._due = due
+            self._wake.set()
+        self._arrivals.append(Arrival(time.time_ns(), batch))
+        self._count += len(batch)
+        self._size += sum([len(message.body) for message in batch])
+        full = 2 * self._count >= self._sink.window or self._size >= _SYNC_SIZE
+        if batch.starved or full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, soon."""
+        if self._arrivals:
+            self._urgent = True
+            self._wake.set()
+
+    def reopen(self) -> None:
+        """Publish the open files."""
+        if not self._fate:
+            self._fate = "reopen"
+        self._wake.set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it takes no more batches."""
+        return self._fate == "close"
+
+    async def end(self) -> None:
+        """Write all that waits and publish."""
+        self._fate = "close"
+        self._wake.set()
+        await asyncio.shield(self._task)
+
+    def result(self) -> None:
+        """Raise what kept the last of it from being written."""
+        if inside := self._archive.delimiters:
+            log.info("topic %s: bodies contain the delimiter %d times", self._name, inside)
+        if self._error:
+            error = self._error
+            raise as_output_error(error) if isinstance(error, OSError) else error
+
+    async def leave(self) -> None:
+        """Write nothing more than what is being written."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _work(self) -> None:
+        while True:
+            await self._until_due()
+            fate = self._fate
+            if fate == "reopen":
+                self._fate = ""
+            if not await self._step(fate) or fate == "close":
+                break
+        for _, batch in self._arrivals:  # came while it failed
+            batch.requeue(delay=0, backoff=False)
+        self._archive.release()
+
+    async def _until_due(self) -> None:
+        while not (self._urgent or self._fate):
+            now = self._loop.time()
+            due = self._archive.next_due(now=now, wall=time.time_ns())
+            due = min(self._due, max(min(due, now + _REST), self._rest_until))
+            if due <= now:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    async def _step(self, fate: Fate) -> bool:
+        """One step of the archive; whether to go on."""
+        arrivals, self._arrivals = self._arrivals, []
+        self._count, self._size, self._due, self._urgent = 0, 0, math.inf, False
+        safe: list[Part] = []
+        error: Exception | None = None
+        wrote = False
+        try:
+            wrote = await self._touching(arrivals, self._sink.run(self._call, arrivals, safe, fate))
+        except Exception as problem:
+            error = problem
+        for batch, messages in safe:
+            batch.finish(None if len(messages) == len(batch) else messages)
+        if error is None:
+            self._succeeded(wrote or fate == "close")
+            return True
+        return self._failed(error, arrivals, fate)
+
+    def _call(self, arrivals: list[Arrival], safe: list[Part], fate: Fate) -> bool:
+        if not arrivals:
+            self._sink.archives.tend()
+        now, wall = self._loop.time(), time.time_ns()
+        return self._archive.step(arrivals, safe, now=now, wall=wall, fate=fate)
+
+    async def _touching(self, arrivals: list[Arrival], work: Coroutine[Any, Any, bool]) -> bool:
+        """Wait for work on a slow disk, keeping nsqd from sending the same messages again."""
+        task = self._loop.create_task(work)
+        held = [batch for _, batch in arrivals]
+        while not (await asyncio.wait([task], timeout=_patience(held)))[0]:
+            held = [batch for _, batch in (*arrivals, *self._arrivals)]
+            for batch in held:
+                batch.touch()
+        return task.result()
+
+    def _succeeded(self, wrote: bool) -> None:
+        """A step that had nothing to write tells nothing of the disk."""
+        if self._error and wrote:
+            log.warning("topic %s: written again", self._name)
+            self._error, self._failures, self._rest_until = None, 0, 0.0
+
+    def _failed(self, error: Exception, arrivals: list[Arrival], fate: Fate) -> bool:
+        """Give back what is not safe; whether to go on."""
+        goes_on = self._sink.cannot_write(error)
+        if goes_on and self._error is None and fate != "close":
+            log.error(
+                "topic %s cannot be written, its messages wait in nsqd: %s",
+                self._name,
+                as_output_error(error) if isinstance(error, OSError) else error,
+            )
+        self._error = error
+        self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)
+        self._failures += 1
+        for _, batch in arrivals:
+            batch.requeue(delay=0, backoff=fate != "close")
+        return goes_on
+
+
+def _patience(batches: Sequence[Batch]) -> float:
+    """Seconds after which to touch them, or to look whether there are any."""
+    return min((batch.msg_timeout for batch in batches), default=_SHORT_TIMEOUT) / 3
+
+
+def as_output_error(error: OSError) -> OutputError:
+    """The error for users: the file, if it is known, and the reason."""
+    reason = error.strerror or str(error)
+    return OutputError(f"{error.filename}: {reason}" if error.filename else reason)

@@ -1,0 +1,157 @@
+"""A file of an archive while it is written: gathered records, made safe by one sync."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import OutputError
+from nsqtools.sinks.files import publish
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from hashlib import _Hash
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.policy.rotation import OpenFile
+    from nsqtools.sinks.compression import Encoder
+
+log = logging.getLogger(__name__)
+
+Part = tuple["Batch", "Sequence[Message]"]
+"""Messages of a batch, all of them or some."""
+
+
+class MovedError(OutputError):
+    """The work file's name no longer stands for it: removed, renamed or replaced."""
+
+
+class CutError(OutputError):
+    """Another program made the work file shorter."""
+
+
+class WorkFile:
+    """An open work file, locked by this process.
+
+    ``add`` gathers in memory, ``sync`` writes one member and makes it last. Until then nothing of
+    it is safe; ``cut_back`` forgets it on disk and in memory. ``path`` ends in ``publish.WORK``;
+    ``revision`` is that of the name it is to have. Calls raise OSError.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        path: str,
+        facts: OpenFile,
+        encoder: Encoder,
+        *,
+        revision: int,
+        digest: _Hash | None = None,
+    ) -> None:
+        self.path = path
+        self.facts = facts
+        self.revision = revision
+        self.digest = digest
+        self.published = ""
+        """The relative name it was given, once it has one."""
+        self.used = facts.opened
+        """When something was added last, in monotonic seconds."""
+        self.first: Message | None = None
+        self.last: Message | None = None
+        self._fd = fd
+        self._encoder = encoder
+        self._synced = facts.compressed
+        self._plain = facts.size
+        self._records = facts.records
+        self._data: list[bytes] = []
+        self._parts: list[Part] = []
+        self._unsynced = False
+        self._edges: tuple[Message | None, Message | None] = (None, None)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something waits for a sync."""
+        return bool(self._data)
+
+    def add(self, data: bytes, batch: Batch, messages: Sequence[Message], now: float) -> None:
+        """Gather the rendered messages."""
+        self._data.append(data)
+        self._parts.append((batch, messages))
+        self.facts.size += len(data)
+        self.facts.records += len(messages)
+        self.used = now
+        if self.first is None:
+            self.first = messages[0]
+        self.last = messages[-1]
+
+    def sync(self) -> list[Part]:
+        """Write what was gathered as one member and fsync it: these messages are safe.
+
+        Raises MovedError or CutError, or OSError, and nothing of it is safe then: call
+        ``cut_back``, or ``move_to`` and sync again.
+        """
+        plain = b"".join(self._data)
+        self._write(self._encoder.write(plain) + self._encoder.finish())
+        self._plain += len(plain)
+        self._records = self.facts.records
+        self._edges = (self.first, self.last)
+        safe, self._parts = self._parts, []
+        self._data.clear()
+        return safe
+
+    def seal(self) -> None:
+        """Make an empty file one that its reader accepts; others are complete already."""
+        if not self._synced:
+            self._write(self._encoder.empty())
+
+    def cut_back(self) -> None:
+        """Forget what is not safe. If the torn end cannot be cut off now, the next sync does."""
+        self._data.clear()
+        self._parts.clear()
+        self._encoder.discard()
+        self.facts.size = self._plain
+        self.facts.records = self._records
+        self.first, self.last = self._edges
+        with contextlib.suppress(OSError):
+            self._truncate()
+
+    def move_to(self, fd: int, path: str, revision: int) -> None:
+        """Go on in another file, with a copy of what is safe; takes ``fd`` over if it succeeds."""
+        publish.copy_contents(self._fd, fd, self._synced)
+        os.close(self._fd)
+        self._fd, self.path, self.revision = fd, path, revision
+        self._unsynced = False
+
+    def close(self) -> None:
+        """Let go of the file, and with it of its lock."""
+        os.close(self._fd)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self._truncate() < self._synced:
+                raise CutError(f"{self.path}: another program has cut it")
+            if data:
+                self._unsynced = True
+                os.lseek(self._fd, self._synced, os.SEEK_SET)
+                publish.write_all(self._fd, data)
+            if self._unsynced:
+                os.fsync(self._fd)
+                self._unsynced = False
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from error
+        if not publish.is_at(self._fd, self.path):
+            raise MovedError(f"{self.path}: removed or replaced by another program")
+        if self.digest:
+            self.digest.update(data)
+        self._synced += len(data)
+        self.facts.compressed = self._synced
+
+    def _truncate(self) -> int:
+        """Cut off what is not ours, or not safe; the size before."""
+        size = os.fstat(self._fd).st_size
+        if size > self._synced:
+            os.ftruncate(self._fd, self._synced)
+            self._unsynced = True
+        return size

@@ -1,0 +1,307 @@
+"""What the tests of archives share: rules, batches, and an archive with a clock of the test's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.engine.handler import Batch, Message
+from nsqtools.names import Address
+from nsqtools.policy.filenames import NamePattern
+from nsqtools.sinks.compression import METHODS, method_of
+from nsqtools.sinks.files.archive import Archive
+from nsqtools.sinks.files.rules import Arrival, Rules
+from nsqtools.sinks.formats import make_format
+from nsqtools.sinks.members import plain_chunks
+from nsqtools.sinks.recovery import inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nsqtools.sinks.files.manifest import Published
+    from nsqtools.sinks.files.rules import Fate
+    from nsqtools.sinks.files.workfile import Part
+
+SECOND = 1_000_000_000
+HOUR = 3600 * SECOND
+COMPRESSIONS = ["none", "gzip", "zstd", "snappy"]
+FORMATS = ["raw", "json", "length-prefixed"]
+
+
+def ns(text: str) -> int:
+    """A time in UTC, such as ``2026-11-20T19:00:00``, in ns since the epoch."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND
+
+
+START = ns("2026-11-20T19:00:00")
+
+
+class Settled:
+    """What became of messages, by body and in order."""
+
+    def __init__(self) -> None:
+        self.finished: list[bytes] = []
+        self.requeued: list[tuple[bytes, float | None, bool]] = []
+        self.touched: list[bytes] = []
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        self.finished += [message.body for message in messages]
+
+    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
+        self.requeued += [(message.body, delay, backoff) for message in messages]
+
+    def touch(self, messages: Sequence[Message]) -> None:
+        self.touched += [message.body for message in messages]
+
+
+def message(body: bytes, *, timestamp: int = START, number: int = 1) -> Message:
+    return Message(b"%016x" % number, body, timestamp, 1)
+
+
+def batch(
+    *bodies: bytes | Message, settled: Settled | None = None, topic: str = "events", **more: Any
+) -> Batch:
+    """A batch; bodies are numbered from 1, and ``more`` is Batch's."""
+    messages = [
+        body if isinstance(body, Message) else message(body, number=number)
+        for number, body in enumerate(bodies, 1)
+    ]
+    source = Address("127.0.0.1", 4150)
+    return Batch(
+        messages, settled or Settled(), topic=topic, channel="archive", source=source, **more
+    )
+
+
+def make_rules(
+    folder: Path,
+    *,
+    filename_format: str = "<TOPIC>.<HOST><REV>.<DATETIME>.log",
+    datetime_format: str = "%Y-%m-%d_%H",
+    repeated_by: str = "a test",
+    **more: Any,
+) -> Rules:
+    """Rules for files in ``out`` below the folder, with revisions from 0 wherever REV stands."""
+    compression, form = more.get("compression", "none"), more.setdefault("format", "raw")
+    delimiter = more.setdefault("delimiter", b"\n")
+    defaults = {
+        "output_dir": str(folder / "out"),
+        "work_dir": str(folder / "out"),
+        "pattern": NamePattern(
+            filename_format=filename_format,
+            datetime_format=datetime_format,
+            suffix=METHODS[compression].suffix,
+            repeated_by=repeated_by if "<REV>" in filename_format else "",
+        ),
+        "hostname": "host.example.org",
+        "pid": 1,
+        "zone": UTC,
+        "form": make_format(
+            json=form == "json", length_prefix=form == "length-prefixed", delimiter=delimiter
+        ),
+        "delimiter_text": "\\n",
+        "skip_empty": True,
+    }
+    if form != "raw":
+        more["delimiter"] = b""
+    return Rules(**{**defaults, **more})
+
+
+@dataclass
+class Notes:
+    """An Aftercare that notes what it is told; ``record`` raises ``error`` once."""
+
+    recorded: list[Published] = field(default_factory=list)
+    followed: list[Published] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def record(self, published: Published) -> None:
+        if self.error:
+            error, self.error = self.error, None
+            raise error
+        self.recorded.append(published)
+
+    def follow(self, published: Published) -> None:
+        self.followed.append(published)
+
+
+class CrashError(BaseException):
+    """The process ends here, as far as a test can have that."""
+
+
+class Archiving:
+    """An archive of one topic; ``more`` is that of ``make_rules``.
+
+    ``safe`` has the bodies that may be finished, in the order in which they became safe.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        topic: str = "events",
+        wall: int = START,
+        rules: Rules | None = None,
+        notes: Notes | None = None,
+        **more: Any,
+    ) -> None:
+        self.now = 1000.0
+        self.wall = wall
+        self.rules = rules or make_rules(folder, **more)
+        self.notes = notes or Notes()
+        self.safe: list[bytes] = []
+        self._topic = topic
+        self.archive = Archive(topic, self.rules, self.notes, now=self.now)
+
+    def step(self, *batches: Batch, fate: Fate = "") -> None:
+        """One step with these batches, that come now."""
+        parts: list[Part] = []
+        arrivals = [Arrival(self.wall, each) for each in batches]
+        try:
+            self.archive.step(arrivals, parts, now=self.now, wall=self.wall, fate=fate)
+        finally:
+            self.safe += [message.body for _, messages in parts for message in messages]
+
+    def write(self, *bodies: bytes | Message) -> None:
+        self.step(batch(*bodies, topic=self._topic))
+
+    def close(self) -> None:
+        self.step(fate="close")
+
+    def elapse(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += int(seconds * SECOND)
+
+    def next_due(self) -> float:
+        """Seconds from now."""
+        return self.archive.next_due(now=self.now, wall=self.wall) - self.now
+
+    def crash(self) -> None:
+        """Give the files back as the end of the process does."""
+        self.archive.release()
+
+    def published(self) -> dict[str, bytes]:
+        """The plain bytes of the published files, by path; all are whole."""
+        root = Path(self.rules.output_dir)
+        return {name: whole(root / name, self.rules) for name in self.names() if not _is_work(name)}
+
+    def names(self) -> list[str]:
+        """The paths of all files below the output directory."""
+        return below(self.rules.output_dir)
+
+    def work(self) -> list[str]:
+        """The paths of what is under way."""
+        return [name for name in below(self.rules.work_dir) if _is_work(name)]
+
+
+def below(folder: str) -> list[str]:
+    root = Path(folder)
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+
+
+def _is_work(name: str) -> bool:
+    return name.endswith((".part", ".torn", ".copy"))
+
+
+def plain(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return b"".join(plain_chunks(file, method_of(path.name.removesuffix(".part"))))
+
+
+def whole(path: Path, rules: Rules) -> bytes:
+    """The plain bytes of a file of whole records and members."""
+    with path.open("rb") as file:
+        found = inspect(
+            file,
+            compression=rules.compression,
+            json=rules.format == "json",
+            length_prefix=rules.format == "length-prefixed",
+            delimiter=rules.delimiter or b"\n",
+        )
+    assert found.problem == ""
+    return plain(path)
+
+
+@contextlib.contextmanager
+def file_limit(size: int) -> Iterator[None]:
+    """No file gets larger meanwhile: what is written beyond is EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of 1 MiB; the test is skipped where none can be mounted."""
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if not shutil.which("mount"):
+        pytest.skip("a tmpfs cannot be mounted: there is no mount")
+    if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        pytest.skip("a tmpfs cannot be mounted: that needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def fill(folder: Path) -> Iterator[None]:
+    """Another program takes all space of a file system, and gives it back."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    assert not shutil.disk_usage(folder).free
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+@contextlib.contextmanager
+def other_disk(folder: Path) -> Iterator[Path]:
+    """A directory on another file system than the folder; skipped where there is none."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shm.stat().st_dev == folder.stat().st_dev:
+        pytest.skip("/dev/shm is no other file system")
+    other = Path(tempfile.mkdtemp(dir=shm))
+    try:
+        yield other
+    finally:
+        shutil.rmtree(other)
+
+
+_HOLD = """
+import sys
+from nsqtools.sinks.files import publish
+print(publish.hold(sys.argv[1]) is not None, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held_by_another_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A living process writes to the file."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _HOLD, os.fspath(path)]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"True\n"
+        try:
+            yield process
+        finally:
+            process.kill()

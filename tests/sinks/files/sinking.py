@@ -1,0 +1,138 @@
+"""A FileSink on the real disk, in virtual time or with its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.policy.leftovers import NameMatcher
+from nsqtools.policy.retention import Retention
+from nsqtools.sinks.files.aftercare import Care
+from nsqtools.sinks.files.leftovers import find
+from nsqtools.sinks.files.sink import FileSink
+from nsqtools.sinks.files.store import Archives
+from tests.sinks.files.archiving import Settled, batch, below, make_rules, plain
+from tests.support.clock import elapse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from nsqtools.sinks.files.hooks import Hook
+    from nsqtools.sinks.files.rules import Rules
+
+SOON = 0.001
+
+
+class SlowSink(FileSink):
+    """Works on the disk in the event loop, after so many virtual seconds."""
+
+    slow = 0.0
+
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        await elapse(self.slow)
+        return work(*args)
+
+
+class Sinking:
+    """A sink that is open and has joined its topics, and what becomes of its messages."""
+
+    def __init__(self, sink: FileSink, rules: Rules) -> None:
+        self.sink = sink
+        self.rules = rules
+        self.settled = Settled()
+        self.is_closed = False
+
+    async def handle(self, *bodies: bytes, **more: Any) -> None:
+        await self.sink.handle(batch(*bodies, settled=self.settled, **more))
+
+    async def close(self) -> None:
+        self.is_closed = True
+        await self.sink.close()
+
+    @property
+    def finished(self) -> list[bytes]:
+        return self.settled.finished
+
+    def names(self) -> list[str]:
+        """Of all files below the output directory but locks."""
+        return [name for name in below(self.rules.output_dir) if not name.endswith(".lock")]
+
+    def locks(self) -> list[str]:
+        return [name for name in below(self.rules.output_dir) if name.endswith(".lock")]
+
+    def published(self) -> dict[str, bytes]:
+        root = Path(self.rules.output_dir)
+        return {name: plain(root / name) for name in self.names() if not name.endswith(".part")}
+
+
+def make_archives(
+    rules: Rules,
+    *,
+    topics: tuple[str, ...] = ("events",),
+    hook: Hook | None = None,
+    retention: Retention | None = None,
+    **more: Any,
+) -> Archives:
+    matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
+    care = Care(
+        manifest=None,
+        link=None,
+        retention=retention or Retention(),
+        hook=hook,
+        found=lambda: find(rules.output_dir, matcher, ""),
+    )
+    return Archives(rules, matcher, care, hook=hook, **more)
+
+
+@contextlib.asynccontextmanager
+async def sinking(
+    folder: Path,
+    *,
+    kind: type[FileSink] = SlowSink,
+    topics: tuple[str, ...] = ("events",),
+    window: int = 100,
+    sync_interval: float = 30.0,
+    fail_fast: bool = False,
+    **more: Any,
+) -> AsyncIterator[Sinking]:
+    """``more`` is that of ``make_rules``; names have no time in them unless told."""
+    more.setdefault("filename_format", "<TOPIC><REV>.log")
+    rules = make_rules(folder, empty_after=sync_interval, **more)
+    sink = kind(
+        make_archives(rules, topics=topics),
+        window=window,
+        sync_interval=sync_interval,
+        fail_fast=fail_fast,
+    )
+    await sink.open()
+    for topic in topics:
+        await sink.join(topic)
+    running = Sinking(sink, rules)
+    try:
+        yield running
+    finally:
+        if not running.is_closed:
+            await running.close()
+
+
+@contextlib.contextmanager
+def blocked(path: Path) -> Any:
+    """A file is where a directory has to be, which stops even root."""
+    aside = path.with_name(f"{path.name}-aside")
+    if path.exists():
+        path.rename(aside)
+    path.write_bytes(b"")
+    try:
+        yield
+    finally:
+        path.unlink()
+        if aside.exists():
+            aside.rename(path)
+
+
+async def turns(count: int = 50) -> None:
+    """Let the event loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)

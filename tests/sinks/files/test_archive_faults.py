@@ -1,0 +1,295 @@
+"""Disks that fail and other programs in the directories: nothing is finished that is not safe."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.errors import OutputError
+from nsqtools.sinks.files import publish
+from tests.sinks.files.archiving import (
+    COMPRESSIONS,
+    FORMATS,
+    HOUR,
+    START,
+    Archiving,
+    CrashError,
+    Notes,
+    batch,
+    file_limit,
+    fill,
+    message,
+    small_disk,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "events.host-000000.2026-11-20_19.log"
+NEXT = "events.host-000001.2026-11-20_19.log"
+
+
+def bodies(archiving: Archiving) -> list[bytes]:
+    return [body for data in archiving.published().values() for body in data.split()]
+
+
+class TestAFullDisk:
+    @pytest.mark.parametrize("form", FORMATS)
+    @pytest.mark.parametrize("compression", COMPRESSIONS)
+    def test_what_was_written_before_and_after_is_whole_and_nothing_else_is_there(
+        self, compression: str, form: str, tmp_path: Path
+    ) -> None:
+        with small_disk(tmp_path / "small") as disk:
+            archiving = Archiving(disk, compression=compression, format=form)
+            archiving.write(b"before")
+            with fill(disk), pytest.raises(OSError, match="No space left"):
+                archiving.write(*(os.urandom(3000) for _ in range(100)))
+            assert archiving.safe == [b"before"]
+            archiving.write(b"after")
+            archiving.close()
+            assert archiving.safe == [b"before", b"after"]
+            (data,) = archiving.published().values()
+            (told,) = archiving.notes.recorded
+        assert data.index(b"before") < data.index(b"after")
+        assert told.records == 2
+        assert len(data) < 500
+
+    def test_a_disk_that_fills_while_messages_flow_loses_none(self, tmp_path: Path) -> None:
+        """Until it is freed, as the consumer would: what is not safe is written again."""
+        with small_disk(tmp_path / "small") as disk:
+            archiving = Archiving(disk, rotate_size=100_000)
+            sent = [b"%06d" % n + b"x" * 494 for n in range(4000)]
+            waiting = [sent[n : n + 250] for n in range(0, len(sent), 250)]
+            archived: list[bytes] = []
+            failures = 0
+            while waiting:
+                safe = len(archiving.safe)
+                try:
+                    archiving.write(*waiting[0])
+                except OSError:
+                    failures += 1
+                    for name in archiving.published():
+                        archived += (disk / "out" / name).read_bytes().split()
+                        (disk / "out" / name).unlink()
+                    finished = set(archiving.safe[safe:])
+                    waiting[0] = [body for body in waiting[0] if body not in finished]
+                else:
+                    waiting.pop(0)
+            archiving.close()
+            archived += bodies(archiving)
+        assert failures > 0
+        assert archived == sent == archiving.safe
+
+    def test_a_file_that_cannot_be_published_is_when_there_is_space(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "small") as disk:
+            archiving = Archiving(tmp_path, output_dir=str(disk / "published"))
+            archiving.write(b"x" * 8000)
+            with fill(disk), pytest.raises(OSError, match="No space left"):
+                archiving.close()
+            assert archiving.safe == [b"x" * 8000]
+            archiving.step()
+            assert archiving.published() == {NAME: b"x" * 8000 + b"\n"}
+        assert archiving.work() == []
+
+
+class TestWhatIsSafe:
+    def test_what_a_step_made_safe_before_it_failed_is_finished(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, rotate_size=3000)
+        with file_limit(4096), pytest.raises(OSError, match="File too large"):
+            archiving.step(batch(b"a" * 2000, b"b" * 2000, b"c" * 5000, b"d" * 5000), batch(b"e"))
+        assert archiving.safe == [b"a" * 2000, b"b" * 2000]
+        assert list(archiving.published().values()) == [b"a" * 2000 + b"\n" + b"b" * 2000 + b"\n"]
+        archiving.write(b"c" * 5000, b"d" * 5000, b"e")
+        archiving.close()
+        assert b"".join(archiving.safe) == b"".join(bodies(archiving))
+
+    def test_what_is_synced_is_safe_though_the_file_cannot_be_published(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(
+            tmp_path, work_dir=str(tmp_path / "work"), rotate_size=2, filename_format="d/x<REV>"
+        )
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "d").write_bytes(b"")
+        with pytest.raises(OSError, match="Not a directory"):
+            archiving.step(batch(b"one", b"two"), batch(b"three"))
+        assert archiving.safe == [b"one"]
+        with pytest.raises(OSError, match="Not a directory"):
+            archiving.write(b"two")
+        assert archiving.safe == [b"one"]
+        (tmp_path / "out" / "d").unlink()
+        archiving.write(b"two", b"three")
+        archiving.close()
+        assert archiving.safe == bodies(archiving) == [b"one", b"two", b"three"]
+
+    def test_of_partitions_those_are_safe_that_were_synced(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, by_message=True)
+        other = message(b"b" * 8000, timestamp=START + HOUR)
+        with file_limit(4096), pytest.raises(OSError, match="File too large"):
+            archiving.write(b"a", other, b"c")
+        assert archiving.safe == [b"a", b"c"]
+        archiving.write(other)
+        archiving.close()
+        assert bodies(archiving) == [b"a", b"c", b"b" * 8000]
+
+    def test_a_failure_of_one_reopened_file_leaves_the_others_published(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(
+            tmp_path,
+            by_message=True,
+            work_dir=str(tmp_path / "work"),
+            filename_format="<DATETIME>/x<REV>",
+        )
+        archiving.write(b"one", message(b"two", timestamp=START + HOUR))
+        blocked = tmp_path / "out" / "2026-11-20_19"
+        blocked.parent.mkdir()
+        blocked.write_bytes(b"")
+        with pytest.raises(OSError, match="Not a directory"):
+            archiving.step(fate="reopen")
+        blocked.unlink()
+        archiving.step()
+        assert bodies(archiving) == [b"one", b"two"]
+        assert archiving.work() == []
+
+
+class TestNamesUnderneath:
+    @pytest.mark.parametrize("compression", COMPRESSIONS)
+    @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
+    def test_a_work_file_without_its_name_is_written_again(
+        self, how: str, compression: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        archiving = Archiving(tmp_path, compression=compression, digest=True)
+        archiving.write(b"one")
+        (name,) = archiving.work()
+        work = tmp_path / "out" / name
+        match how:
+            case "removed":
+                work.unlink()
+            case "renamed":
+                work.rename(tmp_path / "elsewhere")
+            case _:
+                work.unlink()
+                work.write_bytes(b"theirs")
+        archiving.write(b"two")
+        archiving.close()
+        assert archiving.safe == [b"one", b"two"]
+        assert archiving.published() == {
+            name.removesuffix(".part").replace("000000", "000001"): b"one\ntwo\n"
+        }
+        assert archiving.notes.recorded[0].records == 2
+        assert "removed or replaced by another program: its records go on in" in caplog.text
+        assert (how == "replaced") == work.exists()
+
+    def test_so_is_one_that_loses_its_name_before_it_is_published(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path)
+        archiving.write(b"one")
+        (tmp_path / "out" / f"{NAME}.part").unlink()
+        archiving.close()
+        assert archiving.published() == {NEXT: b"one\n"}
+
+    def test_so_is_one_that_loses_it_while_it_cannot_be_published(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, work_dir=str(tmp_path / "work"))
+        (tmp_path / "out").write_bytes(b"")
+        archiving.write(b"one")
+        with pytest.raises(OSError, match="Not a directory"):
+            archiving.close()
+        shutil.rmtree(tmp_path / "work")
+        (tmp_path / "out").unlink()
+        archiving.step()
+        assert archiving.published() == {NEXT: b"one\n"}
+        assert archiving.work() == []
+
+    def test_one_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "small") as disk:
+            archiving = Archiving(disk)
+            archiving.write(b"x" * 300_000)  # the next record has room in its last page
+            (disk / "out" / f"{NAME}.part").unlink()
+            for _ in range(2):
+                with fill(disk), pytest.raises(OSError, match="No space left"):
+                    archiving.write(b"two")
+                assert archiving.names() == []
+            archiving.write(b"two")
+            archiving.close()
+            assert bodies(archiving) == [b"x" * 300_000, b"two"] == archiving.safe
+
+    def test_a_directory_that_is_removed_is_made_again(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path)
+        archiving.write(b"one")
+        shutil.rmtree(tmp_path / "out")
+        archiving.write(b"two")
+        archiving.close()
+        assert archiving.published() == {NEXT: b"one\ntwo\n"}
+
+    def test_a_directory_that_cannot_be_made_holds_everything_until_it_can(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path)
+        archiving.write(b"one")
+        shutil.rmtree(tmp_path / "out")
+        (tmp_path / "out").write_bytes(b"")
+        for _ in range(2):
+            with pytest.raises(OSError, match="Not a directory"):
+                archiving.write(b"two")
+        assert archiving.safe == [b"one"]
+        (tmp_path / "out").unlink()
+        archiving.write(b"two")
+        archiving.close()
+        assert bodies(archiving) == [b"one", b"two"]
+
+    def test_a_file_that_was_cut_is_left_and_another_one_begun(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        archiving = Archiving(tmp_path)
+        archiving.write(b"one", b"two")
+        work = tmp_path / "out" / f"{NAME}.part"
+        os.truncate(work, 5)
+        with pytest.raises(OutputError, match="another program has cut it"):
+            archiving.write(b"three")
+        assert archiving.safe == [b"one", b"two"]
+        archiving.write(b"three")
+        archiving.close()
+        assert archiving.published() == {NEXT: b"three\n"}
+        assert work.read_bytes() == b"one\nt"
+        assert "what was cut off is lost" in caplog.text
+        assert caplog.records[0].levelno == logging.ERROR
+
+    def test_so_is_one_that_was_cut_while_it_could_not_be_published(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, work_dir=str(tmp_path / "work"))
+        (tmp_path / "out").write_bytes(b"")
+        archiving.write(b"one")
+        with pytest.raises(OSError, match="Not a directory"):
+            archiving.close()
+        os.truncate(tmp_path / "work" / f"{NAME}.part", 2)
+        (tmp_path / "out").unlink()
+        with pytest.raises(OutputError, match="another program has cut it"):
+            archiving.step()
+        archiving.write(b"two")
+        archiving.close()
+        assert archiving.published() == {NEXT: b"two\n"}
+
+    def test_what_another_program_appends_is_not_published(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path)
+        archiving.write(b"one")
+        with (tmp_path / "out" / f"{NAME}.part").open("ab") as file:
+            file.write(b"no record")
+        archiving.close()
+        assert archiving.published() == {NAME: b"one\n"}
+
+
+def test_a_process_that_ends_leaves_its_synced_records_in_a_file_nobody_holds(
+    tmp_path: Path,
+) -> None:
+    archiving = Archiving(tmp_path, notes=Notes(error=CrashError()), rotate_size=2)
+    with pytest.raises(CrashError):
+        archiving.write(b"one", b"two")
+    archiving.crash()
+    work = tmp_path / "out" / f"{NAME}.part"
+    assert work.read_bytes() == b"one\n"
+    fd = publish.hold(str(work))
+    assert fd is not None
+    os.close(fd)

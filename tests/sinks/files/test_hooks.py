@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.sinks.files.hooks import RETRIES, Hook, Schedule
+from nsqtools.sinks.files.manifest import Published
+from tests.support.eventually import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+WAIT = 60.0
+NEVER = (3600.0,)
+"""A second attempt that no test lives to see."""
+
+
+def made(path: object, **facts: Any) -> Published:
+    known: dict[str, Any] = {"topic": "orders", "records": 3} | facts
+    return Published(
+        path=str(path),
+        name=os.path.basename(str(path)),
+        size=42,
+        sha256="",
+        format="raw",
+        delimiter="\\n",
+        compression="none",
+        **known,
+    )
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.DEBUG, "nsqtools")
+    return lambda: [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def to(out: Path, command: str) -> str:
+    """The shell command, with its output appended to a file."""
+    return f"{{ {command}; }} >> {shlex.quote(str(out))}"
+
+
+def gate(tmp_path: Path, name: str = "gate") -> tuple[str, Callable[[], None]]:
+    """A command that waits to be let go on, and what lets it as soon as it waits."""
+    fifo = tmp_path / name
+    os.mkfifo(fifo)
+
+    def let_go() -> None:
+        os.close(eventually(lambda: os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)))
+
+    return f"cat {shlex.quote(str(fifo))}", let_go
+
+
+def test_the_path_is_quoted_where_braces_stand(out: Path) -> None:
+    hook = Hook(to(out, "printf '<%s>' {} -- {}"))
+    hook.submit(made("/data/it's; $(touch x) a.log"))
+    assert hook.close() == []
+    path = "/data/it's; $(touch x) a.log"
+    assert out.read_text() == f"<{path}><--><{path}>"
+
+
+def test_without_braces_the_path_is_appended(out: Path) -> None:
+    hook = Hook(f"exec >> {shlex.quote(str(out))}; printf '<%s>' first")
+    hook.submit(made("/data/a b"))
+    assert hook.close() == []
+    assert out.read_text() == "<first></data/a b>"
+
+
+def test_the_environment_tells_of_the_file(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSQ_OURS", "kept")
+    hook = Hook(
+        to(
+            out,
+            'echo "$NSQ_FILE|$NSQ_TOPIC|$NSQ_COUNT|$NSQ_FIRST_TIMESTAMP|$NSQ_LAST_TIMESTAMP'
+            '|$NSQ_OURS"; : {}',
+        )
+    )
+    hook.submit(made("/data/a", first_timestamp=1_763_665_200_000_000_001, last_timestamp=2))
+    hook.submit(made("/data/b", records=None))
+    assert hook.close() == []
+    assert out.read_text().splitlines() == [
+        "/data/a|orders|3|1763665200000000001|2|kept",
+        "/data/b|orders||||kept",
+    ]
+
+
+def test_standard_input_is_empty_and_output_goes_to_standard_error(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    hook = Hook("cat; echo said; echo complained >&2; : {}")
+    hook.submit(made("/data/a"))
+    assert hook.close() == []
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err.splitlines()) == ("", ["said", "complained"])
+
+
+def test_a_command_has_a_process_group_of_its_own(out: Path) -> None:
+    hook = Hook(to(out, "echo $$; ps -o pgid= -p $$; : {}"))
+    hook.submit(made("/data/a"))
+    assert hook.close() == []
+    pid, group = out.read_text().split()
+    assert pid == group
+
+
+def test_files_have_their_turn_one_after_another(out: Path) -> None:
+    hook = Hook(to(out, "echo begin {}; echo end {}"))
+    for name in "abc":
+        hook.submit(made(name))
+    assert hook.close() == []
+    assert out.read_text().split() == [
+        word for name in "abc" for word in ("begin", name, "end", name)
+    ]
+
+
+def test_submit_does_not_wait_and_a_file_is_busy_until_the_command_is_done(tmp_path: Path) -> None:
+    wait, let_go = gate(tmp_path)
+    hook = Hook(f"{wait}; : {{}}")
+    assert not hook.busy("/data/a")
+    hook.submit(made("/data/a"))
+    hook.submit(made("/data/b"))
+    assert hook.busy("/data/a")
+    assert hook.busy("/data/b")
+    let_go()
+    eventually(lambda: not hook.busy("/data/a"))
+    let_go()
+    eventually(lambda: not hook.busy("/data/b"))
+
+
+def test_a_file_submitted_twice_is_busy_until_both_are_done(tmp_path: Path, out: Path) -> None:
+    wait, let_go = gate(tmp_path)
+    hook = Hook(to(out, f"{wait}; echo {{}}"))
+    hook.submit(made("/data/a"))
+    hook.submit(made("/data/a"))
+    let_go()
+    eventually(lambda: out.read_text() == "/data/a\n")
+    assert hook.busy("/data/a")
+    let_go()
+    eventually(lambda: not hook.busy("/data/a"))
+
+
+def test_a_failure_is_logged_and_the_command_run_again_until_it_succeeds(
+    out: Path, said: Callable[[], list[str]]
+) -> None:
+    command = to(out, "echo {}") + f"; test $(wc -l < {shlex.quote(str(out))}) -ge 3 || exit 7"
+    hook = Hook(command, retries=(0.0,) * 5)
+    hook.submit(made("/data/a"))
+    eventually(lambda: not hook.busy("/data/a"))
+    assert hook.close() == []
+    assert hook.given_up == 0
+    assert out.read_text() == "/data/a\n" * 3
+    line = "WARNING --on-rotate exited with status 7 for /data/a, again in 0 s"
+    assert said() == [line] * 2
+
+
+def test_after_the_last_attempt_a_file_is_given_up(
+    out: Path, said: Callable[[], list[str]]
+) -> None:
+    hook = Hook(to(out, "echo {}") + "; false", retries=(0.0, 0.0))
+    hook.submit(made("/data/a"))
+    eventually(lambda: not hook.busy("/data/a"))
+    assert hook.given_up == 1
+    assert hook.close() == []
+    assert out.read_text() == "/data/a\n" * 3
+    assert said()[-1] == (
+        "ERROR --on-rotate exited with status 1 for /data/a, given up after 3 attempts"
+    )
+
+
+def test_others_go_on_while_a_file_waits_for_its_next_attempt(out: Path) -> None:
+    command = to(out, "echo {}") + '; test "$NSQ_FILE" != bad'
+    hook = Hook(command, retries=NEVER)
+    hook.submit(made("bad"))
+    hook.submit(made("good"))
+    eventually(lambda: not hook.busy("good"))
+    assert hook.busy("bad")
+    assert out.read_text().split() == ["bad", "good"]
+
+
+def test_close_makes_one_last_attempt_at_once_and_returns_what_failed(
+    out: Path, said: Callable[[], list[str]]
+) -> None:
+    command = to(out, "echo {}") + '; test "$NSQ_FILE" = good'
+    hook = Hook(command, retries=NEVER)
+    hook.submit(made("bad"))
+    eventually(lambda: "again in 3600 s" in said()[-1])
+    hook.submit(made("good"))
+    assert [published.path for published in hook.close()] == ["bad"]
+    assert not hook.busy("bad")
+    assert sorted(out.read_text().split()) == ["bad", "bad", "good"]
+    assert "ERROR --on-rotate exited with status 1 for bad" in said()
+
+
+def test_a_failure_that_began_before_close_has_its_last_attempt(tmp_path: Path, out: Path) -> None:
+    wait, let_go = gate(tmp_path)
+    twice = f"test $(wc -l < {shlex.quote(str(out))}) -ge 2"
+    hook = Hook(to(out, f"echo {{}}; {wait}; {twice}"), retries=NEVER)
+    hook.submit(made("a"))
+    eventually(out.read_text)
+    closing = threading.Thread(target=lambda: left.extend(hook.close()))
+    left: list[Published] = []
+    closing.start()
+    let_go()
+    eventually(lambda: out.read_text() == "a\n" * 2)
+    let_go()
+    closing.join(WAIT)
+    assert left == []
+    assert out.read_text() == "a\n" * 2
+
+
+def test_close_may_be_called_without_any_file_and_again() -> None:
+    assert Hook("true").close() == []
+    hook = Hook("false", retries=NEVER)
+    hook.submit(made("a"))
+    assert [published.path for published in hook.close()] == ["a"]
+    assert [published.path for published in hook.close()] == ["a"]
+
+
+def test_close_waits_for_a_command_that_runs_and_for_those_after_it(
+    tmp_path: Path, out: Path
+) -> None:
+    wait, let_go = gate(tmp_path)
+    hook = Hook(to(out, f"{wait}; echo {{}}"))
+    hook.submit(made("a"))
+    hook.submit(made("b"))
+    closing = threading.Thread(target=hook.close, daemon=True)
+    closing.start()
+    let_go()
+    eventually(lambda: out.read_text() == "a\n")
+    assert closing.is_alive()
+    let_go()
+    closing.join(WAIT)
+    assert not closing.is_alive()
+    assert out.read_text() == "a\nb\n"
+
+
+def test_a_command_killed_by_a_signal_says_so(said: Callable[[], list[str]]) -> None:
+    hook = Hook("kill -KILL $$; : {}", retries=NEVER)
+    hook.submit(made("a"))
+    assert hook.close() != []
+    assert f"--on-rotate was killed by signal {int(signal.SIGKILL)} for a" in said()[0]
+
+
+@pytest.mark.parametrize("command", ["echo " + "x" * 4_000_000, "echo \0"])
+def test_a_command_that_cannot_be_started_is_a_failure(
+    command: str, said: Callable[[], list[str]]
+) -> None:
+    hook = Hook(command, retries=(0.0,))
+    hook.submit(made("a"))
+    eventually(lambda: hook.given_up == 1)
+    assert said()[0].startswith("WARNING --on-rotate cannot be started (")
+
+
+def test_a_command_that_runs_for_long_is_mentioned_when_more_is_to_do(
+    tmp_path: Path, out: Path, said: Callable[[], list[str]]
+) -> None:
+    now = 0.0
+    wait, let_go = gate(tmp_path)
+    only_a = f"test $NSQ_FILE != a || {wait}"
+    hook = Hook(to(out, f"echo {{}}; {only_a}"), clock=lambda: now)
+    hook.submit(made("a"))
+    eventually(lambda: out.exists() and out.read_text() == "a\n")
+    now = 299.0
+    hook.submit(made("b"))
+    assert said() == []
+    now = 300.0
+    hook.submit(made("c"))
+    hook.submit(made("d"))
+    assert said() == ["WARNING --on-rotate has been running for 300 s for a, 2 files wait"]
+    let_go()
+    assert hook.close() == []
+
+
+def test_the_schedule_waits_1_2_4_15_60_seconds_and_then_gives_up() -> None:
+    schedule = Schedule()
+    schedule.add(made("a"), 0.0)
+    now, waits = 0.0, []
+    while (wait := schedule.wait(now)) is not None:
+        now += wait
+        waits.append(schedule.retry(schedule.pop(), now))
+    assert waits == [1, 2, 4, 15, 60, None]
+    assert tuple(waits[:-1]) == RETRIES
+    assert now == sum(RETRIES)
+
+
+def test_the_schedule_keeps_the_order_of_due_times_then_of_coming() -> None:
+    schedule = Schedule((5.0,))
+    for name in "abc":
+        schedule.add(made(name), 0.0)
+    schedule.retry(schedule.pop(), 0.0)
+    schedule.add(made("d"), 6.0)
+    assert [schedule.pop().published.path for _ in range(len(schedule))] == ["b", "c", "a", "d"]
+    assert schedule.wait(7.0) is None
+
+
+def test_the_schedule_waits_for_the_first_job_only() -> None:
+    schedule = Schedule((5.0,))
+    assert schedule.wait(0.0) is None
+    schedule.add(made("a"), 1.0)
+    assert schedule.wait(1.0) == 0
+    schedule.retry(schedule.pop(), 2.0)
+    assert schedule.wait(3.0) == 4.0
+    assert schedule.wait(100.0) == 0

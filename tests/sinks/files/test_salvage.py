@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.policy.leftovers import NameMatcher
+from nsqtools.policy.retention import Retention
+from nsqtools.sinks.compression import SNAPPY_HEAD
+from nsqtools.sinks.files import publish
+from nsqtools.sinks.files.aftercare import Care
+from nsqtools.sinks.files.leftovers import find
+from nsqtools.sinks.files.manifest import Manifest
+from nsqtools.sinks.files.salvage import salvage
+from tests.sinks.files.archiving import (
+    COMPRESSIONS,
+    FORMATS,
+    Archiving,
+    CrashError,
+    Notes,
+    batch,
+    below,
+    fill,
+    held_by_another_process,
+    make_rules,
+    other_disk,
+    plain,
+    small_disk,
+)
+
+if TYPE_CHECKING:
+    from nsqtools.sinks.files.manifest import Published
+    from nsqtools.sinks.files.rules import Rules
+
+NAME = "events.host-000000.2026-11-20_19.log"
+NEXT = "events.host-000001.2026-11-20_19.log"
+
+
+def recover(rules: Rules, notes: Notes | Care | None = None) -> int:
+    """As at the start of the next run."""
+    matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics={"events"})
+    return salvage(find(rules.work_dir, matcher, publish.WORK), rules, notes or Notes())
+
+
+def leave(rules: Rules, data: bytes, name: str = NAME) -> Path:
+    work = Path(rules.work_path(name))
+    work.parent.mkdir(parents=True, exist_ok=True)
+    work.write_bytes(data)
+    return work
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Rules:
+    return make_rules(tmp_path, digest=True)
+
+
+class TestTornEnds:
+    @pytest.mark.parametrize("form", FORMATS)
+    @pytest.mark.parametrize("compression", COMPRESSIONS)
+    def test_a_leftover_is_cut_back_to_what_is_whole_and_published(
+        self, compression: str, form: str, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path, compression=compression, format=form, digest=True)
+        archiving.write(b"one", b"two")
+        (name,) = archiving.work()
+        work = tmp_path / "out" / name
+        size = work.stat().st_size
+        archiving.write(b"three")
+        data = work.read_bytes()
+        archiving.crash()
+        for cut in range(size + 1, len(data)):
+            work.write_bytes(data[:cut])
+            torn = work.with_suffix(".torn")
+            notes = Notes()
+            assert recover(archiving.rules, notes) == 0
+            (published,) = archiving.published().values()
+            assert published.count(b"one") == published.count(b"two") == 1
+            assert b"three" not in published
+            (told,) = notes.recorded
+            assert notes.followed == [told]
+            assert told.records == 2
+            head = compression == "snappy" and cut >= size + len(SNAPPY_HEAD)
+            assert told.size == size + (len(SNAPPY_HEAD) if head else 0)
+            rest = data[told.size : cut]
+            assert Path(told.path).read_bytes() == data[: told.size]
+            if compression in ("gzip", "zstd"):  # a member that never was synced
+                rest = b""
+            assert (torn.read_bytes() if torn.exists() else b"") == rest
+            Path(told.path).unlink()
+            torn.unlink(missing_ok=True)
+
+    def test_a_whole_leftover_is_published_as_it_is(
+        self, rules: Rules, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        leave(rules, b"one\ntwo\n")
+        notes = Notes()
+        assert recover(rules, notes) == 0
+        assert below(rules.output_dir) == [NAME]
+        (told,) = notes.recorded
+        assert (told.topic, told.name, told.records, told.size) == ("events", NAME, 2, 8)
+        assert (told.format, told.delimiter, told.compression) == ("raw", "\\n", "none")
+        assert len(told.sha256) == 64
+        assert caplog.messages == [f"published {NAME}, which a crash left behind: 2 records"]
+
+    def test_what_is_put_aside_is_told(
+        self, rules: Rules, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        work = leave(rules, b"one\nto")
+        recover(rules)
+        aside = work.with_suffix(".torn")
+        assert aside.read_bytes() == b"to"
+        assert caplog.messages[0] == (
+            f"{work}: record 2 at byte 4: it is torn: its last 2 bytes are put aside in {aside}"
+        )
+
+    def test_zeros_that_a_disk_left_at_the_end_are_no_records(self, rules: Rules) -> None:
+        leave(rules, b"one\n" + bytes(100))
+        recover(rules)
+        assert (Path(rules.output_dir) / NAME).read_bytes() == b"one\n"
+
+    @pytest.mark.parametrize("compression", COMPRESSIONS)
+    def test_an_empty_leftover_is_removed(self, compression: str, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, compression=compression, skip_empty=False)
+        archiving.elapse(30)
+        archiving.step()
+        archiving.crash()
+        assert len(archiving.work()) == 1
+        notes = Notes()
+        assert recover(archiving.rules, notes) == 0
+        assert archiving.names() == []
+        assert notes.recorded == []
+
+    def test_of_a_leftover_without_a_whole_record_the_torn_bytes_are_kept(
+        self, rules: Rules
+    ) -> None:
+        leave(rules, b"no record")
+        assert recover(rules) == 0
+        assert below(rules.output_dir) == [NAME.removesuffix(".part") + ".torn"]
+
+    def test_nothing_is_cut_off_where_it_cannot_be_kept(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "small") as disk:
+            rules = make_rules(disk)
+            work = leave(rules, b"one\n" + b"t" * 5000)
+            with fill(disk):
+                assert recover(rules) == 1
+                assert work.stat().st_size == 5004
+            assert recover(rules) == 0
+            assert (disk / "out" / NAME).read_bytes() == b"one\n"
+
+
+class TestHeldFiles:
+    def test_a_leftover_of_a_living_process_is_left_alone(
+        self, rules: Rules, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        work = leave(rules, b"one\nto")
+        with held_by_another_process(work) as process:
+            assert recover(rules) == 0
+            assert caplog.messages == [f"{work}: another process writes to it"]
+            assert work.read_bytes() == b"one\nto"
+            process.kill()
+            process.wait()
+            assert recover(rules) == 0
+        assert below(rules.output_dir) == [NAME, f"{NAME}.torn"]
+
+    def test_so_is_a_file_that_this_process_writes(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path)
+        archiving.write(b"one")
+        assert recover(archiving.rules) == 0
+        archiving.write(b"two")
+        archiving.close()
+        assert archiving.published() == {NAME: b"one\ntwo\n"}
+
+
+class Crashing(Care):
+    """A Care with a manifest whose process ends before, or after, the line is written."""
+
+    def __init__(self, manifest: Manifest, moment: str) -> None:
+        super().__init__(
+            manifest=manifest, link=None, retention=Retention(), hook=None, found=lambda: ()
+        )
+        self.moment = moment
+
+    def record(self, published: Published) -> None:
+        if self.moment == "before":
+            raise CrashError
+        super().record(published)
+        if self.moment == "after":
+            raise CrashError
+
+
+class TestPublishedTwice:
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    @pytest.mark.parametrize("way", ["link", "copy"])
+    @pytest.mark.parametrize("taken", [False, True])
+    def test_a_crash_between_the_name_and_the_end_of_the_other_publishes_once(
+        self, taken: bool, way: str, moment: str, tmp_path: Path
+    ) -> None:
+        with other_disk(tmp_path) as other:
+            out = other if way == "copy" else tmp_path / "out"
+            manifest = tmp_path / "manifest"
+            care = Crashing(Manifest(str(manifest)), moment)
+            rules = make_rules(
+                tmp_path, output_dir=str(out), work_dir=str(tmp_path / "work"), digest=True
+            )
+            archiving = Archiving(tmp_path, rules=rules, notes=care)  # type: ignore[arg-type]
+            archiving.write(b"one")
+            out.mkdir(exist_ok=True)
+            if taken:
+                (out / NAME).write_bytes(b"theirs\n")
+            name = NEXT if taken else NAME
+            with pytest.raises(CrashError):
+                archiving.close()
+            archiving.crash()
+            assert (out / name).read_bytes() == b"one\n"
+            assert archiving.work() == [f"{NAME}.part"]
+            care.moment = ""
+            assert recover(rules, care) == 0
+            assert archiving.work() == []
+            assert below(str(out)) == ([NAME, NEXT] if taken else [NAME])
+            (line,) = map(json.loads, manifest.read_bytes().splitlines())
+            assert (out / name).samefile(tmp_path / line["name"])
+            assert line["bytes"] == 4
+            assert len(line["sha256"]) == 64
+
+    def test_a_file_that_had_its_name_before_keeps_it(self, rules: Rules) -> None:
+        leave(rules, b"one\n")
+        target = Path(rules.target_path(NAME))
+        target.write_bytes(b"theirs\n")
+        assert recover(rules) == 0
+        assert target.read_bytes() == b"theirs\n"
+        assert Path(rules.target_path(NEXT)).read_bytes() == b"one\n"
+
+    def test_a_name_without_revision_is_given_to_one_file_only(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rules = make_rules(tmp_path, filename_format="<TOPIC>.log")
+        work = leave(rules, b"one\n", "events.log")
+        target = tmp_path / "out" / "events.log"
+        target.write_bytes(b"theirs\n")
+        assert recover(rules) == 1
+        assert (work.read_bytes(), target.read_bytes()) == (b"one\n", b"theirs\n")
+        (error,) = caplog.records
+        assert error.levelno == logging.ERROR
+        assert error.message == (
+            f"{work}, which a crash left behind, is not published: "
+            f"{target} exists: move one of them away"
+        )
+        target.unlink()
+        assert recover(rules) == 0
+        assert target.read_bytes() == b"one\n"
+
+    def test_a_file_that_was_gone_on_with_is_published_again_with_what_it_had(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path, filename_format="<TOPIC>.log")
+        archiving.write(b"one")
+        archiving.step(fate="reopen")
+        archiving.write(b"two")
+        archiving.crash()
+        notes = Notes()
+        assert recover(archiving.rules, notes) == 0
+        assert archiving.published() == {"events.log": b"one\ntwo\n"}
+        assert [told.records for told in notes.recorded] == [2]
+
+
+def test_a_failure_does_not_keep_others_from_being_published(
+    rules: Rules, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = leave(rules, b"one\n"), leave(rules, b"two\n", NEXT)
+    for age, work in enumerate((second, first)):
+        os.utime(work, (age, age))
+    notes = Notes(error=OSError(28, "No space left"))
+    assert recover(rules, notes) == 1
+    assert [told.name for told in notes.recorded] == [NAME]
+    assert "is not published: No space left" in caplog.text
+    assert recover(rules, notes) == 0
+    assert [told.name for told in notes.recorded] == [NAME, NEXT]
+    assert below(rules.output_dir) == [NAME, NEXT]
+
+
+def test_what_the_crash_of_a_step_left_is_what_was_safe(tmp_path: Path) -> None:
+    archiving = Archiving(tmp_path, rotate_size=6, notes=Notes(error=CrashError()))
+    archiving.write(b"one")
+    with pytest.raises(CrashError):
+        archiving.step(batch(b"two"), batch(b"three"))
+    archiving.crash()
+    recover(archiving.rules)
+    found = b"".join(plain(tmp_path / "out" / name) for name in archiving.names())
+    assert found.split() == archiving.safe == [b"one", b"two"]

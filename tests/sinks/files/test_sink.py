@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.errors import OutputError
+from nsqtools.sinks.files.sink import FileSink
+from tests.sinks.files.archiving import HOUR, START, Settled, batch, message
+from tests.sinks.files.sinking import SOON, SlowSink, blocked, make_archives, sinking
+from tests.support.clock import elapse, virtual
+from tests.support.eventually import eventually_async
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nsqtools.engine.handler import Message
+
+FIRST, SECOND = "events-000000.log", "events-000001.log"
+
+
+def slow(sink: object, seconds: float) -> None:
+    assert isinstance(sink, SlowSink)
+    sink.slow = seconds
+
+
+class TestGathering:
+    @virtual
+    async def test_batches_wait_for_one_sync_and_are_finished_after_it(
+        self, tmp_path: Path
+    ) -> None:
+        async with sinking(tmp_path, compression="gzip") as running:
+            await running.handle(b"one", b"two")
+            await elapse(20)
+            await running.handle(b"three")
+            await elapse(9.9)
+            assert running.finished == []
+            await elapse(0.2)
+            assert running.finished == [b"one", b"two", b"three"]
+            (work,) = running.names()
+            data = (tmp_path / "out" / work).read_bytes()
+            assert data.count(b"\x1f\x8b\x08") == 1
+        assert running.settled.requeued == []
+        assert running.published() == {f"{FIRST}.gz": b"one\ntwo\nthree\n"}
+
+    @virtual
+    async def test_a_batch_is_held_until_then(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            waiting = batch(b"one", settled=running.settled)
+            await running.sink.handle(waiting)
+            assert waiting.held
+
+    @virtual
+    async def test_half_a_window_is_synced_at_once(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path, window=9) as running:
+            await running.handle(*[b"x"] * 3)
+            await running.handle(b"x")
+            await elapse(SOON)
+            assert running.finished == []
+            await running.handle(b"x")
+            await elapse(SOON)
+            assert len(running.finished) == 5
+
+    @virtual
+    async def test_large_bodies_are_synced_before_they_take_much_memory(
+        self, tmp_path: Path
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            for _ in range(4):
+                await running.handle(b"x" * (1 << 20))
+            await elapse(SOON)
+            assert len(running.finished) == 4
+
+    @virtual
+    async def test_a_starved_connection_does_not_wait(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            await running.handle(b"one")
+            await running.handle(b"two", starved=True)
+            await elapse(SOON)
+            assert running.finished == [b"one", b"two"]
+
+    @virtual
+    async def test_a_flush_is_a_sync_soon(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            running.sink.flush()
+            await elapse(SOON)
+            assert running.names() == []
+            await running.handle(b"one")
+            running.sink.flush()
+            await elapse(SOON)
+            assert running.finished == [b"one"]
+
+    @virtual
+    async def test_a_long_interval_is_cut_to_half_the_timeout_with_one_warning(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with sinking(tmp_path, sync_interval=30.0) as running:
+            for number in range(2):
+                await running.handle(b"%d" % number, msg_timeout=10.0)
+                await elapse(4.9)
+                assert len(running.finished) == number
+                await elapse(0.2)
+                assert len(running.finished) == number + 1
+        assert caplog.messages == [
+            "--sync-interval 30 s is too long for nsqd's message timeout of 10 s: syncing after 5 s"
+        ]
+
+    @virtual
+    async def test_the_shortest_timeout_of_all_that_wait_counts(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            await running.handle(b"long", msg_timeout=60.0)
+            await elapse(1)
+            await running.handle(b"short", msg_timeout=4.0)
+            await elapse(2.1)
+            assert running.finished == [b"long", b"short"]
+
+    @virtual
+    async def test_topics_have_files_of_their_own(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path, topics=("a", "b")) as running:
+            await running.handle(b"one", topic="a", starved=True)
+            await running.handle(b"two", topic="b")
+            await elapse(SOON)
+            assert running.finished == [b"one"]
+        assert running.published() == {"a-000000.log": b"one\n", "b-000000.log": b"two\n"}
+
+    @virtual
+    async def test_messages_given_up_are_logged_as_lost_and_counted(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            await running.sink.gave_up(batch(b"one", b"two")[:])
+            assert running.sink.given_up == 2
+        (record,) = caplog.records
+        assert record.levelno == logging.ERROR
+        assert "0000000000000001 0000000000000002" in record.message
+
+
+class Touched(Settled):
+    """Notes when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    def touch(self, messages: Sequence[Message]) -> None:
+        super().touch(messages)
+        self.times.append(asyncio.get_running_loop().time())
+
+
+class TestASlowDisk:
+    @virtual
+    async def test_batches_gather_while_a_sync_runs(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path, compression="gzip") as running:
+            slow(running.sink, 1.0)
+            for body in (b"one", b"two", b"three"):
+                await running.handle(body, starved=True)
+                await elapse(0.1)
+            assert running.finished == []
+            await elapse(0.8)
+            assert running.finished == [b"one"]
+            await elapse(1)
+            assert running.finished == [b"one", b"two", b"three"]
+            (work,) = running.names()
+            assert (tmp_path / "out" / work).read_bytes().count(b"\x1f\x8b\x08") == 2
+
+    @virtual
+    async def test_what_waits_for_it_is_touched_and_finished_once(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            slow(running.sink, 50.0)
+            await running.handle(b"one", starved=True)
+            await elapse(10)
+            await running.handle(b"two", starved=True)
+            await elapse(15)
+            assert running.settled.touched == [b"one", b"two"]
+            await elapse(20)
+            assert running.settled.touched == [b"one", b"two"] * 2
+            await elapse(5.1)
+            assert running.finished == [b"one"]
+            await elapse(50)
+            assert running.finished == [b"one", b"two"]
+            assert running.settled.touched[4:] == [b"two"] * 2
+            slow(running.sink, 0)
+
+    @virtual
+    async def test_no_message_times_out_behind_a_step_that_has_none(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            await running.handle(b"one", starved=True)
+            await elapse(SOON)
+            slow(running.sink, 20.0)
+            running.sink.reopen()
+            await elapse(SOON)
+            settled = Touched()
+            begin = asyncio.get_running_loop().time()
+            await running.sink.handle(batch(b"two", settled=settled, msg_timeout=3.0))
+            await elapse(19.9)
+            slow(running.sink, 0)
+            await elapse(0.2)
+            end = asyncio.get_running_loop().time()
+            assert settled.finished == [b"two"]
+            times = [begin, *settled.times, end]
+            assert max(b - a for a, b in itertools.pairwise(times)) < 3
+
+
+class TestWithoutMessages:
+    @virtual
+    async def test_a_topic_without_messages_has_empty_files(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path, skip_empty=False, rotate_interval=100.0) as running:
+            await elapse(29.9)
+            assert running.names() == []
+            await elapse(0.2)
+            assert running.names() == [f"{FIRST}.part"]
+            await elapse(100)
+            assert running.names() == [FIRST, f"{SECOND}.part"]
+        assert running.published() == {FIRST: b"", SECOND: b""}
+
+    @virtual
+    async def test_nothing_is_made_of_nothing_where_that_is_not_wanted(
+        self, tmp_path: Path
+    ) -> None:
+        async with sinking(tmp_path, rotate_interval=100.0) as running:
+            await elapse(10_000)
+            running.sink.reopen()
+            await elapse(SOON)
+        assert running.names() == []
+
+    @virtual
+    async def test_an_idle_partition_is_published(self, tmp_path: Path) -> None:
+        async with sinking(
+            tmp_path, by_message=True, close_idle=50.0, filename_format="<DATETIME><REV>"
+        ) as running:
+            early, late = message(b"1"), message(b"2", timestamp=START + HOUR)
+            await running.sink.handle(batch(early, settled=running.settled, starved=True))
+            await elapse(30)
+            await running.sink.handle(batch(late, settled=running.settled, starved=True))
+            await elapse(20.1)
+            assert running.published() == {"2026-11-20_19-000000": b"1\n"}
+            await elapse(30)
+            assert len(running.published()) == 2
+
+
+class TestReopening:
+    @virtual
+    async def test_open_files_are_published_and_the_next_message_begins_another(
+        self, tmp_path: Path
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            await running.handle(b"one")
+            running.sink.reopen()
+            await elapse(SOON)
+            assert running.finished == [b"one"]
+            assert running.names() == [FIRST]
+            await running.handle(b"two")
+        assert running.published() == {FIRST: b"one\n", SECOND: b"two\n"}
+
+    @virtual
+    async def test_many_at_once_lose_and_double_nothing(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path, topics=("a", "b"), window=8) as running:
+            slow(running.sink, 0.1)
+            for number in range(200):
+                await running.handle(b"%03d" % number, topic="ab"[number % 2])
+                for _ in range(number % 4):
+                    running.sink.reopen()
+                if number % 3 == 0:
+                    await elapse(0.04)
+        bodies = b"".join(running.published().values()).split()
+        assert sorted(bodies) == sorted(running.finished) == [b"%03d" % n for n in range(200)]
+        assert running.settled.requeued == []
+
+
+class TestEnding:
+    @virtual
+    async def test_draining_publishes_what_waits_and_gives_the_lock_back(
+        self, tmp_path: Path
+    ) -> None:
+        async with sinking(tmp_path, topics=("a", "b")) as running:
+            await running.handle(b"one", topic="a")
+            await running.handle(b"two", topic="b")
+            await running.sink.drain("a")
+            assert running.finished == [b"one"]
+            assert running.published() == {"a-000000.log": b"one\n"}
+            assert [name[:3] for name in running.locks()] == [".b."]
+            await running.sink.join("a")
+            await running.handle(b"three", topic="a")
+        assert running.published() == {
+            "a-000000.log": b"one\n",
+            "a-000001.log": b"three\n",
+            "b-000000.log": b"two\n",
+        }
+        assert running.locks() == []
+
+    @virtual
+    async def test_a_topic_that_never_was_can_be_drained(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            await running.sink.drain("unknown")
+
+    @virtual
+    async def test_who_waits_for_a_topic_publishes_what_the_other_left_behind(
+        self, tmp_path: Path
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            await running.handle(b"one")
+            second = SlowSink(
+                make_archives(running.rules, wait_lock=True), window=1, sync_interval=1.0
+            )
+            await second.open()
+            joining = asyncio.create_task(second.join("events"))
+            await elapse(10)
+            assert not joining.done()
+            (tmp_path / "out" / "events-000007.log.part").write_bytes(b"left\n")
+            await running.sink.drain("events")
+            await joining
+            assert running.published() == {FIRST: b"one\n", "events-000007.log": b"left\n"}
+            await second.close()
+
+    @virtual
+    async def test_draining_waits_for_the_sync_that_runs(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path) as running:
+            slow(running.sink, 5.0)
+            await running.handle(b"one", starved=True)
+            await elapse(1)
+            await running.handle(b"two")
+            await running.sink.drain("events")
+            assert running.finished == [b"one", b"two"]
+        assert running.published() == {FIRST: b"one\ntwo\n"}
+
+
+async def test_a_disk_that_blocks_holds_back_the_finish_but_not_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, gate = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    async with sinking(tmp_path, kind=FileSink) as running:
+
+        def block(fd: int) -> None:
+            entered.set()
+            assert gate.wait(10)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", block)
+        await running.handle(b"one", starved=True)
+        await eventually_async(entered.is_set)
+        assert running.finished == []
+        gate.set()
+        await eventually_async(lambda: running.finished == [b"one"])
+        running.sink.reopen()
+        await eventually_async(lambda: running.published() == {FIRST: b"one\n"})
+
+
+async def test_many_topics_share_a_few_threads(tmp_path: Path) -> None:
+    topics = tuple(f"topic{number}" for number in range(200))
+    async with sinking(tmp_path, kind=FileSink, topics=topics, rotate_size=20) as running:
+        for number in range(2000):
+            await running.handle(b"%05d" % number, topic=topics[number % 200])
+    bodies = b"".join(running.published().values()).split()
+    assert sorted(bodies) == sorted(running.finished) == [b"%05d" % n for n in range(2000)]
+
+
+async def test_closing_over_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+
+    async with sinking(tmp_path, kind=FileSink, topics=("a", "b")) as running:
+        await running.handle(b"one", topic="a")
+        with blocked(tmp_path / "out"), pytest.raises(OutputError):
+            await running.close()
+        assert running.finished == []
+        assert running.settled.requeued == [(b"one", 0, False)]

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.errors import LockedError, OutputError
+from nsqtools.policy.retention import Retention
+from nsqtools.sinks.files.hooks import Hook
+from tests.sinks.files.archiving import below, make_rules
+from tests.sinks.files.sinking import make_archives
+from tests.support.eventually import eventually_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nsqtools.sinks.files.rules import Rules
+
+NAME = "events.host-000000.2026-11-20_19.log"
+
+HOLD = """
+import asyncio, sys
+from pathlib import Path
+from tests.sinks.files.archiving import make_rules
+from tests.sinks.files.sinking import make_archives
+archives = make_archives(make_rules(Path(sys.argv[1])))
+asyncio.run(archives.lock("events"))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """One that archives the topic ``events`` by the same names."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", HOLD, os.fspath(folder)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=root) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Rules:
+    return make_rules(tmp_path, work_dir=str(tmp_path / "work"))
+
+
+class TestLocks:
+    async def test_a_second_process_with_the_same_names_is_refused(self, tmp_path: Path) -> None:
+        archives = make_archives(make_rules(tmp_path))
+        with another_process(tmp_path) as process:
+            with pytest.raises(LockedError, match=f"is locked by process {process.pid}"):
+                await archives.lock("events")
+            assert not await archives.lock("other")
+        archives.close()
+
+    async def test_or_it_waits_for_the_first_and_is_told_so(self, tmp_path: Path) -> None:
+        archives = make_archives(make_rules(tmp_path), wait_lock=True)
+        with another_process(tmp_path) as process:
+            waiting = asyncio.create_task(archives.lock("events"))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            process.kill()
+            process.wait()
+            await eventually_async(waiting.done)
+        assert await waiting
+        assert not await archives.lock("events")
+        archives.close()
+
+    async def test_other_names_do_not_disturb(self, tmp_path: Path) -> None:
+        first = make_archives(make_rules(tmp_path))
+        second = make_archives(make_rules(tmp_path, filename_format="<TOPIC><REV>"))
+        third = make_archives(make_rules(tmp_path, filename_format="<TOPIC>.<PID>", pid=1))
+        fourth = make_archives(make_rules(tmp_path, filename_format="<TOPIC>.<PID>", pid=2))
+        for archives in (first, second, third, fourth):
+            assert not await archives.lock("events")
+        for archives in (first, second, third, fourth):
+            archives.close()
+            archives.unlock()
+        assert below(str(tmp_path)) == []
+
+    async def test_a_topic_that_is_left_is_free_for_others(self, rules: Rules) -> None:
+        first, second = make_archives(rules), make_archives(rules)
+        await first.lock("events")
+        with pytest.raises(LockedError):
+            await second.lock("events")
+        first.leave("events")
+        assert not await second.lock("events")
+        second.close()
+
+    async def test_a_lock_of_the_operators_is_for_all_topics_and_its_file_stays(
+        self, rules: Rules, tmp_path: Path
+    ) -> None:
+        path = str(tmp_path / "run" / "lock")
+        first = make_archives(rules, lock_file=path)
+        second = make_archives(rules, lock_file=path)
+        await first.lock("")
+        with pytest.raises(LockedError, match=path):
+            await second.lock("")
+        first.close()
+        assert below(str(tmp_path)) == ["run/lock"]
+
+    async def test_without_one_there_is_nothing_to_lock_for_all(self, rules: Rules) -> None:
+        archives = make_archives(rules)
+        assert not await archives.lock("")
+        assert below(rules.output_dir) == []
+
+
+class TestOpening:
+    def test_directories_are_made(self, rules: Rules, tmp_path: Path) -> None:
+        make_archives(rules).open()
+        assert sorted(os.listdir(tmp_path)) == ["out", "work"]
+
+    def test_a_directory_that_is_a_file_is_an_error_that_names_it(
+        self, rules: Rules, tmp_path: Path
+    ) -> None:
+        (tmp_path / "work").write_bytes(b"")
+        with pytest.raises(OSError, match=str(tmp_path / "work")):
+            make_archives(rules).open()
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+    def test_a_directory_that_may_not_be_written_is_an_error(
+        self, rules: Rules, tmp_path: Path
+    ) -> None:
+        (tmp_path / "out").mkdir(mode=0o555)
+        with pytest.raises(PermissionError, match=str(tmp_path / "out")):
+            make_archives(rules).open()
+
+    def test_leftovers_are_published(self, rules: Rules, tmp_path: Path) -> None:
+        (tmp_path / "work").mkdir()
+        (tmp_path / "work" / f"{NAME}.part").write_bytes(b"one\n")
+        (tmp_path / "work" / "notes.part").write_bytes(b"theirs")
+        archives = make_archives(rules)
+        archives.open()
+        assert below(str(tmp_path)) == [f"out/{NAME}", "work/notes.part"]
+        archives.close()
+
+    def test_a_leftover_that_cannot_be_published_is_an_error_in_the_end(
+        self, tmp_path: Path
+    ) -> None:
+        rules = make_rules(tmp_path, filename_format="<TOPIC>.log")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "events.log").write_bytes(b"one\n")
+        (tmp_path / "out" / "events.log.part").write_bytes(b"two\n")
+        archives = make_archives(rules)
+        archives.open()
+        with pytest.raises(OutputError, match="1 files of an earlier crash are not published"):
+            archives.close()
+
+    @pytest.mark.parametrize("moment", ["open", "tend"])
+    def test_old_files_are_deleted_at_the_start_and_as_they_get_old(
+        self, moment: str, rules: Rules, tmp_path: Path
+    ) -> None:
+        archives = make_archives(rules, retention=Retention(max_age=3600))
+        old, new = tmp_path / "out" / NAME, tmp_path / "out" / NAME.replace("000000", "000001")
+        if moment == "tend":
+            archives.open()
+            archives = make_archives(rules, retention=Retention(max_age=3600))
+        else:
+            (tmp_path / "out").mkdir()
+        old.write_bytes(b"one\n")
+        new.write_bytes(b"two\n")
+        os.utime(old, (1, 1))
+        getattr(archives, moment)()
+        assert below(rules.output_dir) == [new.name]
+
+
+class TestClosing:
+    def test_the_last_commands_are_waited_for(self, rules: Rules, tmp_path: Path) -> None:
+        (tmp_path / "work").mkdir()
+        (tmp_path / "work" / f"{NAME}.part").write_bytes(b"one\n")
+        archives = make_archives(rules, hook=Hook("cp {} {}.copied"))
+        archives.open()
+        archives.close()
+        assert (tmp_path / "out" / f"{NAME}.copied").read_bytes() == b"one\n"
+
+    def test_a_command_that_failed_is_an_error(self, rules: Rules, tmp_path: Path) -> None:
+        (tmp_path / "work").mkdir()
+        (tmp_path / "work" / f"{NAME}.part").write_bytes(b"one\n")
+        archives = make_archives(rules, hook=Hook("exit 3; : {}"))
+        archives.open()
+        with pytest.raises(OutputError, match="--on-rotate failed for 1 files"):
+            archives.close()
