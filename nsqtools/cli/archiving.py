@@ -42,7 +42,9 @@ def file_sink(
     named = partial(NameMatcher, hostname=rules.hostname, topics=topics)
     # A crash may have been of a run with another compression.
     leftovers = [named(replace(rules.pattern, suffix=each.suffix)) for each in METHODS.values()]
-    hook = Hook(options.on_rotate) if options.on_rotate else None
+    hook = None
+    if options.on_rotate:
+        hook = Hook(options.on_rotate, timeout=options.on_rotate_timeout)
     care = Care(
         manifest=Manifest(_beside(rules, options.manifest)) if options.manifest else None,
         link=partial(_latest_link, rules, options.latest_link) if options.latest_link else None,

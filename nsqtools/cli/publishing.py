@@ -236,14 +236,18 @@ def _check(archives: Sequence[str]) -> None:
     for file in archives:
         try:
             fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe would wait for a writer
-            mode = os.fstat(fd).st_mode
+            status = os.fstat(fd)
+            mode = status.st_mode
             os.close(fd)
         except OSError as error:
             raise ConfigError(f"--from-archive {file}: {error.strerror}") from error
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "no file that can be read twice"
             raise ConfigError(f"--from-archive {file}: is {kind}")
-        for _ in plain_chunks(io.BytesIO(), method_of(file)):
+        compression = method_of(file)
+        if compression in NOUNS and not status.st_size:
+            raise ConfigError(f"--from-archive {file}: empty: not even one {NOUNS[compression]}")
+        for _ in plain_chunks(io.BytesIO(), compression):
             pass
 
 

@@ -78,10 +78,11 @@ NSQ_COUNT
 NSQ_FIRST_TIMESTAMP, NSQ_LAST_TIMESTAMP
   When the first and the last of them were published, in nanoseconds since the epoch.
 
-The command runs again when it fails, up to five times, after growing pauses. Files that wait for
-it are not deleted by --keep, --max-age and --max-total. At the end it is waited for; the exit
-status is 1 if it failed for a file. It is not run for a file that was published before a crash,
-which the lines of --manifest tell.""",
+The command runs again when it fails or takes longer than --on-rotate-timeout, up to five times,
+after growing pauses; at the end, when it is waited for, up to three times within seconds. Files
+that wait for it are not deleted by --keep, --max-age and --max-total. The exit status is 1 if it
+failed for a file. It is not run for a file that was published before a crash, which the lines of
+--manifest tell.""",
         "SIGNALS": """\
 SIGHUP
   Sync and publish all files; the next message begins new ones.

@@ -782,6 +782,12 @@ class ArchiveOptions(ArchiveRecordOptions):
         "appended.",
         metavar="COMMAND",
     )
+    on_rotate_timeout: float = option(
+        600.0,
+        "duration",
+        "Limit for that command, which has failed when it is killed.",
+        minimum=0.001,
+    )
     latest_link: str = option(
         "",
         "path",

@@ -120,6 +120,13 @@ def test_until_empty_quietly_says_nothing(
         (("--topic", "t", "--datetime-format", "%Q"), "--datetime-format"),
         (("--topic", "t", "--delimiter", r"\q"), "--delimiter"),
         (("--topic", "t", "--lock", "x", "--manifest", "x"), "--manifest"),
+        (("--topic", "t", "--filename-format", "<TOPIC>.part"), ".part"),
+        (("--topic", "t", "--filename-format", "x" * 300), "250 bytes"),
+        (("--topic", "t", "--latest-link", "<HOST>"), "<HOST>"),
+        (
+            ("--topic", "t", "--topic", "u", "--keep", "1", "--filename-format", "x<REV>"),
+            "<TOPIC>",
+        ),
     ],
 )
 def test_usage_errors_are_status_2_and_touch_nothing(
@@ -129,6 +136,16 @@ def test_usage_errors_are_status_2_and_touch_nothing(
     assert (ended.code, ended.stdout) == (2, b""), ended.stderr
     assert culprit in ended.stderr
     assert not (tmp_path / "a").exists()
+
+
+def test_a_manifest_that_is_none_is_status_2_and_stays(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "archive.log").write_bytes(b"a record\n")
+    named = ("--manifest", str(tmp_path / "archive.log"))
+    ended = nsqtools_cli(*to_file(topic, tmp_path, *named), *empty(nsqd))
+    assert (ended.code, "is no manifest" in ended.stderr) == (2, True)
+    assert (tmp_path / "archive.log").read_bytes() == b"a record\n"
 
 
 def test_a_dead_nsqd_is_status_3(nsqtools_cli: Cli, tmp_path: Path) -> None:

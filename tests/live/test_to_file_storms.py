@@ -233,3 +233,35 @@ def test_200_named_topics_until_they_are_empty(
     assert len(files) == 200
     assert all(archives.numbers([path]) == Counter(range(20)) for path in files)
     assert archives.leftovers(tmp_path) == []
+
+
+def test_a_leftover_of_another_compression_is_published(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd.create(topic, "c")
+    folder = tmp_path / "a"
+    for number, method in enumerate(("none", "zstd", "gzip")):
+        nsqd.publish(topic, archives.bodies(range(number * 100, number * 100 + 100)))
+        process = start(nsqtools_cli, topic, folder, nsqd, "--compress", method)
+        eventually(lambda: drained(nsqd, topic, "c") and archives.leftovers(folder))
+        process.kill()
+        process.wait()
+    ended = nsqtools_cli(*command(topic, folder, nsqd, "--compress", "snappy"), *empty(nsqd)[:3])
+    assert ended.code == 0, ended.stderr
+    assert archives.leftovers(folder) == []
+    assert archives.numbers(archives.published(folder)) == Counter(range(300))
+
+
+def test_the_lock_is_taken_again_in_a_directory_that_was_made_anew(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a"
+    process = start(nsqtools_cli, topic, folder, nsqd)
+    eventually(lambda: connected(nsqd, topic))
+    shutil.rmtree(folder)
+    nsqd.publish(topic, archives.bodies(range(10)))
+    eventually(lambda: drained(nsqd, topic, "c") and archives.leftovers(folder))
+    second = nsqtools_cli(*command(topic, folder, nsqd), "--max-duration", "1ms")
+    assert second.code == 75
+    ends_well(process, folder)
+    assert archives.numbers(archives.published(folder)) == Counter(range(10))

@@ -45,6 +45,11 @@ class Care:
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
 
+    def check(self) -> None:
+        """Before anything is written; raises ConfigError or OSError."""
+        if self._manifest:
+            self._manifest.check()
+
     def record(self, published: Published) -> None:
         """As Aftercare: add the manifest's line, unless it is there already. Raises OSError."""
         if self._manifest and not self._manifest.has(published.path, sha256=published.sha256):

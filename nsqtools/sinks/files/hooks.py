@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
+import math
 import os
 import shlex
+import signal
 import subprocess
 import threading
 import time
@@ -26,6 +29,8 @@ RETRIES = (1.0, 2.0, 4.0, 15.0, 60.0)
 """Seconds from a failure to the next attempt."""
 
 _LONG = 300.0
+_PATIENCE = 5.0
+"""Seconds between attempts at the end: whoever waits for it may be a cron job."""
 _STDERR = 2
 
 
@@ -63,15 +68,24 @@ class Schedule:
         """Take out the job that is, or will be, due first; raises IndexError without jobs."""
         return heapq.heappop(self._jobs)
 
-    def retry(self, job: Job, now: float) -> float | None:
-        """Put a job that failed back; seconds to wait, or None: it failed too often, and is out."""
+    def retry(self, job: Job, now: float, longest: float = math.inf) -> float | None:
+        """Put a job that failed back; seconds to wait.
+
+        None: it failed too often, or would have to wait for more than ``longest``, and is out.
+        """
         job.failures += 1
-        if job.failures > len(self._retries):
+        if job.failures > len(self._retries) or self._retries[job.failures - 1] > longest:
             return None
         wait = self._retries[job.failures - 1]
         job.due = now + wait
         heapq.heappush(self._jobs, job)
         return wait
+
+    def hurry(self, now: float) -> None:
+        """All jobs are due."""
+        for job in self._jobs:
+            job.due = min(job.due, now)
+        heapq.heapify(self._jobs)
 
 
 class Hook:
@@ -82,17 +96,20 @@ class Hook:
     (ns; empty if unknown) in its environment, nothing on its standard input, and what it prints
     goes to our standard error. It has a process group of its own, so that Ctrl-C does not end it.
     When our process ends before ``close`` returns, the command goes on alone. A failure is logged,
-    and the command run again after each of ``retries``, in seconds.
+    and the command run again after each of ``retries``, in seconds. One that runs for more than
+    ``timeout`` seconds is killed with its process group, and has failed.
     """
 
     def __init__(
         self,
         command: str,
         *,
+        timeout: float = 600.0,
         retries: Sequence[float] = RETRIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._command = command
+        self._timeout = timeout
         self._clock = clock
         self._changed = threading.Condition()
         self._schedule = Schedule(retries)
@@ -123,14 +140,15 @@ class Hook:
             return path in self._busy
 
     def close(self) -> list[Published]:
-        """Run the command with all that is waiting, without further delays, however long it takes.
+        """Run the command with all that is waiting, now, and again after short delays.
 
-        Each file has an attempt that begins from now on, its last; one that is running may make it
-        needless. The result is the files of which no attempt succeeded, without those given up
-        before. Nothing may be submitted afterwards.
+        Each file has an attempt that begins from now on; one that is running may make it needless.
+        The result is the files of which no attempt succeeded, without those given up before.
+        Nothing may be submitted afterwards.
         """
         with self._changed:
             self._closing = True
+            self._schedule.hurry(self._clock())
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
@@ -147,7 +165,7 @@ class Hook:
                 wait = self._schedule.wait(self._clock())
                 if wait is None and self._closing:
                     return None
-                if wait == 0 or self._closing:
+                if wait == 0:
                     self._last = self._closing
                     self._current, self._since = self._schedule.pop(), self._clock()
                     return self._current
@@ -156,17 +174,23 @@ class Hook:
     def _attempt(self, published: Published) -> str:
         """Run the command; what went wrong, empty if nothing did."""
         try:
-            status = subprocess.run(  # noqa: S602 - it is a shell command
+            process = subprocess.Popen(  # noqa: S602 - it is a shell command
                 _fill_in(self._command, published.path),
                 shell=True,
                 stdin=subprocess.DEVNULL,
                 stdout=_STDERR,
                 env={**os.environ, **_environment(published)},
                 process_group=0,
-                check=False,
-            ).returncode
+            )
         except (OSError, ValueError) as error:
             return f"cannot be started ({error})"
+        try:
+            status = process.wait(self._timeout)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return f"was killed after {self._timeout:g} s"
         if status < 0:
             return f"was killed by signal {-status}"
         return f"exited with status {status}" if status else ""
@@ -175,15 +199,18 @@ class Hook:
         path = job.published.path
         with self._changed:
             self._current = None
-            if problem and self._last:
-                self._left.append(job.published)
-                log.error("--on-rotate %s for %s", problem, path)
-            elif problem:
-                wait = self._schedule.retry(job, self._clock())
+            if problem:
+                now = self._clock()
+                wait = self._schedule.retry(job, now, _PATIENCE if self._last else math.inf)
                 if wait is not None:
+                    if self._closing and not self._last:
+                        self._schedule.hurry(now)
                     log.warning("--on-rotate %s for %s, again in %g s", problem, path, wait)
                     return
-                self.given_up += 1
+                if self._last:
+                    self._left.append(job.published)
+                else:
+                    self.given_up += 1
                 log.error(
                     "--on-rotate %s for %s, given up after %d attempts", problem, path, job.failures
                 )

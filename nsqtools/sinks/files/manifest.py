@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from nsqtools.errors import ConfigError
 from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
 
@@ -50,6 +51,16 @@ class Manifest:
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
+
+    def check(self) -> None:
+        """Raise ConfigError if there is another file where it should be; OSError as for reading."""
+        try:
+            with open(self._path, "rb") as file:
+                first = file.readline(_BLOCK)
+        except FileNotFoundError:
+            return
+        if first and not _is_line(first):
+            raise ConfigError(f"--manifest {self._path}: exists, and is no manifest")
 
     def append(self, published: Published) -> None:
         """Add a line, and have it on disk; what a crash left of a last line is cut first.
@@ -182,3 +193,11 @@ def _object(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _is_line(line: bytes) -> bool:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and {"name", "sha256"} <= value.keys()

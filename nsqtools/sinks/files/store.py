@@ -68,8 +68,12 @@ class Archives:
         return True
 
     def open(self) -> None:
-        """Make the directories, and publish what crashes left behind; raises OSError."""
+        """Make the directories, and publish what crashes left behind.
+
+        Raises OSError, or ConfigError for a manifest that is none.
+        """
         rules = self._rules
+        self._care.check()
         for directory in (rules.output_dir, rules.work_dir):
             publish.make_directory(directory)
             if not os.path.isdir(directory):

@@ -199,7 +199,17 @@ def test_close_makes_one_last_attempt_at_once_and_returns_what_failed(
     assert [published.path for published in hook.close()] == ["bad"]
     assert not hook.busy("bad")
     assert sorted(out.read_text().split()) == ["bad", "bad", "good"]
-    assert "ERROR --on-rotate exited with status 1 for bad" in said()
+    last = "ERROR --on-rotate exited with status 1 for bad, given up after 2 attempts"
+    assert last in said()
+
+
+def test_a_command_that_takes_too_long_is_killed_and_has_failed(
+    out: Path, said: Callable[[], list[str]]
+) -> None:
+    hook = Hook(to(out, "echo {}") + "; read never < /dev/zero", timeout=0.1, retries=())
+    hook.submit(made("a"))
+    assert [published.path for published in hook.close()] in (["a"], [])
+    assert said()[-1] == "ERROR --on-rotate was killed after 0.1 s for a, given up after 1 attempts"
 
 
 def test_a_failure_that_began_before_close_has_its_last_attempt(tmp_path: Path, out: Path) -> None:

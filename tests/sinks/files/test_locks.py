@@ -72,7 +72,10 @@ def test_a_held_lock_names_its_process_and_a_released_one_is_gone(path: str) -> 
     assert lock.holder() == ""
 
 
-def test_a_named_lock_file_stays(path: str) -> None:
+def test_a_named_lock_file_stays_and_its_directory_is_not_made(path: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        Lock(path, keep=True).acquire()
+    Path(path).parent.mkdir()
     with Lock(path, keep=True):
         pass
     assert os.path.exists(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,10 +41,9 @@ class TestGoingOn:
                 assert running.finished == []
                 assert running.settled.requeued == [(b"one", 0, True), (b"two", 0, True)]
                 assert not running.sink.failed.done()
-            assert errors(caplog) == [
-                "topic events cannot be written, its messages wait in nsqd: "
-                f"{out / FIRST}.part: Not a directory"
-            ]
+            (told,) = errors(caplog)
+            assert told.startswith("topic events cannot be written, its messages wait in nsqd: ")
+            assert told.endswith(": Not a directory")
             await running.handle(b"one", b"two", starved=True)
             await elapse(SOON)
             assert running.finished == [b"one", b"two"]
@@ -155,8 +155,8 @@ class TestFailing:
                 await running.handle(b"one", starved=True)
                 await elapse(SOON)
             assert isinstance(running.sink.failed.exception(), OutputError)
-            assert str(running.sink.failed.exception()) == (
-                f"{tmp_path / 'out' / FIRST}.part: Not a directory"
+            assert re.match(
+                rf"{tmp_path}/out/.*: Not a directory$", str(running.sink.failed.exception())
             )
             await running.handle(b"two")
             assert running.settled.requeued == [(b"one", 0, True), (b"two", 0, False)]

@@ -103,6 +103,7 @@ class TestLocks:
         self, rules: Rules, tmp_path: Path
     ) -> None:
         path = str(tmp_path / "run" / "lock")
+        (tmp_path / "run").mkdir()
         first = make_archives(rules, lock_file=path)
         second = make_archives(rules, lock_file=path)
         await first.lock("")
