@@ -706,7 +706,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         "",
         "text",
         "Text of <HOST>; <SHORT_HOST> and <HOSTNAME> are replaced.",
-        default_note="<SHORT_HOST>",
+        default_note="the host name up to its first dot",
     )
     name_by: str = option(
         "clock",

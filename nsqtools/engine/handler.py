@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from nsqtools.names import Address
 
-__all__ = ["Batch", "Handler", "Message", "Settle"]
+__all__ = ["Batch", "Handler", "Message", "Settle", "loss_of"]
 
 
 class Settle(Protocol):
@@ -182,3 +182,9 @@ class Handler(Protocol):
 
     async def gave_up(self, messages: Sequence[Message]) -> None:
         """These were delivered ``max_attempts`` times; they are finished when this returns."""
+
+
+def loss_of(messages: Sequence[Message]) -> str:
+    """What to log of messages that were given up where there is no dead letter."""
+    ids = " ".join(message.id.decode("ascii", "backslashreplace") for message in messages)
+    return f"gave up {len(messages)} messages after too many attempts, they are lost: {ids}"

@@ -13,6 +13,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.handler import loss_of
 from nsqtools.errors import OutputClosedError, OutputError
 
 if TYPE_CHECKING:
@@ -155,11 +156,7 @@ class StreamSink:
     async def gave_up(self, messages: Sequence[Message]) -> None:
         """Log the loss: there is no dead letter here."""
         self.given_up += len(messages)
-        log.error(
-            "gave up %d messages after too many attempts, they are lost: %s",
-            len(messages),
-            " ".join(message.id.decode("ascii", "backslashreplace") for message in messages),
-        )
+        log.error("%s", loss_of(messages))
 
     async def join(self, topic: str) -> None:
         """All topics share the output."""

@@ -248,7 +248,7 @@ def test_a_leftover_of_another_compression_is_published(
         process.wait()
     ended = nsqtools_cli(*command(topic, folder, nsqd, "--compress", "snappy"), *empty(nsqd)[:3])
     assert ended.code == 0, ended.stderr
-    assert archives.leftovers(folder) == []
+    assert not [each for each in archives.leftovers(folder) if each.suffix == ".part"]
     assert archives.numbers(archives.published(folder)) == Counter(range(300))
 
 

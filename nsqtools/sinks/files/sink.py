@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.engine.handler import loss_of
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files.rules import Arrival
 
@@ -93,11 +94,7 @@ class FileSink:
     async def gave_up(self, messages: Sequence[Message]) -> None:
         """Log the loss: there is no dead letter here."""
         self.given_up += len(messages)
-        log.error(
-            "gave up %d messages after too many attempts, they are lost: %s",
-            len(messages),
-            " ".join(message.id.decode("ascii", "backslashreplace") for message in messages),
-        )
+        log.error("%s", loss_of(messages))
 
     async def drain(self, topic: str) -> None:
         """Sync and publish the topic's files; raises OutputError if that cannot be done.
