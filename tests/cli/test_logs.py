@@ -7,37 +7,21 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.cli import logs
-from nsqtools.cli.exits import one_line, report_through
+from nsqtools.cli.exits import one_line
 from nsqtools.config import LogOptions
 from nsqtools.errors import ConnectError
 from nsqtools.names import Address
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 ROOT = Path(__file__).parents[2]
 
 log = logging.getLogger("nsqtools.engine.consumer")
-
-
-@pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("NSQTOOLS_DEBUG", raising=False)
-    monkeypatch.setattr(logging, "raiseExceptions", True)
-    root, own = logging.getLogger(), logging.getLogger("nsqtools")
-    before = root.handlers[:], root.level, own.level
-    yield
-    root.handlers[:], level, own_level = before
-    root.setLevel(level)
-    own.setLevel(own_level)
-    report_through(None)
 
 
 def say_everything() -> None:

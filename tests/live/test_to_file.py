@@ -294,7 +294,7 @@ def test_on_rotate_that_fails_is_run_again_and_status_1_in_the_end(
     assert (ended.code, ended.stdout) == (1, b"")
     assert "status 3" in ended.stderr
     assert ended.stderr.endswith("nsqtools: --on-rotate failed for 1 files\n")
-    assert (tmp_path / "told").read_text().count("\n") == 2
+    assert (tmp_path / "told").read_text().count("\n") == 4
     assert archives.numbers(archives.published(tmp_path / "a")) == Counter(range(10))
 
 
