@@ -24,15 +24,16 @@ ENGINE = (*BASE, "config", "proto", "policy", "net")
 LAYERS = {
     "errors": ("names",),
     "names": ("errors",),
+    "metrics": (),
     "config": BASE,
     "proto": (*BASE, "config"),
     "policy": BASE,
     "net": (*BASE, "config", "proto"),
-    "engine": ENGINE,
-    "sinks": (*BASE, "config", "policy", "engine.handler", "proto.messages"),
+    "engine": (*ENGINE, "metrics"),
+    "sinks": (*BASE, "metrics", "config", "policy", "engine.handler", "proto.messages"),
     "sandbox": (*BASE, "config", "proto"),
     "spark": (*ENGINE, "engine", "sinks"),
-    "cli": (*ENGINE, "engine", "sinks", "sandbox", "spark"),
+    "cli": (*ENGINE, "metrics", "engine", "sinks", "sandbox", "spark"),
     "__main__": ("cli",),
     "__init__": ("config", "engine", "proto.messages"),
 }
@@ -44,12 +45,13 @@ AT_HOME = {
     "click": ("cli",),
     "rich": ("cli",),
     "httpx": ("net", "sinks.http"),
-    "h11": ("sandbox",),
+    "prometheus_client": ("cli.metrics",),
+    "h11": ("sandbox", "sinks.http"),
     "pyspark": ("spark",),
     "pyarrow": ("spark",),
     "snappy": ("proto.codecs", "sinks.compression", "sinks.members"),
     "socket": ("net", "sandbox"),
-    "ssl": ("net", "sandbox"),
+    "ssl": ("net", "sandbox", "sinks.http"),
 }
 """Where the only imports of some libraries are."""
 
@@ -198,6 +200,9 @@ def test_no_test_sleeps_for_luck() -> None:
         (broken_layers, "cli.values", "def f():\n    from socket import create_connection"),
         (broken_layers, "cli.values", "if TYPE_CHECKING:\n    from ssl import SSLSocket"),
         (broken_layers, "engine.link", "import socket"),
+        (broken_layers, "cli.run", "import prometheus_client"),
+        (broken_layers, "metrics", "from nsqtools.errors import ConfigError"),
+        (broken_layers, "policy.rdy", "from nsqtools.metrics import Metric"),
         (broken_purity, "proto.session", "from time import monotonic"),
         (broken_purity, "proto.session", "async def f():\n    import asyncio"),
         (broken_purity, "policy.rdy", "from random import Random"),
@@ -221,6 +226,7 @@ def test_a_breach_is_found(rule: Rule, module: str, source: str) -> None:
         ("sinks.http", "import httpx\nfrom nsqtools.engine.handler import Batch"),
         ("config", "from nsqtools import __version__\nfrom socket import gethostname"),
         ("net.names", "import socket, ssl"),
+        ("sinks.files", "from nsqtools.metrics import Metric"),
         ("x", '"""Over 400 lines for a reason."""\n' + "pass\n" * 400),
     ],
 )
@@ -262,7 +268,7 @@ def test_every_module_can_be_imported_alone() -> None:
 def test_the_command_line_loads_nothing_slow_before_a_command_runs() -> None:
     done = python("import nsqtools.cli, sys; print(*sys.modules)")
     assert done.returncode == 0, done.stderr
-    slow = {"httpx", "rich", "asyncio", "pyspark", "snappy"}
+    slow = {"httpx", "rich", "asyncio", "pyspark", "snappy", "prometheus_client"}
     assert slow & set(done.stdout.split()) == set()
 
 

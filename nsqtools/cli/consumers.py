@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config.option import format_duration
@@ -43,7 +43,9 @@ _COUNTERS = (
     "too_late",
     "abandoned",
     "connections",
+    "connected",
     "in_flight",
+    "backoff_level",
 )
 
 
@@ -99,6 +101,7 @@ class Consumers:
         self._topics: dict[str, _Topic] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._past = ConsumerStats()
+        self._past_of: dict[str, ConsumerStats] = {}
         self._any_reached = False
         self.stopping = asyncio.Event()
         """Set once no more messages are to come."""
@@ -115,6 +118,7 @@ class Consumers:
             known.wanted = True
             return
         topic = self._topics[subscription.topic] = _Topic(subscription)
+        self._past_of.setdefault(subscription.topic, ConsumerStats())
         task = asyncio.get_running_loop().create_task(self._keep(topic))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -151,6 +155,16 @@ class Consumers:
             if topic.consumer:
                 _add(total, topic.consumer.stats())
         return total
+
+    def by_topic(self) -> dict[str, ConsumerStats]:
+        """Totals of each topic that there was, also of such as were dropped."""
+        totals = {}
+        for name, past in self._past_of.items():
+            total = totals[name] = replace(past)
+            topic = self._topics.get(name)
+            if topic and topic.consumer:
+                _add(total, topic.consumer.stats())
+        return totals
 
     @property
     def topics(self) -> int:
@@ -208,8 +222,9 @@ class Consumers:
         finally:
             topic.consumer = None
             past = consumer.stats()
-            past.connections = past.in_flight = 0
-            _add(self._past, past)
+            past.connections = past.in_flight = past.backoff_level = 0
+            for total in (self._past, self._past_of[topic.subscription.topic]):
+                _add(total, past)
 
     async def _join(self, topic: _Topic) -> None:
         """Let the sink get ready, which may mean to wait for a lock: being stopped ends that."""

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.cli.consumers import Consumers
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.metrics import of_consumers, served
 from nsqtools.cli.peers import addresses, with_secret
 from nsqtools.cli.signals import Signals
 from nsqtools.cli.watch import Watch
 from nsqtools.config import ArchiveSourceOptions
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import ConfigError, NSQError
+from nsqtools.metrics import Measured
 from nsqtools.net.systemd import Notifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
     from typing import Any
 
-    from nsqtools.config import ConsumerConfig, SourceOptions, StopOptions
+    from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.engine.lookup import Silence
     from nsqtools.engine.topics import TopicFinder
+    from nsqtools.metrics import Metric
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +38,14 @@ _RETRY = 60.0
 
 
 class Sink(Protocol):
-    """Where all topics of a command go. Several consumers call ``handle`` at the same time."""
+    """Where all topics of a command go. Several consumers call ``handle`` at the same time.
+
+    One that is Measured has its metrics served beside those of the consumers.
+    """
+
+    @property
+    def lost(self) -> int:
+        """How many messages were given up without being safe anywhere."""
 
     @property
     def failed(self) -> asyncio.Future[None]:
@@ -81,12 +91,14 @@ async def consume(
     stop: StopOptions,
     sink: Sink,
     *,
+    metrics: MetricsOptions | None = None,
     hangup: Callable[[], object] | None = None,
 ) -> int:
     """Consume topics into one sink until a stop condition or a signal; an exit code.
 
     The topics are those named, or those that match the pattern of ArchiveSourceOptions, as they
-    come and go. ``hangup`` is called for SIGHUP, which else stops.
+    come and go. ``metrics`` says where metrics are served, from before the sink is opened until it
+    is closed. ``hangup`` is called for SIGHUP, which else stops.
 
     Raises UnreachableError if nothing could be reached at the start, and the sink's own errors:
     of ``open``, ``failed`` and ``close``, of ``join`` if that is so of all topics named, and of
@@ -98,7 +110,9 @@ async def consume(
         raise ConfigError("--max-in-flight: 0 would never receive a message")
     if stop.count:
         config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
-    return await _Run(source, channel, config, stop, sink, hangup).until_closed()
+    run = _Run(source, channel, config, stop, sink, hangup)
+    async with served(metrics.address if metrics else None, run.metrics):
+        return await run.until_closed()
 
 
 def _spare_the_collector() -> None:
@@ -182,6 +196,12 @@ class _Run:
         finally:
             reporting.cancel()
         return signals.exit_code(code) if signals.seen else code
+
+    def metrics(self) -> Iterator[Metric]:
+        """What the consumers and the sink count, for Prometheus."""
+        yield from of_consumers(self._consumers.by_topic(), self._channel)
+        if isinstance(self._sink, Measured):
+            yield from self._sink.metrics()
 
     async def _close(self) -> None:
         if self._signals.urgent:
@@ -298,7 +318,7 @@ class _Run:
                 log.error("%s: %s", trouble, " ".join(topics))
         if failed:
             return Exit.FAILURE
-        return Exit.PARTIAL if totals.given_up or behind else Exit.DONE
+        return Exit.PARTIAL if self._sink.lost or behind else Exit.DONE
 
     def _hung_up(self) -> None:
         if self._hangup and self._is_open:

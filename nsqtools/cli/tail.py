@@ -9,7 +9,7 @@ import click
 
 from nsqtools.cli.options import Command, options
 from nsqtools.cli.signals import STOPPING
-from nsqtools.config import ConsumerConfig, SourceOptions, StopOptions, TailOptions
+from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions, TailOptions
 
 if TYPE_CHECKING:
     from nsqtools.sinks.formats import Format
@@ -34,10 +34,16 @@ _STDOUT = 1
     source=SourceOptions,
     form=TailOptions,
     stop=StopOptions,
+    metrics=MetricsOptions,
     config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
 )
 def tail(
-    *, source: SourceOptions, form: TailOptions, stop: StopOptions, config: ConsumerConfig
+    *,
+    source: SourceOptions,
+    form: TailOptions,
+    stop: StopOptions,
+    metrics: MetricsOptions,
+    config: ConsumerConfig,
 ) -> int:
     """Print the messages of a topic.
 
@@ -52,7 +58,8 @@ def tail(
     from nsqtools.sinks.stdout import StreamSink
 
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
-    return asyncio.run(consume(source, channel, config, stop, StreamSink(_STDOUT, _format(form))))
+    sink = StreamSink(_STDOUT, _format(form))
+    return asyncio.run(consume(source, channel, config, stop, sink, metrics=metrics))
 
 
 def _format(form: TailOptions) -> Format:

@@ -7,7 +7,13 @@ from contextlib import suppress
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig, StopOptions
+from nsqtools.config import (
+    ArchiveOptions,
+    ArchiveSourceOptions,
+    ConsumerConfig,
+    MetricsOptions,
+    StopOptions,
+)
 
 
 @click.command(
@@ -128,6 +134,7 @@ WantedBy=multi-user.target""",
     source=(ArchiveSourceOptions, {"channel": "nsq_to_file"}),
     files=ArchiveOptions,
     stop=StopOptions,
+    metrics=MetricsOptions,
     config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
 )
 def to_file(
@@ -135,6 +142,7 @@ def to_file(
     source: ArchiveSourceOptions,
     files: ArchiveOptions,
     stop: StopOptions,
+    metrics: MetricsOptions,
     config: ConsumerConfig,
 ) -> int:
     """Archive topics in files.
@@ -152,7 +160,10 @@ def to_file(
     adjust(files.log_level, files.log_prefix)
     _allow_many_files()
     sink = file_sink(source, files, config)
-    return asyncio.run(consume(source, source.channel, config, stop, sink, hangup=sink.reopen))
+    consuming = consume(
+        source, source.channel, config, stop, sink, metrics=metrics, hangup=sink.reopen
+    )
+    return asyncio.run(consuming)
 
 
 def _allow_many_files() -> None:

@@ -329,8 +329,9 @@ class ProducerConfig(ClientConfig):
     mode: str = option(
         "round-robin",
         "choice",
-        "To one nsqd in turn, another if it fails; or a copy to each.",
-        choices=("round-robin", "all"),
+        "Which of several nsqds gets a batch: the next one, the next one of those that answer, "
+        "more often a faster one; another if that fails. Or all of them get a copy.",
+        choices=("round-robin", "hostpool", "epsilon-greedy", "all"),
     )
     max_msg_size: int = option(
         1 << 20, "size", "Largest message, as nsqd's option of that name.", minimum=1
@@ -862,6 +863,332 @@ class VerifyOptions(ArchiveRecordOptions):
 
 
 @option_class
+class MetricsOptions(Options):
+    """Where a command that runs for long tells how it fares."""
+
+    title: ClassVar[str] = "Metrics"
+
+    metrics_address: str = option(
+        "",
+        "text",
+        "Serve metrics for Prometheus here, over HTTP: :PORT is one of 127.0.0.1, and port 0 a "
+        "free one, which -v tells.",
+        metavar="HOST:PORT",
+        default_note="not served",
+    )
+
+    def check(self) -> None:
+        """The address is one."""
+        try:
+            _ = self.address
+        except ConfigError as error:
+            raise ConfigError(f"--metrics-address: {error}") from None
+
+    @property
+    def address(self) -> Address | None:
+        """Where to listen; the port may be 0."""
+        text = self.metrics_address.strip()
+        if not text:
+            return None
+        if text.startswith(":") and text.count(":") == 1:
+            text = f"127.0.0.1{text}"
+        return Address.parse(text, 0 if text.endswith(":0") else None)
+
+
+@option_class
+class DeadLetterOptions(Options):
+    """Where messages go that are given up or refused for good."""
+
+    title: ClassVar[str] = "Dead letters"
+
+    dead_letter_topic: str = option(
+        "",
+        "text",
+        "Publish messages that are given up to this topic, as they are.",
+        metavar="TOPIC",
+        values="topic",
+        excludes=("dead_letter_dir", "dead_letter_url"),
+    )
+    dead_letter_dir: str = option(
+        "",
+        "path",
+        "Append messages that are given up to TOPIC.dead.jsonl in this directory, which "
+        "pub --json reads.",
+        metavar="DIR",
+        excludes=("dead_letter_url",),
+    )
+    dead_letter_url: str = option(
+        "", "text", "POST messages that are given up to this URL, as JSON.", metavar="URL"
+    )
+
+    def check(self) -> None:
+        """The URL is one that can be posted to."""
+        url = self.dead_letter_url
+        if not url:
+            return
+        from urllib.parse import urlsplit
+
+        try:
+            parts = urlsplit(url)
+            has_host = parts.hostname and parts.port != 0
+        except ValueError:
+            has_host = False
+        plain = url.isprintable() and " " not in url
+        if not (has_host and plain and parts.scheme in ("http", "https")):
+            raise ConfigError("--dead-letter-url: expected http:// or https:// and a host")
+
+
+@option_class
+class HttpOptions(Options):
+    """What ``to-http`` sends where: nsq_to_http's names, and what it lacks."""
+
+    title: ClassVar[str] = "Delivery"
+
+    post: tuple[str, ...] = option(
+        (),
+        "text",
+        "URL to POST each message to; may be repeated.",
+        multiple=True,
+        metavar="URL",
+        excludes=("get",),
+    )
+    get: tuple[str, ...] = option(
+        (),
+        "text",
+        "URL to GET for each message, which stands escaped for %s; may be repeated.",
+        multiple=True,
+        metavar="URL",
+    )
+    mode: str = option(
+        "hostpool",
+        "choice",
+        "Which of several URLs gets a message: the next one of those that answer, the next one, "
+        "more often a faster one, or all of them.",
+        choices=("hostpool", "round-robin", "epsilon-greedy", "all"),
+    )
+    concurrency: int = option(
+        100, "integer", "Most requests at a time.", minimum=1, maximum=10000, short="n"
+    )
+    endpoint_concurrency: int = option(
+        0, "integer", "Most requests at a time to one URL; 0 for no limit.", minimum=0
+    )
+    rate: float = option(0.0, "number", "Most requests per second; 0 for no limit.", minimum=0.0)
+    sample: float = option(
+        1.0,
+        "number",
+        "Part of the messages to deliver; the others are finished at once.",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    batch: int = option(
+        1, "integer", "Most messages of a request.", minimum=1, maximum=10000, metavar="N"
+    )
+    batch_wait: float = option(
+        0.2, "duration", "Longest wait for as many messages.", minimum=0.0, maximum=60.0
+    )
+    batch_format: str = option(
+        "ndjson",
+        "choice",
+        "How messages share a body: one JSON text a line, a JSON array, or with four bytes of "
+        "length, big-endian, before each.",
+        choices=("ndjson", "json-array", "length-prefixed"),
+    )
+    header: tuple[str, ...] = texts(
+        "Header of every request; may be repeated.", metavar="'NAME: VALUE'"
+    )
+    header_file: tuple[str, ...] = option(
+        (),
+        "path",
+        "File of such headers, one a line, so that secrets stay off the command line; may be "
+        "repeated.",
+        multiple=True,
+        metavar="FILE",
+    )
+    content_type: str = option(
+        "",
+        "text",
+        "Content-Type of POSTs.",
+        metavar="TYPE",
+        default_note="application/octet-stream, or that of the batch format",
+    )
+    compress: str = option("none", "choice", "Compression of bodies.", choices=("none", "gzip"))
+    sign_secret_file: str = option(
+        "",
+        "path",
+        "File of a secret that requests are signed with as Standard Webhooks does; with several "
+        "lines they have a signature of each.",
+        metavar="FILE",
+    )
+    success_on: str = option(
+        "2xx",
+        "text",
+        "Statuses that finish a message, as in 2xx,304 or 200-204.",
+        metavar="STATUSES",
+    )
+    drop_on: str = option(
+        "", "text", "Statuses that make it a dead letter at once.", metavar="STATUSES"
+    )
+    retry_on: str = option(
+        "",
+        "text",
+        "Exceptions from both; all other statuses are tried again, too.",
+        metavar="STATUSES",
+    )
+    follow_redirects: bool = option(
+        False,
+        "flag",
+        "Follow redirects that leave a request what it is: a POST 307 and 308. Else they are "
+        "failures.",
+    )
+    http_client_connect_timeout: float = option(
+        2.0, "duration", "Limit for a connection to be made.", minimum=0.001
+    )
+    http_client_request_timeout: float = option(
+        20.0, "duration", "Limit for all of a request, from the connection on.", minimum=0.001
+    )
+    proxy: str = option(
+        "",
+        "text",
+        "HTTP proxy, or none.",
+        metavar="URL",
+        default_note="$http_proxy, $https_proxy and $no_proxy",
+    )
+    http_tls_root_ca_file: str = option(
+        "", "path", "CA certificates to trust for https, instead of the system's (PEM)."
+    )
+    http_tls_cert: str = option("", "path", "Client certificate for https (PEM).")
+    http_tls_key: str = option("", "path", "Key of that certificate (PEM).")
+    http_tls_insecure_skip_verify: bool = option(
+        False, "flag", "Do not verify certificates of https."
+    )
+    status_every: int = option(
+        0,
+        "integer",
+        "Tell counts and latencies of each URL on stderr, after so many requests and at the end.",
+        minimum=0,
+        default_note="never",
+    )
+    dry_run: bool = option(
+        False,
+        "flag",
+        "Print requests instead of sending them, of copies on a channel of its own.",
+    )
+
+    def check(self) -> None:
+        """What belongs together."""
+        if bool(self.http_tls_cert) != bool(self.http_tls_key):
+            raise ConfigError(
+                "--http-tls-cert and --http-tls-key belong together: give both or neither"
+            )
+        if self.get and self.batch > 1:
+            raise ConfigError("--batch: needs --post, as a request of --get has no body")
+
+    def check_complete(self) -> None:
+        """A URL is needed."""
+        if not self.post and not self.get:
+            raise ConfigError("--post or --get is required")
+
+
+@option_class
+class DeliveryStopOptions(StopOptions):
+    """``-n`` is nsq_to_http's number of requests at a time."""
+
+    count: int = option(
+        0,
+        "integer",
+        "Stop after this many messages, all topics together.",
+        minimum=0,
+        default_note="no limit",
+    )
+
+
+@option_class
+class RelayOptions(Options):
+    """What ``relay`` sends where: nsq_to_nsq's names, and what it lacks."""
+
+    title: ClassVar[str] = "Destination and rules"
+
+    destination_nsqd_tcp_address: tuple[str, ...] = option(
+        (),
+        "address",
+        "nsqd to publish to; may be repeated.",
+        multiple=True,
+        metavar="HOST:PORT",
+        required=True,
+    )
+    destination_nsqd_http_address: tuple[str, ...] = option(
+        (),
+        "url",
+        "HTTP address of such an nsqd, by which a loop is noticed; may be repeated.",
+        multiple=True,
+        metavar="HOST:PORT",
+        default_note="the port after the TCP port",
+    )
+    destination_topic: str = option(
+        "",
+        "text",
+        "Topic to publish to.",
+        metavar="TOPIC",
+        values="topic",
+        default_note="the name of the topic that is consumed",
+        excludes=("map",),
+    )
+    map: tuple[str, ...] = texts(
+        "Name of the destination topic by that of the topic, which REGEX matches as a whole; "
+        "TEMPLATE has \\1 and \\g<name>. May be repeated: the first match counts.",
+        metavar="REGEX=TEMPLATE",
+    )
+    require_json_field: str = option(
+        "", "text", "Relay only JSON objects that have this field.", metavar="FIELD"
+    )
+    require_json_value: str = option(
+        "",
+        "text",
+        "Relay only those in which the field has this value: text, number, true, false or null.",
+        metavar="VALUE",
+    )
+    whitelist_json_field: tuple[str, ...] = texts(
+        "Relay only this field of JSON objects, as it is written; may be repeated.", metavar="FIELD"
+    )
+    where: str = option(
+        "",
+        "text",
+        "Relay only JSON of which this jq expression is neither false nor null.",
+        metavar="JQ",
+    )
+    set: tuple[str, ...] = texts(
+        "Edit JSON by this jq expression, such as '.seen = true'; may be repeated.", metavar="JQ"
+    )
+    pass_invalid: bool = option(
+        False,
+        "flag",
+        "Relay what is not JSON as it is; else it is a dead letter or, without a place for those, "
+        "goes back to nsqd.",
+    )
+    defer: float = option(
+        0.0,
+        "duration",
+        "Let the destination deliver only after this time.",
+        minimum=0.0,
+        maximum=3600.0,
+    )
+    rate: float = option(0.0, "number", "Most messages per second; 0 for no limit.", minimum=0.0)
+    status_every: int = option(
+        0,
+        "integer",
+        "Tell the counts of each topic on stderr, after so many messages, at most once a second, "
+        "and at the end.",
+        minimum=0,
+        default_note="never, but at the end with --until-empty",
+    )
+
+    def check(self) -> None:
+        """A value is one of a field."""
+        if self.require_json_value and not self.require_json_field:
+            raise ConfigError("--require-json-value: needs --require-json-field")
+
+
+@option_class
 class LookupOptions(Options):
     """Which nsqlookupds to ask and how to print."""
 
@@ -1004,6 +1331,10 @@ ALL: tuple[type[Options], ...] = (
     ArchiveSourceOptions,
     ArchiveOptions,
     VerifyOptions,
+    MetricsOptions,
+    DeadLetterOptions,
+    HttpOptions,
+    RelayOptions,
     LookupOptions,
     ShowOptions,
     NsqdOptions,

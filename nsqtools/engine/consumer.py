@@ -146,6 +146,7 @@ class Consumer:
             self._stats,
             connections=len(self._links),
             in_flight=sum(link.connection.in_flight for link in self._links.values()),
+            backoff_level=self._backoff.counter,
             nsqds=list(self._links),
         )
 
@@ -166,7 +167,7 @@ class Consumer:
         for part, is_given_up in ((messages, False), (given_up, True)):
             if not part:
                 continue
-            batch = self._batch(link, part)
+            batch = self._batch(link, part, size if len(part) == count else None)
             if self._all_delivered:  # nsqd may send one more after it has answered CLS
                 batch.requeue(delay=0, backoff=False)
             else:
@@ -233,6 +234,7 @@ class Consumer:
             link.connection.abort()
             return None
         log.info("connected to %s", address)
+        self._stats.connected += 1
         link.opened(self._loop.time())
         self._links[address] = link
         self.plan()
@@ -297,7 +299,7 @@ class Consumer:
 
     # Handling.
 
-    def _batch(self, link: Link, messages: list[Message]) -> Batch:
+    def _batch(self, link: Link, messages: list[Message], size: int | None) -> Batch:
         return Batch(
             messages,
             link,
@@ -307,6 +309,7 @@ class Consumer:
             starved=is_starved((link.peer(),)),
             msg_timeout=link.connection.features.msg_timeout,
             is_lost=lambda: link.connection.is_lost,
+            size=size,
         )
 
     async def _work(self) -> None:

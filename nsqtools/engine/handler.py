@@ -41,6 +41,7 @@ class Batch(Sequence[Message]):
     __slots__ = (
         "_messages",
         "_settle",
+        "_size",
         "_unsettled",
         "_watcher",
         "channel",
@@ -63,6 +64,7 @@ class Batch(Sequence[Message]):
         starved: bool = False,
         msg_timeout: float = 60.0,
         is_lost: Callable[[], bool] = lambda: False,
+        size: int | None = None,
     ) -> None:
         self.topic = topic
         self.channel = channel
@@ -71,6 +73,7 @@ class Batch(Sequence[Message]):
         self.msg_timeout = msg_timeout
         self.is_lost = is_lost
         self.held = False
+        self._size = size
         self._watcher: Callable[[int, int], object] | None = None
         self._messages = messages
         self._settle = settle
@@ -121,6 +124,7 @@ class Batch(Sequence[Message]):
         """Cut the batch down to its first messages; the others go back to nsqd at once."""
         self.requeue(self._messages[count:], delay=0, backoff=False)
         self._messages = self._messages[:count]
+        self._size = None
 
     def part(self, messages: Sequence[Message]) -> Batch:
         """Some of its messages as a batch, to be rendered; settle them here."""
@@ -131,6 +135,13 @@ class Batch(Sequence[Message]):
     def unsettled(self) -> Sequence[Message]:
         """The messages that are neither finished nor requeued."""
         return self._messages if self._unsettled is None else list(self._unsettled)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bodies."""
+        if self._size is None:
+            self._size = sum([len(message.body) for message in self._messages])
+        return self._size
 
     @property
     def is_settled(self) -> bool:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ConsumerStats:
-    """Totals since the start; ``in_flight`` and ``connections`` are of now."""
+    """Totals since the start; connections, in_flight and backoff_level are of now."""
 
     received: int = 0
     received_bytes: int = 0
@@ -24,7 +24,11 @@ class ConsumerStats:
     abandoned: int = 0
     """Handlers that had not closed when the time to drain was over."""
     connections: int = 0
+    connected: int = 0
+    """Connections that there were."""
     in_flight: int = 0
+    backoff_level: int = 0
+    """Failures not yet outweighed by successes."""
     last_message: float = 0.0
     """Loop time of the last message, or of the start."""
     nsqds: list[Address] = field(default_factory=list)

@@ -40,35 +40,39 @@ _WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP
 _WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
-def client_context(config: ClientConfig) -> ssl.SSLContext:
+def client_context(config: ClientConfig, *, flags: str = "--tls") -> ssl.SSLContext:
     """The context of all connections that these options describe.
 
     TLS 1.2 is the lowest version, whatever lower one go-nsq's ``tls_min_version`` names. As in Go,
     any certificate of ``tls_root_ca_file`` is trusted, be it a root, an intermediate or the
-    server's own. Raises ConfigError naming option and file.
+    server's own. Raises ConfigError naming file and option, whose flag begins with ``flags``.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     newest = config.tls_min_version == "tls1.3"
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if newest else ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if config.tls_root_ca_file:
-        _load_certificates(context, "--tls-root-ca-file", config.tls_root_ca_file)
+        _load_certificates(context, f"{flags}-root-ca-file", config.tls_root_ca_file)
     else:
         context.load_default_certs()
     if config.tls_insecure_skip_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if config.tls_cert:
-        _load_identity(context, config.tls_cert, config.tls_key)
+        _load_identity(context, flags, config.tls_cert, config.tls_key)
     return context
 
 
-def explain(error: BaseException) -> str:
+def explain(error: BaseException, *, flags: str = "--tls") -> str:
     """One line for an error of a handshake or of the first read, with the fix where one is known.
 
     In TLS 1.3 a server refuses a client certificate only after the client's side of the handshake
     is done, so the client's first read fails.
     """
+    return _explained(error).replace("--tls", flags)
+
+
+def _explained(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _explain_certificate(error)
     if isinstance(error, ssl.SSLError):
@@ -110,11 +114,11 @@ def _load_certificates(context: ssl.SSLContext, option: str, path: str) -> None:
         raise ConfigError(f"{option} {path}: is not a PEM certificate") from error
 
 
-def _load_identity(context: ssl.SSLContext, cert: str, key: str) -> None:
+def _load_identity(context: ssl.SSLContext, flags: str, cert: str, key: str) -> None:
     """Load certificate and key; raises ConfigError naming the one at fault."""
     # load_cert_chain does not say which file it could not read, so the certificate goes first.
-    _load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "--tls-cert", cert)
-    _check_readable("--tls-key", key)
+    _load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), f"{flags}-cert", cert)
+    _check_readable(f"{flags}-key", key)
     encrypted = False
 
     def no_passphrase() -> bytes:
@@ -128,13 +132,13 @@ def _load_identity(context: ssl.SSLContext, cert: str, key: str) -> None:
     except ssl.SSLError as error:
         reason = error.reason or ""
         if encrypted:
-            text = f"--tls-key {key}: is encrypted: remove its passphrase with openssl pkey"
+            text = f"{flags}-key {key}: is encrypted: remove its passphrase with openssl pkey"
         elif "MISMATCH" in reason:
-            text = f"--tls-key {key}: is not the key of the certificate --tls-cert {cert}"
+            text = f"{flags}-key {key}: is not the key of the certificate {flags}-cert {cert}"
         elif reason:
-            text = f"--tls-cert {cert}: cannot be used: {reason.replace('_', ' ').lower()}"
+            text = f"{flags}-cert {cert}: cannot be used: {reason.replace('_', ' ').lower()}"
         else:
-            text = f"--tls-key {key}: is not a PEM private key"
+            text = f"{flags}-key {key}: is not a PEM private key"
         raise ConfigError(text) from error
 
 

@@ -129,7 +129,7 @@ class StreamSink:
         self.messages = 0
         """Written so far, with their ``bytes``."""
         self.bytes = 0
-        self.given_up = 0
+        self.lost = 0
 
     @property
     def failed(self) -> asyncio.Future[None]:
@@ -155,7 +155,7 @@ class StreamSink:
 
     async def gave_up(self, messages: Sequence[Message]) -> None:
         """Log the loss: there is no dead letter here."""
-        self.given_up += len(messages)
+        self.lost += len(messages)
         log.error("%s", loss_of(messages))
 
     async def join(self, topic: str) -> None:

@@ -27,6 +27,7 @@ class Gathering:
 
     def __init__(self, act: Callable[[], Awaitable[object]] | None = None) -> None:
         self.failed: asyncio.Future[None]
+        self.lost = 0
         self.said: list[str] = []
         self.flushed: list[float] = []
         self.bodies: list[bytes] = []

@@ -33,6 +33,7 @@ class Holding:
     def __init__(self) -> None:
         self.failed: asyncio.Future[None]
         self.bodies: dict[str, list[bytes]] = {}
+        self.lost = 0
         self.drained: list[str] = []
         self.stuck: set[str] = set()
         self._held: list[Batch] = []

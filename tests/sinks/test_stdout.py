@@ -458,7 +458,7 @@ async def test_messages_given_up_are_logged_in_one_line_and_counted(
 ) -> None:
     sink = StreamSink(pipe.writer, make_format())
     await sink.gave_up(messages(b"one", b"two"))
-    assert sink.given_up == 2
+    assert sink.lost == 2
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (
             logging.ERROR,

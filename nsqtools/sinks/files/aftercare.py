@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nsqtools.policy.retention import Kept
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What of a topic was published; a file that is continued counts each time, with all of it."""
+
+    files: int = 0
+    records: int = 0
+    size: int = 0
 
 
 class Care:
@@ -44,6 +54,8 @@ class Care:
         self._found = found
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
+        self._tallies: dict[str, Tally] = {}
+        self._counting = threading.Lock()
 
     def check(self) -> None:
         """Before anything is written; raises ConfigError or OSError."""
@@ -57,6 +69,7 @@ class Care:
 
     def follow(self, published: Published) -> None:
         """As Aftercare."""
+        self._count(published)
         if self._hook:
             self._hook.submit(published)
         if self._link:
@@ -83,6 +96,18 @@ class Care:
                     kept = Kept(each.path, each.size, each.mtime_ns)
                     self._files.setdefault(each.topic, {})[each.path] = kept
             return self._files
+
+    def tallies(self) -> dict[str, Tally]:
+        """What was published until now, by topic; it does not block."""
+        with self._counting:
+            return {topic: replace(tally) for topic, tally in self._tallies.items()}
+
+    def _count(self, published: Published) -> None:
+        with self._counting:
+            tally = self._tallies.setdefault(published.topic, Tally())
+            tally.files += 1
+            tally.records += published.records
+            tally.size += published.size
 
     def _delete(self, files: dict[str, Kept]) -> None:
         known = list(files.values())

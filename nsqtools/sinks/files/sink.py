@@ -10,15 +10,18 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.handler import loss_of
 from nsqtools.errors import OutputError
+from nsqtools.metrics import Metric, Sample
+from nsqtools.sinks.files.aftercare import Tally
 from nsqtools.sinks.files.rules import Arrival
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.sinks.files.archive import Archive
@@ -60,7 +63,8 @@ class FileSink:
         self._topics: dict[str, _Topic] = {}
         self._pool = ThreadPoolExecutor(_THREADS, "archive")
         self._warned = False
-        self.given_up = 0
+        self.lost = 0
+        self.write_failures: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Take the locks that all topics share, and recover what a crash left behind."""
@@ -85,6 +89,7 @@ class FileSink:
                 raise as_output_error(error) from error
             raise
         self._topics[topic] = _Topic(archive, self, topic)
+        self.write_failures[topic] += 0
 
     async def handle(self, batch: Batch) -> None:
         """Take the batch; it is settled when its records are safe."""
@@ -93,7 +98,7 @@ class FileSink:
 
     async def gave_up(self, messages: Sequence[Message]) -> None:
         """Log the loss: there is no dead letter here."""
-        self.given_up += len(messages)
+        self.lost += len(messages)
         log.error("%s", loss_of(messages))
 
     async def drain(self, topic: str) -> None:
@@ -139,17 +144,30 @@ class FileSink:
             self.archives.unlock()
             self._pool.shutdown(wait=False)
 
+    def metrics(self) -> Iterator[Metric]:
+        """What was published, leftovers of crashes included, and what could not be written."""
+        published = self.archives.tallies()
+        topics = sorted({*published, *self.write_failures})
+        for what, text in (
+            ("files", "Files that were published."),
+            ("records", "Records in published files."),
+            ("size", "Size of published files."),
+        ):
+            name = "bytes" if what == "size" else what
+            values = (getattr(published.get(topic, Tally()), what) for topic in topics)
+            yield _counter(f"archive_{name}", text, zip(topics, values, strict=True))
+        failures = ((topic, self.write_failures[topic]) for topic in topics)
+        yield _counter("archive_write_failures", "Attempts to write that failed.", failures)
+
     # For topics.
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
         """Call what blocks in a thread; one that is cancelled waits for that to end."""
-        call = self._loop.run_in_executor(self._pool, work, *args)
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await asyncio.wait([call])
-            call.exception()  # nobody asks for it any more
-            raise
+        return await _ended(self.start(work, *args))
+
+    def start(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Begin to."""
+        return self._loop.run_in_executor(self._pool, work, *args)
 
     def interval_for(self, batch: Batch) -> float:
         """How long the batch may wait."""
@@ -208,7 +226,7 @@ class _Topic:
             self._wake.set()
         self._arrivals.append(Arrival(time.time_ns(), batch))
         self._count += len(batch)
-        self._size += sum([len(message.body) for message in batch])
+        self._size += batch.size
         full = 2 * self._count >= self._sink.window or self._size >= _SYNC_SIZE
         if batch.starved or full:
             self.flush()
@@ -283,7 +301,8 @@ class _Topic:
         error: Exception | None = None
         wrote = False
         try:
-            wrote = await self._touching(arrivals, self._sink.run(self._call, arrivals, safe, fate))
+            call = self._sink.start(self._call, arrivals, safe, fate)
+            wrote = await _ended(call, lambda: [batch for _, batch in (*arrivals, *self._arrivals)])
         except Exception as problem:
             error = problem
         for batch, messages in safe:
@@ -299,16 +318,6 @@ class _Topic:
         now, wall = self._loop.time(), time.time_ns()
         return self._archive.step(arrivals, safe, now=now, wall=wall, fate=fate)
 
-    async def _touching(self, arrivals: list[Arrival], work: Coroutine[Any, Any, bool]) -> bool:
-        """Wait for work on a slow disk, keeping nsqd from sending the same messages again."""
-        task = self._loop.create_task(work)
-        held = [batch for _, batch in arrivals]
-        while not (await asyncio.wait([task], timeout=_patience(held)))[0]:
-            held = [batch for _, batch in (*arrivals, *self._arrivals)]
-            for batch in held:
-                batch.touch()
-        return task.result()
-
     def _succeeded(self, wrote: bool) -> None:
         """A step that had nothing to write tells nothing of the disk."""
         if self._error and wrote:
@@ -317,6 +326,7 @@ class _Topic:
 
     def _failed(self, error: Exception, arrivals: list[Arrival], fate: Fate) -> bool:
         """Give back what is not safe; whether to go on."""
+        self._sink.write_failures[self._name] += 1
         goes_on = self._sink.cannot_write(error)
         if goes_on and self._error is None and fate != "close":
             log.error(
@@ -330,6 +340,27 @@ class _Topic:
         for _, batch in arrivals:
             batch.requeue(delay=0, backoff=fate != "close")
         return goes_on
+
+
+def _counter(name: str, text: str, values: Iterable[tuple[str, int]]) -> Metric:
+    samples = [Sample({"topic": topic}, value) for topic, value in values]
+    return Metric(f"nsqtools_{name}_total", "counter", text, samples)
+
+
+async def _ended(call: asyncio.Future[Any], held: Callable[[], Sequence[Batch]] = tuple) -> Any:
+    """The result of work in a thread; cancelled, wait for its end all the same.
+
+    While it takes long, nsqd is kept from sending again what is ``held``.
+    """
+    try:
+        while not (await asyncio.wait([call], timeout=_patience(held())))[0]:
+            for batch in held():
+                batch.touch()
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        call.exception()  # nobody asks for it any more
+        raise
+    return call.result()
 
 
 def _patience(batches: Sequence[Batch]) -> float:

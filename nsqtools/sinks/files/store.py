@@ -20,7 +20,7 @@ from nsqtools.sinks.files.salvage import salvage
 
 if TYPE_CHECKING:
     from nsqtools.policy.leftovers import Matcher
-    from nsqtools.sinks.files.aftercare import Care
+    from nsqtools.sinks.files.aftercare import Care, Tally
     from nsqtools.sinks.files.hooks import Hook
     from nsqtools.sinks.files.rules import Rules
 
@@ -29,7 +29,7 @@ _TIMES = (0, 1_234_567_890 * SECOND)
 
 
 class Archives:
-    """Archives under one output directory. All but ``lock`` block.
+    """Archives under one output directory. All but ``lock`` and ``tallies`` block.
 
     ``leftovers`` knows the names that a run before may have given. ``lock_file`` is one that an
     operator named, so that one such command runs at a time.
@@ -98,6 +98,10 @@ class Archives:
     def tend(self) -> None:
         """Do what is due without a message; call it now and then."""
         self._care.prune()
+
+    def tallies(self) -> dict[str, Tally]:
+        """What was published until now, by topic."""
+        return self._care.tallies()
 
     def close(self) -> None:
         """Wait for the last commands of ``--on-rotate``; raises OutputError if one has failed.

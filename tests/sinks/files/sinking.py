@@ -30,9 +30,12 @@ class SlowSink(FileSink):
 
     slow = 0.0
 
-    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        await elapse(self.slow)
-        return work(*args)
+    def start(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        async def slowly() -> Any:
+            await elapse(self.slow)
+            return work(*args)
+
+        return asyncio.ensure_future(slowly())
 
 
 class Sinking:

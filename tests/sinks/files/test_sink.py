@@ -135,7 +135,7 @@ class TestGathering:
     ) -> None:
         async with sinking(tmp_path) as running:
             await running.sink.gave_up(batch(b"one", b"two")[:])
-            assert running.sink.given_up == 2
+            assert running.sink.lost == 2
         (record,) = caplog.records
         assert record.levelno == logging.ERROR
         assert "0000000000000001 0000000000000002" in record.message

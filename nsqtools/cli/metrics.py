@@ -1,0 +1,178 @@
+"""Metrics over HTTP in Prometheus' formats, for as long as a command runs.
+
+Values are read in the event loop when somebody asks, so that counting costs nothing and no lock;
+they become text in a thread, so that a scrape of many topics keeps no message waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqtools import __version__
+from nsqtools.errors import ConfigError
+from nsqtools.metrics import Metric, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric as Family
+
+    from nsqtools.engine.stats import ConsumerStats
+    from nsqtools.metrics import Kind
+    from nsqtools.names import Address
+    from nsqtools.sandbox.http import Request, Response
+
+    Collect = Callable[[], Iterable[Metric]]
+
+log = logging.getLogger(__name__)
+
+_PATHS = ("/metrics", "/")
+_METHODS = ("GET", "HEAD")
+
+
+class _Counted(NamedTuple):
+    """How a field of ConsumerStats is published."""
+
+    name: str
+    kind: Kind
+    help: str
+
+
+_OF_CONSUMERS = {
+    "received": _Counted(
+        "nsqtools_messages_received_total", "counter", "Messages that nsqd delivered."
+    ),
+    "received_bytes": _Counted(
+        "nsqtools_received_bytes_total", "counter", "Bytes of the bodies of these messages."
+    ),
+    "finished": _Counted(
+        "nsqtools_messages_finished_total", "counter", "Messages that were finished."
+    ),
+    "requeued": _Counted(
+        "nsqtools_messages_requeued_total", "counter", "Messages that were given back to nsqd."
+    ),
+    "touched": _Counted(
+        "nsqtools_messages_touched_total", "counter", "Times that a message got more time."
+    ),
+    "given_up": _Counted(
+        "nsqtools_messages_given_up_total",
+        "counter",
+        "Messages that came more often than --max-attempts allows.",
+    ),
+    "too_late": _Counted(
+        "nsqtools_messages_timed_out_total",
+        "counter",
+        "Times that nsqd had timed out what was to be finished, requeued or touched.",
+    ),
+    "in_flight": _Counted(
+        "nsqtools_messages_in_flight", "gauge", "Messages that are not finished or requeued yet."
+    ),
+    "connections": _Counted("nsqtools_connections", "gauge", "Connections to nsqd."),
+    "connected": _Counted(
+        "nsqtools_connections_opened_total", "counter", "Connections to nsqd that there were."
+    ),
+    "backoff_level": _Counted(
+        "nsqtools_backoff_level",
+        "gauge",
+        "Failures not yet outweighed by successes; above 0 messages come slowly.",
+    ),
+}
+
+
+def of_consumers(stats: Mapping[str, ConsumerStats], channel: str) -> list[Metric]:
+    """What consumers of one channel counted, by topic."""
+    labels = [{"topic": topic, "channel": channel} for topic in stats]
+    return [
+        Metric(
+            *counted,
+            [
+                Sample(each, getattr(part, field))
+                for each, part in zip(labels, stats.values(), strict=True)
+            ],
+        )
+        for field, counted in _OF_CONSUMERS.items()
+    ]
+
+
+_BUILD = Metric(
+    "nsqtools_build_info", "gauge", "The release.", [Sample({"version": __version__}, 1)]
+)
+
+
+@asynccontextmanager
+async def served(address: Address | None, collect: Collect) -> AsyncIterator[Address | None]:
+    """Serve what ``collect`` returns, which is called in the event loop; yields where that is.
+
+    Without an address nothing is served, and nothing is loaded. Raises ConfigError if it cannot
+    listen there.
+    """
+    if address is None:
+        yield None
+        return
+    import prometheus_client  # noqa: F401 - not only when somebody asks, amid messages
+
+    from nsqtools.sandbox.http import serve
+
+    try:
+        server = await serve(partial(_answer, collect), *address)
+    except (OSError, ValueError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(number).lower() if number and number > 0 else "no such host"
+        raise ConfigError(
+            f"--metrics-address: cannot listen on {address}: {reason}; give another address, or "
+            "port 0 for a free one"
+        ) from error
+    try:
+        log.info("metrics are at http://%s/metrics", server.address)
+        yield server.address
+    finally:
+        await server.stop()
+
+
+async def _answer(collect: Collect, request: Request) -> Response:
+    from nsqtools.sandbox.http import Response
+
+    if request.path not in _PATHS:
+        return Response(404, b"metrics are at /metrics\n", "text/plain; charset=utf-8", ())
+    if request.method not in _METHODS:
+        return Response(405, headers=(("Allow", ", ".join(_METHODS)),))
+    metrics = [_BUILD, *collect()]
+    accepted = request.headers.get("accept", "")
+    body, content_type = await asyncio.to_thread(_render, metrics, accepted)
+    return Response(200, body, content_type, ())
+
+
+def _render(metrics: Iterable[Metric], accepted: str) -> tuple[bytes, str]:
+    """The text in the format that the client prefers, and its content type."""
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.exposition import choose_encoder
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(metrics))
+    ProcessCollector(registry=registry)
+    encode, content_type = choose_encoder(accepted)
+    return encode(registry), content_type
+
+
+class _Collector:
+    """Metrics as prometheus_client wants them."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Family]:
+        """Called once for each scrape."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+        for metric in self._metrics:
+            names = list(metric.samples[0].labels) if metric.samples else []
+            family = families[metric.kind](metric.name, metric.help, labels=names)
+            for labels, value in metric.samples:
+                family.add_metric([labels[name] for name in names], value)
+            yield family

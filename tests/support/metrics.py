@@ -1,0 +1,50 @@
+"""Metrics as a scraper sees them: asked for over HTTP and read by prometheus_client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from nsqtools.names import Address
+
+Values = dict[tuple[str, ...], float]
+
+
+async def get(
+    address: Address, path: str = "/metrics", method: str = "GET", **more: Any
+) -> httpx.Response:
+    """One request, on a connection of its own."""
+    async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
+        return await client.request(method, f"http://{address}{path}", **more)
+
+
+def values(text: str) -> Values:
+    """Values by name and the labels' values in order of the labels' names."""
+    found: Values = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, *(value for _, value in sorted(sample.labels.items())))
+            assert key not in found, f"{key} twice"
+            found[key] = sample.value
+    return found
+
+
+def kinds(text: str) -> dict[str, str]:
+    """The type of each metric, by the name it is exposed with."""
+    return {
+        f"{family.name}_total" if family.type == "counter" else family.name: family.type
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def scrape(url: str) -> Values:
+    """What a process tells now; raises ConnectionError if it does not listen."""
+    try:
+        reply = httpx.get(url, trust_env=False, timeout=10.0)
+    except httpx.TransportError as error:
+        raise ConnectionError(str(error)) from error
+    assert reply.status_code == 200, reply.text
+    return values(reply.text)
