@@ -1,0 +1,51 @@
+"""How long requests take, in little memory however many there are."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+
+_SHORTEST, _LONGEST = 1e-4, 100.0
+_DECADES, _PER_DECADE = 6, 16
+
+# Between the buckets; the first and the last bucket hold what is shorter and longer.
+_BOUNDS = [_SHORTEST * 10 ** (n / _PER_DECADE) for n in range(_DECADES * _PER_DECADE + 1)]
+_HALF = 10 ** (0.5 / _PER_DECADE)
+
+
+class Latency:
+    """Durations counted in buckets of equal ratio from 0.1 ms to 100 s, 16 per power of ten.
+
+    A percentile is the middle of its bucket, so between these it is off by at most 7.5 %; below
+    it is given as 0.1 ms and above as 100 s. Takes less than 1 KiB.
+    """
+
+    __slots__ = ("_counts", "count")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.count = 0
+        self._counts = array("Q", bytes(8 * (len(_BOUNDS) + 1)))
+
+    def add(self, seconds: float) -> None:
+        """Count one duration."""
+        self.count += 1
+        self._counts[bisect_right(_BOUNDS, seconds)] += 1
+
+    def merge(self, other: Latency) -> None:
+        """Count all durations of the other one, too."""
+        self.count += other.count
+        for bucket, count in enumerate(other._counts):
+            self._counts[bucket] += count
+
+    def percentile(self, p: float) -> float:
+        """Seconds that ``p`` percent, 0 to 100, of the durations do not exceed; 0 without any."""
+        if not self.count:
+            return 0.0
+        rank = max(1.0, self.count * p / 100)
+        bucket = bisect_left(list(accumulate(self._counts)), rank)
+        return min(_BOUNDS[bucket - 1] * _HALF, _LONGEST) if bucket else _SHORTEST

@@ -1,0 +1,156 @@
+"""What a status of an HTTP response decides about the message (RFC 9110)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SPAN = re.compile(r"(?P<first>[1-9][0-9]{2})(?:-(?P<last>[1-9][0-9]{2}))?")
+_CLASS = re.compile(r"([1-9])xx", re.IGNORECASE)
+_MOST = 1000
+
+_CODE, _RANGE, _ANY_OF_CLASS = 3, 2, 1
+
+
+RETRY_AFTER = frozenset({429, 503})
+"""Statuses whose ``Retry-After`` is heeded (RFC 6585, section 4; RFC 9110, section 15.6.4)."""
+_BLAME_MESSAGE = frozenset({400, 409, 411, 412, 413, 414, 415, 416, 422, 428, 431})
+_BLAME_TIME = frozenset({408, 425, 429})
+
+
+def blames_message(status: int) -> bool:
+    """Whether a refusal is about this request, and says nothing of how the endpoint is."""
+    return status in _BLAME_MESSAGE
+
+
+def may_blame_one(status: int) -> bool:
+    """Whether a batch that is refused like this is worth trying message by message."""
+    return 400 <= status < 500 and status not in _BLAME_TIME
+
+
+class Verdict(Enum):
+    """What becomes of the message; GONE is RETRY, and the endpoint is never asked again."""
+
+    DONE = "done"
+    DROP = "drop"
+    GONE = "gone"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One word of a list: ``given`` with its flag; the greater ``exactness`` decides."""
+
+    given: str
+    exactness: int
+    statuses: range
+    verdict: Verdict
+
+
+def _parse(flag: str, text: str, verdict: Verdict) -> Iterator[_Rule]:
+    for word in [word.strip() for word in text.split(",")] if text.strip() else []:
+        given = f"{flag} {word}"
+        if match := _CLASS.fullmatch(word):
+            first = 100 * int(match[1])
+            yield _Rule(given, _ANY_OF_CLASS, range(first, first + 100), verdict)
+        elif (match := _SPAN.fullmatch(word)) and match["first"] <= (match["last"] or "999"):
+            last = int(match["last"] or match["first"])
+            exactness = _RANGE if match["last"] else _CODE
+            yield _Rule(given, exactness, range(int(match["first"]), last + 1), verdict)
+        else:
+            raise ConfigError(
+                f"{flag}: {word!r} is not a status: write 429, 200-204 or 5xx, with commas between"
+            )
+
+
+class Statuses:
+    """Verdicts by status. Each list is a text of codes (``304``), ranges (``200-204``) and classes
+    (``2xx``), separated by commas; an empty one names none.
+
+    A code beats a range and a range beats a class, whatever list they are in. What no list names
+    is retried, and 410 is GONE unless a list names it as a code. Raises ConfigError naming the
+    flags ``--success-on``, ``--drop-on`` and ``--retry-on`` for anything else in a list, and for a
+    status to which two lists give different verdicts equally.
+    """
+
+    def __init__(self, success_on: str = "2xx", drop_on: str = "", retry_on: str = "") -> None:
+        rules = [
+            *_parse("--success-on", success_on, Verdict.DONE),
+            *_parse("--drop-on", drop_on, Verdict.DROP),
+            *_parse("--retry-on", retry_on, Verdict.RETRY),
+        ]
+        deciding: dict[int, _Rule] = {}
+        for rule in sorted(rules, key=lambda rule: -rule.exactness):
+            for status in rule.statuses:
+                other = deciding.setdefault(status, rule)
+                if other.exactness == rule.exactness and other.verdict is not rule.verdict:
+                    raise ConfigError(f"{other.given} and {rule.given}: status {status} is in both")
+        self._verdicts = [Verdict.RETRY] * _MOST
+        for status, rule in deciding.items():
+            self._verdicts[status] = rule.verdict
+        if 410 not in deciding or deciding[410].exactness < _CODE:
+            self._verdicts[410] = Verdict.GONE
+
+    def verdict(self, status: int) -> Verdict:
+        """The verdict on a response of this status."""
+        return self._verdicts[status] if 0 <= status < _MOST else Verdict.RETRY
+
+
+_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+_MONTH = f"(?P<month>{'|'.join(_MONTHS)})"
+_TIME = "(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
+_DATES = [
+    re.compile(f"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun){form}")
+    for form in (
+        rf", (?P<day>[0-9]{{2}}) {_MONTH} (?P<year>[0-9]{{4}}) {_TIME} GMT",
+        rf"[a-z]{{3,6}}, (?P<day>[0-9]{{2}})-{_MONTH}-(?P<year>[0-9]{{2}}) {_TIME} GMT",
+        rf" {_MONTH} (?P<day>[ 0-9][0-9]) {_TIME} (?P<year>[0-9]{{4}})",
+    )
+]
+_LONGEST = 2.0**31
+
+
+def retry_after(value: str, *, now: float) -> float | None:
+    """Seconds from ``now``, a Unix time, that a ``Retry-After`` header asks for.
+
+    It is a whole number of seconds, at most 2**31 of which are believed, or a date in one of the
+    three forms of RFC 9110, section 5.6.7; one that is past is 0. None when it is neither.
+    """
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return min(float(value), _LONGEST)
+    date = _parse_date(value, now)
+    return None if date is None else max(0.0, date - now)
+
+
+def _parse_date(text: str, now: float) -> float | None:
+    match = next(filter(None, (form.fullmatch(text) for form in _DATES)), None)
+    if not match:
+        return None
+    year = int(match["year"])
+    if len(match["year"]) == 2:
+        # Two digits are the last such year that is not over 50 years ahead.
+        latest = datetime.fromtimestamp(now, UTC).year + 50
+        year = latest - (latest - year) % 100
+    second = int(match["second"])
+    try:
+        moment = datetime(
+            year,
+            _MONTHS.index(match["month"]) + 1,
+            int(match["day"]),
+            int(match["hour"]),
+            int(match["minute"]),
+            min(second, 59),
+            tzinfo=UTC,
+        )
+    except ValueError:
+        return None
+    return moment.timestamp() + (second == 60) if second <= 60 else None

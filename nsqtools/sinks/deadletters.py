@@ -1,0 +1,276 @@
+"""Where messages end that are given up or refused for good; they are safe there before their FIN.
+
+A dead letter as an object is what ``tail --json`` writes, with a ``reason`` before it:
+``pub --json`` publishes it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from nsqtools.errors import NSQError, OutputError
+from nsqtools.sinks.files.locks import open_locked
+from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
+from nsqtools.sinks.files.sink import as_output_error
+from nsqtools.sinks.formats import make_format
+
+if TYPE_CHECKING:
+    from nsqtools.config import DeadLetterOptions
+    from nsqtools.engine.handler import Batch, Message
+
+__all__ = ["DeadLetters", "Nowhere", "ToDirectory", "ToTopic", "ToURL", "make_dead_letters"]
+
+log = logging.getLogger(__name__)
+
+Publish = Callable[[str, Sequence[bytes]], Awaitable[None]]
+"""Topic and bodies, as ``Producer.publish``: returns once nsqd has said OK, raises NSQError."""
+Post = Callable[[str, Mapping[str, str], bytes], Awaitable[int]]
+"""URL, headers and body of a POST: returns the status, raises NSQError without an answer."""
+
+SUFFIX = ".dead.jsonl"
+_BLOCK = 1 << 16
+_POSTS = 8
+"""Requests at once, of one ``write``."""
+_FORMAT = make_format(json=True)
+
+
+class DeadLetters(Protocol):
+    """Takes messages that will not be delivered again."""
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether they are lost, and the loss only logged."""
+
+    async def open(self) -> None:
+        """Find out what can be known before there is a dead letter; raises OutputError."""
+
+    async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        """Return once these messages of the batch are safe; ``reason`` is one line.
+
+        Raises OutputError. Some may be safe then, and will be there twice when they are written
+        again. Settling them is the caller's.
+        """
+
+    async def close(self) -> None:
+        """There will be no more."""
+
+
+def make_dead_letters(
+    options: DeadLetterOptions, *, publish: Publish | None = None, post: Post | None = None
+) -> DeadLetters:
+    """What the options choose; ``publish`` is needed for a topic, ``post`` for a URL."""
+    if options.dead_letter_topic:
+        assert publish
+        return ToTopic(options.dead_letter_topic, publish)
+    if options.dead_letter_dir:
+        return ToDirectory(options.dead_letter_dir)
+    if options.dead_letter_url:
+        assert post
+        return ToURL(options.dead_letter_url, post)
+    return Nowhere()
+
+
+class Nowhere:
+    """Logs the loss."""
+
+    is_lossy = True
+
+    async def open(self) -> None:
+        """Nothing to do."""
+
+    async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        """Log the ids, at ERROR."""
+        ids = " ".join(message.id.decode("ascii", "backslashreplace") for message in messages)
+        log.error(
+            "topic %s: gave up %d messages (%s), they are lost: %s",
+            batch.topic,
+            len(messages),
+            reason,
+            ids,
+        )
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+class ToTopic:
+    """Publishes the bodies, as they are, to a topic."""
+
+    is_lossy = False
+
+    def __init__(self, topic: str, publish: Publish) -> None:
+        self._topic = topic
+        self._publish = publish
+
+    async def open(self) -> None:
+        """Nothing to do: the publisher is opened and closed by its owner."""
+
+    async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        """Publish the bodies; the reason is not told."""
+        try:
+            await self._publish(self._topic, [message.body for message in messages])
+        except NSQError as error:
+            raise OutputError(f"dead-letter topic {self._topic}: {error}") from error
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+class ToURL:
+    """POSTs each message as a JSON object of its own; any 2xx is success."""
+
+    is_lossy = False
+
+    def __init__(self, url: str, post: Post) -> None:
+        self._url = url
+        self._name = _public(url)
+        self._post = post
+
+    async def open(self) -> None:
+        """Nothing to do: who posts is opened and closed by its owner."""
+
+    async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        """Post the messages, a few at once."""
+        todo = iter(_envelopes(batch, messages, reason))
+
+        async def work() -> None:
+            for envelope in todo:
+                await self._post_one(envelope)
+
+        workers = [work() for _ in messages[:_POSTS]]
+        for outcome in await asyncio.gather(*workers, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
+
+    async def _post_one(self, envelope: bytes) -> None:
+        headers = {"Content-Type": "application/json"}
+        try:
+            status = await self._post(self._url, headers, envelope)
+        except NSQError as error:
+            raise OutputError(f"dead-letter URL {self._name}: {error}") from error
+        if not 200 <= status < 300:
+            raise OutputError(f"dead-letter URL {self._name}: answered {status}")
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+class ToDirectory:
+    """Appends JSON lines to one file a topic, TOPIC.dead.jsonl; processes may share the directory.
+
+    The disk is worked on in a thread.
+    """
+
+    is_lossy = False
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.abspath(folder)
+        self._pool = ThreadPoolExecutor(1, "dead-letters")
+
+    async def open(self) -> None:
+        """Make the directory; raises OutputError if it cannot be written to."""
+        await self._run(self._prepare)
+
+    async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        """Append the messages and sync the file; it is as it was after an error."""
+        await self._run(self._append, batch, messages, reason)
+
+    async def close(self) -> None:
+        """Let the thread end."""
+        self._pool.shutdown(wait=False)
+
+    async def _run(self, work: Callable[..., None], *args: object) -> None:
+        """Call what blocks in the thread; one that is cancelled waits for that to end."""
+        call = asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args))
+        try:
+            await asyncio.shield(call)
+        except OSError as error:
+            raise as_output_error(error) from error
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            call.exception()  # nobody asks for it any more
+            raise
+
+    def _prepare(self) -> None:
+        make_directory(self._folder)
+        if not os.path.isdir(self._folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._folder)
+        if not os.access(self._folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "cannot be written to", self._folder)
+
+    def _append(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        lines = [*_envelopes(batch, messages, reason), b""]  # makes the join end in a newline
+        _append_lines(os.path.join(self._folder, batch.topic + SUFFIX), b"\n".join(lines))
+
+
+def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[bytes]:
+    """One JSON object per message, without a newline, in which there is none either."""
+    # Half of a surrogate pair, of a byte that was not UTF-8, becomes an escape that JSON has too.
+    head = f'{{"reason":{encode_basestring(reason)},'.encode(errors="backslashreplace")
+    lines = _FORMAT.render(batch.part(messages)).split(b"\n")[:-1]
+    return [head + line.removeprefix(b"{") for line in lines]
+
+
+def _append_lines(path: str, data: bytes) -> None:
+    """Add whole lines to a file that processes share, and have them on disk.
+
+    What a crash left of a last line is cut off first; one that lacks nothing but its end, as an
+    editor may leave it, gets that. Raises OSError with the file's name; nothing of the lines is
+    there then, or the next call cuts it off.
+    """
+    fd = open_locked(path, os.O_APPEND, wait=True)
+    assert fd is not None
+    try:
+        end, missing = _end_of_lines(fd)
+        os.ftruncate(fd, end)
+        if not end:  # before there is a line, so that others need not ask whether the name lasts
+            sync_directory(os.path.dirname(path))
+        try:
+            write_all(fd, missing + data)
+            os.fsync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, end)
+            raise
+        if not os.fstat(fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "removed while it was written to")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        os.close(fd)
+
+
+def _end_of_lines(fd: int) -> tuple[int, bytes]:
+    """Where the last whole line ends, 0 without any, and what has to follow it there."""
+    size = end = os.fstat(fd).st_size
+    found = -1
+    while end and found < 0:
+        start = max(0, end - _BLOCK)
+        found = os.pread(fd, end - start, start).rfind(b"\n")
+        end = start + found + 1 if found >= 0 else start
+    if end < size and _is_object(os.pread(fd, size - end, end)):
+        return size, b"\n"
+    return end, b""
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _public(url: str) -> str:
+    """The URL without what may be secret in it: user, password and query."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

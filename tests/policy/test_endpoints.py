@@ -1,0 +1,671 @@
+"""Endpoints that fail, hang and come back, on a clock of the test's own.
+
+Over 400 lines, since the modes share their rules, and these the world they are tested in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigError
+from nsqtools.policy.endpoints import MODES, make_endpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nsqtools.policy.endpoints import Endpoints
+
+NAMES = ["http://a/", "http://b/", "http://c/", "http://d/"]
+A, B, C, D = NAMES
+POOLS = ["hostpool", "epsilon-greedy"]
+
+modes = st.sampled_from(list(MODES))
+any_mode = pytest.mark.parametrize("mode", list(MODES))
+pool_mode = pytest.mark.parametrize("mode", POOLS)
+
+
+@dataclass
+class World:
+    """Requests one after the other, or as many at once as a test begins."""
+
+    endpoints: Endpoints
+    now: float = 1000.0
+    rng: Random = field(default_factory=lambda: Random(7))
+    tried: list[tuple[float, str]] = field(default_factory=list)
+
+    def choose(self) -> Sequence[str]:
+        return self.endpoints.choose(now=self.now, rng=self.rng)
+
+    def report(self, endpoint: str, *, ok: bool, took: float = 0.0) -> None:
+        self.endpoints.report(endpoint, ok=ok, took=took, now=self.now)
+
+    def fail(self, endpoint: str, times: int = 1) -> None:
+        for _ in range(times):
+            self.report(endpoint, ok=False)
+
+    def ask(
+        self, answers: Callable[[str], bool], took: Mapping[str, float] | None = None
+    ) -> str | None:
+        """One request to the preferred endpoint, if any, reported at once."""
+        chosen = self.choose()
+        if not chosen:
+            return None
+        self.tried.append((self.now, chosen[0]))
+        self.report(chosen[0], ok=answers(chosen[0]), took=took[chosen[0]] if took else 0.0)
+        return chosen[0]
+
+    def run(
+        self,
+        seconds: float,
+        answers: Callable[[str], bool],
+        *,
+        took: Mapping[str, float] | None = None,
+        step: float = 0.1,
+    ) -> Counter[str | None]:
+        """Requests in a steady stream; how many went where."""
+        asked: Counter[str | None] = Counter()
+        for _ in range(round(seconds / step)):
+            self.now += step
+            asked[self.ask(answers, took)] += 1
+        return asked
+
+    def state(self, endpoint: str) -> str:
+        return self.endpoints.states(self.now)[endpoint]
+
+    def times(self, endpoint: str) -> list[float]:
+        return [when for when, name in self.tried if name == endpoint]
+
+
+def world(mode: str, names: Sequence[str] = NAMES) -> World:
+    return World(make_endpoints(mode, names))
+
+
+def all_answer(_: str) -> bool:
+    return True
+
+
+def none_answers(_: str) -> bool:
+    return False
+
+
+def all_but(*names: str) -> Callable[[str], bool]:
+    return lambda name: name not in names
+
+
+@any_mode
+def test_all_are_up_at_first_and_a_choice_names_each_once(mode: str) -> None:
+    w = world(mode)
+    assert set(w.endpoints.states(w.now).values()) == {"up"}
+    assert sorted(w.choose()) == NAMES
+    assert w.endpoints.due(w.now) == w.now
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "hostpool"])
+def test_each_choice_begins_with_the_next_one(mode: str) -> None:
+    w = world(mode, [A, B, C])
+    assert [w.choose() for _ in range(4)] == [(A, B, C), (B, C, A), (C, A, B), (A, B, C)]
+
+
+@any_mode
+def test_an_endpoint_given_twice_counts_once(mode: str) -> None:
+    assert sorted(world(mode, [A, B, A]).choose()) == [A, B]
+
+
+def test_a_mode_that_is_none_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_endpoints("roundrobin", [A])
+    expected = "mode 'roundrobin' is not one of hostpool, round-robin, epsilon-greedy"
+    assert str(caught.value) == expected
+
+
+@any_mode
+def test_no_endpoint_is_refused(mode: str) -> None:
+    with pytest.raises(ConfigError, match="no endpoint"):
+        make_endpoints(mode, [])
+
+
+@any_mode
+def test_an_unknown_endpoint_is_a_mistake_of_the_caller(mode: str) -> None:
+    w = world(mode)
+    for ok in (True, False):
+        with pytest.raises(KeyError):
+            w.report("http://stranger/", ok=ok)
+    with pytest.raises(KeyError):
+        w.endpoints.remove("http://stranger/")
+
+
+# The breaker, the only rule of round-robin.
+
+
+def test_four_failures_change_nothing_and_the_fifth_opens_the_breaker_for_a_second() -> None:
+    w = world("round-robin", [A, B])
+    w.fail(A, 4)
+    assert w.state(A) == "up"
+    w.fail(A)
+    assert w.state(A) == "down"
+    assert [w.choose() for _ in range(3)] == [(B,)] * 3
+    w.now += 0.99
+    assert w.choose() == (B,)
+    w.now += 0.01
+    assert w.choose() == (A, B)
+
+
+def test_a_success_in_between_starts_the_count_anew() -> None:
+    w = world("round-robin", [A])
+    for _ in range(10):
+        w.fail(A, 4)
+        w.report(A, ok=True)
+    w.fail(A, 4)
+    assert w.choose() == (A,)
+
+
+@any_mode
+def test_one_request_is_the_probe_until_it_is_reported(mode: str) -> None:
+    w = world(mode, [A])
+    w.fail(A, 5)
+    assert (w.choose(), w.endpoints.due(w.now)) == ((), w.now + 1)
+    w.now += 1.5
+    assert w.endpoints.due(w.now) == w.now
+    assert w.choose() == (A,)
+    assert w.state(A) == "trying"
+    w.now += 5
+    assert w.choose() == ()
+    w.report(A, ok=True, took=5.0)
+    assert w.state(A) == "up"
+    assert w.choose() == (A,)
+
+
+@any_mode
+def test_the_pauses_of_a_single_endpoint_double_from_one_second_to_thirty(mode: str) -> None:
+    w = world(mode, [A])
+    w.fail(A, 5)
+    pauses = []
+    for _ in range(8):
+        pauses.append(w.endpoints.due(w.now) - w.now)
+        w.now = w.endpoints.due(w.now)
+        assert w.choose() == (A,)
+        w.fail(A)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+@any_mode
+def test_after_a_success_the_pauses_begin_again_with_one_second(mode: str) -> None:
+    w = world(mode, [A])
+    w.run(100, none_answers)
+    w.run(31, all_answer)
+    assert w.state(A) == "up"
+    w.fail(A, 5)
+    assert w.endpoints.due(w.now) == w.now + 1
+
+
+@any_mode
+def test_a_probe_of_which_nothing_is_heard_is_given_to_another_after_a_minute(mode: str) -> None:
+    w = world(mode, [A])
+    w.fail(A, 5)
+    w.now += 1
+    assert w.choose() == (A,)
+    assert w.endpoints.due(w.now) == w.now + 60
+    w.now += 59.9
+    assert (w.choose(), w.state(A)) == ((), "trying")
+    w.now += 0.1
+    assert w.state(A) == "down"
+    assert (w.choose(), w.choose()) == ((A,), ())
+
+
+@any_mode
+def test_failures_of_requests_sent_before_the_breaker_opened_lengthen_nothing(mode: str) -> None:
+    w = world(mode, [A])
+    w.fail(A, 100)
+    assert w.endpoints.due(w.now) == w.now + 1
+    w.now += 1
+    w.choose()
+    for _ in range(100):
+        w.report(A, ok=False, took=20.0)
+    assert w.state(A) == "trying"
+    w.report(A, ok=True)
+    for _ in range(100):
+        w.report(A, ok=False, took=20.0)
+    assert w.state(A) == "up"
+
+
+@any_mode
+def test_failures_of_requests_sent_before_the_breaker_closed_do_not_open_it(mode: str) -> None:
+    w = world(mode, [A])
+    w.fail(A, 5)
+    w.now += 1
+    w.choose()
+    w.now += 1
+    w.report(A, ok=True, took=1.0)
+    w.now += 1
+    for _ in range(5):
+        w.report(A, ok=False, took=1.5)
+    assert w.state(A) == "up"
+
+
+@any_mode
+def test_a_success_of_a_request_sent_before_the_breaker_opened_does_not_close_it(mode: str) -> None:
+    w = world(mode, [A])
+    w.fail(A, 5)
+    w.now += 0.5
+    w.report(A, ok=True, took=3.0)
+    assert w.choose() == ()
+    w.report(A, ok=True, took=0.25)
+    assert w.choose() == (A,)
+
+
+def test_an_endpoint_to_be_probed_is_only_ever_the_first() -> None:
+    w = world("round-robin", [A, B, C])
+    w.fail(A, 5)
+    w.fail(B, 5)
+    w.now += 1
+    assert [w.choose() for _ in range(3)] == [(A, C), (B, C), (C,)]
+
+
+# Dead and alive in a host pool.
+
+
+@pool_mode
+def test_one_failure_takes_an_endpoint_out_of_the_pool_for_30_seconds(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.fail(A)
+    assert w.state(A) == "down"
+    began = w.now
+    w.run(29.5, all_answer)
+    assert w.times(A) == []
+    w.run(1, all_answer)
+    assert w.times(A)[0] == pytest.approx(began + 30, abs=0.11)
+    assert w.state(A) == "up"
+
+
+@pool_mode
+def test_the_delays_of_a_dead_one_double_to_900_seconds_while_another_lives(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.fail(A)
+    began = w.now
+    w.run(4000, all_but(A), step=1.0)
+    tried = [began, *w.times(A)]
+    delays = [later - earlier for earlier, later in pairwise(tried)]
+    assert delays == [30, 60, 120, 240, 480, 900, 900, 900]
+
+
+@pool_mode
+@pytest.mark.parametrize("times", [4, 100])
+def test_failures_of_requests_that_were_under_way_do_not_lengthen_the_delay(
+    mode: str, times: int
+) -> None:
+    w = world(mode, [A, B])
+    w.fail(A, times)
+    w.now += 30
+    assert w.choose() == (A, B)
+
+
+@pool_mode
+def test_one_that_is_being_probed_is_no_last_resort(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.fail(A)
+    w.now += 30
+    assert w.choose() == (A, B)
+    w.fail(B)
+    assert w.choose() == (B,)
+    w.now += 60
+    assert [w.choose(), w.choose()] == [(A, B), (B,)]
+
+
+@pool_mode
+def test_a_success_forgets_the_delays(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.fail(A)
+    w.run(1000, all_but(A), step=1.0)
+    w.report(A, ok=True)
+    assert w.state(A) == "up"
+    w.fail(A)
+    w.now += 30
+    assert w.choose() == (A, B)
+
+
+@pool_mode
+def test_a_success_of_any_request_revives_one_whose_breaker_is_closed(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.fail(A)
+    w.report(A, ok=True, took=3.0)
+    assert w.state(A) == "up"
+
+
+@pool_mode
+def test_when_all_are_dead_they_are_used_until_their_breakers_open(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.fail(A)
+    w.fail(B)
+    assert set(w.endpoints.states(w.now).values()) == {"trying"}
+    assert sorted(w.choose()) == [A, B]
+    w.fail(A, 4)
+    assert w.choose() == (B,)
+    w.fail(B, 4)
+    assert (w.choose(), w.endpoints.due(w.now)) == ((), w.now + 1)
+
+
+@pool_mode
+def test_an_outage_of_all_does_not_lengthen_the_delays_of_the_pool(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.run(3600, none_answers)
+    while w.state(A) != "up":
+        w.run(0.1, all_but(B))
+    w.run(31, all_answer)
+    assert w.state(B) == "up"
+
+
+# Fast and slow ones.
+
+
+def measured(seconds: float = 200.0, took: Mapping[str, float] | None = None) -> World:
+    """With epsilon at its least and a latency known of each."""
+    w = world("epsilon-greedy", list(took or {}))
+    w.run(seconds, all_answer, took=took, step=0.05)
+    return w
+
+
+def share(w: World, endpoint: str, took: Mapping[str, float], seconds: float = 50.0) -> float:
+    asked = w.run(seconds, all_answer, took=took, step=0.01)
+    return asked[endpoint] / asked.total()
+
+
+def test_requests_are_shared_in_proportion_to_speed() -> None:
+    took = {A: 0.01, B: 0.02, C: 0.04}
+    w = measured(took=took)
+    asked = w.run(100, all_answer, took=took, step=0.01)
+    shares = [asked[name] / asked.total() for name in (A, B, C)]
+    assert shares == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.02)
+
+
+def test_a_slow_endpoint_gets_little_more_than_what_explores() -> None:
+    took = {A: 0.001, B: 10.0}
+    w = measured(took=took)
+    assert 0.001 < share(w, B, took) < 0.01
+
+
+def test_shares_follow_when_an_endpoint_becomes_slow() -> None:
+    took = {A: 0.01, B: 0.1}
+    w = measured(took=took)
+    assert share(w, A, took) > 0.85
+    took = {A: 0.1, B: 0.01}
+    w.run(300, all_answer, took=took, step=0.05)
+    assert share(w, A, took) < 0.15
+
+
+def test_little_knowledge_of_an_endpoint_does_not_make_it_look_fast() -> None:
+    took = {A: 0.01, B: 0.01}
+    w = world("epsilon-greedy", [A, B])
+    for _ in range(3000):
+        w.now += 0.1
+        w.choose()
+        w.report(A, ok=True, took=0.01)
+    w.report(B, ok=True, took=0.01)
+    w.now += 0.2
+    assert share(w, B, took, seconds=2.0) == pytest.approx(0.5, abs=0.1)
+
+
+def test_an_endpoint_that_got_nothing_for_a_while_is_as_fast_as_it_was() -> None:
+    w = world("epsilon-greedy", [A, B])
+    w.report(B, ok=True, took=0.02)
+    for _ in range(1000):
+        w.now += 0.1
+        w.choose()
+        w.report(A, ok=True, took=0.01)
+    chosen = Counter(w.choose()[0] for _ in range(3000))
+    assert chosen[B] / 3000 == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_a_fast_endpoint_that_fails_is_out_at_once() -> None:
+    w = measured(took={A: 0.001, B: 1.0})
+    w.now += 1
+    w.choose()
+    w.fail(A)
+    assert {w.choose() for _ in range(200)} == {(B,)}
+
+
+def test_what_nobody_measured_for_five_minutes_is_forgotten() -> None:
+    took = {A: 0.001, B: 10.0}
+    w = measured(took=took)
+    w.now += 301
+    chosen = Counter(w.choose()[0] for _ in range(100))
+    assert chosen == {A: 50, B: 50}
+
+
+def test_exploring_begins_at_three_in_ten_and_ends_at_one_in_a_hundred() -> None:
+    unknown = [f"http://{number}/" for number in range(99)]
+    first, last = 0, 0
+    for seed in range(500):
+        w = world("epsilon-greedy", [*unknown, A])
+        w.rng = Random(seed)
+        w.report(A, ok=True, took=0.01)
+        first += w.choose()[0] != A
+        if seed < 20:
+            last += [w.choose()[0] != A for _ in range(2500)][1500:].count(True)
+    assert first / 500 == pytest.approx(0.3, abs=0.06)
+    assert last / 20_000 == pytest.approx(0.01, abs=0.003)
+
+
+def test_a_choice_ends_with_the_others_by_speed_and_those_of_which_nothing_is_known() -> None:
+    took = {C: 0.3, A: 0.1, B: 0.2}
+    w = world("epsilon-greedy", [D, C, A, B])
+    for name, seconds in took.items():
+        w.report(name, ok=True, took=seconds)
+    orders = {tuple(w.choose()) for _ in range(500)}
+    assert {(A, B, C, D), (B, A, C, D), (C, A, B, D)} <= orders
+
+
+def test_a_latency_of_nothing_is_no_division_by_zero() -> None:
+    took = {A: 0.0, B: -0.001}
+    assert share(measured(took=took), A, took) == pytest.approx(0.5, abs=0.1)
+
+
+# Gone.
+
+
+@any_mode
+def test_a_removed_endpoint_is_never_chosen_whatever_is_reported_of_it(mode: str) -> None:
+    w = world(mode)
+    w.endpoints.remove(B)
+    w.endpoints.remove(B)
+    w.report(B, ok=True)
+    assert all(B not in w.choose() for _ in range(50))
+    w.fail(B, 20)
+    w.report(B, ok=True)
+    w.now += 1000
+    assert all(B not in w.choose() for _ in range(50))
+    assert w.state(B) == "gone"
+
+
+@any_mode
+def test_removing_the_only_one_that_is_up_leaves_those_that_are_down(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.fail(A, 5)
+    w.endpoints.remove(B)
+    assert w.endpoints.due(w.now) == w.now + 1
+    w.now += 1
+    assert w.choose() == (A,)
+
+
+@any_mode
+def test_when_all_are_removed_there_is_never_one(mode: str) -> None:
+    w = world(mode, [A, B])
+    w.endpoints.remove(A)
+    w.endpoints.remove(B)
+    assert (w.choose(), w.endpoints.due(w.now)) == ((), math.inf)
+    assert w.endpoints.states(w.now) == {A: "gone", B: "gone"}
+
+
+# Whatever happens.
+
+# What to do, to which endpoint or request in flight, and how much time passes before.
+events = st.tuples(
+    st.sampled_from(["begin", "begin", "begin", "ok", "fail", "fail", "fail", "remove"]),
+    st.integers(0, 30),
+    st.sampled_from([0.0, 0.0, 0.01, 0.3, 1.0, 5.0, 31.0, 61.0, 901.0]),
+)
+
+
+@dataclass
+class Flight:
+    """A request that was sent and not yet reported."""
+
+    endpoint: str
+    began: float
+    probe: bool
+
+
+def was_out(flights: Sequence[Flight], endpoint: str, now: float) -> bool:
+    """Whether a probe of the endpoint is out that need not be given up yet."""
+    return any(f.endpoint == endpoint and f.probe and now < f.began + 60 for f in flights)
+
+
+def check(
+    mode: str,
+    before: Mapping[str, str],
+    chosen: Sequence[str],
+    flights: Sequence[Flight],
+    now: float,
+) -> None:
+    """What holds of a choice, given the states before it and the requests in flight."""
+    assert len(set(chosen)) == len(chosen)
+    assert "gone" not in {before[name] for name in chosen}
+    ups = {name for name, state in before.items() if state == "up"}
+    assert ups <= set(chosen)
+    if ups or mode == "round-robin":
+        assert ups >= set(chosen[1:])
+        if chosen and chosen[0] not in ups:
+            assert not was_out(flights, chosen[0], now)
+
+
+@given(
+    mode=modes,
+    count=st.integers(1, 4),
+    happenings=st.lists(events, max_size=150),
+    seed=st.integers(0, 9),
+)
+def test_none_that_is_gone_or_down_is_chosen_but_for_one_probe_at_a_time(
+    mode: str, count: int, happenings: list[tuple[str, int, float]], seed: int
+) -> None:
+    w = world(mode, NAMES[:count])
+    w.rng = Random(seed)
+    flights: list[Flight] = []
+    for what, which, pause in happenings:
+        w.now += pause
+        if what == "begin":
+            before, due = w.endpoints.states(w.now), w.endpoints.due(w.now)
+            chosen = w.choose()
+            check(mode, before, chosen, flights, w.now)
+            assert bool(chosen) == (due <= w.now)
+            if chosen:
+                flights.append(Flight(chosen[0], w.now, before[chosen[0]] != "up"))
+        elif what == "remove":
+            if not which:
+                w.endpoints.remove(NAMES[which % count])
+        elif flights:
+            flight = flights.pop(which % len(flights))
+            w.report(flight.endpoint, ok=what == "ok", took=w.now - flight.began)
+    due = w.endpoints.due(w.now)
+    if due < math.inf:
+        w.now = due
+        assert w.choose()
+    else:
+        assert set(w.endpoints.states(w.now).values()) == {"gone"}
+
+
+@given(mode=modes, count=st.integers(1, 4), results=st.lists(st.booleans(), max_size=80))
+def test_a_breaker_that_is_open_is_kept_to(mode: str, count: int, results: list[bool]) -> None:
+    """One request at a time, against a breaker written down here."""
+    w = world(mode, NAMES[:count])
+    failures: Counter[str] = Counter()
+    opened: dict[str, tuple[float, float]] = {}
+    for ok in results:
+        w.now += 0.4
+        chosen = w.choose()
+        for name in chosen:
+            assert name not in opened or w.now >= sum(opened[name])
+            assert name not in opened or name == chosen[0]
+        if not chosen:
+            continue
+        name = chosen[0]
+        w.report(name, ok=ok)
+        if ok:
+            failures[name] = 0
+            opened.pop(name, None)
+            continue
+        failures[name] += 1
+        if failures[name] >= 5:
+            opened[name] = w.now, min(2.0 ** (failures[name] - 5), 30.0)
+
+
+@settings(max_examples=30)
+@given(mode=modes, dead=st.sets(st.sampled_from(NAMES), max_size=3), seed=st.integers(0, 99))
+def test_every_endpoint_that_answers_is_tried_again_and_again(
+    mode: str, dead: set[str], seed: int
+) -> None:
+    w = world(mode)
+    w.rng = Random(seed)
+    took = {A: 0.001, B: 0.01, C: 0.1, D: 1.0}
+    w.run(30, all_but(*dead), took=took)
+    w.tried.clear()
+    w.run(3000, all_but(*dead), took=took, step=0.5)
+    assert set(NAMES) - dead <= {name for _, name in w.tried}
+
+
+@given(
+    mode=st.sampled_from(["round-robin", "hostpool"]),
+    steady=st.sampled_from([A, B, C]),
+    happenings=st.lists(st.sampled_from(["choose", "fail 0", "ok 0", "fail 1", "ok 1"])),
+)
+@example("hostpool", C, ["choose", "choose", "fail 1", "ok 1", "choose"])
+def test_however_others_come_and_go_an_endpoint_that_is_up_has_its_turn(
+    mode: str, steady: str, happenings: list[str]
+) -> None:
+    w = world(mode, [A, B, C])
+    others = [name for name in (A, B, C) if name != steady]
+    waited = 0
+    for what in happenings:
+        result, _, which = what.partition(" ")
+        if which:
+            w.report(others[int(which)], ok=result == "ok")
+        else:
+            waited = 0 if w.choose()[0] == steady else waited + 1
+            assert waited <= 2
+
+
+@settings(max_examples=20)
+@given(dead=st.integers(1, 3), seed=st.integers(0, 9))
+@any_mode
+def test_a_dead_endpoint_gets_a_handful_of_requests_in_an_hour(
+    mode: str, dead: int, seed: int
+) -> None:
+    w = world(mode)
+    w.rng = Random(seed)
+    w.run(3600, all_but(*NAMES[:dead]), step=0.5)
+    # Doubling delays: 1 + 6 in an hour; the breaker alone: 5 + 5, then one in 30 seconds.
+    most = 130 if mode == "round-robin" else 8
+    assert max(len(w.times(name)) for name in NAMES[:dead]) <= most
+
+
+@given(mode=modes, count=st.integers(1, 4), outage=st.floats(0, 2000), seed=st.integers(0, 9))
+def test_when_all_were_dead_and_are_back_it_takes_30_seconds_to_find_out(
+    mode: str, count: int, outage: float, seed: int
+) -> None:
+    w = world(mode, NAMES[:count])
+    w.rng = Random(seed)
+    w.run(5, all_answer)
+    w.run(outage, none_answers, step=0.5)
+    back = w.now
+    while w.ask(all_answer) is None:
+        w.now = w.endpoints.due(w.now)
+    assert w.now <= back + 30
+    w.run(31, all_answer)
+    assert set(w.endpoints.states(w.now).values()) == {"up"}

@@ -1,0 +1,79 @@
+"""Percentiles from buckets against those of all durations sorted."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.policy.latency import Latency
+
+durations = st.lists(st.floats(1e-4, 100.0), min_size=1, max_size=200)
+percents = st.sampled_from([0, 1, 50, 75, 90, 99, 99.9, 100]) | st.floats(0, 100)
+
+
+def counted(seconds: list[float]) -> Latency:
+    latency = Latency()
+    for each in seconds:
+        latency.add(each)
+    return latency
+
+
+def percentiles(latency: Latency) -> list[float]:
+    return [latency.percentile(p) for p in range(101)]
+
+
+@given(seconds=durations, p=percents)
+def test_a_percentile_is_at_most_7_5_percent_off(seconds: list[float], p: float) -> None:
+    rank = max(1, math.ceil(len(seconds) * p / 100))
+    assert counted(seconds).percentile(p) == pytest.approx(sorted(seconds)[rank - 1], rel=0.075)
+
+
+@given(seconds=st.lists(st.floats(0, 1e6), max_size=100))
+def test_a_higher_percentile_is_no_shorter(seconds: list[float]) -> None:
+    found = percentiles(counted(seconds))
+    assert found == sorted(found)
+
+
+@given(one=durations, other=durations)
+def test_merging_is_counting_all(one: list[float], other: list[float]) -> None:
+    merged, together = counted(one), counted(one + other)
+    merged.merge(counted(other))
+    assert merged.count == together.count == len(one) + len(other)
+    assert percentiles(merged) == percentiles(together)
+
+
+def test_without_durations_there_is_nothing() -> None:
+    latency = Latency()
+    assert (latency.count, latency.percentile(50)) == (0, 0.0)
+
+
+def test_a_reset_forgets() -> None:
+    latency = counted([5.0] * 10)
+    latency.reset()
+    assert (latency.count, latency.percentile(99)) == (0, 0.0)
+    latency.add(0.01)
+    assert latency.percentile(99) == pytest.approx(0.01, rel=0.075)
+
+
+def test_merging_leaves_the_other_one_alone() -> None:
+    latency, other = Latency(), counted([0.5])
+    latency.merge(other)
+    latency.add(0.5)
+    assert (latency.count, other.count) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(-1.0, 1e-4), (0.0, 1e-4), (5e-5, 1e-4), (3600.0, 100.0)]
+)
+def test_what_is_out_of_range_is_given_as_its_end(seconds: float, shown: float) -> None:
+    assert counted([seconds]).percentile(50) == shown
+
+
+def test_it_takes_less_than_a_kibibyte_whatever_was_counted() -> None:
+    latency = counted([n / 1000 for n in range(20_000)])
+    parts = [getattr(latency, slot) for slot in Latency.__slots__]
+    assert sum(map(sys.getsizeof, [latency, *parts])) < 1024

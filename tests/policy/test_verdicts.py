@@ -1,0 +1,163 @@
+"""Verdicts of statuses by code, range and class, and what Retry-After asks for."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigError
+from nsqtools.policy.verdicts import Statuses, Verdict, retry_after
+
+DONE, DROP, GONE, RETRY = Verdict.DONE, Verdict.DROP, Verdict.GONE, Verdict.RETRY
+NOW = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
+
+
+@given(status=st.integers(100, 999))
+def test_unless_told_2xx_is_done_410_is_gone_and_all_else_is_retried(status: int) -> None:
+    expected = DONE if 200 <= status <= 299 else GONE if status == 410 else RETRY
+    assert Statuses().verdict(status) is expected
+
+
+@pytest.mark.parametrize(
+    ("success", "drop", "retry", "verdicts"),
+    [
+        ("2xx,304", "", "", {200: DONE, 304: DONE, 302: RETRY}),
+        ("204", "", "", {204: DONE, 200: RETRY}),
+        (" 200-202 , 4XX ", "", "", {202: DONE, 203: RETRY, 404: DONE}),
+        ("", "", "", {200: RETRY}),
+        ("2xx", "4xx", "", {400: DROP, 499: DROP, 500: RETRY, 410: GONE}),
+        ("2xx", "4xx", "429", {404: DROP, 429: RETRY}),
+        ("2xx", "4xx", "408-429", {404: DROP, 408: RETRY, 420: RETRY, 429: RETRY, 430: DROP}),
+        ("2xx,422", "400-499", "", {422: DONE, 423: DROP}),
+        ("2xx", "200-209,299", "205", {200: DROP, 205: RETRY, 210: DONE, 299: DROP}),
+        ("2xx", "4xx", "410-419", {410: GONE, 411: RETRY, 420: DROP}),
+        ("2xx", "410", "", {410: DROP}),
+        ("2xx", "4xx", "410", {410: RETRY}),
+        ("410", "", "", {410: DONE}),
+        ("2xx", "404,404,400-410,405-420,4xx", "", {404: DROP, 450: DROP}),
+        ("2xx,999", "", "", {999: DONE}),
+    ],
+)
+def test_a_code_beats_a_range_and_a_range_beats_a_class(
+    success: str, drop: str, retry: str, verdicts: dict[int, Verdict]
+) -> None:
+    statuses = Statuses(success, drop, retry)
+    assert {status: statuses.verdict(status) for status in verdicts} == verdicts
+
+
+@pytest.mark.parametrize(
+    ("success", "drop", "retry", "message"),
+    [
+        ("2xx", "2xx", "", "--success-on 2xx and --drop-on 2xx: status 200 is in both"),
+        ("2xx", "404", "404", "--drop-on 404 and --retry-on 404: status 404 is in both"),
+        ("410", "", "410", "--success-on 410 and --retry-on 410: status 410 is in both"),
+        (
+            "200-250",
+            "240-299",
+            "",
+            "--success-on 200-250 and --drop-on 240-299: status 240 is in both",
+        ),
+    ],
+)
+def test_two_lists_that_claim_a_status_equally_are_refused_by_name(
+    success: str, drop: str, retry: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Statuses(success, drop, retry)
+    assert str(caught.value) == message
+
+
+def test_ranges_may_overlap_where_codes_decide() -> None:
+    statuses = Statuses("200-204,204", "204-209")
+    assert [statuses.verdict(status) for status in (203, 204, 205)] == [DONE, DONE, DROP]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ok", "2x", "20", "0xx", "099", "1000", "204-200", "200-", "-200", "2xx-3xx", "200,,204",
+     "200,", "!429", "200 204", "²00", "2.0"],
+)  # fmt: skip
+@pytest.mark.parametrize("flag", ["--success-on", "--drop-on", "--retry-on"])
+def test_what_is_no_status_is_refused_with_its_flag_and_examples(flag: str, text: str) -> None:
+    lists = {"--success-on": "", "--drop-on": "", "--retry-on": ""} | {flag: text}
+    with pytest.raises(ConfigError, match=rf"^{flag}: '.*' is not a status: write 429, 200-204"):
+        Statuses(*lists.values())
+
+
+@pytest.mark.parametrize("status", [-1, 0, 99, 1000, 10**9])
+def test_an_impossible_status_is_retried(status: int) -> None:
+    assert Statuses().verdict(status) is RETRY
+
+
+@given(seconds=st.integers(0, 2**31))
+def test_seconds_are_taken_as_they_are(seconds: int) -> None:
+    assert retry_after(f" {seconds} ", now=NOW.timestamp()) == seconds
+
+
+def test_an_endless_number_of_seconds_is_finite() -> None:
+    asked = retry_after("9" * 5000, now=NOW.timestamp())
+    assert asked is not None
+    assert math.isfinite(asked)
+
+
+moments = st.datetimes(
+    datetime(1990, 1, 1), datetime(2070, 1, 1), timezones=st.just(UTC)
+).map(lambda moment: moment.replace(microsecond=0))  # fmt: skip
+
+
+@given(moment=moments, form=st.sampled_from(["imf", "rfc850", "asctime"]))
+def test_a_date_of_any_of_the_three_forms_is_the_time_until_then(
+    moment: datetime, form: str
+) -> None:
+    text = {
+        "imf": format_datetime(moment, usegmt=True),
+        "rfc850": moment.strftime("%A, %d-%b-%y %H:%M:%S GMT"),
+        "asctime": moment.ctime(),
+    }[form]
+    asked = retry_after(text, now=NOW.timestamp())
+    assert asked == max(0.0, (moment - NOW).total_seconds())
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("Sat, 14 Mar 2026 15:09:56 GMT", 30),
+        ("Saturday, 14-Mar-26 15:09:56 GMT", 30),
+        ("Sat Mar 14 15:09:56 2026", 30),
+        ("Sat, 14 Mar 2026 15:09:26 GMT", 0),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("Sunday, 06-Nov-94 08:49:37 GMT", 0),
+        ("Sat, 14 Mar 2026 15:09:60 GMT", 34),
+    ],
+)
+def test_examples_of_dates(text: str, seconds: float) -> None:
+    assert retry_after(text, now=NOW.timestamp()) == seconds
+
+
+def test_two_digits_of_a_year_are_never_over_50_years_ahead() -> None:
+    in_76 = retry_after("Saturday, 14-Mar-76 15:09:26 GMT", now=NOW.timestamp())
+    assert in_76 == (NOW.replace(year=2076) - NOW) / timedelta(seconds=1)
+    assert retry_after("Saturday, 14-Mar-77 15:09:26 GMT", now=NOW.timestamp()) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "-1", "+1", "1.5", "1e3", "0x10", "²", "\u0661", "soon", "1 2", "30s", "inf", "nan",
+     "2026-03-14T15:09:56Z", "Sat, 14 Mar 2026 15:09:56", "Sat, 14 Mar 2026 15:09:56 CET",
+     "Sat, 30 Feb 2026 15:09:56 GMT", "Sat, 14 Mar 0000 15:09:56 GMT",
+     "Sat, 14 Mar 2026 24:00:00 GMT", "Sat, 14 Mar 2026 15:09:61 GMT",
+     "Sat, 14 Mär 2026 15:09:56 GMT", "Sat, 14 Mar 2026 15:09:56 GMT, 5"],
+)  # fmt: skip
+def test_what_is_neither_is_none(text: str) -> None:
+    assert retry_after(text, now=NOW.timestamp()) is None
+
+
+@given(text=st.text(max_size=60) | st.from_regex(r"[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} .*"))
+def test_whatever_the_header_holds_the_answer_is_none_or_not_negative(text: str) -> None:
+    asked = retry_after(text, now=NOW.timestamp())
+    assert asked is None or asked >= 0
