@@ -24,6 +24,12 @@ class Entry(NamedTuple):
 COMMANDS = {
     "tail": Entry("nsqtools.cli.tail:tail", "Print the messages of a topic.", "Consume"),
     "to-file": Entry("nsqtools.cli.to_file:to_file", "Archive topics in files.", "Consume"),
+    "to-http": Entry(
+        "nsqtools.cli.to_http:to_http", "Deliver messages to HTTP endpoints.", "Consume"
+    ),
+    "relay": Entry(
+        "nsqtools.cli.relay:relay", "Relay topics to topics of another nsqd.", "Consume"
+    ),
     "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
     "verify": Entry("nsqtools.cli.verify:verify", "Check archives and manifests.", "Look"),
     "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),

@@ -61,6 +61,13 @@ def adjust(level: str, prefix: str) -> None:
             handler.formatter.prefix = prefix
 
 
+def show_status() -> None:
+    """Let through what was asked for with ``--status-every``, but with -q."""
+    logger = logging.getLogger("nsqtools.status")
+    if logger.isEnabledFor(logging.WARNING):
+        logger.setLevel(logging.INFO)
+
+
 class _Stderr(logging.Handler):
     """Writes to whatever ``sys.stderr`` is at the time."""
 

@@ -1,0 +1,111 @@
+"""Delivery over HTTP as the options of ``to-http`` describe it."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.postbox import Postbox
+from nsqtools.config import ClientConfig
+from nsqtools.net.tls import client_context, explain
+from nsqtools.policy.endpoints import make_endpoints as make_choice
+from nsqtools.policy.pace import Pace
+from nsqtools.policy.verdicts import Statuses
+from nsqtools.sinks.deadletters import Nowhere, make_dead_letters
+from nsqtools.sinks.http.arguments import make_endpoints, read_headers
+from nsqtools.sinks.http.courier import EachOf, OneOf
+from nsqtools.sinks.http.dryrun import DryRun
+from nsqtools.sinks.http.post import Post, post_letters
+from nsqtools.sinks.http.proxies import AnyTransport, with_proxies
+from nsqtools.sinks.http.signing import Signer
+from nsqtools.sinks.http.sink import HttpSink
+from nsqtools.sinks.http.transport import Transport
+from nsqtools.sinks.stdout import Output
+
+if TYPE_CHECKING:
+    from nsqtools.config import ConsumerConfig, DeadLetterOptions, HttpOptions, SourceOptions
+    from nsqtools.sinks.http.courier import Courier
+    from nsqtools.sinks.http.requests import Endpoint
+
+_STDOUT = 1
+_FLAGS = "--http-tls"
+
+
+def http_sink(
+    source: SourceOptions, options: HttpOptions, dead: DeadLetterOptions, config: ConsumerConfig
+) -> HttpSink:
+    """The sink that delivers to these endpoints; raises ConfigError, having connected nowhere."""
+    endpoints = _endpoints(options)
+    statuses = Statuses(options.success_on, options.drop_on, options.retry_on)
+    transport = make_transport(options)
+    post = Post(
+        endpoints,
+        _dry_run() if options.dry_run else transport,
+        statuses,
+        timeout=options.http_client_request_timeout,
+        wall=time.time,
+        in_batches=options.batch > 1,
+        follow_redirects=options.follow_redirects,
+        status_every=0 if options.dry_run else options.status_every,
+    )
+    rng = random.Random()  # noqa: S311
+    most = options.endpoint_concurrency or options.concurrency
+    courier: Courier
+    if options.mode == "all":
+        courier = EachOf(post, most=most, rng=rng)
+    else:
+        choice = make_choice(options.mode, list(post.endpoints))
+        courier = OneOf(post, choice, most=most, rng=rng)
+    postbox = Postbox(source, config)
+    dead_letters = make_dead_letters(
+        dead,
+        publish=postbox.publish,
+        post=post_letters(transport, options.http_client_request_timeout),
+    )
+    return HttpSink(
+        courier,
+        Nowhere() if options.dry_run else dead_letters,
+        Pace(options.rate),
+        workers=options.concurrency,
+        size=options.batch,
+        wait=options.batch_wait,
+        share=options.sample,
+        rng=rng,
+        on_close=postbox.close,
+    )
+
+
+def _dry_run() -> DryRun:
+    return DryRun(Output(_STDOUT, "standard output"), escape=os.isatty(_STDOUT))
+
+
+def _endpoints(options: HttpOptions) -> list[Endpoint]:
+    signer = Signer.from_file(options.sign_secret_file) if options.sign_secret_file else None
+    return make_endpoints(
+        post=options.post,
+        get=options.get,
+        headers=read_headers(options.header, options.header_file),
+        content_type=options.content_type,
+        batch_format=options.batch_format if options.batch > 1 else "",
+        compress=options.compress == "gzip",
+        signer=signer,
+    )
+
+
+def make_transport(options: HttpOptions) -> AnyTransport:
+    """Our own transport, and httpx's for what goes through a proxy."""
+    tls = ClientConfig(
+        tls_root_ca_file=options.http_tls_root_ca_file,
+        tls_cert=options.http_tls_cert,
+        tls_key=options.http_tls_key,
+        tls_insecure_skip_verify=options.http_tls_insecure_skip_verify,
+    )
+    context = client_context(tls, flags=_FLAGS)
+    direct = Transport(
+        context,
+        connect_timeout=options.http_client_connect_timeout,
+        explain=lambda error: explain(error, flags=_FLAGS),
+    )
+    return with_proxies(direct, options.proxy, context, [*options.post, *options.get])

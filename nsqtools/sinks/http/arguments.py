@@ -1,0 +1,199 @@
+"""Endpoints from what the command line says of them, checked."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+import httpx
+
+from nsqtools.config.option import MASK
+from nsqtools.errors import ConfigError
+from nsqtools.sinks.http.requests import BATCH_FORMATS, Endpoint, GetEndpoint
+from nsqtools.sinks.http.signing import HEADERS as SIGNING_HEADERS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.sinks.http.requests import Header
+    from nsqtools.sinks.http.signing import Signer
+
+__all__ = ["make_endpoints", "read_headers"]
+
+_MAX_FILE = 1 << 20
+
+_HEADER = re.compile(r"[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*[:=](.*)", re.DOTALL)
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")  # a tab may be in a value
+_HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-fA-F:.]+(%25[A-Za-z0-9._~-]+)?")
+_USER = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]*://)?.*@", re.DOTALL)
+_HALF_ESCAPE = re.compile(rb"%[0-9A-Fa-f]?\Z")
+
+_CONNECTION = frozenset(
+    b"host content-length transfer-encoding connection keep-alive proxy-connection te trailer "
+    b"upgrade expect".split()
+)
+"""Headers of the connection; given from outside they would let one request pass for two."""
+
+_SINGLE = (b"authorization", b"content-type", b"content-encoding", b"user-agent")
+
+
+def make_endpoints(
+    *,
+    post: Sequence[str] = (),
+    get: Sequence[str] = (),
+    headers: Sequence[Header] = (),
+    content_type: str = "",
+    batch_format: str = "",
+    compress: bool = False,
+    signer: Signer | None = None,
+) -> list[Endpoint]:
+    """The endpoints of these URLs, in order; ``post`` or ``get`` is empty.
+
+    A user and password in a URL become its Authorization. ``headers`` are those of
+    ``read_headers``; they go out as they are, and replace ours of the same name. Without a
+    ``content_type`` batches have that of their format, and other bodies application/octet-stream.
+    Raises ConfigError naming the flag at fault.
+    """
+    if bool(post) == bool(get):
+        raise ConfigError("expected a URL with --post, or with --get" + " and not both" * bool(get))
+    given = {key.lower() for key, _ in headers}
+    for flag, value, sets in (
+        ("--content-type", content_type, (b"content-type",)),
+        ("--compress", compress, (b"content-encoding",)),
+        ("--sign-secret-file", signer, SIGNING_HEADERS),
+        ("--batch-format", batch_format, ()),
+    ):
+        if value and get:
+            raise ConfigError(f"{flag}: needs --post, as a request of --get has no body")
+        if value and (twice := sorted(given.intersection(sets))):
+            raise ConfigError(f"{flag}: a --header gives {twice[0].decode()}, too; leave one out")
+    if batch_format and batch_format not in BATCH_FORMATS:
+        raise ConfigError(f"--batch-format {batch_format}: expected {', '.join(BATCH_FORMATS)}")
+    if _CONTROL.search(content_type):
+        raise ConfigError("--content-type: holds a line break or another control character")
+    endpoints: list[Endpoint] = []
+    taken = Counter[str]()
+    for text in post or get:
+        url, access = _parse_url("--post" if post else "--get", text)
+        own = [*([] if b"authorization" in given else access), *headers]
+        name = _name_of(url)
+        taken[name] += 1
+        if taken[name] > 1:
+            name = f"{name} #{taken[name]}"
+        if get:
+            endpoints.append(GetEndpoint(url, name, own))
+            continue
+        endpoints.append(
+            Endpoint(
+                url,
+                name,
+                own,
+                content_type=_encode(content_type.strip(" \t")),
+                form=BATCH_FORMATS.get(batch_format),
+                signer=signer,
+                compress=compress,
+            )
+        )
+    return endpoints
+
+
+def _parse_url(flag: str, text: str) -> tuple[httpx.URL, list[Header]]:
+    """The URL without user and password, and the header that they make; raises ConfigError."""
+    shown = _USER.sub(rf"\1{MASK}@", text).partition("?")[0]
+    where = f"{flag} {shown!r}"
+    if not text.isprintable() or " " in text:
+        raise ConfigError(f"{where}: holds a space, a line break or another control character")
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:  # its text may show a part of a password
+        raise ConfigError(f"{where}: not a URL: is its port a number, its address right?") from None
+    if url.scheme not in ("http", "https"):
+        raise ConfigError(f"{where}: expected http:// or https://")
+    if not _HOST.fullmatch(url.raw_host):
+        raise ConfigError(f"{where}: expected a host name or an address")
+    if url.port is not None and not 0 < url.port < 65536:
+        raise ConfigError(f"{where}: expected a port from 1 to 65535")
+    if "#" in text:
+        raise ConfigError(f"{where}: what follows a # is never sent; write %23 if it is meant")
+    if flag == "--get":
+        _check_placeholder(where, text.count("%s"), url.raw_path)
+    access = []
+    if url.userinfo:
+        user, _, password = (unquote_to_bytes(part) for part in url.userinfo.partition(b":"))
+        token = base64.b64encode(b"%b:%b" % (user, password))
+        access = [(b"Authorization", b"Basic " + token)]
+    return url.copy_with(userinfo=b""), access
+
+
+def _check_placeholder(where: str, count: int, raw_path: bytes) -> None:
+    if count != 1:
+        raise ConfigError(f"{where}: expected exactly one %s, found {count}")
+    before, found, _ = raw_path.partition(b"%s")
+    if not found:
+        raise ConfigError(f"{where}: %s can stand in the path and in the query alone")
+    if _HALF_ESCAPE.search(before):
+        raise ConfigError(f"{where}: what comes before %s would make an escape with the body")
+
+
+def _name_of(url: httpx.URL) -> str:
+    path, mark, query = url.raw_path.decode("ascii").partition("?")
+    values = [part.partition("=") for part in query.split("&")] if mark else []
+    shown = [
+        key + equals + value if "%s" in (key, value) else f"{key}={MASK}" if equals else MASK
+        for key, equals, value in values
+    ]
+    return f"{url.scheme}://{url.netloc.decode('ascii')}{path}{mark}{'&'.join(shown)}"
+
+
+def read_headers(lines: Sequence[str] = (), files: Sequence[str] = ()) -> list[Header]:
+    """The headers of ``--header`` and of the files of ``--header-file``, in order.
+
+    Each is written ``Name: value`` or ``Name=value``; a file has one a line, and may have blank
+    lines and lines that begin with #. Raises ConfigError, which says where and shows no value.
+    """
+    headers = [_parse_header(f"--header number {n}", line) for n, line in enumerate(lines, 1)]
+    for path in files:
+        for number, line in enumerate(_read(path).split("\n"), 1):
+            line = line.removesuffix("\r")
+            if line.strip() and not line.lstrip().startswith("#"):
+                headers.append(_parse_header(f"--header-file {path}, line {number}", line))
+    keys = Counter(key.lower() for key, _ in headers)
+    for key in _SINGLE:
+        if keys[key] > 1:
+            raise ConfigError(f"--header: {key.decode()} is given {keys[key]} times; leave one")
+    return headers
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            text = file.read(_MAX_FILE + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"--header-file {path}: {reason}") from error
+    if len(text) > _MAX_FILE:
+        raise ConfigError(f"--header-file {path}: more than {_MAX_FILE} characters")
+    return text
+
+
+def _parse_header(where: str, text: str) -> Header:
+    match = _HEADER.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{where}: expected 'Name: value' or 'Name=value'")
+    name, value = match[1], match[2]
+    if _CONTROL.search(value):
+        raise ConfigError(
+            f"{where}: the value of {name} holds a line break or another control character"
+        )
+    key = name.encode()
+    if key.lower() in _CONNECTION:
+        raise ConfigError(f"{where}: {name} belongs to the connection and cannot be set")
+    return key, _encode(value.strip(" \t"))
+
+
+def _encode(text: str) -> bytes:
+    """Bytes of arguments that are no UTF-8 go out as they came."""
+    return text.encode("utf-8", "surrogateescape")

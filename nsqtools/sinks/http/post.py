@@ -1,0 +1,318 @@
+"""One request to one endpoint, and what its response says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import httpx
+
+from nsqtools.errors import HTTPError
+from nsqtools.metrics import Metric, Sample
+from nsqtools.policy.latency import Latency
+from nsqtools.policy.verdicts import (
+    RETRY_AFTER,
+    Verdict,
+    blames_message,
+    may_blame_one,
+    retry_after,
+)
+from nsqtools.sinks.http.exchange import MAX_BODY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.policy.verdicts import Statuses
+    from nsqtools.sinks.deadletters import Post as PostLetter
+    from nsqtools.sinks.http.requests import Endpoint
+
+log = logging.getLogger(__name__)
+status = logging.getLogger("nsqtools.status")
+"""What was asked for with --status-every, whatever else is said."""
+
+MAX_REDIRECTS = 10
+_SNIPPET = 120
+_REDIRECTS = (307, 308), (301, 302, 303, 307, 308)
+"""Those that a POST follows, and a GET."""
+_SECRETS = (b"authorization", b"cookie")
+
+Parcel = list[tuple["Batch", "Message"]]
+"""Messages of one topic that one request carries, each with the batch it is of."""
+
+
+class Outcome(NamedTuple):
+    """What became of a parcel. ``status`` is 0 without a response, ``delay`` in seconds.
+
+    ``reason`` is for the log. ``arrived``: the endpoint may have got it. ``blames_messages``: it
+    says nothing of how the endpoint is. ``may_blame_one``: of several messages, that is.
+    """
+
+    verdict: Verdict
+    status: int = 0
+    delay: float | None = None
+    reason: str = ""
+    arrived: bool = True
+    blames_messages: bool = False
+    may_blame_one: bool = False
+
+
+DONE = Outcome(Verdict.DONE)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened at one endpoint since the start, in messages.
+
+    ``latency`` is that of all responses.
+    """
+
+    delivered: int = 0
+    failed: int = 0
+    dropped: int = 0
+    latency: Latency = field(default_factory=Latency)
+    fails: bool = False
+
+
+class Post:
+    """Sends parcels to single endpoints and judges the responses.
+
+    ``timeout``, in seconds, is for everything from the connection to the end of the response.
+    ``wall`` is the clock, in seconds since the epoch. ``in_batches`` sends single messages, too,
+    in the format of batches. After every ``status_every`` requests, and when it is closed, what
+    happened is logged; 0 is never.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        transport: httpx.AsyncBaseTransport,
+        statuses: Statuses,
+        *,
+        timeout: float,
+        wall: Callable[[], float],
+        in_batches: bool = False,
+        follow_redirects: bool = False,
+        status_every: int = 0,
+    ) -> None:
+        self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        self.tallies = {name: Tally() for name in self.endpoints}
+        self.requests = 0
+        self._transport = transport
+        self._statuses = statuses
+        self._timeout = timeout
+        self._wall = wall
+        self._in_batches = in_batches
+        self._follow_redirects = follow_redirects
+        self._status_every = status_every
+
+    async def send(self, name: str, parcel: Parcel) -> tuple[Outcome, float]:
+        """The outcome and how long it took, in seconds."""
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        try:
+            async with asyncio.timeout(self._timeout):
+                outcome = await self._exchange(self.endpoints[name], parcel)
+        except TimeoutError:
+            outcome = Outcome(Verdict.RETRY, reason=f"no response within {self._timeout:g} s")
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
+            outcome = Outcome(Verdict.RETRY, reason=f"cannot connect: {error}", arrived=False)
+        except httpx.TransportError as error:
+            outcome = Outcome(Verdict.RETRY, reason=str(error) or type(error).__name__)
+        took = clock() - started
+        self._count(name, outcome, len(parcel), took)
+        self.requests += 1
+        if self._status_every and self.requests % self._status_every == 0:
+            self.tell()
+        return outcome, took
+
+    def tell(self) -> None:
+        """Log what happened."""
+        for name, tally in self.tallies.items():
+            p50, p95, p99 = (1000 * tally.latency.percentile(p) for p in (50, 95, 99))
+            status.info(
+                "%s: %d delivered, %d failed, %d dropped, latency %.3g ms, p95 %.3g, p99 %.3g",
+                name,
+                tally.delivered,
+                tally.failed,
+                tally.dropped,
+                p50,
+                p95,
+                p99,
+            )
+
+    def metrics(self, states: Mapping[str, str]) -> Iterator[Metric]:
+        """Of each endpoint, by its name as ``endpoint``."""
+
+        def samples(value: Callable[[Tally], float], **labels: str) -> list[Sample]:
+            return [
+                Sample({"endpoint": name, **labels}, value(tally))
+                for name, tally in self.tallies.items()
+            ]
+
+        results = [
+            *samples(lambda tally: tally.delivered, result="delivered"),
+            *samples(lambda tally: tally.failed, result="failed"),
+            *samples(lambda tally: tally.dropped, result="dropped"),
+        ]
+        yield Metric(
+            "nsqtools_http_messages_total",
+            "counter",
+            "Messages that were sent to an endpoint, by what became of them.",
+            results,
+        )
+        yield Metric(
+            "nsqtools_http_latency_seconds",
+            "gauge",
+            "Time from a request to the end of its response.",
+            [
+                sample
+                for percent in (50, 95, 99)
+                for sample in samples(
+                    lambda tally, percent=percent: tally.latency.percentile(percent),  # type: ignore[misc]
+                    quantile=str(percent / 100),
+                )
+            ],
+        )
+        yield Metric(
+            "nsqtools_http_endpoint_up",
+            "gauge",
+            "Whether an endpoint is used; 0 while it is only probed, or gone.",
+            [Sample({"endpoint": name}, state == "up") for name, state in states.items()],
+        )
+
+    async def close(self) -> None:
+        """Hang up; requests under way fail."""
+        if self._status_every:
+            self.tell()
+        await self._transport.aclose()
+
+    async def _exchange(self, endpoint: Endpoint, parcel: Parcel) -> Outcome:
+        batch, message = parcel[0]
+        if not all(endpoint.fits(message.body) for _, message in parcel):
+            reason = "the body cannot be in this form of request"
+            return Outcome(Verdict.RETRY, reason=reason, blames_messages=True, may_blame_one=True)
+        if self._in_batches:
+            messages = [message for _, message in parcel]
+            request = endpoint.build_batch(batch.topic, batch.channel, messages, self._wall())
+        else:
+            request = endpoint.build(batch.topic, batch.channel, message, self._wall())
+        response = await self._transport.handle_async_request(request)
+        if self._follow_redirects:
+            response = await follow(self._transport, request, response)
+        body = await read(response)
+        verdict = self._statuses.verdict(response.status_code)
+        return DONE if verdict is Verdict.DONE else self._judged(verdict, response, body)
+
+    def _judged(self, verdict: Verdict, response: httpx.Response, body: bytes) -> Outcome:
+        status = response.status_code
+        delay = None
+        if status in RETRY_AFTER and (told := response.headers.get("retry-after")):
+            delay = retry_after(told, now=self._wall())
+        reason = f"status {status}"
+        if 300 <= status < 400 and not self._follow_redirects:
+            reason += " (--follow-redirects is not set)"
+        elif text := " ".join(body[:_SNIPPET].decode("utf-8", "replace").split()):
+            reason += f": {text}"
+        return Outcome(
+            verdict,
+            status,
+            delay,
+            reason,
+            blames_messages=blames_message(status),
+            may_blame_one=verdict is Verdict.DROP or may_blame_one(status),
+        )
+
+    def _count(self, name: str, outcome: Outcome, messages: int, took: float) -> None:
+        tally = self.tallies[name]
+        if outcome is DONE:
+            tally.delivered += messages
+            tally.latency.add(took)
+            if tally.fails:
+                tally.fails = False
+                log.warning("%s: delivers again", name)
+            return
+        if outcome.status:
+            tally.latency.add(took)
+        if outcome.verdict is Verdict.DROP:
+            tally.dropped += messages
+            return
+        tally.failed += messages
+        if not tally.fails and not outcome.blames_messages:
+            tally.fails = True
+            log.warning("%s: %s", name, outcome.reason)
+        else:
+            log.debug("%s: %s", name, outcome.reason)
+
+
+async def read(response: httpx.Response) -> bytes:
+    """The body, of which MAX_BODY bytes are enough; the response is closed."""
+    stream = response.stream
+    if isinstance(stream, httpx.ByteStream):  # all of it is here
+        return b"".join(stream)
+    assert isinstance(stream, httpx.AsyncByteStream)
+    chunks = []
+    size = 0
+    try:
+        async for chunk in stream:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_BODY:
+                break
+    finally:
+        await response.aclose()
+    return b"".join(chunks)
+
+
+async def follow(
+    transport: httpx.AsyncBaseTransport, request: httpx.Request, response: httpx.Response
+) -> httpx.Response:
+    """The response at the end of redirects that leave the request what it is (RFC 9110, 15.4).
+
+    307 and 308 do; others would make a GET without a body of a POST, so only a GET follows them.
+    Credentials stay with their origin. Raises httpx.RemoteProtocolError for
+    more than MAX_REDIRECTS and for what is no URL.
+    """
+    for _ in range(MAX_REDIRECTS):
+        place = response.headers.get("location")
+        if place is None or response.status_code not in _REDIRECTS[request.method == "GET"]:
+            return response
+        await read(response)
+        try:
+            url = request.url.join(place)
+        except httpx.InvalidURL:
+            raise httpx.RemoteProtocolError(f"redirected to {place!r}") from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise httpx.RemoteProtocolError(f"redirected to {place!r}")
+        same = (url.scheme, url.netloc) == (request.url.scheme, request.url.netloc)
+        headers = [
+            (name, value)
+            for name, value in request.headers.raw
+            if name.lower() != b"host" and (same or name.lower() not in _SECRETS)
+        ]
+        request = httpx.Request(
+            request.method, url, headers=[(b"Host", url.netloc), *headers], stream=request.stream
+        )
+        response = await transport.handle_async_request(request)
+    await read(response)
+    raise httpx.RemoteProtocolError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def post_letters(transport: httpx.AsyncBaseTransport, timeout: float) -> PostLetter:
+    """What ``deadletters.ToURL`` wants; ``timeout`` in seconds."""
+
+    async def post(url: str, headers: Mapping[str, str], body: bytes) -> int:
+        request = httpx.Request("POST", url, headers=headers, content=body)
+        try:
+            async with asyncio.timeout(timeout):
+                response = await transport.handle_async_request(request)
+                await read(response)
+        except TimeoutError:
+            raise HTTPError(f"no response within {timeout:g} s") from None
+        except httpx.TransportError as error:
+            raise HTTPError(str(error)) from error
+        return response.status_code
+
+    return post

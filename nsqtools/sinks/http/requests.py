@@ -1,0 +1,273 @@
+"""Messages in, httpx requests out; what is the same for all requests to a URL is prepared once.
+
+Nothing a message holds, be it the body, the id or the topic, can add a header or change a URL
+beyond the value that stands for it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import quote, quote_plus, unquote
+
+import httpx
+
+from nsqtools import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nsqtools.engine.handler import Message
+    from nsqtools.sinks.http.signing import Signer
+
+__all__ = [
+    "BATCH_FORMATS",
+    "MAX_IDS",
+    "BatchFormat",
+    "Endpoint",
+    "GetEndpoint",
+    "Header",
+]
+
+Header = tuple[bytes, bytes]
+
+MAX_IDS = 200
+"""The ids of a batch are listed up to so many: servers take header lines of 4 to 8 KiB."""
+
+_OCTETS = b"application/octet-stream"
+_NO_BODY = httpx.ByteStream(b"")
+_ZONE = re.compile(rb"%25[^\]]*")
+
+# quote_plus spares the same bytes as Go's url.QueryEscape.
+_ESCAPED = [quote_plus(bytes([byte])) for byte in range(256)]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFormat:
+    """How several bodies make one; ``fits`` tells the bodies that can be in it."""
+
+    content_type: bytes
+    join: Callable[[Sequence[bytes]], bytes]
+    fits: Callable[[bytes], bool]
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)  # NaN, Infinity
+
+
+# Numbers are not converted: they are only looked at, and may have any number of digits.
+_decode_json = json.JSONDecoder(parse_constant=_refuse, parse_int=len, parse_float=len).decode
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _decode_json(body.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _join_lines(bodies: Sequence[bytes]) -> bytes:
+    """JSON has raw line breaks between tokens alone, where a space is as good; and never NUL."""
+    lines = b"\0".join(bodies).replace(b"\n", b" ").replace(b"\r", b" ")
+    return lines.replace(b"\0", b"\n") + b"\n"
+
+
+def _join_array(bodies: Sequence[bytes]) -> bytes:
+    return b"[%b]" % b",".join(bodies)
+
+
+def _join_prefixed(bodies: Sequence[bytes]) -> bytes:
+    size = struct.Struct(">I").pack
+    return b"".join([part for body in bodies for part in (size(len(body)), body)])
+
+
+BATCH_FORMATS = {
+    "ndjson": BatchFormat(b"application/x-ndjson", _join_lines, _is_json),
+    "json-array": BatchFormat(b"application/json", _join_array, _is_json),
+    "length-prefixed": BatchFormat(_OCTETS, _join_prefixed, lambda body: True),
+}
+"""Choices of ``--batch-format``; length-prefixed is a 4-byte big-endian size before each body."""
+
+
+class Endpoint:
+    """A URL that messages are posted to; ``make_endpoints`` makes them.
+
+    ``name`` is for logs, and no other endpoint has it; ``url`` is what requests go to. Both are
+    without user and password, and the name without the values of the query.
+    """
+
+    method = "POST"
+
+    def __init__(
+        self,
+        url: httpx.URL,
+        name: str,
+        headers: Sequence[Header],
+        *,
+        content_type: bytes = b"",
+        form: BatchFormat | None = None,
+        signer: Signer | None = None,
+        compress: bool = False,
+    ) -> None:
+        self.url = url
+        self.name = name
+        self._headers = headers
+        self._given = frozenset(key.lower() for key, _ in headers)
+        self._content_type = content_type
+        self._form = form
+        self._signer = signer
+        self._compress = compress
+        # By topic, channel, and whether it is for batches.
+        self._heads: dict[tuple[str, str, bool], list[Header]] = {}
+
+    def fits(self, body: bytes) -> bool:
+        """Whether a request, or a batch if there is a format of batches, can hold this body.
+
+        ``build`` without a format and ``build_batch`` take only bodies that fit.
+        """
+        return self._form is None or self._form.fits(body)
+
+    def build(self, topic: str, channel: str, message: Message, now: float) -> httpx.Request:
+        """The request that delivers a message; ``now`` is in seconds since the epoch."""
+        headers = self._head(topic, channel, False) + self._facts(message)
+        return self._post(headers, message.body, now, (message,))
+
+    def build_batch(
+        self, topic: str, channel: str, messages: Sequence[Message], now: float
+    ) -> httpx.Request:
+        """The request that delivers these together; a single one is a batch, too."""
+        if self._form is None:
+            raise ValueError("the endpoint has no format of batches")
+        facts = [(b"X-NSQ-Count", b"%d" % len(messages))]
+        if len(messages) <= MAX_IDS:
+            facts.append((b"X-NSQ-Ids", b",".join([_identity(each) for each in messages])))
+        headers = self._head(topic, channel, True) + self._own(facts)
+        body = self._form.join([message.body for message in messages])
+        return self._post(headers, body, now, messages)
+
+    def _post(
+        self, headers: list[Header], body: bytes, now: float, messages: Sequence[Message]
+    ) -> httpx.Request:
+        """The signature is that of the body before it is compressed, as receivers see it."""
+        if self._signer:
+            headers += self._signer.sign(_webhook_id(messages), now, body)
+        if self._compress:
+            body = gzip.compress(body, mtime=0)
+        headers.append((b"Content-Length", b"%d" % len(body)))
+        return httpx.Request("POST", self.url, headers=headers, stream=httpx.ByteStream(body))
+
+    def _facts(self, message: Message) -> list[Header]:
+        facts = [
+            (b"X-NSQ-Id", _identity(message)),
+            (b"X-NSQ-Attempts", b"%d" % message.attempts),
+            (b"X-NSQ-Timestamp", b"%d" % message.timestamp),
+        ]
+        return self._own(facts) if self._given else facts
+
+    def _own(self, headers: list[Header]) -> list[Header]:
+        """Those that the user does not replace."""
+        return [each for each in headers if each[0].lower() not in self._given]
+
+    def _head(self, topic: str, channel: str, is_batch: bool) -> list[Header]:
+        """What all requests of the topic share."""
+        head = self._heads.get((topic, channel, is_batch))
+        if head is None:
+            # Valid names stay as they are, and others cannot break out.
+            own = [
+                (b"Host", _ZONE.sub(b"", self.url.netloc)),
+                (b"User-Agent", f"nsqtools/{__version__}".encode()),
+                *self._content(is_batch),
+                (b"X-NSQ-Topic", quote(topic, safe="#").encode()),
+                (b"X-NSQ-Channel", quote(channel, safe="#").encode()),
+            ]
+            head = self._heads[topic, channel, is_batch] = [*self._own(own), *self._headers]
+        return head
+
+    def _content(self, is_batch: bool) -> list[Header]:
+        """Of the body, all but its length."""
+        default = self._form.content_type if is_batch and self._form else _OCTETS
+        headers = [(b"Content-Type", self._content_type or default)]
+        if self._compress:
+            headers.append((b"Content-Encoding", b"gzip"))
+        return headers
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.method} {self.name}>"
+
+
+class GetEndpoint(Endpoint):
+    """The body stands, escaped, for the %s in the path or the query of the URL."""
+
+    method = "GET"
+
+    def __init__(self, url: httpx.URL, name: str, headers: Sequence[Header]) -> None:
+        super().__init__(url, name, headers)
+        self._before, _, self._after = url.raw_path.partition(b"%s")
+        self._segment = (
+            self._before.rpartition(b"/")[2],
+            self._after.partition(b"?")[0].partition(b"/")[0],
+        )
+
+    def fits(self, body: bytes) -> bool:
+        """All but what would make . or .. of a part of the path, and lead elsewhere."""
+        if len(body) > 2:
+            return True
+        start, end = self._segment
+        return b"?" in self._before or start + body + end not in (b".", b"..")
+
+    def build(self, topic: str, channel: str, message: Message, now: float) -> httpx.Request:
+        """As Endpoint's."""
+        value = "".join([_ESCAPED[byte] for byte in message.body]).encode()
+        headers = self._head(topic, channel, False) + self._facts(message)
+        request = httpx.Request("GET", self.url, headers=headers, stream=_NO_BODY)
+        request.url = _FilledURL(self.url, b"%b%b%b" % (self._before, value, self._after))
+        return request
+
+    def _content(self, is_batch: bool) -> list[Header]:
+        return []
+
+
+class _FilledURL(httpx.URL):
+    """A URL with another path and query; httpx would parse all of it, and 64 KiB at most."""
+
+    def __init__(self, url: httpx.URL, raw_path: bytes) -> None:
+        super().__init__(url)
+        self._raw_path = raw_path
+
+    @property
+    def raw_path(self) -> bytes:
+        return self._raw_path
+
+    @property
+    def path(self) -> str:
+        return unquote(self._raw_path.partition(b"?")[0].decode("ascii"))
+
+    @property
+    def query(self) -> bytes:
+        return self._raw_path.partition(b"?")[2]
+
+    def __str__(self) -> str:
+        start = f"{self.scheme}://{self.netloc.decode('ascii')}"
+        return start + self._raw_path.decode("ascii")
+
+    def __repr__(self) -> str:
+        return f"URL({str(self)!r})"
+
+
+def _identity(message: Message) -> bytes:
+    """The id, which nsqd makes of hexadecimal digits; any other cannot break out."""
+    return message.id if message.id.isalnum() else message.id.hex().encode()
+
+
+def _webhook_id(messages: Sequence[Message]) -> bytes:
+    """The same whenever these are delivered; ids alone are unique per topic and nsqd only."""
+    ids = [b"%b-%d" % (_identity(each), each.timestamp) for each in messages]
+    if len(ids) == 1:
+        return ids[0]
+    return b"batch-" + hashlib.sha256(b",".join(ids)).hexdigest()[:32].encode()

@@ -1,0 +1,281 @@
+"""Delivers messages to HTTP endpoints: each is finished once an endpoint has taken it.
+
+So many tasks deliver at once; what they have not come to yet, or wait with, is TOUCHed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import OutputError
+from nsqtools.policy.verdicts import Verdict
+from nsqtools.sinks.http.courier import NOT_TRIED
+from nsqtools.sinks.http.post import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from random import Random
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.metrics import Metric
+    from nsqtools.policy.pace import Pace
+    from nsqtools.sinks.deadletters import DeadLetters
+    from nsqtools.sinks.http.courier import Courier
+    from nsqtools.sinks.http.post import Parcel
+
+log = logging.getLogger(__name__)
+
+_DEBUG = logging.DEBUG
+_SHORT_TIMEOUT = 3.0
+"""The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
+
+
+class HttpSink:
+    """A handler that delivers messages, ``workers`` requests at a time.
+
+    With ``size`` over 1 as many messages of a topic share a request, or fewer if ``wait`` seconds
+    have passed or nsqd sends no more. ``share`` is the part of the messages that is delivered; the
+    rest is finished at once. ``on_close`` is awaited last.
+    """
+
+    failed: asyncio.Future[None]
+
+    def __init__(
+        self,
+        courier: Courier,
+        dead_letters: DeadLetters,
+        pace: Pace,
+        *,
+        workers: int,
+        size: int,
+        wait: float,
+        share: float,
+        rng: Random,
+        on_close: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._courier = courier
+        self._dead_letters = dead_letters
+        self._pace = pace
+        self._workers = workers
+        self._size = size
+        self._wait = wait
+        self._share = share
+        self._rng = rng
+        self._on_close = on_close
+        self._tasks: list[asyncio.Task[None]] = []
+        self._topics: dict[str, _Topic] = {}
+        self._held: dict[Batch, int] = {}
+        self._queue: deque[Parcel] = deque()
+        self._resting: deque[asyncio.Future[None]] = deque()
+        self.lost = 0
+        """Messages that were given up or dropped without a dead letter."""
+
+    async def open(self) -> None:
+        """Begin to work; raises OutputError if dead letters cannot be written."""
+        self._loop = asyncio.get_running_loop()
+        self.failed = self._loop.create_future()
+        await self._dead_letters.open()
+        work = [self._work() for _ in range(self._workers)]
+        self._tasks = [self._loop.create_task(each) for each in (*work, self._touch())]
+
+    async def join(self, topic: str) -> None:
+        """Get ready for a topic."""
+        self._topics[topic] = _Topic()
+
+    async def handle(self, batch: Batch) -> None:
+        """Take the batch; its messages are settled as they are delivered."""
+        batch.hold()
+        messages: Sequence[Message] = batch
+        if self._share < 1:
+            chances = [(self._rng.random() < self._share, message) for message in batch]
+            messages = [message for chosen, message in chances if chosen]
+            batch.finish([message for chosen, message in chances if not chosen])
+        if messages:
+            self._held[batch] = len(messages)
+            topic = self._topics[batch.topic]
+            topic.unsettled += len(messages)
+            self._gather(topic, [(batch, message) for message in messages], now=batch.starved)
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        """Write the batch to the dead letters; raises OutputError."""
+        batch: Batch = messages  # type: ignore[assignment]
+        await self._bury(batch, messages, "too many attempts")
+
+    async def drain(self, topic: str) -> None:
+        """Wait until all of the topic is settled; what no endpoint can be tried with goes back."""
+        if work := self._topics.get(topic):
+            work.staying = False
+            self._gather(work, [], now=True)
+            self._courier.look()
+            if work.unsettled:
+                await work.empty.wait()
+            self._topics.pop(topic, None)
+
+    def flush(self) -> None:
+        """Send what waits to be more."""
+        for topic in self._topics.values():
+            self._gather(topic, [], now=True)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Stop working and hang up."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._courier.close()
+        await self._dead_letters.close()
+        await self._on_close()
+
+    def metrics(self) -> Iterable[Metric]:
+        """As Measured."""
+        return self._courier.metrics()
+
+    def _gather(self, topic: _Topic, items: Parcel, *, now: bool) -> None:
+        """Queue what is enough for a request, or all of it."""
+        if self._size == 1:
+            parcels = [[item] for item in items]
+        else:
+            waiting = topic.waiting + items
+            end = len(waiting) if now else len(waiting) - len(waiting) % self._size
+            parcels = [waiting[at : at + self._size] for at in range(0, end, self._size)]
+            topic.waiting = waiting[end:]
+            if topic.timer and (parcels or not topic.waiting):
+                topic.timer.cancel()
+                topic.timer = None
+            if topic.waiting and topic.timer is None:
+                topic.timer = self._loop.call_later(self._wait, self._gather_now, topic)
+        self._queue += parcels
+        for _ in range(min(len(parcels), len(self._resting))):
+            self._resting.popleft().set_result(None)
+
+    def _gather_now(self, topic: _Topic) -> None:
+        topic.timer = None
+        self._gather(topic, [], now=True)
+
+    async def _work(self) -> None:
+        while True:
+            while not self._queue:
+                rest = self._loop.create_future()
+                self._resting.append(rest)
+                await rest
+            parcel = self._queue.popleft()
+            if delay := self._pace.delay(1, now=self._loop.time()):
+                await asyncio.sleep(delay)
+            await self._deliver(parcel)
+
+    async def _deliver(self, parcel: Parcel) -> None:
+        """Deliver what nsqd still thinks we have, and settle it."""
+        if len(sound := [item for item in parcel if not item[0].is_lost()]) < len(parcel):
+            self._forget([item for item in parcel if item[0].is_lost()])
+        topic = self._topics.get(parcel[0][0].topic)
+        if not sound or topic is None:
+            return
+        outcome = await self._try(sound, topic)
+        if outcome.verdict is Verdict.DONE:
+            self._finish(sound)
+        elif outcome is NOT_TRIED:
+            self._give_back(sound, outcome)
+        elif len(sound) > 1 and outcome.may_blame_one:
+            for item in sound:
+                await self._deliver([item])
+        elif outcome.verdict is Verdict.DROP:
+            await self._drop(sound, outcome)
+        else:
+            self._give_back(sound, outcome)
+
+    async def _try(self, parcel: Parcel, topic: _Topic) -> Outcome:
+        try:
+            return await self._courier.deliver(parcel, topic.is_staying)
+        except OutputError as error:
+            self._fail(error)
+            return NOT_TRIED
+        except Exception as error:  # ours: the task must go on, and the messages come again
+            kind = type(error).__name__
+            log.error("delivery failed: %s: %s", kind, error, exc_info=log.isEnabledFor(_DEBUG))
+            return Outcome(Verdict.RETRY, reason=kind)
+
+    async def _drop(self, parcel: Parcel, outcome: Outcome) -> None:
+        """Finish what is safe as a dead letter; the rest comes again."""
+        for batch, items in groupby(parcel, key=lambda item: item[0]):
+            part = list(items)
+            try:
+                await self._bury(batch, [message for _, message in part], outcome.reason)
+            except OutputError as error:
+                log.error("%s", error)
+                self._give_back(part, outcome)
+            else:
+                self._finish(part)
+
+    async def _bury(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        await self._dead_letters.write(batch, messages, reason)
+        if self._dead_letters.is_lossy:
+            self.lost += len(messages)
+
+    def _finish(self, parcel: Parcel) -> None:
+        for batch, messages in _by_batch(parcel):
+            batch.finish(messages)
+        self._forget(parcel)
+
+    def _give_back(self, parcel: Parcel, outcome: Outcome) -> None:
+        """To nsqd, with backoff if they were tried."""
+        for batch, messages in _by_batch(parcel):
+            if outcome is NOT_TRIED:
+                batch.requeue(messages, delay=0, backoff=False)
+            else:
+                batch.requeue(messages, delay=outcome.delay)
+        self._forget(parcel)
+
+    def _forget(self, parcel: Parcel) -> None:
+        """These are settled, or not ours any more."""
+        for batch, _ in parcel:
+            left = self._held.pop(batch, 1) - 1
+            if left:
+                self._held[batch] = left
+        if topic := self._topics.get(parcel[0][0].topic):
+            topic.unsettled -= len(parcel)
+            if not topic.unsettled:
+                topic.empty.set()
+
+    async def _touch(self) -> None:
+        """Keep nsqd from sending again what waits, or is under way, for long."""
+        known: set[Batch] = set()
+        while True:
+            timeouts = [batch.msg_timeout for batch in self._held]
+            await asyncio.sleep(min(timeouts, default=_SHORT_TIMEOUT) / 4)
+            for batch in self._held:
+                if batch in known:
+                    batch.touch()
+            known = set(self._held)
+
+    def _fail(self, error: OutputError) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # it need not be looked at
+
+
+class _Topic:
+    """What is held of a topic; ``waiting`` is to share a request with more."""
+
+    def __init__(self) -> None:
+        self.waiting: Parcel = []
+        self.unsettled = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self.staying = True
+        self.empty = asyncio.Event()
+
+    def is_staying(self) -> bool:
+        """Whether there is time to wait for an endpoint."""
+        return self.staying
+
+
+def _by_batch(parcel: Parcel) -> list[tuple[Batch, list[Message]]]:
+    if len(parcel) == 1:
+        return [(parcel[0][0], [parcel[0][1]])]
+    found: dict[Batch, list[Message]] = {}
+    for batch, message in parcel:
+        found.setdefault(batch, []).append(message)
+    return list(found.items())

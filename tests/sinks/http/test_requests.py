@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote_plus, unquote_to_bytes
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools import __version__
+from nsqtools.sinks.http.arguments import make_endpoints, read_headers
+from nsqtools.sinks.http.requests import MAX_IDS
+from nsqtools.sinks.http.signing import Signer
+from nsqtools.sinks.records import LengthPrefixed
+from tests.sinks.http.requesting import ID, TIME, header, message, receive
+
+if TYPE_CHECKING:
+    from nsqtools.sinks.http.requests import Endpoint
+
+URL = "http://127.0.0.1:8080/hook"
+NOW = 1.7e9
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+DOCUMENTS = st.builds(
+    lambda value, indent: json.dumps(value, indent=indent, allow_nan=False).encode(),
+    JSON.filter(lambda value: "Infinity" not in json.dumps(value)),
+    st.sampled_from([None, 0, 2]),
+)
+
+
+def poster(**more: Any) -> Endpoint:
+    (endpoint,) = make_endpoints(post=[URL], **more)
+    return endpoint
+
+
+def getter(url: str = "http://127.0.0.1/q?v=%s") -> Endpoint:
+    (endpoint,) = make_endpoints(get=[url])
+    return endpoint
+
+
+def post(body: bytes = b"x", **more: Any) -> httpx.Request:
+    return poster(**more).build("events", "web", message(body), NOW)
+
+
+def get(body: bytes, url: str = "http://127.0.0.1/q?v=%s") -> httpx.Request:
+    return getter(url).build("events", "web", message(body), NOW)
+
+
+class TestPost:
+    def test_a_server_gets_exactly_this(self) -> None:
+        one = message(b"\x00\r\nbody", attempts=3)
+        received = receive(poster().build("events", "web#ephemeral", one, NOW))
+        assert (received.method, received.target) == (b"POST", b"/hook")
+        assert received.body == b"\x00\r\nbody"
+        assert received.headers == [
+            (b"host", b"127.0.0.1:8080"),
+            (b"user-agent", f"nsqtools/{__version__}".encode()),
+            (b"content-type", b"application/octet-stream"),
+            (b"x-nsq-topic", b"events"),
+            (b"x-nsq-channel", b"web#ephemeral"),
+            (b"x-nsq-id", ID),
+            (b"x-nsq-attempts", b"3"),
+            (b"x-nsq-timestamp", str(TIME).encode()),
+            (b"content-length", b"7"),
+        ]
+
+    @given(st.binary(), st.binary(max_size=16), st.text(st.characters(exclude_categories=["Cs"])))
+    def test_nothing_of_a_message_makes_a_header_or_a_second_request(
+        self, body: bytes, identity: bytes, name: str
+    ) -> None:
+        endpoint = poster(signer=Signer([bytes(32)]))
+        usual = receive(endpoint.build("events", "web", message(b""), NOW))
+        request = endpoint.build(name, name, message(body, identity=identity), NOW)
+        received = receive(request)
+        assert received.body == body
+        assert [key for key, _ in received.headers] == [key for key, _ in usual.headers]
+
+    def test_topics_do_not_mix(self) -> None:
+        endpoint = poster()
+        seen = [
+            (header(request, "X-NSQ-Topic"), header(request, "X-NSQ-Channel"))
+            for topic, channel in [("a", "c"), ("b", "c"), ("a", "d"), ("a", "c")]
+            for request in [endpoint.build(topic, channel, message(b"x"), NOW)]
+        ]
+        assert seen == [("a", "c"), ("b", "c"), ("a", "d"), ("a", "c")]
+
+    def test_requests_share_no_headers(self) -> None:
+        endpoint = poster()
+        first = endpoint.build("t", "c", message(b"1"), NOW)
+        first.headers["X-Test"] = "1"
+        del first.headers["Host"]
+        second = endpoint.build("t", "c", message(b"22"), NOW)
+        assert header(second, "X-Test") is None
+        assert header(second, "Host") == "127.0.0.1:8080"
+        assert header(second, "Content-Length") == "2"
+
+    def test_the_content_type_is_the_one_given(self) -> None:
+        assert header(post(content_type="text/plain; charset=utf-8"), "Content-Type") == (
+            "text/plain; charset=utf-8"
+        )
+
+    def test_compression_is_gzip_without_a_time(self) -> None:
+        request = post(b"abc" * 100, compress=True)
+        assert header(request, "Content-Encoding") == "gzip"
+        received = receive(request)
+        assert gzip.decompress(received.body) == b"abc" * 100
+        assert len(received.body) < 100
+        assert received.body[4:8] == bytes(4)
+
+    async def test_a_client_of_httpx_sends_it_as_it_is(self) -> None:
+        seen: list[httpx.Request] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            seen.append(request)
+            return httpx.Response(307, headers={"Location": "/there"} if len(seen) == 1 else {})
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            await client.send(post(b"body"), follow_redirects=True)
+        assert [(str(each.url), each.read()) for each in seen] == [
+            ("http://127.0.0.1:8080/hook", b"body"),
+            ("http://127.0.0.1:8080/there", b"body"),
+        ]
+
+
+class TestHeadersOfTheUser:
+    @staticmethod
+    def sent(*lines: str, **more: Any) -> httpx.Request:
+        return post(headers=read_headers(lines), **more)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "User-Agent",
+            "Content-Type",
+            "X-NSQ-Topic",
+            "x-nsq-channel",
+            "X-NSQ-ID",
+            "x-nsq-attempts",
+        ],
+    )
+    def test_one_replaces_ours_of_the_same_name(self, name: str) -> None:
+        assert header(self.sent(f"{name}: mine"), name) == "mine"
+
+    def test_one_replaces_those_of_batches(self) -> None:
+        endpoint = poster(batch_format="ndjson", headers=read_headers(["X-NSQ-Ids: none"]))
+        request = endpoint.build_batch("t", "c", [message(b"1")], NOW)
+        assert header(request, "X-NSQ-Ids") == "none"
+        assert header(request, "X-NSQ-Count") == "1"
+
+    def test_one_that_is_given_twice_goes_out_twice_in_order(self) -> None:
+        request = self.sent("X-Tag: b", "x-tag: a", "X-Tag: b")
+        assert request.headers.get_list("X-Tag") == ["b", "a", "b"]
+
+    def test_text_beyond_ascii_goes_out_as_utf_8(self) -> None:
+        assert (b"x-name", "grün".encode()) in receive(self.sent("X-Name: grün")).headers
+
+
+class TestGet:
+    def test_a_server_gets_exactly_this(self) -> None:
+        received = receive(get(b"a b&c=d#e"))
+        assert (received.method, received.target) == (b"GET", b"/q?v=a+b%26c%3Dd%23e")
+        assert received.body == b""
+        assert received.headers == [
+            (b"host", b"127.0.0.1"),
+            (b"user-agent", f"nsqtools/{__version__}".encode()),
+            (b"x-nsq-topic", b"events"),
+            (b"x-nsq-channel", b"web"),
+            (b"x-nsq-id", ID),
+            (b"x-nsq-attempts", b"1"),
+            (b"x-nsq-timestamp", str(TIME).encode()),
+        ]
+
+    def test_every_byte_is_escaped_as_go_does(self) -> None:
+        # net/url, shouldEscape for a component of a query
+        spared = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~"
+        for byte in range(256):
+            if byte == 0x20:
+                expected = b"+"
+            elif byte in spared:
+                expected = bytes([byte])
+            else:
+                expected = b"%%%02X" % byte
+            assert receive(get(bytes([byte]))).target == b"/q?v=" + expected
+
+    @given(st.binary())
+    def test_the_value_is_all_of_the_body_and_nothing_else_changes(self, body: bytes) -> None:
+        target = receive(get(body, "http://h/a%2Fb%zz?x=%41%&v=%s&y=100%")).target
+        assert target == b"/a%%2Fb%%zz?x=%%41%%&v=%b&y=100%%" % quote_plus(body).encode()
+        value = target.removeprefix(b"/a%2Fb%zz?x=%41%&v=").removesuffix(b"&y=100%")
+        assert unquote_to_bytes(value.replace(b"+", b" ")) == body
+
+    @given(st.binary().filter(lambda body: body not in (b".", b"..")))
+    def test_in_the_path_it_stays_one_part_of_it(self, body: bytes) -> None:
+        target = receive(get(body, "http://h/a/%s/b?c=d")).target
+        assert target == b"/a/%b/b?c=d" % quote_plus(body).encode()
+        assert target.count(b"/") == 3
+
+    @pytest.mark.parametrize(
+        ("url", "body", "fits"),
+        [
+            ("http://h/a/%s/b", b"..", False),
+            ("http://h/a/%s", b".", False),
+            ("http://h/%s?x=y", b"..", False),
+            ("http://h/a/.%s/b", b".", False),
+            ("http://h/a/.%s/b", b"..", True),
+            ("http://h/a/v%s/b", b"..", True),
+            ("http://h/a/%s/b", b"...", True),
+            ("http://h/a/%s/b", b"../..", True),
+            ("http://h/a?p=%s", b"..", True),
+            ("http://h/a?p=/%s/b", b"..", True),
+        ],
+    )
+    def test_a_body_that_would_lead_to_another_path_does_not_fit(
+        self, url: str, body: bytes, fits: bool
+    ) -> None:
+        assert getter(url).fits(body) is fits
+
+    def test_a_body_may_be_longer_than_httpx_lets_a_url_be(self) -> None:
+        request = get(b"/" * 100_000)
+        assert receive(request).target == b"/q?v=" + b"%2F" * 100_000
+
+    def test_each_view_of_the_url_has_the_value(self) -> None:
+        url = get(b"a/b", "https://h:444/x/%s?y=z").url
+        assert str(url) == "https://h:444/x/a%2Fb?y=z"
+        assert repr(url) == "URL('https://h:444/x/a%2Fb?y=z')"
+        assert (url.path, url.query) == ("/x/a/b", b"y=z")
+        assert str(url.join("../c")) == "https://h:444/c"
+
+    async def test_a_client_of_httpx_sends_it_as_it_is(self) -> None:
+        seen: list[bytes] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            seen.append(request.url.raw_path)
+            return httpx.Response(302, headers={"Location": "?w=1"} if len(seen) == 1 else {})
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            await client.send(get(b"a&b"), follow_redirects=True)
+        assert seen == [b"/q?v=a%26b", b"/q?w=1"]
+
+
+class TestBatches:
+    @staticmethod
+    def built(form: str, *bodies: bytes, **more: Any) -> httpx.Request:
+        endpoint = poster(batch_format=form, **more)
+        assert all(map(endpoint.fits, bodies))
+        return endpoint.build_batch("events", "web", [message(body) for body in bodies], NOW)
+
+    @pytest.mark.parametrize(
+        ("form", "content_type"),
+        [
+            ("ndjson", "application/x-ndjson"),
+            ("json-array", "application/json"),
+            ("length-prefixed", "application/octet-stream"),
+        ],
+    )
+    def test_its_headers_tell_what_is_in_it(self, form: str, content_type: str) -> None:
+        endpoint = poster(batch_format=form)
+        messages = [message(b"1", identity=b"%016x" % n) for n in range(3)]
+        request = endpoint.build_batch("events", "web", messages, NOW)
+        received = receive(request)
+        assert received.headers[2:] == [
+            (b"content-type", content_type.encode()),
+            (b"x-nsq-topic", b"events"),
+            (b"x-nsq-channel", b"web"),
+            (b"x-nsq-count", b"3"),
+            (b"x-nsq-ids", b"0000000000000000,0000000000000001,0000000000000002"),
+            (b"content-length", str(len(received.body)).encode()),
+        ]
+
+    def test_a_content_type_that_is_given_stands_for_both(self) -> None:
+        request = self.built("ndjson", b"1", content_type="application/jsonl")
+        assert header(request, "Content-Type") == "application/jsonl"
+
+    def test_one_message_alone_is_not_in_the_format_of_batches(self) -> None:
+        endpoint = poster(batch_format="ndjson")
+        batch = endpoint.build_batch("events", "web", [message(b"1")], NOW)
+        request = endpoint.build("events", "web", message(b"no json"), NOW)
+        assert header(batch, "Content-Type") == "application/x-ndjson"
+        assert request.read() == b"no json"
+        assert header(request, "Content-Type") == "application/octet-stream"
+        assert header(request, "X-NSQ-Id") == ID.decode()
+
+    def test_a_long_list_of_ids_is_left_out(self) -> None:
+        assert len(header(self.built("ndjson", *[b"1"] * MAX_IDS), "X-NSQ-Ids") or "") < 4000
+        request = self.built("ndjson", *[b"1"] * (MAX_IDS + 1))
+        assert header(request, "X-NSQ-Ids") is None
+        assert header(request, "X-NSQ-Count") == str(MAX_IDS + 1)
+
+    @given(st.lists(st.binary(max_size=20), min_size=1, max_size=4))
+    def test_no_id_breaks_out_of_the_list(self, ids: list[bytes]) -> None:
+        messages = [message(b"1", identity=identity) for identity in ids]
+        request = poster(batch_format="ndjson").build_batch("t", "c", messages, NOW)
+        assert dict(receive(request).headers)[b"x-nsq-ids"].count(b",") == len(ids) - 1
+
+    @given(st.lists(DOCUMENTS, min_size=1, max_size=5))
+    def test_ndjson_has_a_line_for_each_body(self, bodies: list[bytes]) -> None:
+        lines = self.built("ndjson", *bodies).read().split(b"\n")
+        assert lines.pop() == b""
+        assert [json.loads(line) for line in lines] == [json.loads(body) for body in bodies]
+        assert all(
+            line == body for line, body in zip(lines, bodies, strict=True) if b"\n" not in body
+        )
+
+    @given(st.lists(DOCUMENTS, min_size=1, max_size=5))
+    def test_an_array_has_an_element_for_each_body(self, bodies: list[bytes]) -> None:
+        data = self.built("json-array", *bodies).read()
+        assert json.loads(data) == [json.loads(body) for body in bodies]
+        assert data == b"[" + b",".join(bodies) + b"]"
+
+    @pytest.mark.parametrize(
+        ("body", "line"),
+        [
+            (b'{"b":1, "a":1.10, "b":12345678901234567890123}', None),
+            (b"9" * 5000, None),
+            (b"1e999999", None),
+            (b'"\\ud800\\n"', None),
+            ('"\u2028 é"'.encode(), None),
+            (b'{\r\n  "a": [\n1\n]\r\n}\n', b'{    "a": [ 1 ]  } '),
+            (b" \r null \r", b"   null  "),
+        ],
+    )
+    def test_a_body_is_never_written_anew(self, body: bytes, line: bytes | None) -> None:
+        data = self.built("ndjson", body, b"0").read()
+        assert data == (line or body) + b"\n0\n"
+
+    @pytest.mark.parametrize("form", ["ndjson", "json-array"])
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"",
+            b"plain",
+            b"1,2",
+            b"1\n2",
+            b"1]",
+            b"{} {}",
+            b"NaN",
+            b"[-Infinity]",
+            b"01",
+            b"'x'",
+            b'"a\nb"',
+            b'"a\0b"',
+            b"1\0",
+            b'"\xff"',
+            b"\xef\xbb\xbf1",
+            '{"a":1}'.encode("utf-16"),
+            b"[" * 100_000 + b"]" * 100_000,
+        ],
+    )
+    def test_what_is_not_json_does_not_fit(self, form: str, body: bytes) -> None:
+        assert not poster(batch_format=form).fits(body)
+
+    @given(st.lists(st.binary(), min_size=1, max_size=5))
+    def test_length_prefixed_takes_any_bodies(self, bodies: list[bytes]) -> None:
+        data = self.built("length-prefixed", *bodies).read()
+        splitter = LengthPrefixed()
+        assert splitter.feed(data) + splitter.finish() == bodies
+        assert data.startswith(struct.pack(">I", len(bodies[0])))
+
+    def test_compression_is_of_the_whole(self) -> None:
+        request = self.built("json-array", b"1", b"2", compress=True)
+        assert header(request, "Content-Encoding") == "gzip"
+        assert header(request, "Content-Type") == "application/json"
+        assert gzip.decompress(receive(request).body) == b"[1,2]"
+
+    def test_without_a_format_any_body_fits_and_there_are_no_batches(self) -> None:
+        assert poster().fits(b"\xff")
+        with pytest.raises(ValueError, match="no format"):
+            poster().build_batch("t", "c", [message(b"1")], NOW)
