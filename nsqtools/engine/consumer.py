@@ -300,6 +300,8 @@ class Consumer:
     # Handling.
 
     def _batch(self, link: Link, messages: list[Message], size: int | None) -> Batch:
+        features = link.connection.features
+        deadline = self._loop.time() + features.max_msg_timeout
         return Batch(
             messages,
             link,
@@ -307,8 +309,8 @@ class Consumer:
             channel=self._subscription.channel,
             source=link.address,
             starved=is_starved((link.peer(),)),
-            msg_timeout=link.connection.features.msg_timeout,
-            is_lost=lambda: link.connection.is_lost,
+            msg_timeout=features.msg_timeout,
+            is_lost=lambda: link.connection.is_lost or self._loop.time() > deadline,
             size=size,
         )
 

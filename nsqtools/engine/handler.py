@@ -33,9 +33,9 @@ class Batch(Sequence[Message]):
 
     ``starved``: nsqd holds back until some are settled, so a sink that gathers should settle now
     (building_client_libraries, Message Flow Starvation). ``msg_timeout``: seconds after which nsqd
-    delivers what is not settled again. ``is_lost`` says whether the connection has ended since:
-    settling goes nowhere then, and nsqd delivers the messages again. Settling one twice does
-    nothing.
+    delivers what is not settled again. ``is_lost`` says whether nsqd does so for certain: the
+    connection has ended, or its max_msg_timeout has passed, beyond which no TOUCH helps. Settling
+    goes nowhere then. Settling a message twice does nothing.
     """
 
     __slots__ = (

@@ -6,7 +6,9 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from itertools import chain
+from random import Random
 from typing import TYPE_CHECKING, Self
+from weakref import WeakSet
 
 from nsqtools.config.option import format_duration
 from nsqtools.errors import (
@@ -22,6 +24,7 @@ from nsqtools.errors import (
 from nsqtools.names import Address, check_name
 from nsqtools.net.connection import Connection
 from nsqtools.policy.discovery import ReconnectDelays
+from nsqtools.policy.endpoints import make_endpoints
 from nsqtools.proto import commands
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ProducerConfig
     from nsqtools.net.connection import Dial
+    from nsqtools.policy.endpoints import Endpoints
     from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
@@ -41,11 +45,15 @@ _RETRY_DELAY = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Positions that were not taken, and why; ``permanent`` as in PublishError."""
+    """Positions that were not taken, and why; ``permanent`` as in PublishError.
+
+    ``error`` is nsqd's, if it gave one.
+    """
 
     positions: Sequence[int]
     reason: str
     permanent: bool
+    error: NSQError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,7 @@ class _Batch:
 
 
 class Producer:
-    """Publishes to nsqds: to one in turn with failover, or in mode ``all`` to each.
+    """Publishes to nsqds: to one that the mode chooses, with failover, or in mode ``all`` to each.
 
     Use it as an async context manager, or call ``connect`` and ``close``.
     """
@@ -89,13 +97,20 @@ class Producer:
         nsqds: Sequence[Address],
         config: ProducerConfig,
         *,
+        rng: Random | None = None,
         dial: Dial = Connection.open,
     ) -> None:
         if not nsqds:
             raise ConfigError("expected at least one nsqd address to publish to")
         self._nsqds = tuple(dict.fromkeys(nsqds))
         self._config = config
+        self._rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
         self._dial = dial
+        self._endpoints: Endpoints | None = None
+        if config.mode in ("hostpool", "epsilon-greedy"):
+            self._endpoints = make_endpoints(config.mode, list(map(str, self._nsqds)))
+        self._blameless: WeakSet[Connection] = WeakSet()  # ended because of a body
+        self._failing: set[Address] = set()  # connecting again is no sign that they are well
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._connections: dict[Address, Connection] = {}
         self._changed = asyncio.Event()
@@ -142,8 +157,8 @@ class Producer:
         """Publish all bodies; returns when nsqd has said OK to each. ``defer`` is in seconds.
 
         A batch whose connection breaks before its OK goes to the next nsqd, so it may arrive twice,
-        never not at all. Raises PublishError with the positions that were not taken, ConfigError
-        for a bad topic.
+        never not at all. Raises PublishError with the positions that were not taken, caused by the
+        error that nsqd gave, if it did; ConfigError for a bad topic.
         """
         check_name("topic", topic)
         deadline = asyncio.get_running_loop().time() + self._config.publish_timeout
@@ -160,9 +175,14 @@ class Producer:
             refusals += refused
         if refusals:
             positions = sorted(set(chain.from_iterable(r.positions for r in refusals)))
+            # A body is to blame only if bodies are to blame for all of it.
+            errors = [r.error for r in refusals if r.error]
+            cause = next(
+                (e for e in errors if not _blames_a_body(e)), errors[0] if errors else None
+            )
             raise PublishError(
                 refusals[0].reason, positions, permanent=all(r.permanent for r in refusals)
-            )
+            ) from cause
 
     def _split(
         self, bodies: Sequence[bytes], refusals: list[_Refusal]
@@ -205,9 +225,9 @@ class Producer:
             permanent = _is_permanent(error)
             count = len(rest.bodies)
             if not _blames_a_body(error):
-                refusals.append(_Refusal(rest.positions, str(error), permanent))
+                refusals.append(_Refusal(rest.positions, str(error), permanent, error))
             elif count == 1 or rest.defer_ms is not None:  # DPUBs are refused one by one
-                refusals.append(_Refusal(rest.positions[:1], str(error), permanent))
+                refusals.append(_Refusal(rest.positions[:1], str(error), permanent, error))
                 todo += [rest.part(1)] if count > 1 else []
             else:  # an MPUB is taken whole or not at all: halve it until the culprit stands alone
                 todo += [rest.part(count // 2), rest.part(0, count // 2)]
@@ -224,7 +244,7 @@ class Producer:
             async with asyncio.timeout_at(deadline):
                 while connection := await self._choose(batch.target, failed):
                     try:
-                        await connection.request(batch.command(), replies=batch.replies)
+                        await self._send(connection, batch)
                     except PeerError as error:
                         if isinstance(error, ConnectionLostError):
                             batch = batch.part(error.answered)
@@ -239,8 +259,26 @@ class Producer:
             return batch, NSQError(f"not published within {limit}: {reason}")
         return batch, NSQError("the producer is closed")
 
+    async def _send(self, connection: Connection, batch: _Batch) -> None:
+        """One request, and a report of how its nsqd fared; raises PeerError."""
+        loop = asyncio.get_running_loop()
+        began, well = loop.time(), False
+        try:
+            await connection.request(batch.command(), replies=batch.replies)
+            well = True
+        except PeerError as error:
+            well = _is_permanent(error) or connection in self._blameless
+            raise
+        finally:
+            self._report(connection.address, ok=well, took=loop.time() - began)
+
+    def _report(self, address: Address, *, ok: bool, took: float) -> None:
+        if self._endpoints:
+            now = asyncio.get_running_loop().time()
+            self._endpoints.report(str(address), ok=ok, took=took, now=now)
+
     async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection | None:
-        """The next connection in turn that has not failed this batch; waits for one.
+        """The connection whose turn it is, of those that have not failed this batch; waits for one.
 
         None once the producer is closed.
         """
@@ -250,9 +288,9 @@ class Producer:
                 for address, connection in self._connections.items()
                 if target in (None, address) and not connection.closing
             ]
-            if fresh := [connection for connection in live if connection not in failed]:
-                self._turn += 1
-                return fresh[self._turn % len(fresh)]
+            fresh = [connection for connection in live if connection not in failed]
+            if fresh and (chosen := self._preferred(fresh)):
+                return chosen
             if live:
                 failed.clear()
                 await asyncio.sleep(_RETRY_DELAY)
@@ -260,7 +298,22 @@ class Producer:
                 await self._changed.wait()
         return None
 
+    def _preferred(self, fresh: Sequence[Connection]) -> Connection | None:
+        """The one that the mode chooses; None if it spares all of them for now."""
+        if not self._endpoints:
+            self._turn += 1
+            return fresh[self._turn % len(fresh)]
+        now = asyncio.get_running_loop().time()
+        known = {str(connection.address): connection for connection in fresh}
+        for name in self._endpoints.choose(now=now, rng=self._rng):
+            if chosen := known.get(name):
+                return chosen
+            self._endpoints.report(name, ok=False, took=0.0, now=now)
+        return None
+
     async def _connect(self, address: Address) -> NSQError | None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             connection = await self._dial(
                 address, self._config, self, subscription=None, auth_secret=self._config.auth_secret
@@ -269,6 +322,10 @@ class Producer:
             return error
         self._delays.connected(address)
         self._connections[address] = connection
+        if address in self._failing:
+            self._failing.discard(address)
+        else:
+            self._report(address, ok=True, took=loop.time() - began)
         self._pulse()
         return None
 
@@ -302,6 +359,9 @@ class Producer:
             refused = _blames_a_body(error)
             if refused:
                 self._prompt.add(connection.address)
+                self._blameless.add(connection)
+            elif isinstance(error, ServerError):
+                self._failing.add(connection.address)
             log.log(logging.DEBUG if refused else logging.WARNING, "connection lost: %s", error)
         self._pulse()
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.tab import LINE
 from tests.bench.archiving import archiving
+from tests.bench.delivering import delivering
 from tests.bench.measuring import BODY, Pair, Side, compare, consume, measure
 from tests.support.binaries import require_nsq
+from tests.support.nginx import nginx
 from tests.support.servers import Nsqd, at
 
 if TYPE_CHECKING:
@@ -96,9 +98,14 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as scratch,
         Nsqd(Path(scratch, "nsqd"), "-mem-queue-size=10000000") as nsqd,
+        nginx(Path(scratch, "nginx")) as endpoint,
     ):
         print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
-        every = [*pairs(nsqd, nsq, args.n, Path(scratch)), *archiving(nsqd, nsq, args.n, scratch)]
+        every = [
+            *pairs(nsqd, nsq, args.n, Path(scratch)),
+            *archiving(nsqd, nsq, args.n, scratch),
+            *delivering(nsqd, nsq, args.n, endpoint),
+        ]
         wanted = [pair for pair in every if args.only in pair.ours.name]
         kept = [compare(pair, args.rounds) for pair in wanted]
         if args.long:

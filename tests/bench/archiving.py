@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
-import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.bench.measuring import ENVIRONMENT, Pair, Peak, Run, Side, filled
-from tests.support.servers import at
+from tests.bench.measuring import Pair, Run, Side, drain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +19,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
 
 _SIZE = 200
-_LOOK = 0.02
-"""Seconds between looks at nsqd, which cost both sides the same."""
 _NAMES = ["--filename-format", "<TOPIC><REV>.<DATETIME>.log"]  # nsq_to_file wants <REV> for gzip
 
 
@@ -53,26 +46,7 @@ def archive(nsqd: Nsqd, messages: int, argv: Sequence[str], folder: Path) -> Run
     """Archive a topic's messages in an empty folder, until none waits in nsqd."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    with filled(nsqd, messages, events(10_000)) as topic:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [*argv, "--topic", topic, "--channel", "bench", *at(nsqd), "--output-dir", str(folder)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=ENVIRONMENT,
-        )
-        peak = Peak(process.pid)
-        peak.start()
-        while nsqd.channel(topic, "bench")["depth"] and process.returncode is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK)
-        seconds = time.perf_counter() - started
-        process.kill()  # neither has to say goodbye
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        memory = peak.end()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return Run(messages, seconds, usage.ru_utime + usage.ru_stime, memory)
+    return drain(nsqd, messages, [*argv, "--output-dir", str(folder)], bodies=events(10_000))
 
 
 def archiving(nsqd: Nsqd, nsq: Nsq, n: int, scratch: str) -> list[Pair]:

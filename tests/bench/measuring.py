@@ -7,11 +7,13 @@ import statistics
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.support.servers import at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
 
 BODY = b"x" * 200
+_LOOK = 0.02
+"""Seconds between looks at nsqd, which cost both sides the same."""
 _numbers = count()
 
 
@@ -117,6 +121,40 @@ def consume(nsqd: Nsqd, messages: int, argv: Sequence[str]) -> Run:
     with filled(nsqd, messages) as topic:
         words = [topic if word == "TOPIC" else word for word in argv]
         return measure(words, messages, to_pipe=True)
+
+
+def drain(
+    nsqd: Nsqd,
+    messages: int,
+    argv: Sequence[str],
+    *,
+    bodies: Sequence[bytes] = (BODY,),
+    settled: bool = False,
+) -> Run:
+    """Run a consumer of a full topic until none waits, or, ``settled``, all are finished."""
+    with filled(nsqd, messages, bodies) as topic:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [*argv, "--topic", topic, "--channel", "bench", *at(nsqd)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT,
+        )
+        peak = Peak(process.pid)
+        peak.start()
+        while process.returncode is None:
+            channel = nsqd.channel(topic, "bench")
+            if not (channel["depth"] or (settled and channel["in_flight_count"])):
+                break
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK)
+        seconds = time.perf_counter() - started
+        process.kill()  # neither has to say goodbye
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        memory = peak.end()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return Run(messages, seconds, usage.ru_utime + usage.ru_stime, memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from random import Random
 from typing import Any
 
 import pytest
 
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import ConfigError, ConnectError, PublishError
+from nsqtools.errors import AuthError, ConfigError, ConnectError, PublishError, ServerError
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, ScriptedNsqd, flatten, undisturbed
@@ -18,7 +19,8 @@ from tests.support.scripted import Network, ScriptedNsqd, flatten, undisturbed
 @contextlib.asynccontextmanager
 async def producing(*nsqds: ScriptedNsqd, **options: Any) -> AsyncIterator[Producer]:
     addresses = [nsqd.address for nsqd in nsqds]
-    async with undisturbed(), Producer(addresses, ProducerConfig(**options)) as made:
+    config = ProducerConfig(**options)
+    async with undisturbed(), Producer(addresses, config, rng=Random(1)) as made:
         yield made
 
 
@@ -429,11 +431,145 @@ async def test_a_producer_answers_heartbeats_and_lives_on() -> None:
         assert len(nsqd.dials) == 1
 
 
+def slow(nsqd: ScriptedNsqd, seconds: float) -> None:
+    """Answer each publish only after so long."""
+    loop = asyncio.get_running_loop()
+    nsqd.answers = False
+
+    def note(text: str) -> None:
+        if text.startswith(("PUB", "MPUB")):
+            loop.call_later(seconds, nsqd.send, wire.OK)
+
+    nsqd.refuses = note
+
+
+async def publish_each(producer: Producer, count: int, *, every: float = 0.01) -> None:
+    for number in range(count):
+        await producer.publish("t", [b"%d" % number])
+        await elapse(every)
+
+
+POOLS = pytest.mark.parametrize("mode", ["hostpool", "epsilon-greedy"])
+
+
+@POOLS
 @virtual
-async def test_a_thousand_publishes_at_once_through_flapping_nsqds_all_arrive() -> None:
+async def test_a_pool_uses_all_nsqds_that_answer(mode: str) -> None:
     network = Network()
     nsqds = [network.nsqd(name) for name in "abc"]
-    async with producing(*nsqds) as producer:
+    async with producing(*nsqds, mode=mode) as producer:
+        await publish_each(producer, 300)
+    counts = [len(nsqd.published) for nsqd in nsqds]
+    assert sum(counts) == 300
+    assert min(counts) > 50
+
+
+@POOLS
+@virtual
+async def test_a_pool_leaves_an_nsqd_that_fails_alone_for_half_a_minute(mode: str) -> None:
+    network = Network()
+    good, bad = network.nsqd("good"), network.nsqd("bad")
+    bad.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
+    async with producing(good, bad, mode=mode, reconnect_delay=100) as producer:
+        await publish_each(producer, 1000, every=0.025)
+        assert len(good.published) == 1000
+        assert sum(text.startswith("PUB") for _, text in bad.log) == 1
+
+
+@POOLS
+@virtual
+async def test_an_nsqd_of_a_pool_that_is_back_takes_part_at_once(mode: str) -> None:
+    network = Network()
+    nsqd, other = network.nsqd("nsqd"), network.nsqd("other")
+    async with producing(nsqd, other, mode=mode) as producer:
+        other.down = True
+        other.break_off()
+        await publish_each(producer, 100)
+        assert len(nsqd.published) == 100
+        other.down = False
+        await elapse(10)
+        await publish_each(producer, 100)
+        assert len(other.published) > 25
+
+
+@POOLS
+@virtual
+async def test_a_pool_of_nsqds_that_all_fail_recovers_soon_after_they_do(mode: str) -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "ab"]
+    for nsqd in nsqds:
+        nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
+    async with producing(*nsqds, mode=mode, publish_timeout=1000) as producer:
+        task = asyncio.create_task(producer.publish("t", [b"x"]))
+        await elapse(600)
+        assert not task.done()
+        tries = sum(text.startswith("PUB") for nsqd in nsqds for _, text in nsqd.log)
+        assert 10 < tries < 1000
+        for nsqd in nsqds:
+            nsqd.refuses = lambda _: None
+        await elapse(31)
+        assert task.done()
+
+
+@POOLS
+@virtual
+async def test_a_refused_body_is_no_fault_of_the_nsqd_of_a_pool(mode: str) -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "ab"]
+    for nsqd in nsqds:
+        nsqd.refuses = refuse_bad
+    refused = 0
+    async with producing(*nsqds, mode=mode) as producer:
+        for number in range(100):
+            body = b"bad" if number % 4 == 0 else b"good"
+            others = [producer.publish("t", [b"other"]) for _ in range(3)]
+            results = await asyncio.gather(
+                producer.publish("t", [body]), *others, return_exceptions=True
+            )
+            refused += sum(isinstance(each, PublishError) for each in results)
+    counts = [len(nsqd.published) for nsqd in nsqds]
+    assert refused == 25
+    assert sum(counts) >= 75 + 300
+    assert min(counts) > 75
+
+
+@virtual
+async def test_a_greedy_pool_prefers_the_fast_nsqd_and_still_knows_the_other() -> None:
+    network = Network()
+    fast, lame = network.nsqd("fast"), network.nsqd("lame")
+    slow(fast, 0.01)
+    slow(lame, 0.2)
+    async with producing(fast, lame, mode="epsilon-greedy") as producer:
+        await publish_each(producer, 1000)
+    assert len(fast.published) > 800
+    assert len(lame.published) > 5
+
+
+@virtual
+async def test_the_cause_of_a_refusal_blames_bodies_only_if_nothing_else_is_to_blame() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd, max_msg_size=10) as producer:
+        with pytest.raises(PublishError) as caught:
+            await producer.publish("t", [b"x" * 11])
+        assert caught.value.__cause__ is None
+        nsqd.refuses = refuse_bad
+        with pytest.raises(PublishError) as caught:
+            await producer.publish("t", [b"bad", b"x" * 11, b"good"])
+        assert isinstance(caught.value.__cause__, ServerError)
+        assert caught.value.__cause__.code == "E_BAD_MESSAGE"
+        nsqd.refuses = lambda text: "E_UNAUTHORIZED no" if "PUB" in text else None
+        with pytest.raises(PublishError) as caught:
+            await producer.publish("t", [b"x" * 11, b"good"])
+        assert isinstance(caught.value.__cause__, AuthError)
+        assert caught.value.permanent
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
+@virtual
+async def test_a_thousand_publishes_at_once_through_flapping_nsqds_all_arrive(mode: str) -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "abc"]
+    async with producing(*nsqds, mode=mode) as producer:
         tasks = []
         for n in range(1000):
             tasks.append(asyncio.create_task(producer.publish("t", [b"%d" % n])))

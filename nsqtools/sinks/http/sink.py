@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DEBUG = logging.DEBUG
+_GIVEN_UP = Outcome(Verdict.DROP, reason="too many attempts")
 _SHORT_TIMEOUT = 3.0
 """The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
 
@@ -70,6 +71,7 @@ class HttpSink:
         self._topics: dict[str, _Topic] = {}
         self._held: dict[Batch, int] = {}
         self._queue: deque[Parcel] = deque()
+        self._doomed: deque[Parcel] = deque()
         self._resting: deque[asyncio.Future[None]] = deque()
         self.lost = 0
         """Messages that were given up or dropped without a dead letter."""
@@ -95,15 +97,16 @@ class HttpSink:
             messages = [message for chosen, message in chances if chosen]
             batch.finish([message for chosen, message in chances if not chosen])
         if messages:
-            self._held[batch] = len(messages)
-            topic = self._topics[batch.topic]
-            topic.unsettled += len(messages)
+            topic = self._hold(batch, len(messages))
             self._gather(topic, [(batch, message) for message in messages], now=batch.starved)
 
     async def gave_up(self, messages: Sequence[Message]) -> None:
-        """Write the batch to the dead letters; raises OutputError."""
+        """Take the batch; it is settled once it is in the dead letters, or its loss was logged."""
         batch: Batch = messages  # type: ignore[assignment]
-        await self._bury(batch, messages, "too many attempts")
+        batch.hold()
+        self._hold(batch, len(batch))
+        self._doomed.append([(batch, message) for message in batch])
+        self._wake(1)
 
     async def drain(self, topic: str) -> None:
         """Wait until all of the topic is settled; what no endpoint can be tried with goes back."""
@@ -111,7 +114,8 @@ class HttpSink:
             work.staying = False
             self._gather(work, [], now=True)
             self._courier.look()
-            if work.unsettled:
+            while work.unsettled:
+                work.empty.clear()
                 await work.empty.wait()
             self._topics.pop(topic, None)
 
@@ -122,6 +126,8 @@ class HttpSink:
 
     async def close(self, *, at_once: bool = False) -> None:
         """Stop working and hang up."""
+        for topic in self._topics.values():
+            topic.stop_timer()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -134,6 +140,12 @@ class HttpSink:
         """As Measured."""
         return self._courier.metrics()
 
+    def _hold(self, batch: Batch, count: int) -> _Topic:
+        self._held[batch] = count
+        topic = self._topics[batch.topic]
+        topic.unsettled += count
+        return topic
+
     def _gather(self, topic: _Topic, items: Parcel, *, now: bool) -> None:
         """Queue what is enough for a request, or all of it."""
         if self._size == 1:
@@ -143,13 +155,15 @@ class HttpSink:
             end = len(waiting) if now else len(waiting) - len(waiting) % self._size
             parcels = [waiting[at : at + self._size] for at in range(0, end, self._size)]
             topic.waiting = waiting[end:]
-            if topic.timer and (parcels or not topic.waiting):
-                topic.timer.cancel()
-                topic.timer = None
+            if parcels or not topic.waiting:
+                topic.stop_timer()
             if topic.waiting and topic.timer is None:
                 topic.timer = self._loop.call_later(self._wait, self._gather_now, topic)
         self._queue += parcels
-        for _ in range(min(len(parcels), len(self._resting))):
+        self._wake(len(parcels))
+
+    def _wake(self, count: int) -> None:
+        for _ in range(min(count, len(self._resting))):
             self._resting.popleft().set_result(None)
 
     def _gather_now(self, topic: _Topic) -> None:
@@ -158,21 +172,29 @@ class HttpSink:
 
     async def _work(self) -> None:
         while True:
-            while not self._queue:
+            while not (self._queue or self._doomed):
                 rest = self._loop.create_future()
                 self._resting.append(rest)
                 await rest
-            parcel = self._queue.popleft()
-            if delay := self._pace.delay(1, now=self._loop.time()):
-                await asyncio.sleep(delay)
-            await self._deliver(parcel)
+            if self._doomed:
+                if sound := self._sound(self._doomed.popleft()):
+                    await self._drop(sound, _GIVEN_UP)
+            else:
+                await self._deliver(self._queue.popleft())
+
+    def _sound(self, parcel: Parcel) -> Parcel:
+        """What nsqd still thinks we have."""
+        if any(batch.is_lost() for batch, _ in parcel):
+            self._forget([item for item in parcel if item[0].is_lost()])
+            return [item for item in parcel if not item[0].is_lost()]
+        return parcel
 
     async def _deliver(self, parcel: Parcel) -> None:
         """Deliver what nsqd still thinks we have, and settle it."""
-        if len(sound := [item for item in parcel if not item[0].is_lost()]) < len(parcel):
-            self._forget([item for item in parcel if item[0].is_lost()])
+        if delay := self._pace.delay(1, now=self._loop.time()):
+            await asyncio.sleep(delay)
         topic = self._topics.get(parcel[0][0].topic)
-        if not sound or topic is None:
+        if not (sound := self._sound(parcel)) or topic is None:
             return
         outcome = await self._try(sound, topic)
         if outcome.verdict is Verdict.DONE:
@@ -194,9 +216,8 @@ class HttpSink:
             self._fail(error)
             return NOT_TRIED
         except Exception as error:  # ours: the task must go on, and the messages come again
-            kind = type(error).__name__
-            log.error("delivery failed: %s: %s", kind, error, exc_info=log.isEnabledFor(_DEBUG))
-            return Outcome(Verdict.RETRY, reason=kind)
+            _tell(error, "delivery")
+            return Outcome(Verdict.RETRY, reason=type(error).__name__)
 
     async def _drop(self, parcel: Parcel, outcome: Outcome) -> None:
         """Finish what is safe as a dead letter; the rest comes again."""
@@ -204,8 +225,8 @@ class HttpSink:
             part = list(items)
             try:
                 await self._bury(batch, [message for _, message in part], outcome.reason)
-            except OutputError as error:
-                log.error("%s", error)
+            except Exception as error:
+                _tell(error, "dead letters")
                 self._give_back(part, outcome)
             else:
                 self._finish(part)
@@ -267,9 +288,24 @@ class _Topic:
         self.staying = True
         self.empty = asyncio.Event()
 
+    def stop_timer(self) -> None:
+        """What waits is on its way, or is not to be sent."""
+        if self.timer:
+            self.timer.cancel()
+            self.timer = None
+
     def is_staying(self) -> bool:
         """Whether there is time to wait for an endpoint."""
         return self.staying
+
+
+def _tell(error: Exception, of: str) -> None:
+    """Log an error; the kind of one that is ours, too."""
+    if isinstance(error, OutputError):
+        log.error("%s", error)
+        return
+    kind = type(error).__name__
+    log.error("%s failed: %s: %s", of, kind, error, exc_info=log.isEnabledFor(_DEBUG))
 
 
 def _by_batch(parcel: Parcel) -> list[tuple[Batch, list[Message]]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from ssl import SSLError
+from typing import TYPE_CHECKING, cast
 
 import httpx
 
@@ -84,11 +85,17 @@ class Transport(httpx.AsyncBaseTransport):
             reply = await link.exchange(method, data)
             if reply is None:
                 if is_fresh:
-                    raise httpx.ReadError("the server closed the connection without a response")
+                    raise httpx.ReadError(self._why_closed(link.error))
                 continue
             if reply.reusable:
                 self._idle[origin].append(link)
             return reply
+
+    def _why_closed(self, error: Exception | None) -> str:
+        """TLS 1.3 refuses a client certificate only after the handshake."""
+        if isinstance(error, SSLError):
+            return self._explain(error)
+        return "the server closed the connection without a response"
 
     def _take(self, origin: Origin) -> _Link | None:
         """The connection that was used last, if it can still be used."""
@@ -137,6 +144,8 @@ class _Link(asyncio.Protocol):
         self._waiter: asyncio.Future[Reply | None] | None = None
         self._since = 0.0
         self._lost = False
+        self.error: Exception | None = None
+        """Why it was lost, if not as it should be."""
 
     async def exchange(self, method: str, data: bytes) -> Reply | None:
         """Send a request; None if the connection was closed without a byte of a response."""
@@ -168,8 +177,7 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As Protocol."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._links.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -200,6 +208,7 @@ class _Link(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """As Protocol."""
         self._lost = True
+        self.error = error
         self._links.discard(self)
         if self._reader.has_begun:
             self._fail(httpx.ReadError("the connection broke within the response"))

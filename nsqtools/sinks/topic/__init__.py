@@ -1,0 +1,1 @@
+"""Batches to topics of another nsqd, filtered and edited: ``nsqtools relay``."""

@@ -1,0 +1,52 @@
+"""What became of the messages of a topic that is relayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from nsqtools.metrics import Metric, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+@dataclass(slots=True)
+class Counts:
+    """Messages from a topic to its destination; one that comes again is received again."""
+
+    topic: str
+    destination: str
+    received: int = 0
+    relayed: int = 0
+    filtered: int = 0
+    dead_lettered: int = 0
+    requeued: int = 0
+
+    def __str__(self) -> str:
+        """One line with all counts."""
+        said = ", ".join(f"{value} {name.replace('_', '-')}" for name, value in self._values())
+        return f"{self.topic} -> {self.destination}: {said}"
+
+    def _values(self) -> Iterator[tuple[str, int]]:
+        for each in fields(self)[2:]:
+            yield each.name, getattr(self, each.name)
+
+
+_HELP = {
+    "relayed": "Messages that the destination has taken.",
+    "filtered": "Messages that were finished because the rules leave them out.",
+    "dead_lettered": "Messages that went to the dead letters.",
+}
+
+
+def metrics_of(counts: Iterable[Counts]) -> Iterator[Metric]:
+    """The counts for Prometheus; what is received and requeued the consumers tell."""
+    all_counts = list(counts)
+    for name, text in _HELP.items():
+        samples = [Sample(_labels(each), getattr(each, name)) for each in all_counts]
+        yield Metric(f"nsqtools_relay_{name}_total", "counter", text, samples)
+
+
+def _labels(counts: Counts) -> Mapping[str, str]:
+    return {"topic": counts.topic, "destination": counts.destination}

@@ -1,0 +1,187 @@
+"""Topics as a sink: what arrives together leaves in one MPUB, and is finished after its OK.
+
+A topic has a few publishes under way. Batches that arrive meanwhile wait, and the next publish
+takes all of them, so the slower the destination answers the more goes in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from nsqtools.policy.pace import Pace
+from nsqtools.sinks.topic.counts import Counts, metrics_of
+from nsqtools.sinks.topic.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.errors import NSQError
+    from nsqtools.metrics import Metric
+    from nsqtools.names import Address
+    from nsqtools.sinks.deadletters import DeadLetters
+    from nsqtools.sinks.topic.rules import Rules
+
+log = logging.getLogger(__name__)
+status = logging.getLogger("nsqtools.status")
+"""What is told with --status-every, whatever else is said."""
+
+_STATUS_INTERVAL = 1.0
+"""Seconds at least between two reports."""
+_MOST_REASONS = 1000
+"""That are remembered, so that what is told again is no warning."""
+
+
+class Publisher(Protocol):
+    """How messages reach the destination, as Producer."""
+
+    async def connect(self) -> None:
+        """Raises UnreachableError."""
+
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
+    ) -> None:
+        """Return once nsqd has taken all of them; raises PublishError."""
+
+    async def close(self) -> None:
+        """Publishes under way fail."""
+
+
+class Guard(Protocol):
+    """Knows whether what is relayed would come back."""
+
+    async def check(self) -> None:
+        """Raise ConfigError if it would."""
+
+    def error_for(self, topic: str, source: Address) -> NSQError | None:
+        """The error for a topic that is consumed from this nsqd, which is asked for each batch."""
+
+
+class TopicSink:
+    """A handler that publishes topics to others, by the topic's name in ``destinations``.
+
+    ``defer`` is in seconds. What the rules refuse, and what no nsqd can take, goes to
+    ``dead_letters``; without a place for those it goes back to nsqd, later and later. The counts
+    are told when it is closed and after every ``status_every`` messages; 0 is never. ``on_close``
+    is awaited last.
+    """
+
+    failed: asyncio.Future[None]
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        destinations: Mapping[str, str],
+        rules: Rules,
+        dead_letters: DeadLetters,
+        *,
+        guard: Guard | None = None,
+        defer: float | None = None,
+        pace: Pace | None = None,
+        status_every: int = 0,
+        on_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.publisher = publisher
+        self.rules = rules
+        self.dead_letters = dead_letters
+        self.defer = defer
+        self.pace = pace or Pace(0)
+        self.lost = 0
+        """Messages that were given up, and are in no dead letter."""
+        self.left_behind = 0
+        """Messages that nobody can take, and nsqd keeps; as often as they came."""
+        self.counts = {topic: Counts(topic, goal) for topic, goal in destinations.items()}
+        self._guard = guard
+        self._topics: dict[str, Work] = {}
+        self._status_every = status_every
+        self._on_close = on_close
+        self._since_status = 0
+        self._next_status = 0.0
+        self._is_open = False
+        self._told: set[tuple[str, str]] = set()
+
+    async def open(self) -> None:
+        """Raises ConfigError for a loop, UnreachableError, and OutputError of dead letters."""
+        self._loop = asyncio.get_running_loop()
+        self.failed = self._loop.create_future()
+        if self._guard:
+            await self._guard.check()
+        await self.dead_letters.open()
+        await self.publisher.connect()
+        self._is_open = True
+
+    async def join(self, topic: str) -> None:
+        """All topics share the publisher."""
+        if topic not in self._topics:
+            self._topics[topic] = Work(self, self.counts[topic])
+
+    async def handle(self, batch: Batch) -> None:
+        """Take the batch; it is settled when the destination has it."""
+        if self._guard and (error := self._guard.error_for(batch.topic, batch.source)):
+            batch.requeue(delay=0, backoff=False)
+            self.fail(error)
+            return
+        batch.hold()
+        self._topics[batch.topic].add(batch)
+
+    async def gave_up(self, messages: Sequence[Message]) -> None:
+        """Take the batch; it is settled when it is in the dead letters, or its loss was logged."""
+        batch: Batch = messages  # type: ignore[assignment]
+        batch.hold()
+        self._topics[batch.topic].bury(batch)
+
+    async def drain(self, topic: str) -> None:
+        """Have all that is held of the topic published; cancelled, nothing more of it is."""
+        if work := self._topics.pop(topic, None):
+            await work.end()
+
+    def flush(self) -> None:
+        """Nothing to do: nothing waits but for its turn."""
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Publish nothing more, hang up, and tell the counts."""
+        for work in self._topics.values():
+            await work.leave()
+        self._topics.clear()
+        await self.publisher.close()
+        await self.dead_letters.close()
+        if self._on_close:
+            await self._on_close()
+        if self._is_open:
+            self._tell_counts()
+
+    def metrics(self) -> Iterator[Metric]:
+        """The counts for Prometheus."""
+        yield from metrics_of(self.counts.values())
+
+    # For topics.
+
+    def relayed(self, count: int) -> None:
+        """Log the counts when it is time."""
+        self._since_status += count
+        if self._status_every and self._since_status >= self._status_every:
+            now = self._loop.time()
+            if now >= self._next_status:
+                self._since_status = 0
+                self._next_status = now + _STATUS_INTERVAL
+                self._tell_counts()
+
+    def _tell_counts(self) -> None:
+        for counts in self.counts.values():
+            status.info("%s", str(counts))  # as they are now
+
+    def tell(self, topic: str, count: int, reason: str, fate: str) -> None:
+        """Log what was rejected: the first time of each topic and reason as a warning."""
+        known = (topic, reason) in self._told
+        if len(self._told) < _MOST_REASONS:
+            self._told.add((topic, reason))
+        level = logging.INFO if known else logging.WARNING
+        log.log(level, "topic %s: %d messages %s: %s", topic, count, fate, reason)
+
+    def fail(self, error: BaseException) -> None:
+        """Stop the command."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # it need not be looked at

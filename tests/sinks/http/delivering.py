@@ -1,0 +1,268 @@
+"""An HttpSink in virtual time, before a transport whose answers are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from nsqtools.policy.endpoints import make_endpoints as make_choice
+from nsqtools.policy.pace import Pace
+from nsqtools.policy.verdicts import Statuses
+from nsqtools.sinks.http.arguments import make_endpoints
+from nsqtools.sinks.http.courier import EachOf, OneOf
+from nsqtools.sinks.http.post import Post
+from nsqtools.sinks.http.sink import HttpSink
+from tests.sinks.files.archiving import Settled, batch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.errors import OutputError
+    from nsqtools.sinks.http.courier import Courier
+
+WALL = 1_800_000_000.0
+"""Seconds since the epoch at which virtual time begins."""
+SOON = 0.001
+
+REFUSED = httpx.ConnectError("connection refused")
+RESET = httpx.ReadError("connection reset")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a host does with a request, so many seconds after it came."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    after: float = 0.0
+    error: Exception | None = None
+
+
+OK = Answer()
+REFUSES = Answer(error=REFUSED)
+RESETS = Answer(error=RESET)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request as it came: ``at`` in seconds of virtual time."""
+
+    at: float
+    host: str
+    body: bytes
+    request: httpx.Request
+
+
+class Scripted(httpx.AsyncBaseTransport):
+    """Hosts that answer with what ``next`` has for them, and then with what ``ever`` has."""
+
+    def __init__(self) -> None:
+        self.next: defaultdict[str, list[Answer]] = defaultdict(list)
+        self.ever: dict[str, Answer] = {}
+        self.sent: list[Sent] = []
+        self.most: Counter[str] = Counter()
+        """Requests at once, by host."""
+        self.is_closed = False
+        self._busy: Counter[str] = Counter()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        host = request.url.host
+        body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
+        if request.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.sent.append(Sent(asyncio.get_running_loop().time(), host, body, request))
+        answer = self.next[host].pop(0) if self.next[host] else self.ever.get(host, OK)
+        self._busy[host] += 1
+        self.most[host] = max(self.most[host], self._busy[host])
+        try:
+            if answer.after:
+                await asyncio.sleep(answer.after)
+        finally:
+            self._busy[host] -= 1
+        if answer.error:
+            raise answer.error
+        stream = httpx.ByteStream(answer.body)
+        return httpx.Response(
+            answer.status, headers=dict(answer.headers), stream=stream, request=request
+        )
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+    def bodies(self, host: str = "") -> list[bytes]:
+        """Of the requests so far, to one host or to all."""
+        return [sent.body for sent in self.sent if host in ("", sent.host)]
+
+    def hosts(self) -> list[str]:
+        return [sent.host for sent in self.sent]
+
+    def times(self, host: str = "") -> list[float]:
+        return [sent.at for sent in self.sent if host in ("", sent.host)]
+
+
+class Letters:
+    """Dead letters in memory."""
+
+    def __init__(self) -> None:
+        self.is_lossy = False
+        self.written: list[tuple[bytes, str]] = []
+        self.error: Exception | None = None
+        self.open_error: OutputError | None = None
+        self.said: list[str] = []
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [body for body, _ in self.written]
+
+    async def open(self) -> None:
+        self.said.append("open")
+        if self.open_error:
+            raise self.open_error
+
+    async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        if self.error:
+            raise self.error
+        assert all(message in batch.unsettled() for message in messages), "settled before it is"
+        self.written += [(message.body, reason) for message in messages]
+
+    async def close(self) -> None:
+        self.said.append("close")
+
+
+class Delivering:
+    """A sink and all that it talks to; ``settled`` has what became of the messages."""
+
+    def __init__(
+        self,
+        *,
+        hosts: Sequence[str] = ("a",),
+        mode: str = "round-robin",
+        workers: int = 10,
+        most: int = 0,
+        size: int = 1,
+        wait: float = 0.2,
+        share: float = 1.0,
+        rate: float = 0.0,
+        timeout: float = 20.0,  # noqa: ASYNC109
+        batch_format: str = "length-prefixed",
+        statuses: Statuses | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        **more: Any,
+    ) -> None:
+        self.web = Scripted()
+        self.letters = Letters()
+        self.settled = Settled()
+        self.said: list[str] = []
+        self.is_closed = False
+        loop = asyncio.get_running_loop()
+        endpoints = make_endpoints(
+            post=[f"http://{host}/" for host in hosts],
+            batch_format=batch_format if size > 1 else "",
+        )
+        self.post = Post(
+            endpoints,
+            transport or self.web,
+            statuses or Statuses(),
+            timeout=timeout,
+            wall=lambda: WALL + loop.time(),
+            in_batches=size > 1,
+            **more,
+        )
+        rng = random.Random(1)
+        self.courier: Courier
+        if mode == "all":
+            self.courier = EachOf(self.post, most=most or workers, rng=rng)
+        else:
+            choice = make_choice(mode, [endpoint.name for endpoint in endpoints])
+            self.courier = OneOf(self.post, choice, most=most or workers, rng=rng)
+        self.sink = HttpSink(
+            self.courier,
+            self.letters,
+            Pace(rate),
+            workers=workers,
+            size=size,
+            wait=wait,
+            share=share,
+            rng=rng,
+            on_close=self._note_close,
+        )
+
+    async def handle(self, *bodies: bytes | Message, **more: Any) -> Batch:
+        """Hand it a batch; ``more`` is Batch's."""
+        messages = batch(*bodies, settled=self.settled, **more)
+        await self.sink.handle(messages)
+        return messages
+
+    async def give_up(self, *bodies: bytes | Message, **more: Any) -> Batch:
+        messages = batch(*bodies, settled=self.settled, **more)
+        await self.sink.gave_up(messages)
+        return messages
+
+    async def close(self, **more: Any) -> None:
+        self.is_closed = True
+        await self.sink.close(**more)
+
+    @property
+    def finished(self) -> list[bytes]:
+        return self.settled.finished
+
+    @property
+    def requeued(self) -> list[tuple[bytes, float | None, bool]]:
+        """Body, delay and backoff."""
+        return self.settled.requeued
+
+    def states(self) -> dict[str, float]:
+        """1 for an endpoint in use, by host."""
+        return {
+            httpx.URL(labels["endpoint"]).host: value
+            for metric in self.sink.metrics()
+            if metric.name == "nsqtools_http_endpoint_up"
+            for labels, value in metric.samples
+        }
+
+    async def _note_close(self) -> None:
+        self.said.append("close")
+
+
+@contextlib.asynccontextmanager
+async def delivering(topics: Sequence[str] = ("events",), **more: Any) -> AsyncIterator[Delivering]:
+    """An open sink that has joined the topics; ``more`` is that of Delivering."""
+    running = Delivering(**more)
+    await running.sink.open()
+    for topic in topics:
+        await running.sink.join(topic)
+    try:
+        yield running
+    finally:
+        if not running.is_closed:
+            await running.close(at_once=True)
+
+
+async def open_breaker(running: Delivering, answer: Answer = REFUSES, host: str = "a") -> None:
+    """Fail five messages one by one; the breaker is open for a second from now on."""
+    running.web.ever[host] = answer
+    for _ in range(5):
+        await running.handle(b"lost")
+        await asyncio.sleep(SOON)
+    assert running.requeued[-5:] == [(b"lost", None, True)] * 5
+    running.requeued.clear()
+    running.web.sent.clear()
+
+
+def unpack(body: bytes) -> list[bytes]:
+    """The messages of a length-prefixed batch."""
+    found = []
+    while body:
+        size = int.from_bytes(body[:4], "big")
+        found.append(body[4 : 4 + size])
+        body = body[4 + size :]
+    return found

@@ -1,0 +1,371 @@
+"""What a response, or none, does to a message, and when it is sent at all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.errors import OutputError
+from nsqtools.metrics import Measured
+from nsqtools.policy.verdicts import Statuses
+from tests.sinks.http.delivering import (
+    OK,
+    REFUSES,
+    RESETS,
+    SOON,
+    Answer,
+    Delivering,
+    delivering,
+    open_breaker,
+)
+from tests.support.clock import elapse, virtual
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEVER = Answer(after=1e4)
+DISK_FULL = OutputError("dead: No space left on device")
+
+
+@pytest.fixture
+def trouble(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Nothing is ever said of a callback or a task that failed."""
+    yield caplog
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+class TestSettling:
+    @virtual
+    async def test_a_message_is_finished_when_the_response_is_there_and_not_before(self) -> None:
+        async with delivering() as running:
+            running.web.next["a"] = [Answer(201, after=3)]
+            messages = await running.handle(b"one")
+            assert messages.held
+            await elapse(2.9)
+            assert running.finished == []
+            await elapse(0.2)
+            assert running.finished == [b"one"]
+            assert messages.is_settled
+        assert running.requeued == []
+
+    @pytest.mark.parametrize(
+        ("answer", "delay"),
+        [
+            (Answer(500), None),
+            (Answer(404), None),
+            (Answer(400), None),
+            (Answer(302, headers={"Location": "http://b/"}), None),
+            (Answer(503, headers={"Retry-After": "7"}), 7.0),
+            (Answer(429, headers={"Retry-After": "0"}), 0.0),
+            (Answer(500, headers={"Retry-After": "7"}), None),
+            (RESETS, None),
+            (REFUSES, None),
+            (NEVER, None),
+            (Answer(error=RuntimeError("a bug")), None),
+        ],
+    )
+    @virtual
+    async def test_a_message_that_is_not_taken_goes_back_with_backoff(
+        self, answer: Answer, delay: float | None
+    ) -> None:
+        async with delivering() as running:
+            running.web.next["a"] = [answer]
+            await running.handle(b"one")
+            await elapse(20.1)
+            assert running.requeued == [(b"one", delay, True)]
+            assert len(running.web.sent) == 1
+        assert running.finished == []
+        assert running.letters.written == []
+
+    @virtual
+    async def test_messages_of_a_batch_are_settled_one_by_one(self) -> None:
+        async with delivering() as running:
+            running.web.next["a"] = [Answer(after=2), Answer(500), Answer(after=1)]
+            await running.handle(b"one", b"two", b"three")
+            await elapse(3)
+        assert running.finished == [b"three", b"one"]
+        assert running.requeued == [(b"two", None, True)]
+
+    @virtual
+    async def test_so_many_requests_go_at_once_as_there_are_workers(self) -> None:
+        async with delivering(workers=3) as running:
+            running.web.ever["a"] = Answer(after=1)
+            await running.handle(*[b"x"] * 7)
+            await elapse(0.5)
+            assert len(running.web.sent) == 3
+            await elapse(1)
+            assert len(running.web.sent) == 6
+            await elapse(2)
+            assert len(running.finished) == 7
+        assert running.web.most["a"] == 3
+
+    @virtual
+    async def test_a_bug_in_a_transport_ends_no_worker(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with delivering(workers=1) as running:
+            running.web.next["a"] = [Answer(error=ZeroDivisionError("division by zero"))]
+            await running.handle(b"one", b"two")
+            await elapse(SOON)
+        assert running.requeued == [(b"one", None, True)]
+        assert running.finished == [b"two"]
+        assert caplog.messages == ["delivery failed: ZeroDivisionError: division by zero"]
+        assert caplog.records[0].exc_info in (None, False)
+
+    @virtual
+    async def test_what_a_lost_connection_brought_is_not_delivered(self) -> None:
+        async with delivering(workers=1) as running:
+            running.web.next["a"] = [Answer(after=1)]
+            await running.handle(b"slow")
+            await running.handle(b"lost", is_lost=lambda: True)
+            await running.handle(b"sound")
+            await elapse(2)
+            assert running.web.bodies() == [b"slow", b"sound"]
+            assert running.finished == [b"slow", b"sound"]
+            await asyncio.wait_for(running.sink.drain("events"), 1)
+
+    @virtual
+    async def test_topics_do_not_wait_for_each_other(self) -> None:
+        async with delivering(topics=("events", "others")) as running:
+            running.web.next["a"] = [NEVER]
+            await running.handle(b"one")
+            await running.handle(b"two", topic="others")
+            await elapse(1)
+            assert running.finished == [b"two"]
+            await running.sink.drain("others")
+            topics = [each.request.headers["x-nsq-topic"] for each in running.web.sent]
+            assert topics == ["events", "others"]
+
+
+class TestTouching:
+    @virtual
+    async def test_what_waits_or_is_under_way_is_touched_well_before_its_timeout(self) -> None:
+        async with delivering(workers=1, timeout=1e3) as running:
+            running.web.ever["a"] = Answer(after=100)
+            await running.handle(b"sent", b"queued", msg_timeout=10.0)
+            last = {b"sent": 0.0, b"queued": 0.0}
+            for second in range(1, 100):
+                await elapse(1)
+                for body in running.settled.touched:
+                    last[body] = second
+                running.settled.touched.clear()
+                assert all(second - touched < 7 for touched in last.values())
+
+    @virtual
+    async def test_what_is_settled_is_not_touched(self) -> None:
+        async with delivering() as running:
+            running.web.next["a"] = [Answer(), Answer(500), NEVER]
+            await running.handle(b"one", b"two", b"three", msg_timeout=4.0)
+            await elapse(3)
+            assert set(running.settled.touched) == {b"three"}
+
+    @virtual
+    async def test_a_quick_delivery_needs_no_touch(self) -> None:
+        async with delivering() as running:
+            for _ in range(1000):
+                await running.handle(b"x", msg_timeout=1.0)
+                await elapse(0.1)
+        assert running.settled.touched == []
+
+
+class TestDrops:
+    @virtual
+    async def test_a_status_to_drop_makes_a_dead_letter_and_then_finishes(self) -> None:
+        async with delivering(statuses=Statuses(drop_on="4xx")) as running:
+            running.web.next["a"] = [Answer(422, b"no such\r\nthing"), OK]
+            await running.handle(b"bad", b"good")
+            await elapse(SOON)
+        assert running.letters.written == [(b"bad", "status 422: no such thing")]
+        assert sorted(running.finished) == [b"bad", b"good"]
+        assert running.sink.lost == 0
+
+    @virtual
+    async def test_what_is_given_up_makes_a_dead_letter_and_then_finishes(self) -> None:
+        async with delivering() as running:
+            messages = await running.give_up(b"one", b"two")
+            assert messages.held
+            await elapse(SOON)
+            assert messages.is_settled
+            await asyncio.wait_for(running.sink.drain("events"), 1)
+        assert running.letters.written == [
+            (b"one", "too many attempts"),
+            (b"two", "too many attempts"),
+        ]
+        assert running.finished == [b"one", b"two"]
+        assert running.web.sent == []
+
+    @pytest.mark.parametrize("error", [DISK_FULL, ZeroDivisionError("a bug")])
+    @virtual
+    async def test_what_cannot_be_written_as_a_dead_letter_comes_again(
+        self, caplog: pytest.LogCaptureFixture, error: Exception
+    ) -> None:
+        async with delivering(workers=1, statuses=Statuses(drop_on="422")) as running:
+            running.letters.error = error
+            running.web.next["a"] = [Answer(422)]
+            await running.handle(b"refused")
+            await running.give_up(b"given up")
+            await elapse(SOON)
+            assert sorted(running.requeued) == [(b"given up", None, True), (b"refused", None, True)]
+            assert str(error) in caplog.text
+            running.letters.error = None
+            await running.give_up(b"later")
+            await elapse(SOON)
+        assert running.letters.bodies == running.finished == [b"later"]
+        assert running.sink.lost == 0
+
+    @virtual
+    async def test_what_is_only_logged_counts_as_lost(self) -> None:
+        async with delivering(statuses=Statuses(drop_on="422")) as running:
+            running.letters.is_lossy = True
+            running.web.next["a"] = [Answer(422)]
+            await running.handle(b"refused")
+            await running.give_up(b"one", b"two")
+            await elapse(SOON)
+            assert running.sink.lost == 3
+            assert sorted(running.finished) == [b"one", b"refused", b"two"]
+
+    @virtual
+    async def test_no_dead_letter_is_written_of_what_comes_again_anyway(self) -> None:
+        async with delivering() as running:
+            await running.give_up(b"lost", is_lost=lambda: True)
+            await elapse(SOON)
+            await asyncio.wait_for(running.sink.drain("events"), 1)
+        assert running.letters.written == []
+
+    @virtual
+    async def test_dead_letters_that_cannot_be_opened_end_it_at_the_start(self) -> None:
+        running = Delivering()
+        running.letters.open_error = DISK_FULL
+        with pytest.raises(OutputError, match="No space left"):
+            await running.sink.open()
+        await running.close()
+        assert running.web.is_closed
+        assert running.said == ["close"]
+
+
+class TestDraining:
+    @virtual
+    async def test_it_waits_for_all_that_is_under_way(self) -> None:
+        async with delivering(workers=2) as running:
+            await running.handle(b"early")
+            await elapse(1)
+            running.web.ever["a"] = Answer(after=2)
+            await running.handle(*[b"x"] * 4)
+            draining = asyncio.ensure_future(running.sink.drain("events"))
+            await elapse(3.9)
+            assert not draining.done()
+            assert len(running.finished) == 3
+            await elapse(0.2)
+            assert draining.done()
+            assert len(running.finished) == 5
+
+    @virtual
+    async def test_with_nothing_held_it_is_over_at_once(self) -> None:
+        async with delivering() as running:
+            await running.sink.drain("events")
+            await running.sink.drain("events")
+            await running.sink.drain("never joined")
+
+    @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy", "all"])
+    @virtual
+    async def test_what_no_endpoint_can_be_tried_with_goes_back_without_delay_or_backoff(
+        self, mode: str
+    ) -> None:
+        async with delivering(mode=mode) as running:
+            await open_breaker(running)
+            await running.handle(b"one", b"two")
+            await elapse(0.5)
+            assert running.requeued == []
+            await asyncio.wait_for(running.sink.drain("events"), 0.1)
+            assert running.requeued == [(b"one", 0, False), (b"two", 0, False)]
+            assert running.web.sent == []
+
+    @virtual
+    async def test_other_topics_go_on_waiting(self) -> None:
+        async with delivering(topics=("events", "others")) as running:
+            await open_breaker(running)
+            await running.handle(b"one")
+            await running.handle(b"two", topic="others")
+            await elapse(0.1)
+            await asyncio.wait_for(running.sink.drain("events"), 0.1)
+            assert running.requeued == [(b"one", 0, False)]
+            running.web.ever["a"] = OK
+            await elapse(1)
+            assert running.finished == [b"two"]
+
+
+class TestClosing:
+    @virtual
+    async def test_what_is_not_settled_is_left_to_the_consumer(
+        self, trouble: pytest.LogCaptureFixture
+    ) -> None:
+        async with delivering(workers=2, size=2) as running:
+            running.web.ever["a"] = NEVER
+            await running.handle(b"sent", b"with it", b"waiting")
+            await elapse(0.1)
+            await running.close(at_once=True)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            await elapse(10)
+        assert (running.finished, running.requeued) == ([], [])
+        assert running.web.is_closed
+        assert running.letters.said == ["open", "close"]
+        assert running.said == ["close"]
+        assert [record.message for record in trouble.records] == []
+
+    @virtual
+    async def test_without_having_been_opened_it_closes_all_the_same(self) -> None:
+        running = Delivering()
+        await running.close()
+        assert running.web.is_closed
+        assert running.said == ["close"]
+
+
+class TestChoosing:
+    @virtual
+    async def test_of_a_sample_the_rest_is_finished_unsent(self) -> None:
+        async with delivering(share=0.3) as running:
+            bodies = [b"%d" % number for number in range(1000)]
+            await running.handle(*bodies)
+            await elapse(SOON)
+            assert sorted(running.finished) == sorted(bodies)
+            assert 250 < len(running.web.sent) < 350
+            await asyncio.wait_for(running.sink.drain("events"), 1)
+
+    @pytest.mark.parametrize(("share", "sent"), [(0.0, 0), (1.0, 10)])
+    @virtual
+    async def test_none_and_all_are_samples(self, share: float, sent: int) -> None:
+        async with delivering(share=share) as running:
+            await running.handle(*[b"x"] * 10)
+            await elapse(SOON)
+            assert len(running.finished) == 10
+        assert len(running.web.sent) == sent
+
+    @virtual
+    async def test_a_rate_is_kept_however_many_workers_there_are(self) -> None:
+        async with delivering(rate=5.0) as running:
+            await running.handle(*[b"x"] * 11)
+            await elapse(2.1)
+            assert running.web.times() == pytest.approx([0.2 * n for n in range(11)])
+
+
+@virtual
+async def test_what_no_endpoint_is_left_for_goes_back_and_ends_the_run() -> None:
+    async with delivering() as running:
+        running.web.ever["a"] = Answer(410)
+        await running.handle(b"one", b"two")
+        await elapse(SOON)
+        assert sorted(running.requeued) == [(b"one", 0, False), (b"two", 0, False)]
+        with pytest.raises(OutputError, match=r"every endpoint is gone \(status 410\)"):
+            running.sink.failed.result()
+
+
+@virtual
+async def test_a_sink_that_works_has_not_failed() -> None:
+    async with delivering() as running:
+        running.web.next["a"] = [Answer(500)]
+        await running.handle(b"one", b"two")
+        await elapse(1)
+        assert not running.sink.failed.done()
+        assert isinstance(running.sink, Measured)

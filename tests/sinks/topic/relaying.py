@@ -1,0 +1,153 @@
+"""A TopicSink with a destination and dead letters that do as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.engine.handler import Batch, Message
+from nsqtools.errors import OutputError, ServerError
+from nsqtools.names import Address
+from nsqtools.sinks.topic.rules import Rules
+from nsqtools.sinks.topic.sink import TopicSink
+from tests.support.clock import elapse
+from tests.support.scripted import undisturbed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+SOURCE = Address("source", 4150)
+TOO_BIG = ServerError("E_BAD_MESSAGE MPUB message too big")
+
+
+class Destination:
+    """A publisher. While ``answers`` is cleared nothing returns; then ``errors`` are raised."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, list[bytes]]] = []
+        self.defers: list[float | None] = []
+        self.times: list[float] = []
+        self.errors: list[Exception] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.life: list[str] = []
+        self.cancelled = 0
+
+    async def connect(self) -> None:
+        self.life.append("connected")
+
+    async def close(self) -> None:
+        self.life.append("closed")
+
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
+    ) -> None:
+        self.published.append((topic, list(bodies)))
+        self.defers.append(defer)
+        self.times.append(asyncio.get_running_loop().time())
+        try:
+            await self.answers.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.errors:
+            raise self.errors.pop(0)
+
+    @property
+    def bodies(self) -> list[list[bytes]]:
+        return [bodies for _, bodies in self.published]
+
+
+class Letters:
+    """Dead letters: (body, reason). Each call takes ``takes`` seconds, and ``error`` is raised."""
+
+    def __init__(self, *, is_lossy: bool = False) -> None:
+        self.is_lossy = is_lossy
+        self.written: list[tuple[bytes, str]] = []
+        self.error: Exception | None = None
+        self.takes = 0.0
+        self.life: list[str] = []
+
+    async def open(self) -> None:
+        self.life.append("opened")
+
+    async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        if self.takes:
+            await elapse(self.takes)
+        if self.error:
+            raise OutputError("no room") from self.error
+        self.written += [(message.body, reason) for message in messages]
+
+    async def close(self) -> None:
+        self.life.append("closed")
+
+
+class Fates:
+    """What became of messages, by body and in order; requeues with delay and backoff."""
+
+    def __init__(self) -> None:
+        self.finished: list[bytes] = []
+        self.requeued: list[tuple[bytes, float | None, bool]] = []
+        self.touched: list[bytes] = []
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        self.finished += [message.body for message in messages]
+
+    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
+        self.requeued += [(message.body, delay, backoff) for message in messages]
+
+    def touch(self, messages: Sequence[Message]) -> None:
+        self.touched += [message.body for message in messages]
+
+
+class Relaying:
+    """An open sink for topics ``t`` and ``u``, which go to ``T`` and ``U``."""
+
+    def __init__(self, *, rules: Rules | None = None, lossy: bool = False, **more: Any) -> None:
+        self.destination = Destination()
+        self.letters = Letters(is_lossy=lossy)
+        self.fates = Fates()
+        self.sink = TopicSink(
+            self.destination, {"t": "T", "u": "U"}, rules or Rules(), self.letters, **more
+        )
+
+    def batch(self, *bodies: bytes, topic: str = "t", **more: Any) -> Batch:
+        messages = [Message(b"%016x" % number, body, 1, 1) for number, body in enumerate(bodies, 1)]
+        more.setdefault("source", SOURCE)
+        return Batch(messages, self.fates, topic=topic, channel="c", **more)
+
+    async def handle(self, *bodies: bytes, **more: Any) -> Batch:
+        batch = self.batch(*bodies, **more)
+        await self.sink.handle(batch)
+        return batch
+
+    async def gave_up(self, *bodies: bytes, **more: Any) -> Batch:
+        batch = self.batch(*bodies, **more)
+        await self.sink.gave_up(batch)
+        return batch
+
+    async def drain(self) -> None:
+        for topic in ("t", "u"):
+            await self.sink.drain(topic)
+            await self.sink.join(topic)
+
+
+@contextlib.asynccontextmanager
+async def relaying(**more: Any) -> AsyncIterator[Relaying]:
+    """``more`` is that of Relaying."""
+    async with undisturbed():
+        made = Relaying(**more)
+        await made.sink.open()
+        for topic in ("t", "u"):
+            await made.sink.join(topic)
+        try:
+            yield made
+        finally:
+            await made.sink.close()
+
+
+async def turns(count: int = 20) -> None:
+    """Let the event loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
