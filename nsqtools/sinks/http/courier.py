@@ -69,17 +69,25 @@ class OneOf:
         outcome = NOT_TRIED
         tried: set[str] = set()
         while True:
+            if tried:  # one that is down is only chosen for a probe, which has to be sent
+                states = self.states()
+                tried = {name for name in tried if states[name] != "down"}
             names = self._choice.choose(now=self._loop.time(), rng=self._rng)
-            free = (name for name in names if name not in tried and self._busy[name] < self._most)
-            if name := next(free, ""):
-                outcome = await self._try(name, parcel)
-                if outcome.arrived and outcome.verdict is not Verdict.GONE:
+            open_ = [name for name in names if name not in tried]
+            if name := next((name for name in open_ if self._busy[name] < self._most), ""):
+                result = await self._try(name, parcel)
+                if result.verdict is Verdict.GONE:
+                    continue
+                outcome = result
+                if outcome.arrived:
                     return outcome
                 tried.add(name)
-            elif outcome is not NOT_TRIED and outcome.verdict is not Verdict.GONE:
+            elif open_:
+                await self._news.wait(math.inf)
+            elif outcome is not NOT_TRIED:
                 return outcome
             elif patient():
-                await self._news.wait(math.inf if names else self._due())
+                await self._news.wait(self._due())
             else:
                 return NOT_TRIED
 
@@ -180,7 +188,7 @@ class News:
     """Lets tasks wait until something has changed."""
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # first come, first served
 
     def tell(self) -> None:
         """Wake all."""
@@ -193,11 +201,11 @@ class News:
         """Wait for the next change, or until this time of the loop."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
         try:
             async with asyncio.timeout_at(None if until == math.inf else until):
                 await waiter
         except TimeoutError:
             pass
         finally:
-            self._waiting.discard(waiter)
+            self._waiting.pop(waiter, None)

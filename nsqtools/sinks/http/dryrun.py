@@ -28,8 +28,7 @@ class DryRun(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Write it."""
-        body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
-        data = b"%b\n\n" % render(request, body).replace(b"\r\n", b"\n", request_lines(request))
+        data = b"%b\n\n" % render(request).replace(b"\r\n", b"\n", request_lines(request))
         async with self._turn:
             if not self._is_open:
                 await self._output.open()

@@ -7,19 +7,29 @@ regular expression reads that; whatever is not exactly so is h11's, which takes 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import h11
+import httpx
 
-if TYPE_CHECKING:
-    import httpx
-
-__all__ = ["MAX_BODY", "ProtocolError", "Reply", "ReplyReader", "render"]
+__all__ = [
+    "MAX_BODY",
+    "Origin",
+    "ProtocolError",
+    "Reply",
+    "ReplyReader",
+    "origin_of",
+    "render",
+    "render_fields",
+]
 
 MAX_BODY = 64 << 10
 """Bytes of a response's body that are read; the connection is given up after so many."""
 
 Headers = list[tuple[bytes, bytes]]
+Origin = tuple[str, str, int]
+
+_PORTS = {"http": 80, "https": 443}
 
 # What h11 allows in a name and a value, without obsolete line folding. Nothing here backtracks.
 _FIELD = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):([^\x00\n\v\f\r]*+)\r\n"
@@ -52,18 +62,24 @@ class Reply(NamedTuple):
     reusable: bool
 
 
-def render(request: httpx.Request, body: bytes) -> bytes:
+def origin_of(url: httpx.URL) -> Origin:
+    """Scheme, host and port."""
+    return url.scheme, url.host.replace("%25", "%"), url.port or _PORTS[url.scheme]
+
+
+def render(request: httpx.Request) -> bytes:
     """The bytes of a request; raises ProtocolError for headers or a URL that would break out."""
-    fields = request.headers.raw
-    head = b"%b %b HTTP/1.1\r\n%b\r\n" % (
-        request.method.encode("ascii"),
-        request.url.raw_path,
-        b"".join([b"%b: %b\r\n" % field for field in fields]),
-    )
-    lines = len(fields) + 2
-    if head.count(b"\n") != lines or head.count(b"\r") != lines or b"\0" in head:
+    body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
+    line = b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), request.url.raw_path)
+    return b"".join((line, render_fields(request.headers.raw), b"\r\n", body))
+
+
+def render_fields(headers: Headers) -> bytes:
+    """Lines of headers; raises ProtocolError for one that would break out."""
+    data = b"".join([b"%b: %b\r\n" % field for field in headers])
+    if data.count(b"\n") != len(headers) or data.count(b"\r") != len(headers) or b"\0" in data:
         raise ProtocolError("a header holds a line break or NUL")
-    return head + body
+    return data
 
 
 class ReplyReader:

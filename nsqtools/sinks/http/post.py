@@ -20,6 +20,7 @@ from nsqtools.policy.verdicts import (
     retry_after,
 )
 from nsqtools.sinks.http.exchange import MAX_BODY
+from nsqtools.sinks.http.limits import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,7 +103,7 @@ class Post:
         self.requests = 0
         self._transport = transport
         self._statuses = statuses
-        self._timeout = timeout
+        self._limit = TimeLimit(timeout)
         self._wall = wall
         self._in_batches = in_batches
         self._follow_redirects = follow_redirects
@@ -113,10 +114,10 @@ class Post:
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
-            async with asyncio.timeout(self._timeout):
+            with self._limit:
                 outcome = await self._exchange(self.endpoints[name], parcel)
         except TimeoutError:
-            outcome = Outcome(Verdict.RETRY, reason=f"no response within {self._timeout:g} s")
+            outcome = Outcome(Verdict.RETRY, reason=f"no response within {self._limit.seconds:g} s")
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             outcome = Outcome(Verdict.RETRY, reason=f"cannot connect: {error}", arrived=False)
         except httpx.TransportError as error:

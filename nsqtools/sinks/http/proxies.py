@@ -8,13 +8,13 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.http.transport import origin_of
+from nsqtools.sinks.http.exchange import origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from ssl import SSLContext
 
-    from nsqtools.sinks.http.transport import Origin
+    from nsqtools.sinks.http.exchange import Origin
 
 __all__ = ["AnyTransport", "with_proxies"]
 

@@ -70,6 +70,7 @@ class HttpSink:
         self._tasks: list[asyncio.Task[None]] = []
         self._topics: dict[str, _Topic] = {}
         self._held: dict[Batch, int] = {}
+        self._done: Parcel = []
         self._queue: deque[Parcel] = deque()
         self._doomed: deque[Parcel] = deque()
         self._resting: deque[asyncio.Future[None]] = deque()
@@ -237,9 +238,16 @@ class HttpSink:
             self.lost += len(messages)
 
     def _finish(self, parcel: Parcel) -> None:
-        for batch, messages in _by_batch(parcel):
+        """Together with what else is done by the end of this turn of the loop."""
+        if not self._done:
+            self._loop.call_soon(self._finish_done)
+        self._done += parcel
+
+    def _finish_done(self) -> None:
+        done, self._done = self._done, []
+        for batch, messages in _by_batch(done):
             batch.finish(messages)
-        self._forget(parcel)
+        self._forget(done)
 
     def _give_back(self, parcel: Parcel, outcome: Outcome) -> None:
         """To nsqd, with backoff if they were tried."""
@@ -252,14 +260,14 @@ class HttpSink:
 
     def _forget(self, parcel: Parcel) -> None:
         """These are settled, or not ours any more."""
-        for batch, _ in parcel:
-            left = self._held.pop(batch, 1) - 1
-            if left:
+        for batch, messages in _by_batch(parcel):
+            left = self._held.pop(batch, 0) - len(messages)
+            if left > 0:
                 self._held[batch] = left
-        if topic := self._topics.get(parcel[0][0].topic):
-            topic.unsettled -= len(parcel)
-            if not topic.unsettled:
-                topic.empty.set()
+            if topic := self._topics.get(batch.topic):
+                topic.unsettled -= len(messages)
+                if not topic.unsettled:
+                    topic.empty.set()
 
     async def _touch(self) -> None:
         """Keep nsqd from sending again what waits, or is under way, for long."""

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, cast
 
 import httpx
 
-from nsqtools.sinks.http.exchange import ProtocolError, Reply, ReplyReader, render
+from nsqtools.sinks.http.exchange import ProtocolError, Reply, ReplyReader, origin_of, render
+from nsqtools.sinks.http.requests import PreparedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from ssl import SSLContext
 
-__all__ = ["Origin", "Transport", "origin_of"]
+    from nsqtools.sinks.http.exchange import Origin
+
+__all__ = ["Transport"]
 
 _MAX_IDLE = 60.0
 """Seconds after which an idle connection is not trusted: something between may have dropped it."""
-_PORTS = {"http": 80, "https": 443}
 _HAPPY_EYEBALLS = 0.25
-
-Origin = tuple[str, str, int]
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -54,10 +54,11 @@ class Transport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The response, with its body, cut off as ``exchange.MAX_BODY`` says."""
-        body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
-        origin = origin_of(request.url)
         try:
-            data = render(request, body)
+            if isinstance(request, PreparedRequest):
+                origin, data = request.origin, request.render()
+            else:
+                origin, data = origin_of(request.url), render(request)
             reply = await self._send(origin, request.method, data)
         except ProtocolError as error:
             raise httpx.RemoteProtocolError(str(error), request=request) from None
@@ -127,11 +128,6 @@ class Transport(httpx.AsyncBaseTransport):
         except OSError as error:
             raise httpx.ConnectError(self._explain(error)) from error
         return link
-
-
-def origin_of(url: httpx.URL) -> Origin:
-    """Scheme, host and port."""
-    return url.scheme, url.host.replace("%25", "%"), url.port or _PORTS[url.scheme]
 
 
 class _Link(asyncio.Protocol):

@@ -143,7 +143,7 @@ def test_a_request_is_rendered_as_httpx_describes_it() -> None:
         headers=[(b"Host", b"endpoint"), (b"X-A", b"\xe4")],
     )
     connection = h11.Connection(h11.SERVER)
-    connection.receive_data(render(request, b""))
+    connection.receive_data(render(request))
     head = connection.next_event()
     assert isinstance(head, h11.Request)
     assert (head.method, head.target) == (b"POST", request.url.raw_path)
@@ -154,4 +154,4 @@ def test_a_request_is_rendered_as_httpx_describes_it() -> None:
 def test_a_header_cannot_break_out(value: bytes) -> None:
     request = httpx.Request("POST", "http://endpoint/", headers=[(b"Host", b"h"), (b"X", value)])
     with pytest.raises(ProtocolError, match="line break or NUL"):
-        render(request, b"")
+        render(request)

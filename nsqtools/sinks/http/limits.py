@@ -1,0 +1,60 @@
+"""One time limit for many tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["TimeLimit"]
+
+
+class TimeLimit:
+    """As ``asyncio.timeout``, of the same seconds for all tasks that enter it, and one timer.
+
+    To make and cancel a timer for each took a twentieth of a request's time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        # In the order of their ends, since all have as long.
+        self._ends: dict[asyncio.Task[Any], float] = {}
+        self._expired: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._ends[task] = self._loop.time() + self.seconds
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.seconds, self._look)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Raises TimeoutError in place of the cancellation."""
+        task = asyncio.current_task()
+        assert task
+        self._ends.pop(task, None)
+        if task in self._expired:
+            self._expired.discard(task)
+            if not task.uncancel() and kind is asyncio.CancelledError:
+                raise TimeoutError from error
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        while self._ends:
+            task, end = next(iter(self._ends.items()))
+            if end > now:
+                self._timer = self._loop.call_at(end, self._look)
+                break
+            del self._ends[task]
+            self._expired.add(task)
+            task.cancel()
