@@ -44,7 +44,7 @@ from nsqtools.config import (
     notes={
         "ARCHIVE FILES": """\
 A file under way ends in .part, beside the file that it will be or in --work-dir. It is synced, and
-its messages are finished, when half of --max-in-flight waits or nsqd is starved, when
+its messages are finished, when a quarter of --max-in-flight waits or nsqd is starved, when
 --sync-interval is over (half of the message timeout that nsqd negotiated, if that is shorter), and
 when the file is rotated. Each sync ends a gzip member, a zstd frame or a snappy stream: whatever a
 crash leaves behind can be read up to the last sync.

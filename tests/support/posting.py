@@ -89,7 +89,7 @@ class Posting:
         files = (self.folder / "dead").glob("*.dead.jsonl")
         lines = [line for path in files for line in path.read_text().splitlines()]
         found: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        return sorted(found, key=lambda letter: str(letter["body"]))
+        return sorted(found, key=lambda letter: str(letter.get("body")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ _REST = 3600.0
 """Seconds after which an idle topic looks at the clock again, which may have been set."""
 _SHORT_TIMEOUT = 3.0
 """The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
+_SHARE = 4
+"""A sync is due when this part of the window waits; it takes what has come when the disk is free."""
 _SYNC_SIZE = 4 << 20
 """Bytes of bodies at which a sync is due, however few messages they are: memory is for more."""
 _LONGEST_REST = 32
@@ -45,8 +47,8 @@ _LONGEST_REST = 32
 class FileSink:
     """A handler that archives topics, each in files of its own.
 
-    ``window`` is max_in_flight: a sync is due when half of it waits, so that the other half comes
-    in meanwhile, or when nsqd says it is starved. ``sync_interval`` is the longest wait in seconds;
+    ``window`` is max_in_flight: a sync is due when a quarter of it waits, so that more comes in
+    meanwhile, or when nsqd says it is starved. ``sync_interval`` is the longest wait in seconds;
     half of the batches' ``msg_timeout`` bounds it. What cannot be written goes back to nsqd with
     backoff, or ends ``failed`` with ``fail_fast``.
     """
@@ -227,7 +229,7 @@ class _Topic:
         self._arrivals.append(Arrival(time.time_ns(), batch))
         self._count += len(batch)
         self._size += batch.size
-        full = 2 * self._count >= self._sink.window or self._size >= _SYNC_SIZE
+        full = _SHARE * self._count >= self._sink.window or self._size >= _SYNC_SIZE
         if batch.starved or full:
             self.flush()
 

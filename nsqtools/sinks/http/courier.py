@@ -14,7 +14,7 @@ from nsqtools.policy.verdicts import Verdict
 from nsqtools.sinks.http.post import DONE, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from random import Random
 
     from nsqtools.metrics import Metric
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 100_000
 """Messages of which ``all`` knows who took them."""
 _AT_EASE = (Verdict.DONE, Verdict.DROP)
+_ALL_GONE = "every endpoint is gone (status 410)"
+
+_BY_WEIGHT = (Verdict.RETRY, Verdict.GONE, Verdict.DROP, Verdict.DONE)
 
 _Key = tuple[str, bytes, int]
 
@@ -37,7 +40,10 @@ class Courier(Protocol):
     """Delivers parcels; ``patient`` says, while no endpoint may be tried, whether to wait."""
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """Try once; NOT_TRIED if it was not patient. Raises OutputError if no endpoint is left."""
+        """Try once; NOT_TRIED if it was not patient, or the parcel was lost while it waited.
+
+        Raises OutputError if no endpoint is left.
+        """
 
     def look(self) -> None:
         """Ask ``patient`` again."""
@@ -73,8 +79,8 @@ class OneOf:
                 states = self.states()
                 tried = {name for name in tried if states[name] != "down"}
             names = self._choice.choose(now=self._loop.time(), rng=self._rng)
-            open_ = [name for name in names if name not in tried]
-            if name := next((name for name in open_ if self._busy[name] < self._most), ""):
+            fresh = [name for name in names if name not in tried]
+            if name := next((name for name in fresh if self._busy[name] < self._most), ""):
                 result = await self._try(name, parcel)
                 if result.verdict is Verdict.GONE:
                     continue
@@ -82,13 +88,15 @@ class OneOf:
                 if outcome.arrived:
                     return outcome
                 tried.add(name)
-            elif open_:
+            elif fresh:
                 await self._news.wait(math.inf)
             elif outcome is not NOT_TRIED:
                 return outcome
             elif patient():
                 await self._news.wait(self._due())
             else:
+                return NOT_TRIED
+            if any(batch.is_lost() for batch, _ in parcel):
                 return NOT_TRIED
 
     def look(self) -> None:
@@ -125,47 +133,63 @@ class OneOf:
     def _due(self) -> float:
         due = self._choice.due(self._loop.time())
         if due == math.inf:
-            raise OutputError("every endpoint is gone (status 410)")
+            raise OutputError(_ALL_GONE)
         return due
 
 
 class EachOf:
-    """To every endpoint. Who took a message is remembered until all have; a retry spares them."""
+    """To every endpoint, at the same time.
+
+    What one said of a message for good is remembered until all have; a retry spares it.
+    """
 
     def __init__(self, post: Post, *, most: int, rng: Random) -> None:
         self._post = post
         self._ways = {
             name: OneOf(post, RoundRobin([name]), most=most, rng=rng) for name in post.endpoints
         }
-        self._taken: OrderedDict[_Key, set[str]] = OrderedDict()
+        self._said: OrderedDict[_Key, dict[str, Outcome]] = OrderedDict()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """As Courier: the first outcome that is not a success, if there is one."""
+        """As Courier: an outcome that has it tried again, else one that drops it, else DONE."""
         keys = [(batch.topic, message.id, message.timestamp) for batch, message in parcel]
-        taken = [self._taken.setdefault(key, set()) for key in keys]
-        while len(self._taken) > _REMEMBERED:
-            self._taken.popitem(last=False)
-        worst = DONE
-        for name, way in list(self._ways.items()):
-            todo = [item for item, names in zip(parcel, taken, strict=True) if name not in names]
-            if not todo:
-                continue
+        said = [self._said.setdefault(key, {}) for key in keys]
+        while len(self._said) > _REMEMBERED:
+            self._said.popitem(last=False)
+        results = await asyncio.gather(
+            *[self._put(name, parcel, said, patient) for name in self._ways],
+            return_exceptions=True,
+        )
+        outcomes = [_outcome(result) for result in results]
+        if not self._ways:
+            raise OutputError(_ALL_GONE)
+        worst = _worst(outcomes)
+        if _is_final(worst, parcel):
+            for key in keys:
+                self._said.pop(key, None)
+        return worst
+
+    async def _put(
+        self,
+        name: str,
+        parcel: Parcel,
+        said: Sequence[dict[str, Outcome]],
+        patient: Callable[[], bool],
+    ) -> Outcome:
+        way = self._ways.get(name)
+        outcomes = [known[name] for known in said if name in known]
+        todo = [item for item, known in zip(parcel, said, strict=True) if name not in known]
+        if way and todo:
             try:
                 outcome = await way.deliver(todo, patient)
             except OutputError:
                 self._ways.pop(name, None)
-                if not self._ways:
-                    raise
-                continue
-            if outcome.verdict in _AT_EASE:
-                for names in taken:
-                    names.add(name)
-            if worst is DONE or worst.verdict is Verdict.DROP:
-                worst = worst if outcome is DONE else outcome
-        if worst.verdict in _AT_EASE:
-            for key in keys:
-                self._taken.pop(key, None)
-        return worst
+                outcome = DONE
+            if _is_final(outcome, parcel):
+                for known in said:
+                    known.setdefault(name, outcome)
+            outcomes.append(outcome)
+        return _worst(outcomes)
 
     def look(self) -> None:
         """As Courier."""
@@ -182,6 +206,21 @@ class EachOf:
         for way in self._ways.values():
             known.update(way.states())
         return self._post.metrics(known)
+
+
+def _is_final(outcome: Outcome, parcel: Parcel) -> bool:
+    """Whether it will not be asked for again; what is dropped together is tried one by one."""
+    return outcome is DONE or (outcome.verdict is Verdict.DROP and len(parcel) == 1)
+
+
+def _outcome(result: Outcome | BaseException) -> Outcome:
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _worst(outcomes: Sequence[Outcome]) -> Outcome:
+    return min(outcomes, key=lambda outcome: _BY_WEIGHT.index(outcome.verdict), default=DONE)
 
 
 class News:

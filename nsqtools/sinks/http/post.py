@@ -121,7 +121,7 @@ class Post:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
             outcome = Outcome(Verdict.RETRY, reason=f"cannot connect: {error}", arrived=False)
         except httpx.TransportError as error:
-            outcome = Outcome(Verdict.RETRY, reason=str(error) or type(error).__name__)
+            outcome = Outcome(Verdict.RETRY, reason=_reason(error))
         took = clock() - started
         self._count(name, outcome, len(parcel), took)
         self.requests += 1
@@ -276,11 +276,13 @@ async def follow(
     Credentials stay with their origin. Raises httpx.RemoteProtocolError for
     more than MAX_REDIRECTS and for what is no URL.
     """
-    for _ in range(MAX_REDIRECTS):
+    for left in reversed(range(MAX_REDIRECTS + 1)):
         place = response.headers.get("location")
         if place is None or response.status_code not in _REDIRECTS[request.method == "GET"]:
             return response
         await read(response)
+        if not left:
+            break
         try:
             url = request.url.join(place)
         except httpx.InvalidURL:
@@ -297,8 +299,11 @@ async def follow(
             request.method, url, headers=[(b"Host", url.netloc), *headers], stream=request.stream
         )
         response = await transport.handle_async_request(request)
-    await read(response)
     raise httpx.RemoteProtocolError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def post_letters(transport: httpx.AsyncBaseTransport, timeout: float) -> PostLetter:
@@ -313,7 +318,7 @@ def post_letters(transport: httpx.AsyncBaseTransport, timeout: float) -> PostLet
         except TimeoutError:
             raise HTTPError(f"no response within {timeout:g} s") from None
         except httpx.TransportError as error:
-            raise HTTPError(str(error)) from error
+            raise HTTPError(_reason(error)) from error
         return response.status_code
 
     return post

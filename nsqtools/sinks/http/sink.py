@@ -185,10 +185,13 @@ class HttpSink:
 
     def _sound(self, parcel: Parcel) -> Parcel:
         """What nsqd still thinks we have."""
-        if any(batch.is_lost() for batch, _ in parcel):
-            self._forget([item for item in parcel if item[0].is_lost()])
-            return [item for item in parcel if not item[0].is_lost()]
-        return parcel
+        sound: Parcel = []
+        lost: Parcel = []
+        for item in parcel:
+            (lost if item[0].is_lost() else sound).append(item)
+        if lost:
+            self._forget(lost)
+        return sound
 
     async def _deliver(self, parcel: Parcel) -> None:
         """Deliver what nsqd still thinks we have, and settle it."""
@@ -201,7 +204,10 @@ class HttpSink:
         if outcome.verdict is Verdict.DONE:
             self._finish(sound)
         elif outcome is NOT_TRIED:
-            self._give_back(sound, outcome)
+            if len(rest := self._sound(sound)) == len(sound):
+                self._give_back(sound, outcome)
+            elif rest:
+                await self._deliver(rest)
         elif len(sound) > 1 and outcome.may_blame_one:
             for item in sound:
                 await self._deliver([item])
@@ -276,7 +282,7 @@ class HttpSink:
             timeouts = [batch.msg_timeout for batch in self._held]
             await asyncio.sleep(min(timeouts, default=_SHORT_TIMEOUT) / 4)
             for batch in self._held:
-                if batch in known:
+                if batch in known and not batch.is_lost():
                     batch.touch()
             known = set(self._held)
 

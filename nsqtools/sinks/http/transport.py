@@ -130,7 +130,11 @@ class Transport(httpx.AsyncBaseTransport):
         return link
 
 
-class _Link(asyncio.Protocol):
+_BUFFER = memoryview(bytearray(64 << 10))
+"""What a read fills before it is copied: for a Protocol asyncio makes 256 KiB anew each time."""
+
+
+class _Link(asyncio.BufferedProtocol):
     """One connection."""
 
     def __init__(self, links: set[_Link]) -> None:
@@ -172,12 +176,17 @@ class _Link(asyncio.Protocol):
     # For asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As Protocol."""
+        """As BufferedProtocol."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._links.add(self)
 
-    def data_received(self, data: bytes) -> None:
-        """As Protocol."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """As BufferedProtocol; all connections share one, as each is read at once."""
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """As BufferedProtocol."""
+        data = bytes(_BUFFER[:nbytes])
         waiter = self._waiter
         if waiter is None:
             self.abort()  # nobody asked
@@ -193,7 +202,7 @@ class _Link(asyncio.Protocol):
                 waiter.set_result(reply)
 
     def eof_received(self) -> None:
-        """As Protocol."""
+        """As BufferedProtocol."""
         self._lost = True
         if self._waiter:
             try:
@@ -202,7 +211,7 @@ class _Link(asyncio.Protocol):
                 self._fail(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """As Protocol."""
+        """As BufferedProtocol."""
         self._lost = True
         self.error = error
         self._links.discard(self)

@@ -57,8 +57,8 @@ class TestGathering:
             assert waiting.held
 
     @virtual
-    async def test_half_a_window_is_synced_at_once(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path, window=9) as running:
+    async def test_a_quarter_of_the_window_is_synced_at_once(self, tmp_path: Path) -> None:
+        async with sinking(tmp_path, window=17) as running:
             await running.handle(*[b"x"] * 3)
             await running.handle(b"x")
             await elapse(SOON)

@@ -152,7 +152,7 @@ class Delivering:
         wait: float = 0.2,
         share: float = 1.0,
         rate: float = 0.0,
-        timeout: float = 20.0,  # noqa: ASYNC109
+        timeout: float = 20.0,
         batch_format: str = "length-prefixed",
         statuses: Statuses | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -251,7 +251,7 @@ async def open_breaker(running: Delivering, answer: Answer = REFUSES, host: str 
     """Fail five messages one by one; the breaker is open for a second from now on."""
     running.web.ever[host] = answer
     for _ in range(5):
-        await running.handle(b"lost")
+        await running.handle(b"lost", starved=True)
         await asyncio.sleep(SOON)
     assert running.requeued[-5:] == [(b"lost", None, True)] * 5
     running.requeued.clear()
