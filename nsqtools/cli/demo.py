@@ -67,6 +67,21 @@ STEPS = (
     Step("", "gunzip -c lake/*.gz | wc -l", str(_EVENTS)),
     Step("", "nsqtools verify lake/*.gz"),
     Step(
+        "Deliver them over HTTP, 500 a request; the endpoint here is nsqd's own API.",
+        "nsqtools pub --topic events --file events.ndjson",
+    ),
+    Step(
+        "",
+        f"nsqtools to-http --topic events --channel archive --count {_EVENTS} --batch 500"
+        " --post http://$NSQD_HTTP/mpub?topic=web",
+    ),
+    Step(
+        "Relay what arrived there to another topic, and count it.",
+        "nsqtools relay --topic web --destination-topic copy"
+        f" --destination-nsqd-tcp-address $NSQD_TCP -n {_EVENTS}",
+    ),
+    Step("", f"nsqtools tail --topic copy --channel mine -n {_EVENTS} | wc -l", str(_EVENTS)),
+    Step(
         "Publish a message from a pipe, and print it with its metadata.",
         "echo '{\"user\": 42}' | nsqtools pub --topic users",
     ),
@@ -84,11 +99,11 @@ def demo() -> int:
     """
     with _Stage() as stage:
         _write_events(stage.folder / "events.ndjson")
-        _tell("An nsqd and an nsqlookupd, in memory. A file tells the commands their addresses.")
+        _tell("An nsqd and an nsqlookupd, in memory. A file and variables tell their addresses.")
         _prompt("nsqtools sandbox --port 0")
         line = stage.start_sandbox()
         click.echo(line)
-        _write_configuration(stage.folder / _CONFIG, json.loads(line))
+        stage.know(json.loads(line))
         for step in STEPS:
             if step.story:
                 _tell(step.story)
@@ -113,6 +128,7 @@ class _Stage:
         self._signal = 0
         self._handlers: dict[int, Any] = {}
         self._created: TemporaryDirectory[str] | None = None
+        self._addresses: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         from tempfile import TemporaryDirectory
@@ -150,6 +166,14 @@ class _Stage:
         if not line:
             raise click.ClickException("the sandbox did not start")
         return line.rstrip("\n")
+
+    def know(self, addresses: dict[str, str]) -> None:
+        """Have the commands find the servers, in a file and in variables."""
+        _write_configuration(self.folder / _CONFIG, addresses)
+        self._addresses = {
+            "NSQD_TCP": addresses["nsqd_tcp_address"],
+            "NSQD_HTTP": addresses["nsqd_http_address"],
+        }
 
     def run(self, step: Step) -> None:
         """Run a command line in a shell; raises ClickException if it does not do its job."""
@@ -198,7 +222,7 @@ class _Stage:
 
     def _environment(self) -> dict[str, str]:
         own = {name: text for name, text in os.environ.items() if not name.startswith("NSQTOOLS_")}
-        return {**own, "NSQTOOLS_CONFIG": str(self.folder / _CONFIG)}
+        return {**own, **self._addresses, "NSQTOOLS_CONFIG": str(self.folder / _CONFIG)}
 
     def _caught(self, number: int, _: object) -> None:
         self._signal = self._signal or number

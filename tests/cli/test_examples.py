@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -25,9 +26,11 @@ from nsqtools.cli.tree import walk
 from nsqtools.sinks.members import plain_chunks
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
+from tests.support.servers import drained as is_drained
+from tests.support.webserver import WebServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
@@ -270,6 +273,73 @@ def archived(path: Path) -> bytes:
         return b"".join(plain_chunks(file, {".gz": "gzip", ".zst": "zstd"}[path.suffix]))
 
 
+@contextmanager
+def endpoint(line: str) -> Iterator[tuple[str, WebServer]]:
+    """The line with the address of a server in place of 127.0.0.1:8080, and the server."""
+    with WebServer() as server:
+        yield line.replace("127.0.0.1:8080", str(server.address)), server
+
+
+def deliver_until_stopped(stage: Stage, line: str) -> None:
+    with endpoint(line) as (here, server):
+        running = stage.start(here)
+        stage.subscribed("events")
+        stage.nsqd.publish("events", BODIES)
+        taken(stage, "events")
+        assert running.end(stop="to-http") == b""
+        assert sorted(each.body for each in server.requests) == BODIES
+
+
+def deliver_batches(stage: Stage, line: str) -> None:
+    with endpoint(line) as (here, server):
+        running = stage.start(here)
+        stage.subscribed("events")
+        stage.nsqd.publish("events", BODIES)
+        taken(stage, "events")
+        assert running.end(stop="to-http") == b""
+        assert sorted(b"".join(each.body for each in server.requests).splitlines()) == BODIES
+    assert (stage.folder / "dead").is_dir()
+
+
+def show_requests(stage: Stage, line: str) -> None:
+    running = stage.start(line)
+    stage.subscribed("events")
+    stage.nsqd.publish("events", BODIES)
+    taken(stage, "events")
+    shown = running.end(stop="to-http")
+    assert shown.count(b"POST /hook HTTP/1.1\nHost: 127.0.0.1:8080\n") == len(BODIES)
+    assert all(b"\n\n" + body + b"\n\n" in shown for body in BODIES)
+
+
+def relays(published: Sequence[bytes], *, goal: str, relayed: Sequence[bytes]) -> Scenario:
+    """What comes out of the topic ``goal`` of another nsqd."""
+
+    def scenario(stage: Stage, line: str) -> None:
+        with type(stage.nsqd)(stage.folder / "other") as other:
+            running = stage.start(line.replace("127.0.0.1:5150", str(other.tcp)))
+            stage.subscribed("orders")
+            stage.nsqd.publish("orders", published)
+            eventually(lambda: other.topic(goal)["message_count"] == len(relayed))
+            eventually(lambda: is_drained(stage.nsqd, "orders", "nsq_to_nsq"))
+            assert running.end(stop="relay") == b""
+            address = f"--nsqd-tcp-address {other.tcp}"
+            shown = stage.run(
+                f"nsqtools tail --topic {goal} --channel c -n {len(relayed)} {address}"
+            )
+        assert sorted(shown.splitlines()) == sorted(relayed)
+
+    return scenario
+
+
+def move_a_channel(stage: Stage, line: str) -> None:
+    stage.nsqd.create("orders", "archive")
+    stage.nsqd.publish("orders", BODIES)
+    here = line.replace("127.0.0.1:4150", str(stage.nsqd.tcp))
+    said = "orders -> orders.old: 5 received, 5 relayed, 0 filtered, 0 dead-lettered, 0 requeued"
+    assert stage.run(here, said=f"nsqtools: {said}\n") == b""
+    stage.published("orders.old", len(BODIES))
+
+
 def verify_archives(stage: Stage, line: str) -> None:
     for name in ("events.a.log.gz", "events.b.log.gz"):
         (stage.folder / name).write_bytes(gzip.compress(TEXT))
@@ -398,6 +468,28 @@ EXPECTED: dict[str, Scenario] = {
     "--datetime-format %Y-%m-%d --utc --until-empty": archive_by_day,
     "nsqtools to-file --topic events --output-dir archive --gzip --rotate-size 256MiB "
     "--on-rotate 'aws s3 cp {} s3://archive/' --max-age 168h": archive_and_upload,
+    "nsqtools to-http --topic events --post http://127.0.0.1:8080/hook": deliver_until_stopped,
+    "nsqtools to-http --topic events --post http://127.0.0.1:8080/bulk --batch 100 "
+    "--max-attempts 5 --dead-letter-dir dead": deliver_batches,
+    "nsqtools to-http --topic events --post http://127.0.0.1:8080/hook --dry-run": show_requests,
+    "nsqtools relay --topic orders --topic clicks "
+    "--destination-nsqd-tcp-address 127.0.0.1:5150": relays(BODIES, goal="orders", relayed=BODIES),
+    "nsqtools relay --topic orders --channel archive --destination-topic orders.old "
+    "--destination-nsqd-tcp-address 127.0.0.1:4150 --until-empty": move_a_channel,
+    "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "
+    "--require-json-field paid --require-json-value true "
+    "--whitelist-json-field id --whitelist-json-field paid --dead-letter-dir dead": relays(
+        [b'{"id": 1, "card": 2, "paid": true}', b'{"id": 2, "paid": false}', b"no JSON"],
+        goal="orders",
+        relayed=[b'{"id": 1,"paid": true}'],
+    ),
+    "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "
+    "--where '.total > 100' --set '.from = \"eu\"' --map '(.*)=eu.\\1' "
+    "--dead-letter-dir dead": relays(
+        [b'{"total":101}', b'{"total":99}'],
+        goal="eu.orders",
+        relayed=[b'{"total":101,"from":"eu"}'],
+    ),
     "nsqtools verify events.*.log.gz": verify_archives,
     "nsqtools verify --format json *.json.zst": verify_json,
     "nsqtools verify -q manifest": verify_a_manifest,

@@ -6,7 +6,6 @@ the machine is.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections import Counter
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd
 
-SOAK = os.environ.get("NSQTOOLS_SOAK") == "1"
-MESSAGES = 100_000 if SOAK else 20_000
-ROUNDS = 20 if SOAK else 10
+ROUNDS = 10
 WINDOW = 200  # --max-in-flight
 
 MSG_TIMEOUT = "-msg-timeout=2s"
@@ -58,16 +55,16 @@ def numbers(web: WebServer, *, batches: bool) -> Counter[int]:
 
 
 @pytest.mark.nsqd_only("seconds of kills; the sandbox would tell nothing else")
-@pytest.mark.parametrize("batch", [1, 50])
+@pytest.mark.parametrize(("batch", "messages"), [(1, 20_000), (50, 100_000)])
 def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path, batch: int
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path, batch: int, messages: int
 ) -> None:
     rng = seeded()
     nsqd = make_nsqd(MSG_TIMEOUT)
     nsqd.create(topic, "c")
     posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
-    posting.numbers(MESSAGES)
-    moments = sorted(rng.sample(range(MESSAGES), ROUNDS))
+    posting.numbers(messages)
+    moments = sorted(rng.sample(range(messages), ROUNDS))
     options = "--batch", str(batch), "--batch-format", "length-prefixed", "-n", "20"
     with WebServer() as web:
 
@@ -81,8 +78,8 @@ def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
             assert poster.process.wait() == -signal.SIGKILL, poster.said
         posting.start("--post", web.url(), *options).finish(timeout=60)
         found = numbers(web, batches=batch > 1)
-    assert found.keys() == set(range(MESSAGES))
-    assert found.total() - MESSAGES <= ROUNDS * WINDOW
+    assert found.keys() == set(range(messages))
+    assert found.total() - messages <= ROUNDS * WINDOW
 
 
 @pytest.mark.nsqd_only("the sandbox keeps nothing on disk")
@@ -136,16 +133,17 @@ def test_sigterm_loses_nothing_and_doubles_nothing(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
 ) -> None:
     rng = seeded()
+    messages = 20_000
     nsqd = make_nsqd()
     nsqd.create(topic, "c")
     posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
-    posting.numbers(MESSAGES)
+    posting.numbers(messages)
     with WebServer() as web:
-        for moment in sorted(rng.sample(range(MESSAGES), 5)):
+        for moment in sorted(rng.sample(range(messages), 5)):
             poster = posting.start("--post", web.url())
             eventually(lambda moment=moment: len(web.requests) >= moment, timeout=60)  # type: ignore[misc]
             assert poster.end() == 0, poster.said
             assert posting.channel()["in_flight_count"] == 0
         posting.start("--post", web.url()).finish(timeout=60)
         found = numbers(web, batches=False)
-    assert found == dict.fromkeys(range(MESSAGES), 1)
+    assert found == dict.fromkeys(range(messages), 1)

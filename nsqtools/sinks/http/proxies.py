@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
@@ -20,6 +21,8 @@ __all__ = ["AnyTransport", "with_proxies"]
 
 AnyTransport = httpx.AsyncBaseTransport
 
+_HOST = re.compile(r"[^\s%]+")
+
 
 def with_proxies(
     direct: httpx.AsyncBaseTransport, proxy: str, context: SSLContext, urls: Sequence[str]
@@ -35,11 +38,13 @@ def with_proxies(
 
     def proxy_of(url: httpx.URL) -> httpx.Proxy | None:
         if proxy:
-            return _parse(proxy, "--proxy")
-        text = known.get(url.scheme) or known.get("all")
-        if not text or proxy_bypass(url.host):
+            return _parse(proxy, "--proxy", "none")
+        name = url.scheme if known.get(url.scheme) else "all"
+        text = known.get(name)
+        _, host, port = origin_of(url)
+        if not text or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
             return None
-        return _parse(text, f"${url.scheme}_proxy")
+        return _parse(text, f"${name}_proxy", "--proxy none")
 
     for url in urls:
         proxy_of(httpx.URL(url))
@@ -55,11 +60,14 @@ def with_proxies(
     )
 
 
-def _parse(text: str, where: str) -> httpx.Proxy:
+def _parse(text: str, where: str, otherwise: str) -> httpx.Proxy:
     try:
-        return httpx.Proxy(text if "://" in text else f"http://{text}")
-    except (ValueError, httpx.InvalidURL):
-        raise ConfigError(f"{where}: expected http://HOST:PORT, or none") from None
+        url = httpx.URL(text if "://" in text else f"http://{text}")
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not _HOST.fullmatch(url.host):
+        raise ConfigError(f"{where}: expected http://HOST:PORT, or {otherwise}")
+    return httpx.Proxy(url)
 
 
 class _Routes(httpx.AsyncBaseTransport):

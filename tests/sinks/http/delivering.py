@@ -20,6 +20,7 @@ from nsqtools.sinks.http.courier import EachOf, OneOf
 from nsqtools.sinks.http.post import Post
 from nsqtools.sinks.http.sink import HttpSink
 from tests.sinks.files.archiving import Settled, batch
+from tests.support.clock import elapse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -85,7 +86,7 @@ class Scripted(httpx.AsyncBaseTransport):
         self.most[host] = max(self.most[host], self._busy[host])
         try:
             if answer.after:
-                await asyncio.sleep(answer.after)
+                await elapse(answer.after)
         finally:
             self._busy[host] -= 1
         if answer.error:
@@ -252,7 +253,7 @@ async def open_breaker(running: Delivering, answer: Answer = REFUSES, host: str 
     running.web.ever[host] = answer
     for _ in range(5):
         await running.handle(b"lost", starved=True)
-        await asyncio.sleep(SOON)
+        await elapse(SOON)
     assert running.requeued[-5:] == [(b"lost", None, True)] * 5
     running.requeued.clear()
     running.web.sent.clear()
