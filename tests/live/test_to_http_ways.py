@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
-import shutil
 import signal
 import socket
 import socketserver
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from tests.support.binaries import needs
 from tests.support.eventually import eventually
+from tests.support.nginx import find_nginx
 from tests.support.servers import free_port
 from tests.support.webserver import WebServer
 
@@ -176,7 +174,7 @@ class Nginx:
     """nginx with a log of what it was sent and answered, one line a request."""
 
     def __init__(self, folder: Path, certificates: Certificates) -> None:
-        self._program = needs("nginx", "that to-http delivers to nginx")
+        self._program = find_nginx()
         self.folder = folder
         self.port, self.tls_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -185,7 +183,7 @@ class Nginx:
             daemon off; pid {folder}/pid; worker_processes 2; error_log stderr;
             events {{ worker_connections 1000; }}
             http {{
-              log_format ids '$http_x_nsq_id $status $request_length $ssl_client_verify';
+              log_format ids '$http_x_nsq_id $status $ssl_client_verify';
               access_log {folder}/log ids;
               {"".join(f"{kind}_temp_path {folder}/{kind};" for kind in TEMPORARY)}
               limit_req_zone $server_name zone=slow:1m rate=100r/s;
@@ -200,7 +198,11 @@ class Nginx:
                 location /in {{ return 200 "OK"; }}
                 location /none {{ return 204; }}
                 location /small {{ client_max_body_size 100; proxy_pass http://127.0.0.1:1; }}
-                location /slow {{ limit_req zone=slow burst=5 nodelay; try_files /dev/null =202; }}
+                location /slow {{
+                  limit_req zone=slow burst=5 nodelay;
+                  proxy_pass http://127.0.0.1:{self.port}/quiet;
+                }}
+                location /quiet {{ access_log off; return 202; }}
                 location /old {{ return 308 /in; }}
                 location /mine {{
                   if ($ssl_client_verify != SUCCESS) {{ return 403; }}
@@ -218,7 +220,11 @@ class Nginx:
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
             )
-        eventually(lambda: socket.create_connection(("127.0.0.1", self.port)).close() is None)
+        eventually(self._is_up)
+
+    def _is_up(self) -> bool:
+        with socket.create_connection(("127.0.0.1", self.port)):
+            return True
 
     def send(self, number: signal.Signals) -> None:
         assert self._process
@@ -237,7 +243,7 @@ class Nginx:
         return f"https://localhost:{self.tls_port}{path}"
 
     def answers(self) -> list[list[str]]:
-        """Id, status, size and state of the client's certificate of each request."""
+        """Id, status and state of the client's certificate of each request."""
         return [line.split() for line in (self.folder / "log").read_text().splitlines()]
 
     def accepted(self) -> Counter[str]:
@@ -281,7 +287,7 @@ def test_nginx_over_tls_with_a_certificate(
     assert len(nginx.accepted()) == len(nginx.answers()) == 100
     posting.numbers(2)
     posting.start("--post", nginx.secure_url("/mine"), *trust, *posting.dead_after(2)).finish()
-    assert [row[1::2] for row in nginx.answers()[100:]] == [["403", "NONE"]] * 4
+    assert [row[1:] for row in nginx.answers()[100:]] == [["403", "NONE"]] * 4
     assert len(posting.dead_letters()) == 2
 
 
@@ -306,42 +312,24 @@ def test_nginx_refuses_what_is_too_long_and_it_takes_nothing_else_with_it(
     assert len(posting.dead_letters()) == 2
 
 
-def test_nginx_that_redirects_gets_the_body_again(posting: Posting, nginx: Nginx) -> None:
+def test_nginx_that_redirects_is_followed(posting: Posting, nginx: Nginx) -> None:
     posting.publish([b"x" * 100_000] * 5)
     posting.start("--post", nginx.url("/old"), "--follow-redirects").finish()
-    rows = nginx.answers()
-    assert Counter(row[1] for row in rows) == {"308": 5, "200": 5}
-    assert all(int(row[2]) > 100_000 for row in rows if row[1] == "200")
+    assert Counter(row[1] for row in nginx.answers()) == {"308": 5, "200": 5}
 
 
-@pytest.mark.parametrize("way", ["reloaded", "restarted", "killed"])
-def test_nginx_that_is_replaced_under_load_gets_every_message(
+@pytest.mark.parametrize("way", ["reloaded", "restarted"])
+def test_nginx_that_is_replaced_under_load_gets_each_message_once(
     posting: Posting, nginx: Nginx, way: str
 ) -> None:
-    """A restart that waits for requests costs nothing, and a kill what was under way."""
     posting.numbers(6000)
     poster = posting.start("--post", nginx.url("/in"), "-n", "20")
     for moment in (1000, 2000, 3000):
         eventually(lambda moment=moment: len(nginx.answers()) > moment)  # type: ignore[misc]
         if way == "reloaded":
             nginx.send(signal.SIGHUP)
-            continue
-        if way == "killed":
-            workers = _children(int((nginx.folder / "pid").read_text()))
-            nginx.stop(signal.SIGKILL)
-            for worker in workers:
-                os.kill(worker, signal.SIGKILL)
         else:
             nginx.stop(signal.SIGQUIT)
-        nginx.start()
+            nginx.start()
     poster.finish()
-    assert len(nginx.accepted()) == 6000
-    doubles = len(nginx.answers()) - 6000
-    assert doubles <= (3 * 20 if way == "killed" else 0)
-
-
-def _children(process: int) -> list[int]:
-    program = shutil.which("pgrep")
-    assert program
-    shown = subprocess.run([program, "-P", str(process)], capture_output=True, check=True).stdout
-    return [int(line) for line in shown.split()]
+    assert len(nginx.accepted()) == len(nginx.answers()) == 6000

@@ -40,14 +40,19 @@ http {{
 """
 
 
+def find_nginx() -> str:
+    """Path of the program, or else the test ends here."""
+    found = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
+    return shutil.which("nginx", path=found) or needs("nginx", "delivery to nginx")
+
+
 @contextmanager
 def nginx(folder: Path, location: str = 'return 200 "ok";', *, log: bool = False) -> Iterator[str]:
     """Its URL, ending in a slash; ``location`` is its configuration of /.
 
     With ``log`` the file access.log gets the X-NSQ-Id and the status of each request.
     """
-    found = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
-    program = shutil.which("nginx", path=found) or needs("nginx", "delivery to nginx")
+    program = find_nginx()
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     file = folder / "nginx.conf"
