@@ -184,8 +184,10 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("method", ["none", "gzip"])
+@pytest.mark.parametrize(
+    ("form", "method"),
+    [("ndjson", "none"), ("json-array", "gzip"), ("length-prefixed", "none")],
+)
 def test_batches_hold_every_message_once(posting: Posting, form: str, method: str) -> None:
     read, content_type = FORMATS[form]
     posting.publish(b'{"n": %d}' % number for number in range(105))
@@ -339,22 +341,11 @@ def test_the_rate_is_limited(posting: Posting) -> None:
     ("options", "culprit"),
     [
         ((), "--post or --get is required"),
-        (("--post", "{url}", "--get", "{url}%s"), "--get"),
-        (("--get", "{url}"), "%s"),
-        (("--post", "ftp://127.0.0.1/"), "http://"),
         (("--post", "{url}", "--mode", "roundrobin"), "round-robin"),
-        (("--post", "{url}", "--header", "X-A"), "Name: value"),
         (("--post", "{url}", "--header", "X-A: b\r\nX-C: d"), "line break"),
-        (("--post", "{url}", "--header", "Content-Length: 5"), "Content-Length"),
         (("--post", "{url}\r\nX-A: b"), "line break"),
-        (("--post", "{url}", "--success-on", "2x"), "--success-on"),
         (("--post", "{url}", "--drop-on", "404", "--retry-on", "404"), "404"),
-        (("--post", "{url}", "--sample", "1.1"), "--sample"),
-        (("--get", "{url}%s", "--batch", "2"), "--batch"),
-        (("--get", "{url}%s", "--compress", "gzip"), "--compress"),
         (("--post", "{url}", "--sign-secret-file", "nosuch"), "nosuch"),
-        (("--post", "{url}", "--header-file", "nosuch"), "nosuch"),
-        (("--post", "{url}", "--http-tls-cert", "x"), "--http-tls-key"),
         (("--post", "{url}", "--proxy", "socks9://x"), "--proxy"),
         (("--post", "{url}", "--dead-letter-dir", "a", "--dead-letter-topic", "b"), "--dead"),
     ],

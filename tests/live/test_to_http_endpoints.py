@@ -134,7 +134,6 @@ class Deaf:
 
 UNREACHABLE = {
     "http://127.0.0.1:{port}/": "connection refused",
-    "http://[::1]:{port}/": "cannot connect",
     "http://no-such-host.invalid/": "cannot connect",
     "http://127.0.0.1:{plain}/ as https": "cannot connect",
     "{deaf}": "no connection within 0.5 s",

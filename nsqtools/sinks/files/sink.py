@@ -37,7 +37,7 @@ _REST = 3600.0
 _SHORT_TIMEOUT = 3.0
 """The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
 _SHARE = 4
-"""A sync is due when this part of the window waits; it takes what has come when the disk is free."""
+"""A sync is due when this part of the window waits; it takes all that has come by then."""
 _SYNC_SIZE = 4 << 20
 """Bytes of bodies at which a sync is due, however few messages they are: memory is for more."""
 _LONGEST_REST = 32
