@@ -137,6 +137,9 @@ class Pool:
         for number in range(size):
             nsqd.create(f"topic{number}", "c")
         self._numbers = itertools.count()
+        probe = self.take()
+        nsqd.request("POST", "/pub", b"late", topic=probe, defer=1)
+        eventually(lambda: nsqd.channel(probe, "c")["depth"], timeout=20)
 
     def take(self) -> str:
         """A topic that nobody used, with a channel ``c``."""
