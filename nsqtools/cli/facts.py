@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.cli.options import ConfigOption
 from nsqtools.config.option import flag_name
@@ -41,19 +41,24 @@ def about(option: click.Option) -> Facts:
 
 
 def flagless(node: Node) -> list[ConfigOption]:
-    """Options that only variables, --consumer-opt and its like, and the file can set."""
-    return [
-        ConfigOption(
-            [name, f"--{flag_name(name)}"],
-            declared=declared,
-            section=cls.title,
-            shared=cls.shares(declared),
-            preset=cls.default(name, presets),
-        )
-        for cls, presets in node.groups
-        for name, declared in cls.declared().items()
-        if not declared.flag
-    ]
+    """Options that only variables, --consumer-opt and its like, and the file can set.
+
+    One that means the same in two classes is there once.
+    """
+    found: dict[Any, ConfigOption] = {}
+    for cls, presets in node.groups:
+        for name, declared in cls.declared().items():
+            if not declared.flag:
+                preset = cls.default(name, presets)
+                option = ConfigOption(
+                    [name, f"--{flag_name(name)}"],
+                    declared=declared,
+                    section=cls.title,
+                    shared=cls.shares(declared),
+                    preset=preset,
+                )
+                found.setdefault((name, declared, preset), option)
+    return list(found.values())
 
 
 def keys(node: Node) -> dict[str, ConfigOption]:

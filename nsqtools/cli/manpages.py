@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -156,10 +157,21 @@ def _options(node: Node) -> list[str]:
     for title, options in sections.items():
         lines += [macro("Ss", title)] if len(sections) > 1 else []
         lines += listed([(_flags(each, node.ctx), _option(node, each)) for each in options])
-    others = flagless(node)
-    if others:
-        lines += [".Ss Options without a flag", *_about_flagless(node)]
-        lines += listed([(_flagless(each, node.ctx), _option(node, each)) for each in others])
+    return [*lines, *_without_flags(node)]
+
+
+def _without_flags(node: Node) -> list[str]:
+    """Those that have no flag; what is different for each side under the title of the side."""
+    found = flagless(node)
+    times = Counter(each.name for each in found)
+    sections: dict[str, list[ConfigOption]] = {}
+    for each in found:
+        title = f"{each.section} without a flag" if times[each.name] > 1 else ""
+        sections.setdefault(title, []).append(each)
+    lines: list[str] = []
+    for title, options in sorted(sections.items()):
+        lines += [macro("Ss", title)] if title else [".Ss Options without a flag", *_about_flagless(node)]
+        lines += listed([(_flagless(each, node.ctx), _option(node, each)) for each in options])
     return lines
 
 
@@ -193,7 +205,10 @@ def _flagless(option: ConfigOption, ctx: click.Context) -> str:
 def _about_flagless(node: Node) -> list[str]:
     takers = [f"--{cls.opt_flag}" for cls, _ in node.groups if cls.opt_flag]
     by = f"{' or '.join(takers)}, by " if takers else ""
-    return prose(f"These are set by {by}an environment variable or the configuration file.")
+    text = f"These are set by {by}an environment variable or the configuration file."
+    if len(takers) > 1:
+        text += " The last two set an option for both sides."
+    return prose(text)
 
 
 def explained(option: click.Option, *facts: str) -> list[str]:

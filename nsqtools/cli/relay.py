@@ -28,19 +28,19 @@ from nsqtools.config import (
         ),
         (
             "Move what a channel holds to another topic, and tell how much it was",
-            "nsqtools relay --topic orders --channel archive --destination-topic orders.old \\\n"
-            "  --destination-nsqd-tcp-address 127.0.0.1:4150 --until-empty",
+            "nsqtools relay --topic orders --channel archive --destination-topic orders.old "
+            "--destination-nsqd-tcp-address 127.0.0.1:4150 --until-empty",
         ),
         (
             "Relay what is paid, without what nobody may see",
-            "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 \\\n"
-            "  --require-json-field paid --require-json-value true \\\n"
-            "  --whitelist-json-field id --whitelist-json-field paid --dead-letter-dir dead",
+            "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "
+            "--require-json-field paid --require-json-value true "
+            "--whitelist-json-field id --whitelist-json-field paid --dead-letter-dir dead",
         ),
         (
             "Choose and edit with jq, and name the topics anew",
-            "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 \\\n"
-            "  --where '.total > 100' --set '.from = \"eu\"' --map '(.*)=eu.\\1' "
+            "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "
+            "--where '.total > 100' --set '.from = \"eu\"' --map '(.*)=eu.\\1' "
             "--dead-letter-dir dead",
         ),
     ),

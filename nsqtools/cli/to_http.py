@@ -26,8 +26,8 @@ from nsqtools.config import (
         ),
         (
             "Post a hundred at a time, and keep what is refused five times",
-            "nsqtools to-http --topic events --post http://127.0.0.1:8080/bulk --batch 100 \\\n"
-            "  --max-attempts 5 --dead-letter-dir dead",
+            "nsqtools to-http --topic events --post http://127.0.0.1:8080/bulk --batch 100 "
+            "--max-attempts 5 --dead-letter-dir dead",
         ),
         (
             "See what would be sent",

@@ -27,6 +27,9 @@ class Settle(Protocol):
     def touch(self, messages: Sequence[Message]) -> None:
         """These need more time."""
 
+    def forget(self, messages: Sequence[Message]) -> None:
+        """These are nsqd's again already."""
+
 
 class Batch(Sequence[Message]):
     """Messages that arrived together on one connection, in order of arrival.
@@ -34,8 +37,8 @@ class Batch(Sequence[Message]):
     ``starved``: nsqd holds back until some are settled, so a sink that gathers should settle now
     (building_client_libraries, Message Flow Starvation). ``msg_timeout``: seconds after which nsqd
     delivers what is not settled again. ``is_lost`` says whether nsqd does so for certain: the
-    connection has ended, or its max_msg_timeout has passed, beyond which no TOUCH helps. Settling
-    goes nowhere then. Settling a message twice does nothing.
+    connection has ended, or its max_msg_timeout has passed, beyond which no TOUCH helps: ``forget``
+    them then. Settling a message twice does nothing.
     """
 
     __slots__ = (
@@ -101,6 +104,12 @@ class Batch(Sequence[Message]):
         """
         if chosen := self._take(messages):
             self._settle.requeue(chosen, delay=delay, backoff=backoff)
+            self._tell(0, of=len(chosen))
+
+    def forget(self, messages: Iterable[Message] | None = None) -> None:
+        """Settle these, or all that are not, without a word: nsqd has taken them back."""
+        if chosen := self._take(messages):
+            self._settle.forget(chosen)
             self._tell(0, of=len(chosen))
 
     def touch(self, messages: Iterable[Message] | None = None) -> None:

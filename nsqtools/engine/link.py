@@ -150,6 +150,12 @@ class Link:
         self._owner.touched(len(messages))
         self.connection.settle(touch=[message.id for message in messages])
 
+    def forget(self, messages: Sequence[Message]) -> None:
+        """As Settle."""
+        if not self.connection.is_lost:
+            self.connection.in_flight -= len(messages)
+            self._settled()
+
     def _settled(self) -> None:
         """A connection that rests may take part again once little is in flight."""
         if not self.connection.ready:

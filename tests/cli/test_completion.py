@@ -174,7 +174,7 @@ def test_every_command_and_option_of_the_product_is_offered() -> None:
 
 
 def test_config_completes_the_line_it_shows_and_the_file_it_checks() -> None:
-    assert offers("config show t", cli) == ["tail", "to-file"]
+    assert offers("config show t", cli) == ["tail", "to-file", "to-http"]
     assert offers("config show --profile p tail --max-in-flight-", cli) == ["--max-in-flight-bytes"]
     assert offers("config show lookup ch", cli) == ["channels"]
     assert offers("config show pub --mode r", cli) == ["round-robin"]
@@ -289,7 +289,7 @@ HEAVY = {
 @pytest.mark.parametrize("command", list(leaves(cli, click.Context(cli))))
 def test_completing_an_option_loads_no_more_than_options(command: str) -> None:
     """A TAB press is a process, and imports are its time."""
-    env = {**os.environ, COMPLETE: "bash_complete", LINE: f"nsqtools {command} --he"}
+    env = {**os.environ, COMPLETE: "bash_complete", LINE: f"nsqtools {command} --help"}
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "nsqtools"],
         env=env,

@@ -311,7 +311,9 @@ def show_requests(stage: Stage, line: str) -> None:
     assert all(b"\n\n" + body + b"\n\n" in shown for body in BODIES)
 
 
-def relays(published: Sequence[bytes], *, goal: str, relayed: Sequence[bytes]) -> Scenario:
+def relays(
+    published: Sequence[bytes], *, goal: str, relayed: Sequence[bytes], said: str = ""
+) -> Scenario:
     """What comes out of the topic ``goal`` of another nsqd."""
 
     def scenario(stage: Stage, line: str) -> None:
@@ -321,7 +323,7 @@ def relays(published: Sequence[bytes], *, goal: str, relayed: Sequence[bytes]) -
             stage.nsqd.publish("orders", published)
             eventually(lambda: other.topic(goal)["message_count"] == len(relayed))
             eventually(lambda: is_drained(stage.nsqd, "orders", "nsq_to_nsq"))
-            assert running.end(stop="relay") == b""
+            assert running.end(stop="relay", said=said) == b""
             address = f"--nsqd-tcp-address {other.tcp}"
             shown = stage.run(
                 f"nsqtools tail --topic {goal} --channel c -n {len(relayed)} {address}"
@@ -482,6 +484,7 @@ EXPECTED: dict[str, Scenario] = {
         [b'{"id": 1, "card": 2, "paid": true}', b'{"id": 2, "paid": false}', b"no JSON"],
         goal="orders",
         relayed=[b'{"id": 1,"paid": true}'],
+        said="nsqtools: warning: topic orders: 1 messages went to the dead letters: not JSON\n",
     ),
     "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "
     "--where '.total > 100' --set '.from = \"eu\"' --map '(.*)=eu.\\1' "

@@ -121,9 +121,24 @@ def test_every_option_is_described_with_its_variables_and_key(node: Node) -> Non
 @EACH_NODE
 def test_every_option_without_a_flag_is_described_too(node: Node) -> None:
     text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
-    for each in flagless(node):
-        entry = text.split(f"\n.It Cm {each.name} ")[1].split("\n.It ")[0]
-        check_facts(node, each, entry)
+    options = flagless(node)
+    for each in options:
+        alike = [other for other in options if other.name == each.name]
+        _, *entries = text.split(f"\n.It Cm {each.name} ")
+        assert len(entries) == len(alike)
+        check_facts(node, each, re.split(r"\n\.(?:It|El)\b", entries[alike.index(each)])[0])
+
+
+def test_what_is_different_for_each_side_is_under_the_title_of_the_side() -> None:
+    text = plain(section(PAGES["nsqtools-relay.1"], "OPTIONS"))
+    consumer, producer = (
+        text.split(f"\n.Ss {side} options without a flag\n")[1].split("\n.Ss ")[0]
+        for side in ("Consumer", "Producer")
+    )
+    for part, default in ((consumer, "1m"), (producer, "25s")):
+        entry = part.split(".It Cm read_timeout ")[1].split("\n.It ")[0]
+        assert f"Default: {default}." in entry
+    assert text.count(".It Cm dial_timeout ") == 1
 
 
 def check_facts(node: Node, each: ConfigOption, entry: str) -> None:
@@ -204,9 +219,9 @@ def test_exit_codes_of_known_commands() -> None:
 
 @EACH_NODE
 def test_what_signals_do_is_said_of_commands_that_run_until_one_comes(node: Node) -> None:
-    classes = {cls for cls, _ in node.groups}
+    runs = (StopOptions, ProducerConfig, SandboxOptions)
     text = section(PAGES[f"{node.page}.1"], "SIGNALS")
-    if classes & {StopOptions, ProducerConfig, SandboxOptions}:
+    if any(issubclass(cls, runs) for cls, _ in node.groups):
         assert {"SIGINT,", "SIGTERM,", "SIGHUP"} <= set(text.split())
     else:
         assert text == ""

@@ -26,6 +26,9 @@ class Ledger:
     def touch(self, messages: Sequence[Message]) -> None:
         self.calls.append(("TOUCH", numbers(messages)))
 
+    def forget(self, messages: Sequence[Message]) -> None:
+        self.calls.append(("forget", numbers(messages)))
+
     def settled(self) -> list[int]:
         return [n for call in self.calls if call[0] != "TOUCH" for n in call[1]]
 
@@ -95,6 +98,7 @@ def test_naming_nothing_sends_nothing() -> None:
     batch.finish([])
     batch.requeue([])
     batch.touch([])
+    batch.forget([])
     assert calls == []
     assert len(batch.unsettled()) == 2
 
@@ -128,6 +132,40 @@ def test_settled_messages_are_not_touched() -> None:
     batch.finish([batch[0]])
     batch.touch(batch)
     assert calls == [("TOUCH", [0]), ("FIN", [0]), ("TOUCH", [1, 2])]
+
+
+def test_what_is_forgotten_is_settled_and_only_once() -> None:
+    batch, calls = make(3)
+    batch.forget([batch[1]])
+    assert numbers(batch.unsettled()) == [0, 2]
+    batch.forget()
+    batch.forget()
+    batch.forget(batch)
+    batch.touch()
+    batch.requeue()
+    batch.finish()
+    assert calls == [("forget", [1]), ("forget", [0, 2])]
+    assert batch.is_settled
+
+
+def test_what_was_settled_is_not_forgotten() -> None:
+    batch, calls = make(3)
+    batch.finish([batch[0]])
+    batch.requeue([batch[1]])
+    batch.forget(batch)
+    assert calls[2:] == [("forget", [2])]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_watcher_hears_that_what_is_forgotten_comes_again(lost: bool) -> None:
+    batch, _ = make(3)
+    heard: list[tuple[int, int]] = []
+    batch.watch(lambda *counts: heard.append(counts))
+    batch.is_lost = lambda: lost
+    batch.forget(batch[:1])
+    batch.forget()
+    batch.forget()
+    assert heard == [(0, 1), (0, 2)]
 
 
 def test_two_deliveries_of_one_message_are_two_messages() -> None:
@@ -185,7 +223,7 @@ def test_every_message_is_settled_exactly_once_whatever_the_sink_does(data: st.D
     some = st.none() | st.lists(st.sampled_from(messages))
     for _ in range(data.draw(st.integers(0, 6))):
         chosen = data.draw(some)
-        match data.draw(st.sampled_from(["finish", "requeue", "touch", "keep"])):
+        match data.draw(st.sampled_from(["finish", "requeue", "forget", "touch", "keep"])):
             case "keep":
                 batch.keep(data.draw(st.integers(0, count)))
             case name:

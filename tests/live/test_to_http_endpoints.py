@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.posting import Posting
 from tests.support.servers import free_port
 from tests.support.webserver import HANG, OK, Answer, WebServer
 
 if TYPE_CHECKING:
-    from tests.support.posting import Posting
+    from pathlib import Path
+
+    from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd
     from tests.support.tls import Certificates
     from tests.support.webserver import Request
 
@@ -238,6 +242,23 @@ def test_all_endpoints_dead_and_then_back(posting: Posting) -> None:
     assert posting.channel()["requeue_count"] < 20
     assert poster.said.count("cannot connect: connection refused") == 2
     assert "delivers again" in poster.said
+
+
+def test_an_outage_longer_than_nsqd_lets_messages_be_held(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
+) -> None:
+    """nsqd takes them back, and what it delivers again once the endpoint is back counts."""
+    nsqd = make_nsqd("-msg-timeout=1s", "-max-msg-timeout=2s")
+    nsqd.create(topic, "c")
+    posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
+    posting.numbers(20)
+    with WebServer() as web:
+        web.refuse()
+        poster = posting.start("--post", web.url(), "--max-in-flight", "10")
+        eventually(lambda: posting.channel()["timeout_count"] >= 5, timeout=30)
+        web.listen()
+        poster.finish(timeout=40)
+        assert len(web.deliveries) == 20
 
 
 def test_an_endpoint_that_is_gone_gets_no_more(posting: Posting) -> None:

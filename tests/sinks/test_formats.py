@@ -30,6 +30,9 @@ class Unsettled:
     def touch(self, messages: Sequence[Message]) -> None:
         raise AssertionError("a format settles nothing")
 
+    def forget(self, messages: Sequence[Message]) -> None:
+        raise AssertionError("a format settles nothing")
+
 
 def batch(
     *bodies: bytes, topic: str = "events", channel: str = "tail#ephemeral", host: str = "db1"

@@ -47,6 +47,9 @@ class Settled:
     def touch(self, messages: Sequence[Message]) -> None:
         raise AssertionError("not expected")
 
+    def forget(self, messages: Sequence[Message]) -> None:
+        raise AssertionError("not expected")
+
 
 def messages(*bodies: bytes) -> list[Message]:
     return [Message(b"%016x" % n, body, 0, 1) for n, body in enumerate(bodies, 1)]

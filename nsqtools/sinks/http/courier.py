@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.errors import OutputError
@@ -26,13 +27,18 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 100_000
 """Messages of which ``all`` knows who took them."""
 _AT_EASE = (Verdict.DONE, Verdict.DROP)
-_ALL_GONE = "every endpoint is gone (status 410)"
 
 _BY_WEIGHT = (Verdict.RETRY, Verdict.GONE, Verdict.DROP, Verdict.DONE)
 
 _Key = tuple[str, bytes, int]
 
 
+UNFIT = Outcome(
+    Verdict.RETRY,
+    reason="the body cannot be in this form of request",
+    blames_messages=True,
+    may_blame_one=True,
+)
 NOT_TRIED = Outcome(Verdict.RETRY, reason="no endpoint can be tried now", arrived=False)
 
 
@@ -55,6 +61,13 @@ class Courier(Protocol):
         """As Measured."""
 
 
+class _AllGoneError(OutputError):
+    """Nobody is left to deliver to."""
+
+    def __init__(self) -> None:
+        super().__init__("every endpoint is gone (status 410)")
+
+
 class OneOf:
     """To the endpoint that the policy chooses; the next one at once where none was reached.
 
@@ -67,11 +80,14 @@ class OneOf:
         self._most = most
         self._rng = rng
         self._busy: Counter[str] = Counter()
+        self._failing: set[str] = set()
         self._news = News()
         self._loop = asyncio.get_running_loop()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
         """As Courier."""
+        if not self._post.fits(parcel):
+            return UNFIT
         outcome = NOT_TRIED
         tried: set[str] = set()
         while True:
@@ -97,6 +113,7 @@ class OneOf:
             else:
                 return NOT_TRIED
             if any(batch.is_lost() for batch, _ in parcel):
+                self._news.tell(1)  # it may have been woken in place of another
                 return NOT_TRIED
 
     def look(self) -> None:
@@ -124,16 +141,24 @@ class OneOf:
         finally:
             self._busy[name] -= 1
             self._choice.report(name, ok=ok, took=took, now=self._loop.time())
-            self._news.tell()
+            self._tell(name, ok=ok)
         if outcome.verdict is Verdict.GONE:
             self._choice.remove(name)
             log.error("%s: gone (status 410), it gets no more messages", name)
         return outcome
 
+    def _tell(self, name: str, *, ok: bool) -> None:
+        """There is room for one more; for any number, if it may be up again."""
+        if ok and name not in self._failing:
+            self._news.tell(1)
+            return
+        self._failing.discard(name) if ok else self._failing.add(name)
+        self._news.tell()
+
     def _due(self) -> float:
         due = self._choice.due(self._loop.time())
         if due == math.inf:
-            raise OutputError(_ALL_GONE)
+            raise _AllGoneError
         return due
 
 
@@ -162,7 +187,7 @@ class EachOf:
         )
         outcomes = [_outcome(result) for result in results]
         if not self._ways:
-            raise OutputError(_ALL_GONE)
+            raise _AllGoneError
         worst = _worst(outcomes)
         if _is_final(worst, parcel):
             for key in keys:
@@ -182,7 +207,7 @@ class EachOf:
         if way and todo:
             try:
                 outcome = await way.deliver(todo, patient)
-            except OutputError:
+            except _AllGoneError:
                 self._ways.pop(name, None)
                 outcome = DONE
             if _is_final(outcome, parcel):
@@ -220,7 +245,11 @@ def _outcome(result: Outcome | BaseException) -> Outcome:
 
 
 def _worst(outcomes: Sequence[Outcome]) -> Outcome:
-    return min(outcomes, key=lambda outcome: _BY_WEIGHT.index(outcome.verdict), default=DONE)
+    return min(outcomes, key=_lightness, default=DONE)
+
+
+def _lightness(outcome: Outcome) -> tuple[int, bool]:
+    return _BY_WEIGHT.index(outcome.verdict), outcome is NOT_TRIED
 
 
 class News:
@@ -229,12 +258,12 @@ class News:
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], None] = {}  # first come, first served
 
-    def tell(self) -> None:
-        """Wake all."""
-        for waiter in self._waiting:
+    def tell(self, count: int | None = None) -> None:
+        """Wake so many, those first who came first, or all."""
+        for waiter in list(islice(self._waiting, count)):
+            del self._waiting[waiter]
             if not waiter.done():
                 waiter.set_result(None)
-        self._waiting.clear()
 
     async def wait(self, until: float) -> None:
         """Wait for the next change, or until this time of the loop."""

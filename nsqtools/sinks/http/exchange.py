@@ -37,7 +37,8 @@ _HEAD = re.compile(
     rb"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~\t\x80-\xff]*+)?+\r\n((?:" + _FIELD + rb")++)\r\n"
 )
 _FIELDS = re.compile(_FIELD)
-_LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]{1,5})[ \t]*\r", re.IGNORECASE)
+_LENGTH = re.compile(rb"\ncontent-length:([^\r]*+)", re.IGNORECASE)
+_DIGITS = re.compile(rb"[ \t]*([0-9]{1,5})[ \t]*")
 # What changes the meaning of the length, or of the connection's rest.
 _SPECIAL = re.compile(
     rb"\n(?:transfer-encoding:|connection:(?![ \t]*keep-alive[ \t]*\r))", re.IGNORECASE
@@ -68,7 +69,7 @@ def origin_of(url: httpx.URL) -> Origin:
 
 
 def render(request: httpx.Request) -> bytes:
-    """The bytes of a request; raises ProtocolError for headers or a URL that would break out."""
+    """The bytes of a request; raises ProtocolError for headers that would break out."""
     body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
     line = b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), request.url.raw_path)
     return b"".join((line, render_fields(request.headers.raw), b"\r\n", body))
@@ -156,7 +157,10 @@ def _simple(data: bytes) -> Reply | None:
     lengths = _LENGTH.findall(data, 0, match.end())
     code, block = match[1], match[2]
     start = match.end()
-    if len(lengths) != 1 or code in _WITHOUT_BODY or len(data) - start != int(lengths[0]):
+    if len(lengths) != 1 or code in _WITHOUT_BODY:
+        return None
+    length = _DIGITS.fullmatch(lengths[0])
+    if length is None or len(data) - start != int(length[1]):
         return None
     headers = []
     if code[0] != _SUCCESS:

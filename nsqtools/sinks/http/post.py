@@ -38,7 +38,7 @@ MAX_REDIRECTS = 10
 _SNIPPET = 120
 _REDIRECTS = (307, 308), (301, 302, 303, 307, 308)
 """Those that a POST follows, and a GET."""
-_SECRETS = (b"authorization", b"cookie")
+_PUBLIC = (b"content-type", b"content-encoding", b"content-length", b"user-agent")
 
 Parcel = list[tuple["Batch", "Message"]]
 """Messages of one topic that one request carries, each with the batch it is of."""
@@ -101,6 +101,9 @@ class Post:
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self.tallies = {name: Tally() for name in self.endpoints}
         self.requests = 0
+        # A POST of a single message holds any body, and batches have one form.
+        gets = [endpoint for endpoint in endpoints if endpoint.method == "GET"]
+        self._judges = gets or list(endpoints[:1] if in_batches else ())
         self._transport = transport
         self._statuses = statuses
         self._limit = TimeLimit(timeout)
@@ -108,6 +111,10 @@ class Post:
         self._in_batches = in_batches
         self._follow_redirects = follow_redirects
         self._status_every = status_every
+
+    def fits(self, parcel: Parcel) -> bool:
+        """Whether requests can hold all of these bodies."""
+        return all(judge.fits(message.body) for judge in self._judges for _, message in parcel)
 
     async def send(self, name: str, parcel: Parcel) -> tuple[Outcome, float]:
         """The outcome and how long it took, in seconds."""
@@ -192,9 +199,6 @@ class Post:
 
     async def _exchange(self, endpoint: Endpoint, parcel: Parcel) -> Outcome:
         batch, message = parcel[0]
-        if not all(endpoint.fits(message.body) for _, message in parcel):
-            reason = "the body cannot be in this form of request"
-            return Outcome(Verdict.RETRY, reason=reason, blames_messages=True, may_blame_one=True)
         if self._in_batches:
             messages = [message for _, message in parcel]
             request = endpoint.build_batch(batch.topic, batch.channel, messages, self._wall())
@@ -208,22 +212,22 @@ class Post:
         return DONE if verdict is Verdict.DONE else self._judged(verdict, response, body)
 
     def _judged(self, verdict: Verdict, response: httpx.Response, body: bytes) -> Outcome:
-        status = response.status_code
+        code = response.status_code
         delay = None
-        if status in RETRY_AFTER and (told := response.headers.get("retry-after")):
+        if code in RETRY_AFTER and (told := response.headers.get("retry-after")):
             delay = retry_after(told, now=self._wall())
-        reason = f"status {status}"
-        if 300 <= status < 400 and not self._follow_redirects:
+        reason = f"status {code}"
+        if 300 <= code < 400 and not self._follow_redirects:
             reason += " (--follow-redirects is not set)"
         elif text := " ".join(body[:_SNIPPET].decode("utf-8", "replace").split()):
             reason += f": {text}"
         return Outcome(
             verdict,
-            status,
+            code,
             delay,
             reason,
-            blames_messages=blames_message(status),
-            may_blame_one=verdict is Verdict.DROP or may_blame_one(status),
+            blames_messages=blames_message(code),
+            may_blame_one=verdict is Verdict.DROP or may_blame_one(code),
         )
 
     def _count(self, name: str, outcome: Outcome, messages: int, took: float) -> None:
@@ -273,8 +277,9 @@ async def follow(
     """The response at the end of redirects that leave the request what it is (RFC 9110, 15.4).
 
     307 and 308 do; others would make a GET without a body of a POST, so only a GET follows them.
-    Credentials stay with their origin. Raises httpx.RemoteProtocolError for
-    more than MAX_REDIRECTS and for what is no URL.
+    What may be secret stays with its origin: headers of the user, and signatures. Raises
+    httpx.RemoteProtocolError for more than MAX_REDIRECTS, for what is no URL, and for one without
+    TLS in place of one with it.
     """
     for left in reversed(range(MAX_REDIRECTS + 1)):
         place = response.headers.get("location")
@@ -289,17 +294,23 @@ async def follow(
             raise httpx.RemoteProtocolError(f"redirected to {place!r}") from None
         if url.scheme not in ("http", "https") or not url.host:
             raise httpx.RemoteProtocolError(f"redirected to {place!r}")
+        if url.scheme < request.url.scheme:
+            raise httpx.RemoteProtocolError("redirected from https to http")
         same = (url.scheme, url.netloc) == (request.url.scheme, request.url.netloc)
         headers = [
             (name, value)
             for name, value in request.headers.raw
-            if name.lower() != b"host" and (same or name.lower() not in _SECRETS)
+            if name.lower() != b"host" and (same or _is_public(name.lower()))
         ]
         request = httpx.Request(
             request.method, url, headers=[(b"Host", url.netloc), *headers], stream=request.stream
         )
         response = await transport.handle_async_request(request)
     raise httpx.RemoteProtocolError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def _is_public(name: bytes) -> bool:
+    return name in _PUBLIC or name.startswith(b"x-nsq-")
 
 
 def _reason(error: Exception) -> str:

@@ -42,6 +42,7 @@ Header = tuple[bytes, bytes]
 MAX_IDS = 200
 """The ids of a batch are listed up to so many: servers take header lines of 4 to 8 KiB."""
 
+_GZIP_LEVEL = 6
 _OCTETS = b"application/octet-stream"
 _ZONE = re.compile(rb"%25[^\]]*")
 
@@ -102,7 +103,7 @@ class Head:
 
     __slots__ = ("data", "headers", "origin")
 
-    def __init__(self, headers: list[Header], url: httpx.URL, method: str) -> None:
+    def __init__(self, headers: list[Header], url: httpx.URL) -> None:
         self.headers = headers
         self.origin = origin_of(url)
         self.data = render_fields(headers)
@@ -208,7 +209,7 @@ class Endpoint:
         if self._signer:
             headers += self._signer.sign(_webhook_id(messages), now, body)
         if self._compress:
-            body = gzip.compress(body, mtime=0)
+            body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
         headers.append((b"Content-Length", b"%d" % len(body)))
         return PreparedRequest(self.method, self.url, head, headers, body)
 
@@ -237,7 +238,7 @@ class Endpoint:
                 (b"X-NSQ-Channel", quote(channel, safe="#").encode()),
             ]
             head = self._heads[topic, channel, is_batch] = Head(
-                [*self._own(own), *self._headers], self.url, self.method
+                [*self._own(own), *self._headers], self.url
             )
         return head
 

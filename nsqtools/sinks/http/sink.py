@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 _DEBUG = logging.DEBUG
 _GIVEN_UP = Outcome(Verdict.DROP, reason="too many attempts")
-_SHORT_TIMEOUT = 3.0
-"""The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
+_TICK = 0.25
+"""Seconds between looks at what has to be TOUCHed: a quarter of the shortest msg_timeout."""
 
 
 class HttpSink:
@@ -84,10 +84,12 @@ class HttpSink:
         await self._dead_letters.open()
         work = [self._work() for _ in range(self._workers)]
         self._tasks = [self._loop.create_task(each) for each in (*work, self._touch())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     async def join(self, topic: str) -> None:
         """Get ready for a topic."""
-        self._topics[topic] = _Topic()
+        self._topics.setdefault(topic, _Topic()).leaving.clear()
 
     async def handle(self, batch: Batch) -> None:
         """Take the batch; its messages are settled as they are delivered."""
@@ -112,13 +114,25 @@ class HttpSink:
     async def drain(self, topic: str) -> None:
         """Wait until all of the topic is settled; what no endpoint can be tried with goes back."""
         if work := self._topics.get(topic):
-            work.staying = False
+            work.leaving.set()
             self._gather(work, [], now=True)
             self._courier.look()
-            while work.unsettled:
-                work.empty.clear()
-                await work.empty.wait()
+            try:
+                while work.unsettled > 0:
+                    work.empty.clear()
+                    await work.empty.wait()
+            except asyncio.CancelledError:
+                self._return_queued(topic)
+                raise
             self._topics.pop(topic, None)
+
+    def _return_queued(self, topic: str) -> None:
+        queue, self._queue = self._queue, deque()
+        for parcel in queue:
+            if parcel[0][0].topic == topic:
+                self._give_back(parcel, NOT_TRIED)
+            else:
+                self._queue.append(parcel)
 
     def flush(self) -> None:
         """Send what waits to be more."""
@@ -189,16 +203,19 @@ class HttpSink:
         lost: Parcel = []
         for item in parcel:
             (lost if item[0].is_lost() else sound).append(item)
-        if lost:
-            self._forget(lost)
+        for batch, messages in _by_batch(lost):
+            batch.forget(messages)
+        self._forget(lost)
         return sound
 
     async def _deliver(self, parcel: Parcel) -> None:
         """Deliver what nsqd still thinks we have, and settle it."""
-        if delay := self._pace.delay(1, now=self._loop.time()):
-            await asyncio.sleep(delay)
-        topic = self._topics.get(parcel[0][0].topic)
-        if not (sound := self._sound(parcel)) or topic is None:
+        topic = self._topics[parcel[0][0].topic]
+        delay = self._pace.delay(1, now=self._loop.time())
+        if delay and not await topic.stays(delay):
+            self._give_back(parcel, NOT_TRIED)
+            return
+        if not (sound := self._sound(parcel)):
             return
         outcome = await self._try(sound, topic)
         if outcome.verdict is Verdict.DONE:
@@ -209,8 +226,8 @@ class HttpSink:
             elif rest:
                 await self._deliver(rest)
         elif len(sound) > 1 and outcome.may_blame_one:
-            for item in sound:
-                await self._deliver([item])
+            self._queue.extendleft([item] for item in reversed(sound))
+            self._wake(len(sound))
         elif outcome.verdict is Verdict.DROP:
             await self._drop(sound, outcome)
         else:
@@ -277,16 +294,21 @@ class HttpSink:
 
     async def _touch(self) -> None:
         """Keep nsqd from sending again what waits, or is under way, for long."""
-        known: set[Batch] = set()
+        due: dict[Batch, float] = {}
         while True:
-            timeouts = [batch.msg_timeout for batch in self._held]
-            await asyncio.sleep(min(timeouts, default=_SHORT_TIMEOUT) / 4)
-            for batch in self._held:
-                if batch in known and not batch.is_lost():
+            await asyncio.sleep(_TICK)
+            now = self._loop.time()
+            due = {batch: due.get(batch, now + batch.msg_timeout / 4) for batch in self._held}
+            for batch, at in due.items():
+                if now >= at and not batch.is_lost():
                     batch.touch()
-            known = set(self._held)
+                    due[batch] = now + batch.msg_timeout / 4
 
-    def _fail(self, error: OutputError) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
         if not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # it need not be looked at
@@ -299,7 +321,7 @@ class _Topic:
         self.waiting: Parcel = []
         self.unsettled = 0
         self.timer: asyncio.TimerHandle | None = None
-        self.staying = True
+        self.leaving = asyncio.Event()
         self.empty = asyncio.Event()
 
     def stop_timer(self) -> None:
@@ -310,7 +332,16 @@ class _Topic:
 
     def is_staying(self) -> bool:
         """Whether there is time to wait for an endpoint."""
-        return self.staying
+        return not self.leaving.is_set()
+
+    async def stays(self, seconds: float) -> bool:
+        """Wait for so long; False, and at once, if there is no time for that."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.leaving.wait()
+        except TimeoutError:
+            return True
+        return False
 
 
 def _tell(error: Exception, of: str) -> None:

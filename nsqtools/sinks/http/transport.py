@@ -27,6 +27,8 @@ __all__ = ["Transport"]
 _MAX_IDLE = 60.0
 """Seconds after which an idle connection is not trusted: something between may have dropped it."""
 _HAPPY_EYEBALLS = 0.25
+_BUFFER_SIZE = 64 << 10
+"""Of what a read fills before it is copied: for a Protocol asyncio makes 256 KiB each time."""
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -51,6 +53,7 @@ class Transport(httpx.AsyncBaseTransport):
         self._explain = explain
         self._idle: defaultdict[Origin, list[_Link]] = defaultdict(list)
         self._links: set[_Link] = set()
+        self._buffer = memoryview(bytearray(_BUFFER_SIZE))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The response, with its body, cut off as ``exchange.MAX_BODY`` says."""
@@ -78,19 +81,22 @@ class Transport(httpx.AsyncBaseTransport):
             link.abort()
 
     async def _send(self, origin: Origin, method: str, data: bytes) -> Reply:
-        while True:
-            link = self._take(origin)
-            is_fresh = link is None
-            if link is None:
-                link = await self._connect(origin)
+        link = self._take(origin)
+        reply = await link.exchange(method, data) if link else None
+        if link is None or reply is None:
+            link = await self._connect(origin)
             reply = await link.exchange(method, data)
             if reply is None:
-                if is_fresh:
-                    raise httpx.ReadError(self._why_closed(link.error))
-                continue
-            if reply.reusable:
-                self._idle[origin].append(link)
-            return reply
+                raise httpx.ReadError(self._why_closed(link.error))
+        if reply.reusable:
+            self._keep(origin, link)
+        return reply
+
+    def _keep(self, origin: Origin, link: _Link) -> None:
+        idle = self._idle[origin]
+        idle.append(link)
+        if not idle[0].is_usable(_MAX_IDLE):
+            idle.pop(0).abort()
 
     def _why_closed(self, error: Exception | None) -> str:
         """TLS 1.3 refuses a client certificate only after the handshake."""
@@ -115,7 +121,7 @@ class Transport(httpx.AsyncBaseTransport):
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, link = await loop.create_connection(
-                    lambda: _Link(self._links),
+                    lambda: _Link(self._links, self._buffer),
                     host,
                     port,
                     ssl=context or (True if scheme == "https" else None),
@@ -130,14 +136,11 @@ class Transport(httpx.AsyncBaseTransport):
         return link
 
 
-_BUFFER = memoryview(bytearray(64 << 10))
-"""What a read fills before it is copied: for a Protocol asyncio makes 256 KiB anew each time."""
-
-
 class _Link(asyncio.BufferedProtocol):
-    """One connection."""
+    """One connection; all share the buffer, as each is read at once."""
 
-    def __init__(self, links: set[_Link]) -> None:
+    def __init__(self, links: set[_Link], buffer: memoryview) -> None:
+        self._buffer = buffer
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._reader = ReplyReader("")
@@ -181,12 +184,12 @@ class _Link(asyncio.BufferedProtocol):
         self._links.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """As BufferedProtocol; all connections share one, as each is read at once."""
-        return _BUFFER
+        """As BufferedProtocol."""
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """As BufferedProtocol."""
-        data = bytes(_BUFFER[:nbytes])
+        data = bytes(self._buffer[:nbytes])
         waiter = self._waiter
         if waiter is None:
             self.abort()  # nobody asked

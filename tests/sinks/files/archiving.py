@@ -54,6 +54,7 @@ class Settled:
         self.finished: list[bytes] = []
         self.requeued: list[tuple[bytes, float | None, bool]] = []
         self.touched: list[bytes] = []
+        self.forgotten: list[bytes] = []
 
     def finish(self, messages: Sequence[Message]) -> None:
         self.finished += [message.body for message in messages]
@@ -63,6 +64,9 @@ class Settled:
 
     def touch(self, messages: Sequence[Message]) -> None:
         self.touched += [message.body for message in messages]
+
+    def forget(self, messages: Sequence[Message]) -> None:
+        self.forgotten += [message.body for message in messages]
 
 
 def message(body: bytes, *, timestamp: int = START, number: int = 1) -> Message:

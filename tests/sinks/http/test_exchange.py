@@ -41,7 +41,23 @@ def test_a_response_in_two_pieces_is_the_same(cut: int) -> None:
 
 NAMES = st.sampled_from(["Content-Length", "Transfer-Encoding", "Connection", "Date", "X", "X-y"])
 VALUES = st.sampled_from(
-    ["0", "2", "3", "02", "+2", "2, 2", "chunked", "close", "keep-alive", "", " a b ", "\x00", "é"]
+    [
+        "0",
+        "2",
+        "3",
+        "100000",
+        "abc",
+        "02",
+        "+2",
+        "2, 2",
+        "chunked",
+        "close",
+        "keep-alive",
+        "",
+        " a b ",
+        "\x00",
+        "é",
+    ]
 )
 HEADS = st.tuples(
     st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/2", "HTP/1.1"]),
@@ -56,6 +72,16 @@ HEADS = st.tuples(
     method=st.sampled_from(["POST", "GET"]),
 )
 @example(head=("HTTP/1.1", "200 OK", [("Content-Length", ": ", "2")]), body=b"ok", method="POST")
+@example(
+    head=("HTTP/1.1", "200", [("Content-Length", ":", "0"), ("Content-Length", ":", "100000")]),
+    body=b"",
+    method="POST",
+)
+@example(
+    head=("HTTP/1.1", "200", [("Content-Length", ":", "2"), ("Content-Length", ":", "abc")]),
+    body=b"ok",
+    method="POST",
+)
 @example(head=("HTTP/1.1", "204 No", [("Content-Length", ": ", "2")]), body=b"ok", method="POST")
 def test_the_short_way_reads_what_h11_reads(
     head: tuple[str, str, list[tuple[str, str, str]]], body: bytes, method: str

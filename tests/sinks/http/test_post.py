@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ import httpx
 import pytest
 
 from nsqtools.errors import HTTPError
+from nsqtools.policy.endpoints import RoundRobin
 from nsqtools.policy.verdicts import Statuses, Verdict
 from nsqtools.sinks.http.arguments import make_endpoints
+from nsqtools.sinks.http.courier import OneOf
 from nsqtools.sinks.http.exchange import MAX_BODY
 from nsqtools.sinks.http.post import DONE, Post, post_letters
 from tests.sinks.files.archiving import batch
@@ -128,7 +131,10 @@ class TestOutcomes:
         web = Scripted()
         endpoints = make_endpoints(get=["http://a/x/%s/y"])
         post = Post(endpoints, web, Statuses(), timeout=20.0, wall=lambda: WALL)
-        outcome, _ = await post.send(endpoints[0].name, parcel(b".."))
+        assert post.fits(parcel(b"body"))
+        assert not post.fits(parcel(b".."))
+        courier = OneOf(post, RoundRobin(list(post.endpoints)), most=1, rng=random.Random(1))
+        outcome = await courier.deliver(parcel(b".."), lambda: True)
         assert (outcome.verdict, outcome.blames_messages) == (Verdict.RETRY, True)
         assert web.sent == []
 

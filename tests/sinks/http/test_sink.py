@@ -124,6 +124,7 @@ class TestSettling:
             await elapse(2)
             assert running.web.bodies() == [b"slow", b"sound"]
             assert running.finished == [b"slow", b"sound"]
+            assert running.settled.forgotten == [b"lost"]
             await asyncio.wait_for(running.sink.drain("events"), 1)
 
     @virtual
@@ -360,6 +361,15 @@ class TestChoosing:
             await elapse(SOON)
             assert len(running.finished) == 10
         assert len(running.web.sent) == sent
+
+    @virtual
+    async def test_what_waits_for_its_turn_when_the_topic_ends_goes_back(self) -> None:
+        async with delivering(rate=1.0) as running:
+            await running.handle(b"1", b"2", b"3")
+            await elapse(0.5)
+            await asyncio.wait_for(running.sink.drain("events"), 0.1)
+            assert running.finished == [b"1"]
+            assert running.requeued == [(b"2", 0, False), (b"3", 0, False)]
 
     @virtual
     async def test_a_rate_is_kept_however_many_workers_there_are(self) -> None:

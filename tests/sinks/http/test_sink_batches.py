@@ -222,7 +222,7 @@ class TestSettling:
 
     @virtual
     async def test_a_connection_lost_between_two_singles_stops_them(self) -> None:
-        async with delivering(size=3) as running:
+        async with delivering(size=3, workers=1) as running:
             running.web.next["a"] = [Answer(400), Answer(), Answer(400, after=1)]
             lost: list[bool] = []
             await running.handle(b"1", b"2", b"3", is_lost=lambda: bool(lost))

@@ -116,6 +116,16 @@ async def test_a_kept_connection_that_closes_on_the_request_makes_it_go_out_agai
     assert (endpoint.connections, len(endpoint.requests)) == (2, 3)
 
 
+async def test_a_request_goes_out_twice_at_most(
+    endpoint: Server, url: str, transport: Transport
+) -> None:
+    await asyncio.gather(*(post(transport, url) for _ in range(3)))
+    endpoint.script = [None] * 9
+    with pytest.raises(httpx.ReadError, match="without a response"):
+        await post(transport, url)
+    assert len(endpoint.requests) == 3 + 2
+
+
 async def test_a_fresh_connection_that_closes_on_the_request_is_an_error(
     endpoint: Server, url: str, transport: Transport
 ) -> None:

@@ -90,6 +90,7 @@ class Fates:
         self.finished: list[bytes] = []
         self.requeued: list[tuple[bytes, float | None, bool]] = []
         self.touched: list[bytes] = []
+        self.forgotten: list[bytes] = []
 
     def finish(self, messages: Sequence[Message]) -> None:
         self.finished += [message.body for message in messages]
@@ -99,6 +100,9 @@ class Fates:
 
     def touch(self, messages: Sequence[Message]) -> None:
         self.touched += [message.body for message in messages]
+
+    def forget(self, messages: Sequence[Message]) -> None:
+        self.forgotten += [message.body for message in messages]
 
 
 class Relaying:
