@@ -7,7 +7,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.postbox import Postbox
+from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.config import ClientConfig
 from nsqtools.net.tls import client_context, explain
 from nsqtools.policy.endpoints import make_endpoints as make_choice
@@ -37,6 +37,7 @@ def http_sink(
     source: SourceOptions, options: HttpOptions, dead: DeadLetterOptions, config: ConsumerConfig
 ) -> HttpSink:
     """The sink that delivers to these endpoints; raises ConfigError, having connected nowhere."""
+    check_dead_letter_topic(source, dead)
     endpoints = _endpoints(options)
     statuses = Statuses(options.success_on, options.drop_on, options.retry_on)
     transport = make_transport(options)

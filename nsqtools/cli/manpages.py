@@ -166,11 +166,11 @@ def _without_flags(node: Node) -> list[str]:
     times = Counter(each.name for each in found)
     sections: dict[str, list[ConfigOption]] = {}
     for each in found:
-        title = f"{each.section} without a flag" if times[each.name] > 1 else ""
-        sections.setdefault(title, []).append(each)
+        whose = f"{each.section} without" if times[each.name] > 1 else "Options without"
+        sections.setdefault(f"{whose} a flag", []).append(each)
     lines: list[str] = []
-    for title, options in sorted(sections.items()):
-        lines += [macro("Ss", title)] if title else [".Ss Options without a flag", *_about_flagless(node)]
+    for number, (title, options) in enumerate(sections.items()):
+        lines += [macro("Ss", title), *([] if number else _about_flagless(node))]
         lines += listed([(_flagless(each, node.ctx), _option(node, each)) for each in options])
     return lines
 

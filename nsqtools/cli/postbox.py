@@ -8,20 +8,33 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.peers import addresses, with_secret
 from nsqtools.config import ClientConfig, ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import UnreachableError
+from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.net.tls import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config import ConsumerConfig, SourceOptions
+    from nsqtools.config import ConsumerConfig, DeadLetterOptions, SourceOptions
     from nsqtools.names import Address
+
+_NO_LIMIT = 1 << 30
+"""Bytes: more than any nsqd would have delivered."""
+
+
+def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> None:
+    """Raise ConfigError if dead letters would be consumed, and be dead letters again."""
+    if dead.dead_letter_topic in source.topic:
+        raise ConfigError(
+            f"--dead-letter-topic {dead.dead_letter_topic}: is consumed itself, its messages would "
+            "come back: choose another one"
+        )
 
 
 class Postbox:
     """Connects at the first message; then it is a Producer.
 
-    The nsqds are those that are consumed from or, with nsqlookupd, all that it knows.
+    The nsqds are those that are consumed from or, with nsqlookupd, all that it knows. What they
+    delivered they may take again: how big that can be is theirs to say.
     """
 
     def __init__(self, source: SourceOptions, config: ConsumerConfig) -> None:
@@ -50,7 +63,9 @@ class Postbox:
             "max_msg_size",
         }
         shared = {name: getattr(config, name) for name in names}
-        producer = Producer(await self._nsqds(), ProducerConfig().with_values(**shared))
+        most = config.max_msg_size or _NO_LIMIT
+        limits = {"max_msg_size": most, "max_body_size": max(most, ProducerConfig().max_body_size)}
+        producer = Producer(await self._nsqds(), ProducerConfig().with_values(**shared, **limits))
         await producer.connect()
         return producer
 

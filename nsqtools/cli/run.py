@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions
-    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.engine.handler import Batch
     from nsqtools.engine.lookup import Silence
     from nsqtools.engine.topics import TopicFinder
     from nsqtools.metrics import Metric
@@ -64,7 +64,7 @@ class Sink(Protocol):
     async def handle(self, batch: Batch) -> None:
         """As Handler."""
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
+    async def gave_up(self, batch: Batch) -> None:
         """As Handler."""
 
     async def drain(self, topic: str) -> None:

@@ -200,11 +200,11 @@ class Handler(Protocol):
     async def close(self) -> None:
         """The last batch was handled: settle all that is held. Connections are still open."""
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
-        """These were delivered ``max_attempts`` times; they are finished when this returns."""
+    async def gave_up(self, batch: Batch) -> None:
+        """It came ``max_attempts`` times. Return: what is not settled is finished, unless held."""
 
 
-def loss_of(messages: Sequence[Message]) -> str:
+def loss_of(messages: Sequence[Message], reason: str = "too many attempts") -> str:
     """What to log of messages that were given up where there is no dead letter."""
     ids = " ".join(message.id.decode("ascii", "backslashreplace") for message in messages)
-    return f"gave up {len(messages)} messages after too many attempts, they are lost: {ids}"
+    return f"gave up {len(messages)} messages after {reason}, they are lost: {ids}"

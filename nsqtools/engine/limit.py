@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from nsqtools.engine.handler import Batch, Handler, Message
+    from nsqtools.engine.handler import Batch, Handler
 
 
 class Limit:
@@ -50,9 +50,9 @@ class Limit:
         """As Handler."""
         await self._handler.close()
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
+    async def gave_up(self, batch: Batch) -> None:
         """As Handler; a message given up does not count."""
-        await self._handler.gave_up(messages)
+        await self._handler.gave_up(batch)
 
     def _settled(self, finished: int, returned: int) -> None:
         if returned:

@@ -18,6 +18,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from nsqtools.engine.handler import loss_of
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
@@ -68,7 +69,10 @@ class DeadLetters(Protocol):
 def make_dead_letters(
     options: DeadLetterOptions, *, publish: Publish | None = None, post: Post | None = None
 ) -> DeadLetters:
-    """What the options choose; ``publish`` is needed for a topic, ``post`` for a URL."""
+    """What the options choose; ``publish`` is needed for a topic, ``post`` for a URL.
+
+    Raises ConfigError for a URL that nothing can be posted to.
+    """
     if options.dead_letter_topic:
         assert publish
         return ToTopic(options.dead_letter_topic, publish)
@@ -76,7 +80,10 @@ def make_dead_letters(
         return ToDirectory(options.dead_letter_dir)
     if options.dead_letter_url:
         assert post
-        return ToURL(options.dead_letter_url, post)
+        from nsqtools.sinks.http.arguments import parse_url  # loads httpx
+
+        url, access = parse_url("--dead-letter-url", options.dead_letter_url)
+        return ToURL(str(url), post, {name.decode(): value.decode() for name, value in access})
     return Nowhere()
 
 
@@ -90,14 +97,7 @@ class Nowhere:
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Log the ids, at ERROR."""
-        ids = " ".join(message.id.decode("ascii", "backslashreplace") for message in messages)
-        log.error(
-            "topic %s: gave up %d messages (%s), they are lost: %s",
-            batch.topic,
-            len(messages),
-            reason,
-            ids,
-        )
+        log.error("topic %s: %s", batch.topic, loss_of(messages, reason))
 
     async def close(self) -> None:
         """Nothing to do."""
@@ -127,14 +127,18 @@ class ToTopic:
 
 
 class ToURL:
-    """POSTs each message as a JSON object of its own; any 2xx is success."""
+    """POSTs each message as a JSON object of its own; any 2xx is success.
+
+    ``headers`` go out with each.
+    """
 
     is_lossy = False
 
-    def __init__(self, url: str, post: Post) -> None:
+    def __init__(self, url: str, post: Post, headers: Mapping[str, str] | None = None) -> None:
         self._url = url
         self._name = _public(url)
         self._post = post
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
 
     async def open(self) -> None:
         """Nothing to do: who posts is opened and closed by its owner."""
@@ -153,9 +157,8 @@ class ToURL:
                 raise outcome
 
     async def _post_one(self, envelope: bytes) -> None:
-        headers = {"Content-Type": "application/json"}
         try:
-            status = await self._post(self._url, headers, envelope)
+            status = await self._post(self._url, self._headers, envelope)
         except NSQError as error:
             raise OutputError(f"dead-letter URL {self._name}: {error}") from error
         if not 200 <= status < 300:

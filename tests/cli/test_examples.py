@@ -483,7 +483,7 @@ EXPECTED: dict[str, Scenario] = {
     "--whitelist-json-field id --whitelist-json-field paid --dead-letter-dir dead": relays(
         [b'{"id": 1, "card": 2, "paid": true}', b'{"id": 2, "paid": false}', b"no JSON"],
         goal="orders",
-        relayed=[b'{"id": 1,"paid": true}'],
+        relayed=[b'{"id":1,"paid":true}'],
         said="nsqtools: warning: topic orders: 1 messages went to the dead letters: not JSON\n",
     ),
     "nsqtools relay --topic orders --destination-nsqd-tcp-address 127.0.0.1:5150 "

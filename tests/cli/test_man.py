@@ -132,7 +132,7 @@ def test_every_option_without_a_flag_is_described_too(node: Node) -> None:
 def test_what_is_different_for_each_side_is_under_the_title_of_the_side() -> None:
     text = plain(section(PAGES["nsqtools-relay.1"], "OPTIONS"))
     consumer, producer = (
-        text.split(f"\n.Ss {side} options without a flag\n")[1].split("\n.Ss ")[0]
+        text.split(f'\n.Ss "{side} options without a flag"\n')[1].split("\n.Ss ")[0]
         for side in ("Consumer", "Producer")
     )
     for part, default in ((consumer, "1m"), (producer, "25s")):

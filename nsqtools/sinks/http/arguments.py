@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsqtools.sinks.http.requests import Header
     from nsqtools.sinks.http.signing import Signer
 
-__all__ = ["make_endpoints", "read_headers"]
+__all__ = ["make_endpoints", "parse_url", "read_headers"]
 
 _MAX_FILE = 1 << 20
 
@@ -77,7 +77,7 @@ def make_endpoints(
     endpoints: list[Endpoint] = []
     taken = Counter[str]()
     for text in post or get:
-        url, access = _parse_url("--post" if post else "--get", text)
+        url, access = parse_url("--post" if post else "--get", text)
         own = [*([] if b"authorization" in given else access), *headers]
         name = _name_of(url)
         taken[name] += 1
@@ -100,7 +100,7 @@ def make_endpoints(
     return endpoints
 
 
-def _parse_url(flag: str, text: str) -> tuple[httpx.URL, list[Header]]:
+def parse_url(flag: str, text: str) -> tuple[httpx.URL, list[Header]]:
     """The URL without user and password, and the header that they make; raises ConfigError."""
     shown = _USER.sub(rf"\1{MASK}@", text).partition("?")[0]
     where = f"{flag} {shown!r}"

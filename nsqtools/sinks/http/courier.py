@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
 """Messages of which ``all`` knows who took them."""
+_LOOK = 1.0
+"""Seconds between looks at whether nsqd still thinks that we have what waits."""
 _AT_EASE = (Verdict.DONE, Verdict.DROP)
 
 _BY_WEIGHT = (Verdict.RETRY, Verdict.GONE, Verdict.DROP, Verdict.DONE)
@@ -109,7 +111,7 @@ class OneOf:
             elif outcome is not NOT_TRIED:
                 return outcome
             elif patient():
-                await self._news.wait(self._due())
+                await self._news.wait(min(self._due(), self._loop.time() + _LOOK))
             else:
                 return NOT_TRIED
             if any(batch.is_lost() for batch, _ in parcel):

@@ -17,7 +17,7 @@ from nsqtools.sinks.topic.work import Work
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.engine.handler import Batch
     from nsqtools.errors import NSQError
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
@@ -81,6 +81,7 @@ class TopicSink:
         defer: float | None = None,
         pace: Pace | None = None,
         status_every: int = 0,
+        is_away: Callable[[], bool] = lambda: False,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.publisher = publisher
@@ -88,6 +89,8 @@ class TopicSink:
         self.dead_letters = dead_letters
         self.defer = defer
         self.pace = pace or Pace(0)
+        self.is_away = is_away
+        """Whether there is no destination to publish to now."""
         self.lost = 0
         """Messages that were given up, and are in no dead letter."""
         self.left_behind = 0
@@ -126,14 +129,16 @@ class TopicSink:
         batch.hold()
         self._topics[batch.topic].add(batch)
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
+    async def gave_up(self, batch: Batch) -> None:
         """Take the batch; it is settled when it is in the dead letters, or its loss was logged."""
-        batch: Batch = messages  # type: ignore[assignment]
         batch.hold()
         self._topics[batch.topic].bury(batch)
 
     async def drain(self, topic: str) -> None:
-        """Have all that is held of the topic published; cancelled, nothing more of it is."""
+        """Have all that is held of the topic published; cancelled, nothing more of it is.
+
+        What only waits for its turn, at a rate, or for a destination to come back, goes back.
+        """
         if work := self._topics.pop(topic, None):
             await work.end()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.errors import REFUSED_BODY, OutputError, PublishError, RecordError, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from nsqtools.engine.handler import Batch, Message
@@ -24,6 +25,10 @@ _UNDER_WAY = 4
 """Publishes of a topic at once: one is written while others are answered."""
 _MOST = 5000
 """Messages of one publish, more or less."""
+_LOOK = 0.1
+"""Seconds between two looks for a destination while draining."""
+_LOOKS = 5
+"""In a row at which there was none: time enough to settle what was answered before it went."""
 
 
 class _Arrival(NamedTuple):
@@ -41,6 +46,42 @@ class _Lot(NamedTuple):
     bodies: Sequence[bytes]
 
 
+class _Waits:
+    """Waits that can all be cut short, for good."""
+
+    def __init__(self) -> None:
+        self._limits: set[asyncio.Timeout] = set()
+        self._is_cut = False
+
+    def __bool__(self) -> bool:
+        return bool(self._limits)
+
+    async def done(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Whether the work ended by itself; once cut, it does not even begin. Raises its errors."""
+        if self._is_cut:
+            return False
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._limits.add(limit)
+                try:
+                    await work()
+                finally:
+                    self._limits.discard(limit)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return False
+        return True
+
+    def cut(self) -> None:
+        """End all that wait, and all that would."""
+        if not self._is_cut:
+            self._is_cut = True
+            now = asyncio.get_running_loop().time()
+            for limit in self._limits:
+                limit.reschedule(now)
+
+
 class Work:
     """One topic's batches: those that wait, and those that are being published."""
 
@@ -50,6 +91,8 @@ class Work:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Arrival] = []
         self._working: dict[asyncio.Task[None], list[_Arrival]] = {}
+        self._turns = _Waits()
+        self._publishes = _Waits()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, batch: Batch) -> None:
@@ -65,12 +108,28 @@ class Work:
         self._spawn([_Arrival(self._loop.time(), batch)], self._bury(batch))
 
     async def end(self) -> None:
-        """Wait until everything is settled; cancelled, what is not stays so."""
+        """Wait until everything is settled; cancelled, what is not stays so.
+
+        What waits for its turn at a rate goes back, as all does while there is no destination.
+        """
         try:
+            if self._turns:
+                self._give_up_waiting()
+            self._turns.cut()
+            looks = 0
             while self._working:
-                await asyncio.wait(self._working)
+                await asyncio.wait(self._working, timeout=_LOOK)
+                looks = looks + 1 if self._sink.is_away() else 0
+                if looks == _LOOKS:
+                    self._give_up_waiting()
+                    self._publishes.cut()
         finally:
             await self.leave()
+
+    def _give_up_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for _, batch in waiting:
+            self._give_back(batch)
 
     async def leave(self) -> None:
         """Publish nothing more."""
@@ -102,7 +161,7 @@ class Work:
         if not task.cancelled():
             if error := task.exception():
                 for _, batch in taken:
-                    batch.requeue(delay=0, backoff=False)
+                    self._give_back(batch)
                 self._sink.fail(error)
             self._start()
 
@@ -111,16 +170,21 @@ class Work:
         lots = []
         for batch in batches:
             if batch.is_lost():  # they come again on another connection
-                batch.requeue(delay=0, backoff=False)
+                batch.forget()
             elif (lot := await self._prepare(batch)).bodies:
                 lots.append(lot)
         pace = self._sink.pace
         while count := sum(len(lot.bodies) for lot in lots):
             burst = pace.burst(count)
-            if delay := pace.delay(burst, now=self._loop.time()):
-                await asyncio.sleep(delay)
-            now, lots = (lots, []) if burst == count else _split(lots, burst)
-            await self._publish(now)
+            delay = pace.delay(burst, now=self._loop.time())
+            if delay and not await self._turns.done(partial(asyncio.sleep, delay)):
+                break
+            now, later = (lots, []) if burst == count else _split(lots, burst)
+            if not await self._publish(now):
+                break
+            lots = later
+        for lot in lots:
+            self._give_back(lot.batch, lot.messages)
 
     async def _prepare(self, batch: Batch) -> _Lot:
         """What is to be published of a batch; the rest of it is settled."""
@@ -150,12 +214,16 @@ class Work:
             await self._reject(batch, rejected, reason)
         return _Lot(batch, passed, bodies)
 
-    async def _publish(self, lots: Sequence[_Lot]) -> None:
-        """Publish lots together, and settle them."""
+    async def _publish(self, lots: Sequence[_Lot]) -> bool:
+        """Publish lots together, and settle them; False, with nothing settled, if cut short."""
         sink, counts = self._sink, self._counts
         bodies = list(chain.from_iterable(lot.bodies for lot in lots))
+        publish = partial(
+            sink.publisher.publish, counts.destination, bodies, defer=sink.defer
+        )
         try:
-            await sink.publisher.publish(counts.destination, bodies, defer=sink.defer)
+            if not await self._publishes.done(publish):
+                return False
         except PublishError as error:
             await self._settle(lots, error)
         else:
@@ -163,6 +231,7 @@ class Work:
                 batch.finish(None if len(messages) == len(batch) else messages)
             counts.relayed += len(bodies)
             sink.relayed(len(bodies))
+        return True
 
     async def _settle(self, lots: Sequence[_Lot], error: PublishError) -> None:
         """Finish what was taken all the same, and give back or reject the rest."""
@@ -178,8 +247,7 @@ class Work:
             if left and blamed:
                 await self._reject(batch, left, str(error))
             elif left:
-                self._counts.requeued += len(left)
-                batch.requeue(left)
+                self._requeue(batch, left)
         self._counts.relayed += taken
         self._sink.relayed(taken)
         if not blamed:
@@ -196,8 +264,7 @@ class Work:
         if sink.dead_letters.is_lossy:
             sink.left_behind += len(messages)
             sink.tell(batch.topic, len(messages), reason, "cannot be relayed and go back to nsqd")
-            self._counts.requeued += len(messages)
-            batch.requeue(messages, backoff=False)
+            self._requeue(batch, messages, backoff=False)
         elif await self._write(batch, messages, reason):
             sink.tell(batch.topic, len(messages), reason, "went to the dead letters")
 
@@ -206,7 +273,10 @@ class Work:
         await self._write(batch, batch.unsettled(), "too many attempts")
 
     async def _write(self, batch: Batch, messages: Sequence[Message], reason: str) -> bool:
-        """Write dead letters and settle; whether they are safe."""
+        """Write dead letters and settle; whether they are safe. What nsqd took back comes again."""
+        if batch.is_lost():
+            batch.forget(messages)
+            return False
         counts = self._counts
         try:
             await self._sink.dead_letters.write(batch, messages, reason)
@@ -214,8 +284,10 @@ class Work:
             log.error(
                 "topic %s: %d messages go back to nsqd: %s", batch.topic, len(messages), error
             )
-            counts.requeued += len(messages)
-            batch.requeue(messages, backoff=not _blames_bodies(error.__cause__))
+            hopeless = _blames_bodies(error.__cause__)
+            if hopeless:
+                self._sink.left_behind += len(messages)
+            self._requeue(batch, messages, backoff=not hopeless)
             return False
         if self._sink.dead_letters.is_lossy:
             self._sink.lost += len(messages)
@@ -223,6 +295,27 @@ class Work:
             counts.dead_lettered += len(messages)
         batch.finish(messages)
         return True
+
+    # Back to nsqd.
+
+    def _give_back(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
+        """Have another consumer get these, or all that are not settled, at once."""
+        chosen = batch.unsettled() if messages is None else messages
+        self._requeue(batch, chosen, delay=0, backoff=False)
+
+    def _requeue(
+        self,
+        batch: Batch,
+        messages: Sequence[Message],
+        *,
+        delay: float | None = None,
+        backoff: bool = True,
+    ) -> None:
+        if batch.is_lost():
+            batch.forget(messages)
+        else:
+            self._counts.requeued += len(messages)
+            batch.requeue(messages, delay=delay, backoff=backoff)
 
     # Time.
 
@@ -239,7 +332,7 @@ class Work:
         self._timer = None
         late = self._loop.time() - patience / 2
         for when, batch in (*chain.from_iterable(self._working.values()), *self._waiting):
-            if when <= late:
+            if when <= late and not batch.is_lost():
                 batch.touch()
         self._watch()
 
