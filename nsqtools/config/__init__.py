@@ -972,7 +972,12 @@ class HttpOptions(Options):
     endpoint_concurrency: int = option(
         0, "integer", "Most requests at a time to one URL; 0 for no limit.", minimum=0
     )
-    rate: float = option(0.0, "number", "Most deliveries per second, of a message or of a batch; 0 for no limit.", minimum=0.0)
+    rate: float = option(
+        0.0,
+        "number",
+        "Most deliveries per second, of a message or of a batch; 0 for no limit.",
+        minimum=0.0,
+    )
     sample: float = option(
         1.0,
         "number",

@@ -218,9 +218,7 @@ class Work:
         """Publish lots together, and settle them; False, with nothing settled, if cut short."""
         sink, counts = self._sink, self._counts
         bodies = list(chain.from_iterable(lot.bodies for lot in lots))
-        publish = partial(
-            sink.publisher.publish, counts.destination, bodies, defer=sink.defer
-        )
+        publish = partial(sink.publisher.publish, counts.destination, bodies, defer=sink.defer)
         try:
             if not await self._publishes.done(publish):
                 return False
