@@ -1054,7 +1054,7 @@ class HttpOptions(Options):
     proxy: str = option(
         "",
         "text",
-        "HTTP proxy, or none.",
+        "HTTP proxy, or none; that of the environment is not for this host.",
         metavar="URL",
         default_note="$http_proxy, $https_proxy and $no_proxy",
     )

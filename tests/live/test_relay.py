@@ -261,7 +261,7 @@ def test_a_loss_over_max_attempts_is_logged_with_ids_and_is_status_4(
     rules = ("--require-json-field", "a", *options)
     ended = nsqtools_cli("relay", "--topic", topic, *rules, *to(goal), *empty(source))
     assert ended.code == 4
-    assert "gave up 1 messages (too many attempts), they are lost: " in ended.stderr
+    assert "gave up 1 messages after too many attempts, they are lost: " in ended.stderr
     assert "3 received, 0 relayed" in ended.stderr
 
 

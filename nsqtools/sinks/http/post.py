@@ -67,13 +67,15 @@ DONE = Outcome(Verdict.DONE)
 class Tally:
     """What happened at one endpoint since the start, in messages.
 
-    ``latency`` is that of all responses.
+    ``latency`` is that of all responses, ``refused`` the statuses that were told of: those that
+    say nothing of how the endpoint is would else be a line a message.
     """
 
     delivered: int = 0
     failed: int = 0
     dropped: int = 0
     latency: Latency = field(default_factory=Latency)
+    refused: set[int] = field(default_factory=set)
     fails: bool = False
 
 
@@ -245,11 +247,12 @@ class Post:
             tally.dropped += messages
             return
         tally.failed += messages
-        if not tally.fails and not outcome.blames_messages:
-            tally.fails = True
-            log.warning("%s: %s", name, outcome.reason)
+        if outcome.blames_messages:
+            is_news = outcome.status not in tally.refused
+            tally.refused.add(outcome.status)
         else:
-            log.debug("%s: %s", name, outcome.reason)
+            is_news, tally.fails = not tally.fails, True
+        log.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s", name, outcome.reason)
 
 
 async def read(response: httpx.Response) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
@@ -29,8 +30,9 @@ def with_proxies(
 ) -> httpx.AsyncBaseTransport:
     """``direct``, and httpx's own transport for what ``proxy`` or the environment has a proxy for.
 
-    ``proxy`` is a URL, "" for the environment, or "none". Raises ConfigError for a proxy of one of
-    the ``urls`` that cannot be one.
+    ``proxy`` is a URL, "" for the environment, or "none". The environment's is not for this host,
+    as in Go (``httpproxy``, ProxyFunc). Raises ConfigError for a proxy of one of the ``urls`` that
+    cannot be one.
     """
     known = getproxies()
     if proxy == "none" or not (proxy or known):
@@ -42,7 +44,7 @@ def with_proxies(
         name = url.scheme if known.get(url.scheme) else "all"
         text = known.get(name)
         _, host, port = origin_of(url)
-        if not text or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
+        if not text or _is_loopback(host) or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
             return None
         return _parse(text, f"${name}_proxy", "--proxy none")
 
@@ -58,6 +60,13 @@ def with_proxies(
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         ),
     )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _parse(text: str, where: str, otherwise: str) -> httpx.Proxy:

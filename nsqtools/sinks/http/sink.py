@@ -103,9 +103,8 @@ class HttpSink:
             topic = self._hold(batch, len(messages))
             self._gather(topic, [(batch, message) for message in messages], now=batch.starved)
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
+    async def gave_up(self, batch: Batch) -> None:
         """Take the batch; it is settled once it is in the dead letters, or its loss was logged."""
-        batch: Batch = messages  # type: ignore[assignment]
         batch.hold()
         self._hold(batch, len(batch))
         self._doomed.append([(batch, message) for message in batch])

@@ -281,6 +281,7 @@ class TestTelling:
             await post.send(A, parcel())
         assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
             "http://a/: cannot connect: connection refused",
+            "http://a/: status 422",
             "http://a/: delivers again",
             "http://a/: status 503",
         ]

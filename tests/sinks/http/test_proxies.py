@@ -197,6 +197,18 @@ async def test_a_proxy_for_https_is_none_for_http(monkeypatch: pytest.MonkeyPatc
         await transport.aclose()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost", "[::1]"])
+async def test_the_environments_is_not_for_this_host(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    async with proxying() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        hosts, _ = await asked("", f"http://{host}:81/")
+        assert (len(hosts), proxy.lines) == (1, [])
+        await asked(proxy.url, f"http://{host}:81/")
+        assert len(proxy.lines) == 1
+
+
 async def test_one_that_is_not_there_was_certainly_not_reached() -> None:
     with pytest.raises(httpx.ConnectError):
         await asked("http://127.0.0.1:1", "http://a.test/")
