@@ -323,6 +323,21 @@ def test_sigterm_drains_and_leaves_the_rest(
     assert source.channel(topic, CHANNEL)["depth"] == 5000 - relayed
 
 
+def test_sigterm_gives_everything_back_while_the_destination_is_down(
+    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
+) -> None:
+    source.create(topic, CHANNEL)
+    relay = nsqtools_cli.start("relay", "--topic", topic, *to(goal), *at(source))
+    eventually(lambda: source.channel(topic, CHANNEL)["client_count"] == 1)
+    goal.stop()
+    published(source, topic, numbered(1000))
+    eventually(lambda: source.channel(topic, CHANNEL)["in_flight_count"] > 0)
+    relay.send_signal(signal.SIGTERM)
+    assert relay.wait(30) == 0
+    eventually(lambda: source.channel(topic, CHANNEL)["depth"] == 1000)
+    assert source.channel(topic, CHANNEL)["in_flight_count"] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "culprit"),
     [

@@ -451,7 +451,7 @@ async def test_without_a_place_the_loss_is_logged_with_the_ids(
     assert [(each.levelno, each.getMessage()) for each in caplog.records] == [
         (
             logging.ERROR,
-            "topic events: gave up 2 messages (too many attempts), they are lost: "
+            "topic events: gave up 2 messages after too many attempts, they are lost: "
             "0000000000000001 00000000000000ff",
         )
     ]
