@@ -17,9 +17,8 @@ from nsqtools.engine.handler import loss_of
 from nsqtools.errors import OutputClosedError, OutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.engine.handler import Batch
     from nsqtools.sinks.formats import Format
 
 log = logging.getLogger(__name__)
@@ -153,10 +152,10 @@ class StreamSink:
                     return
         batch.requeue(delay=0, backoff=False)
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
+    async def gave_up(self, batch: Batch) -> None:
         """Log the loss: there is no dead letter here."""
-        self.lost += len(messages)
-        log.error("%s", loss_of(messages))
+        self.lost += len(batch)
+        log.error("%s", loss_of(batch))
 
     async def join(self, topic: str) -> None:
         """All topics share the output."""

@@ -23,7 +23,7 @@ from nsqtools.sinks.files.rules import Arrival
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.engine.handler import Batch
     from nsqtools.sinks.files.archive import Archive
     from nsqtools.sinks.files.rules import Fate
     from nsqtools.sinks.files.store import Archives
@@ -98,10 +98,10 @@ class FileSink:
         batch.hold()
         self._topics[batch.topic].add(batch)
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
+    async def gave_up(self, batch: Batch) -> None:
         """Log the loss: there is no dead letter here."""
-        self.lost += len(messages)
-        log.error("%s", loss_of(messages))
+        self.lost += len(batch)
+        log.error("%s", loss_of(batch))
 
     async def drain(self, topic: str) -> None:
         """Sync and publish the topic's files; raises OutputError if that cannot be done.
