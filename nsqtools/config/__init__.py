@@ -1319,6 +1319,14 @@ class StreamConfig(ClientConfig):
     lookupd_authorization: bool = option(
         True, "flag", "Send the AUTH secret to nsqlookupd as a bearer token.", flag=False
     )
+    auth_secret_env: str = option(
+        "",
+        "text",
+        "Environment variable of Spark's executors that holds the AUTH secret.",
+        metavar="NAME",
+        flag=False,
+        excludes=("auth_secret", "auth_secret_file"),
+    )
 
     def check(self) -> None:
         """As the base's, and what only a consumer negotiates."""
