@@ -6,7 +6,7 @@ import itertools
 import re
 import secrets
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,8 +42,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {"nsq", "server"} & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if {"nsq", "server"} & fixtures:
             item.add_marker("live")
+        # Processes share nothing: one of them has the Spark session, and each module its servers.
+        group = "spark" if "spark" in fixtures else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     items[:] = [item for item in items if not _has_no_such_variant(item)]
 
 
@@ -56,6 +60,19 @@ def _has_no_such_variant(item: pytest.Item) -> bool:
 
 def pytest_report_header() -> str:
     return f"nsq: {binaries.describe_nsq()}"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist tells what it missed."""
+    if output := getattr(session.config, "workeroutput", None):
+        output["missing"] = binaries.missing
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for program, tests in getattr(node, "workeroutput", {}).get("missing", {}).items():
+        for lost in tests:
+            binaries.remember(program, lost)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

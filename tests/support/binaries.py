@@ -92,7 +92,7 @@ def expect_nsq(*, build: bool) -> bool:
         return shutil.which("go") is not None
     failure = _build(_cache_directory())
     if failure and shutil.which("go"):
-        _remember("nsqd", f"{LIVE} ({failure})")
+        remember("nsqd", f"{LIVE} ({failure})")
     return installed_nsq() is not None
 
 
@@ -105,14 +105,15 @@ def describe_nsq() -> str:
     return "the sandbox alone (for nsqd too: install it, set $NSQTOOLS_NSQD_BIN, or install go)"
 
 
-def _remember(program: str, tests: str) -> None:
+def remember(program: str, tests: str) -> None:
+    """A program is missing, and what it would have tested."""
     lost = missing.setdefault(program, [])
     if tests not in lost:
         lost.append(tests)
 
 
 def _give_up(program: str, tests: str, reason: str, kind: str) -> NoReturn:
-    _remember(program, tests)
+    remember(program, tests)
     text = f"{reason}; it would have tested {tests}"
     if os.environ.get(f"NSQTOOLS_REQUIRE_{kind}") == "1":
         pytest.fail(text, pytrace=False)

@@ -110,8 +110,13 @@ class Poster:
         eventually(lambda: text in self.said)
 
     def drain(self, timeout: float = 20.0) -> None:
-        """Wait until all that was published is finished."""
-        eventually(lambda: self.process.poll() is not None or self.posting.is_drained, timeout)
+        """Wait until all that was published is finished, and it has come to see that."""
+
+        def is_done() -> bool:
+            connected = self.posting.channel()["client_count"] > 0
+            return self.process.poll() is not None or (connected and self.posting.is_drained)
+
+        eventually(is_done, timeout)
         assert self.process.poll() is None, self.said
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 START_TIMEOUT = 15.0
+REPLY_TIMEOUT = 60.0  # thousands of messages may be synced one by one
 STOP_TIMEOUT = 10.0
 MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
 
@@ -150,7 +151,7 @@ class Server:
         return reply
 
     def _exchange(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(*self.http, timeout=START_TIMEOUT)
+        connection = http.client.HTTPConnection(*self.http, timeout=REPLY_TIMEOUT)
         try:
             connection.request(method, path, body)
             reply = connection.getresponse()
