@@ -17,7 +17,6 @@ from nsqtools.engine.handler import loss_of
 from nsqtools.errors import OutputClosedError, OutputError
 
 if TYPE_CHECKING:
-
     from nsqtools.engine.handler import Batch
     from nsqtools.sinks.formats import Format
 
