@@ -460,7 +460,7 @@ async def test_messages_given_up_are_logged_in_one_line_and_counted(
     caplog: pytest.LogCaptureFixture, pipe: Pipe
 ) -> None:
     sink = StreamSink(pipe.writer, make_format())
-    await sink.gave_up(messages(b"one", b"two"))
+    await sink.gave_up(batch(Settled(), b"one", b"two"))
     assert sink.lost == 2
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (

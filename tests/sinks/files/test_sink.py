@@ -134,7 +134,7 @@ class TestGathering:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with sinking(tmp_path) as running:
-            await running.sink.gave_up(batch(b"one", b"two")[:])
+            await running.sink.gave_up(batch(b"one", b"two"))
             assert running.sink.lost == 2
         (record,) = caplog.records
         assert record.levelno == logging.ERROR
