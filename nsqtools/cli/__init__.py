@@ -30,6 +30,11 @@ COMMANDS = {
     "relay": Entry(
         "nsqtools.cli.relay:relay", "Relay topics to topics of another nsqd.", "Consume"
     ),
+    "pipeline": Entry(
+        "nsqtools.cli.pipeline:pipeline",
+        "Carry topics into a data lake and back, with Spark.",
+        "Consume",
+    ),
     "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
     "verify": Entry("nsqtools.cli.verify:verify", "Check archives and manifests.", "Look"),
     "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),

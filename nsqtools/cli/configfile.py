@@ -86,7 +86,7 @@ class Table:
 
     def _convert(self, value: Any, declared: Option) -> Any:
         found = convert(declared, value)
-        if declared.kind == "path" and found not in ("", "-"):
+        if declared.kind == "path" and found not in ("", "-") and "://" not in found:
             return os.path.join(self.folder, os.path.expanduser(found))
         return found
 

@@ -21,6 +21,7 @@ from nsqtools.cli.completion import scripts
 from nsqtools.cli.facts import about
 from nsqtools.cli.manpages import page
 from nsqtools.cli.options import ConfigOption
+from nsqtools.cli.pipeline.guide import guide
 from nsqtools.cli.tomlpage import toml_page
 from nsqtools.cli.tree import walk
 
@@ -38,6 +39,7 @@ def documents(root: Path) -> dict[str, str]:
     nodes = walk(cli)
     found = {f"man/{node.page}.1": page(node, nodes) for node in nodes}
     found["man/nsqtools.toml.5"] = toml_page(nodes)
+    found["man/nsqtools-pipeline.7"] = guide(nodes)
     found |= {f"completions/{name}": text for name, text in scripts().items()}
     readme = root / "README.md"
     if readme.exists():

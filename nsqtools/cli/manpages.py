@@ -26,13 +26,21 @@ from nsqtools.cli.roff import (
     xr,
 )
 from nsqtools.cli.settings import variables
-from nsqtools.config import ArchiveOptions, ConsumerConfig, ProducerConfig, VerifyOptions
+from nsqtools.config import (
+    CompactOptions,
+    ConsumerConfig,
+    ProducerConfig,
+    QueryOptions,
+    VerifyOptions,
+)
 from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqtools.cli.tree import Node
+
+_MAY_BE_PARTIAL = (ConsumerConfig, ProducerConfig, VerifyOptions, CompactOptions)
 
 _FILE_VARIABLES = (
     ("NSQTOOLS_CONFIG", "The configuration file, or none for no file."),
@@ -275,9 +283,9 @@ def exits(node: Node, nodes: Sequence[Node]) -> list[Exit]:
         return [code for code in Exit if code in found]
     left_out = set()
     classes = [cls for cls, _ in node.groups]
-    if not any(issubclass(cls, (ConsumerConfig, ProducerConfig, VerifyOptions)) for cls in classes):
+    if QueryOptions in classes or not any(issubclass(cls, _MAY_BE_PARTIAL) for cls in classes):
         left_out.add(Exit.PARTIAL)
-    if ArchiveOptions not in classes:
+    if CompactOptions not in classes and all(each.name != "lock" for each in node.options):
         left_out.add(Exit.LOCKED)
     if not any(option.name.startswith(("nsqd_", "lookupd_")) for option in node.options):
         left_out.add(Exit.UNREACHABLE)

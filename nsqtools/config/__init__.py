@@ -1423,6 +1423,57 @@ class LakeOptions(Options):
 
 
 @option_class
+class InputOptions(Options):
+    """Archives that a pipeline reads."""
+
+    title: ClassVar[str] = "Input"
+
+    input: tuple[str, ...] = option(
+        (),
+        "path",
+        "Archive to read: a file, or a directory of pipeline archive, pipeline compact or to-file; "
+        "may be repeated.",
+        multiple=True,
+        metavar="PATH",
+        required=True,
+    )
+    input_format: str = option(
+        "",
+        "choice",
+        "How records stand in files of to-file, as its --format.",
+        choices=("", "raw", "json", "length-prefixed"),
+        default_note="there are none",
+    )
+    delimiter: str = option(
+        "\\n",
+        "text",
+        "Bytes after each body of raw files: text, \\n, \\t, \\0, \\xNN.",
+        metavar="BYTES",
+    )
+
+    def check(self) -> None:
+        """A delimiter stands in raw files alone."""
+        if self.delimiter != "\\n" and self.input_format != "raw":
+            raise ConfigError("--delimiter: needs --input-format raw")
+        if not self.delimiter:
+            raise ConfigError("--delimiter: empty, records could not be told apart")
+
+
+@option_class
+class QueryInputOptions(InputOptions):
+    """Archives that ``pipeline sql`` reads, unless it consumes topics."""
+
+    input: tuple[str, ...] = option(
+        (),
+        "path",
+        "Archive to read instead of topics: a file, or a directory of pipeline archive, pipeline "
+        "compact or to-file; may be repeated.",
+        multiple=True,
+        metavar="PATH",
+    )
+
+
+@option_class
 class QueryOptions(Options):
     """What ``pipeline sql`` does."""
 
@@ -1434,14 +1485,6 @@ class QueryOptions(Options):
         "SELECT from the table nsq, or @FILE to read it from a file.",
         metavar="SQL",
         required=True,
-    )
-    input: tuple[str, ...] = option(
-        (),
-        "path",
-        "Archive to query instead of topics: a file or directory of pipeline archive, pipeline "
-        "compact or to-file; may be repeated.",
-        multiple=True,
-        metavar="PATH",
     )
     watermark: float = option(
         0.0,
@@ -1500,6 +1543,59 @@ class QueryOptions(Options):
                 raise ConfigError(f"--{flag_name(name)}: --format {self.kind} has no use for it")
             if not given and name == need:
                 raise ConfigError(f"--format {self.kind}: needs --{flag_name(name)}")
+
+
+@option_class
+class CompactOptions(Options):
+    """What ``pipeline compact`` writes."""
+
+    title: ClassVar[str] = "Compaction"
+
+    output: str = option(
+        "",
+        "path",
+        "Directory to write to, in DIR/date=*/hour=*; what was compacted before stays in it.",
+        metavar="DIR",
+        required=True,
+    )
+    file_size: int = option(
+        256 << 20, "size", "Bodies of a file, before compression.", minimum=1 << 20
+    )
+    delete_inputs: bool = option(
+        False, "flag", "Delete files of --input once the files made of them were read again."
+    )
+
+
+@option_class
+class ReplayOptions(Options):
+    """What ``pipeline replay`` publishes, and how."""
+
+    title: ClassVar[str] = "Replay"
+
+    where: str = option(
+        "",
+        "text",
+        "Publish only messages of which this SQL condition is true.",
+        metavar="SQL",
+    )
+    order_by: str = option(
+        "",
+        "text",
+        "Columns to order by, with commas between, such as timestamp, or timestamp DESC.",
+        metavar="COLUMNS",
+        default_note="by nothing in particular",
+    )
+    rate: float = option(0.0, "number", "Most messages per second; 0 for no limit.", minimum=0.0)
+    staging: str = option(
+        "",
+        "path",
+        "Directory of the chosen messages, and of how far they are published.",
+        metavar="DIR",
+        default_note="_nsqtools/replay-TOPIC in the first --input",
+    )
+    lock: str = option(
+        "", "path", "File to lock, so that one such command runs at a time.", metavar="FILE"
+    )
 
 
 @option_class
@@ -1656,7 +1752,11 @@ ALL: tuple[type[Options], ...] = (
     StreamOptions,
     BodyOptions,
     LakeOptions,
+    InputOptions,
+    QueryInputOptions,
     QueryOptions,
+    CompactOptions,
+    ReplayOptions,
     LookupOptions,
     ShowOptions,
     NsqdOptions,

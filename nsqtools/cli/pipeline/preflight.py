@@ -1,0 +1,96 @@
+"""What can be known to fail before Spark is started, which takes seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.pipeline.sources import as_flags
+from nsqtools.errors import LockedError, NSQError, PeerError
+from nsqtools.names import Address
+from nsqtools.net.connection import Connection
+from nsqtools.sinks.files.locks import Lock
+from nsqtools.spark.depths import Depths
+from nsqtools.spark.options import parse_source, with_secret
+from nsqtools.spark.session import is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.proto.messages import Message
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold the lock of ``--lock``, if it is given; raises LockedError if another process has it."""
+    lock = Lock(path, keep=True) if path else None
+    if lock and not lock.acquire():
+        raise LockedError(f"{lock}: try again when that has ended")
+    try:
+        yield
+    finally:
+        if lock:
+            lock.release()
+
+
+async def waiting(options: Mapping[str, str], master: str) -> int:
+    """How many messages wait for a source with these options.
+
+    Raises UnreachableError, or another PeerError, if no nsqd can be asked, or if executors of this
+    machine would be refused by all. ConfigError is for what the options name.
+    """
+    try:
+        settings = parse_source(options)
+        depths = await Depths(settings).ask()
+        if is_local(master):
+            found = {Address.parse(nsqd) for _, nsqd in depths}
+            await _greet(sorted(found), with_secret(settings))
+    except NSQError as error:
+        raise as_flags(error) from None
+    return sum(depths.values())
+
+
+def check_staging(staging: str) -> None:
+    """Raise ConfigError or OutputError if the staging cannot be where it was asked for."""
+    from nsqtools.spark.stores import make_store, probe
+
+    try:
+        probe(*make_store(staging))
+    except NSQError as error:
+        raise as_flags(error) from None
+
+
+async def _greet(nsqds: Sequence[Address], config: ConsumerConfig) -> None:
+    """Connect to each; raises the first's error if none lets us in."""
+    errors = [each for each in await asyncio.gather(*(_try(n, config) for n in nsqds)) if each]
+    if errors and len(errors) == len(nsqds):
+        raise errors[0]
+    for error in errors:
+        log.warning("nsqd %s", error)
+
+
+async def _try(nsqd: Address, config: ConsumerConfig) -> PeerError | None:
+    try:
+        connection = await Connection.open(nsqd, config, _Nobody(), auth_secret=config.auth_secret)
+    except PeerError as error:
+        return error
+    await connection.close(drain=0)
+    return None
+
+
+class _Nobody:
+    """Listens to a connection that nothing comes from."""
+
+    def messages_received(self, connection: Connection, messages: Iterable[Message]) -> None:
+        """Nothing."""
+
+    def command_failed(self, connection: Connection, error: NSQError) -> None:
+        """Nothing."""
+
+    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
+        """Nothing."""

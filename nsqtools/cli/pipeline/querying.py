@@ -1,0 +1,202 @@
+"""Queries as the options of ``pipeline sql`` describe them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, date, datetime
+from functools import partial
+from itertools import islice
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.pipeline.preflight import locked
+from nsqtools.cli.pipeline.running import Run
+from nsqtools.cli.pipeline.sources import connection_options, layout, servers, source_options
+from nsqtools.cli.pipeline.streaming import Places, StreamJob, run_stream
+from nsqtools.cli.pipeline.views import StepView
+from nsqtools.cli.tables import print_rows
+from nsqtools.errors import ConfigError
+from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.sql import (
+    ArchivesSettings,
+    Query,
+    StreamSettings,
+    Target,
+    explain,
+    query_archives,
+    query_stream,
+)
+from nsqtools.spark.streams import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from nsqtools.config import (
+        BodyOptions,
+        InputOptions,
+        MetricsOptions,
+        ProducerConfig,
+        QueryOptions,
+        QuerySourceOptions,
+        SparkOptions,
+        StreamConfig,
+        StreamOptions,
+    )
+
+_ROWS = 1000  # of a table on a terminal
+
+
+def of_topics(
+    source: QuerySourceOptions,
+    asked: QueryOptions,
+    bodies: BodyOptions,
+    stream: StreamOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: StreamConfig,
+    target: ProducerConfig,
+) -> int:
+    """Run a streaming query; an exit code."""
+    if asked.kind == "topic" and not stream.checkpoint:
+        raise ConfigError("--checkpoint is required with --format topic, to go on from there")
+    if asked.kind in ("parquet", "json") and asked.output_mode != "append":
+        raise ConfigError(
+            f"--output-mode {asked.output_mode}: rows in files stay as they are: use append, with "
+            "--watermark for aggregations"
+        )
+    with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:
+        home = "" if asked.output else stream.checkpoint or scratch
+        places = Places.of(stream, asked.output, home)
+        settings = StreamSettings(
+            query=_query(asked, bodies),
+            target=_target(asked, source, spark, target),
+            source=source_options(
+                source, stream, config, master=spark.master, staging=places.staging
+            ),
+            stream=Stream(
+                places.checkpoint,
+                stream.trigger if stream.continuous else None,
+                asked.output_mode,
+            ),
+        )
+        if asked.explain:
+            return _explain(settings, spark, metrics)
+        work = partial(query_stream, settings=settings)
+        prints = asked.kind == "console"
+        job = StreamJob(work, "queried", settings.source, places, settings.stamp, prints)
+        return run_stream(job, stream, spark, metrics)
+
+
+def of_archives(
+    asked: QueryOptions,
+    inputs: InputOptions,
+    bodies: BodyOptions,
+    stream: StreamOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    source: QuerySourceOptions,
+    target: ProducerConfig,
+) -> int:
+    """Run a query once; an exit code."""
+    settings = ArchivesSettings(
+        query=_query(asked, bodies),
+        target=_target(asked, source, spark, target),
+        inputs=inputs.input,
+        layout=layout(inputs),
+    )
+    if asked.explain:
+        return _explain(settings, spark, metrics)
+
+    async def work() -> int:
+        run = Run(spark, metrics, StepView(), prints=asked.kind == "console")
+        try:
+            return await run.until_done(partial(query_archives, settings=settings))
+        except StoppedError:
+            return run.signals.exit_code(Exit.FAILURE)
+
+    with locked(stream.lock):
+        return asyncio.run(work())
+
+
+def _explain(
+    settings: StreamSettings | ArchivesSettings, spark: SparkOptions, metrics: MetricsOptions
+) -> int:
+    async def run() -> int:
+        work = partial(_print_plan, settings)
+        return await Run(spark, metrics, StepView(), prints=True).until_done(work)
+
+    return asyncio.run(run())
+
+
+def _print_plan(
+    settings: StreamSettings | ArchivesSettings, spark: SparkSession, **_: object
+) -> None:
+    click.echo(explain(spark, settings).strip())
+
+
+def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
+    text = asked.query
+    if text.startswith("@"):
+        try:
+            with open(text[1:], encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise ConfigError(f"--query {asked.query}: {reason}") from error
+    return Query(text.strip().rstrip(";"), bodies.schema, asked.watermark)
+
+
+def _target(
+    asked: QueryOptions, source: QuerySourceOptions, spark: SparkOptions, target: ProducerConfig
+) -> Target:
+    if asked.kind == "console":
+        return Target("console", show=_show)
+    if asked.kind != "topic":
+        return Target(asked.kind, output=asked.output)
+    sink = {"topic": asked.destination_topic, **connection_options(target, spark.master)}
+    if asked.destination_nsqd_tcp_address:
+        sink["nsqd.tcp.addresses"] = ",".join(asked.destination_nsqd_tcp_address)
+    else:
+        sink |= servers(source)
+    return Target("topic", sink=sink)
+
+
+def _show(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
+    """Print rows; on a terminal as tables of many."""
+    while some := list(islice(rows, _ROWS)):
+        print_rows(columns, [[_text(value) for value in row] for row in some])
+
+
+def _text(value: Any) -> str:
+    """A value of a row; times are in UTC."""
+    match value:
+        case None:
+            return ""
+        case bytes() | bytearray():
+            return bytes(value).decode("utf-8", "backslashreplace")
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case date():
+            return value.isoformat()
+        case bool():
+            return str(value).lower()
+        case dict() | list() | tuple():
+            return json.dumps(_plain(value))
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value in which JSON has everything; rows are objects."""
+    if hasattr(value, "asDict"):
+        value = value.asDict()
+    if isinstance(value, dict):
+        return {_text(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else _text(value)

@@ -1,0 +1,147 @@
+"""Runs a job of Spark for a command: in a thread, while the event loop sees to all else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.metrics import served
+from nsqtools.cli.pipeline.sources import as_flags
+from nsqtools.cli.pipeline.views import on_terminal
+from nsqtools.cli.signals import Signals
+from nsqtools.errors import NSQError
+from nsqtools.net.systemd import Notifier
+from nsqtools.spark.session import open_session
+from nsqtools.spark.shipping import check_executors, ship
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from nsqtools.cli.pipeline.views import View
+    from nsqtools.config import MetricsOptions, SparkOptions
+    from nsqtools.metrics import Metric
+
+
+class Work(Protocol):
+    """A job: it reports facts, and ends early, with all well, once the event is set."""
+
+    def __call__(
+        self, spark: SparkSession, *, stop: threading.Event, report: Callable[[Any], None]
+    ) -> object:
+        """Called in a thread; what it returns is not looked at."""
+
+
+log = logging.getLogger(__name__)
+
+_CODEC = "spark.sql.parquet.compression.codec"
+
+
+class Run:
+    """One job; made inside the running loop."""
+
+    def __init__(
+        self,
+        spark: SparkOptions,
+        metrics: MetricsOptions,
+        view: View,
+        *,
+        packages: Iterable[str] = ("pyarrow",),
+        prints: bool = False,
+    ) -> None:
+        self._watched = not (prints and sys.stdout.isatty())
+        self.stop = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self.signals = Signals(
+            self._interrupted, lambda: None, "the next run repeats the batch that was under way"
+        )
+        self._spark = spark
+        self._metrics = metrics
+        self._view = view
+        self._packages = tuple(packages)
+        self._notifier = Notifier()
+        self._show: Callable[[str], None] = lambda _: None
+        self._state = "starting Spark"
+
+    async def until_done(self, work: Work) -> int:
+        """Have Spark do the work; an exit code.
+
+        A signal, after which the job has ended well, is no failure.
+        """
+        return await self._supervise(partial(self._in_spark, work))
+
+    async def without_spark(self, work: Callable[[Callable[[Any], None]], object]) -> int:
+        """As ``until_done``, for work that is given only whom to report to."""
+        self._began()
+        return await self._supervise(work)
+
+    async def _supervise(self, work: Callable[[Callable[[Any], None]], object]) -> int:
+        loop = asyncio.get_running_loop()
+
+        def told(fact: Any) -> None:
+            loop.call_soon_threadsafe(self._told, fact)
+
+        reporting = loop.create_task(self._report())
+        try:
+            async with served(self._metrics.address, self._collect):
+                with on_terminal(wanted=self._watched) as self._show:
+                    self._show(self._state or self._view.line)
+                    await asyncio.to_thread(work, told)
+        except NSQError as error:
+            raise as_flags(error) from None
+        finally:
+            self._show = lambda _: None
+            reporting.cancel()
+        return self.signals.exit_code(Exit.DONE) if self.signals.urgent else Exit.DONE
+
+    def _in_spark(self, work: Work, told: Callable[[Any], None]) -> None:
+        """In a thread of its own."""
+        with open_session(
+            self._spark.master,
+            session_conf(self._spark),
+            log_file=self._spark.spark_log or None,
+        ) as session:
+            if self.stop.is_set():
+                return
+            ship(session)
+            check_executors(session, self._packages)
+            self._loop.call_soon_threadsafe(self._began)
+            work(session, stop=self.stop, report=told)
+
+    def _began(self) -> None:
+        self._state = ""
+        self._notifier.ready()
+        self._show(self._view.line)
+
+    def _told(self, fact: Any) -> None:
+        line = self._view.add(fact)
+        if line:
+            log.info("%s", line)
+        self._show(self._view.line)
+
+    def _collect(self) -> Iterable[Metric]:
+        return self._view.metrics()
+
+    async def _report(self) -> None:
+        """Tell systemd, if that started us, how we are."""
+        interval = self._notifier.interval
+        while interval:
+            self._notifier.beat(self._state or self._view.line)
+            await asyncio.sleep(interval)
+
+    def _interrupted(self) -> None:
+        self._notifier.stopping()
+        self._state = "finishing the batch under way"
+        self._show(f"{self._state}, Ctrl-C again to leave now")
+        self.stop.set()
+
+
+def session_conf(spark: SparkOptions) -> Mapping[str, str]:
+    """Properties of the session: Parquet is compressed with zstd unless --conf has it otherwise."""
+    return {_CODEC: "zstd", **spark.properties}

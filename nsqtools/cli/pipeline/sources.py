@@ -1,0 +1,116 @@
+"""The options of Spark's source and sink ``nsq``, as a command line gives them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from nsqtools.config.option import format_duration
+from nsqtools.errors import ConfigError, PeerError
+from nsqtools.sinks.formats import delimiter_bytes
+from nsqtools.sinks.verification import Layout
+from nsqtools.spark.session import is_local
+
+if TYPE_CHECKING:
+    from nsqtools.config import (
+        ClientConfig,
+        InputOptions,
+        StreamConfig,
+        StreamOptions,
+        StreamSourceOptions,
+    )
+    from nsqtools.errors import NSQError
+
+_SECRET = "NSQTOOLS_PIPELINE_AUTH_SECRET"  # noqa: S105 - names a variable
+_FLAGS = {
+    "write host:tcp/http": "give --nsqd-http-address",
+    "stagingLocation": "--staging",
+    "sink nsq: ": "",
+    ", or wait for it with --wait-lock": "",
+}
+
+
+def source_options(
+    source: StreamSourceOptions,
+    stream: StreamOptions,
+    config: StreamConfig,
+    *,
+    master: str,
+    staging: str,
+) -> dict[str, str]:
+    """Options of the source. A secret is left in the environment, for executors of this machine.
+
+    Raises ConfigError if there is one and they are elsewhere.
+    """
+    found = {
+        "subscribe": ",".join(source.topic),
+        "channel": source.channel,
+        "stagingLocation": staging,
+        "maxMessagesPerTrigger": str(stream.max_per_trigger),
+        "connectionsPerNsqd": str(stream.connections),
+        "maxInFlight": str(config.max_in_flight),
+        **servers(source),
+        **connection_options(config, master, leave_out=("max_in_flight", "auth_secret_env")),
+    }
+    if config.auth_secret_env:
+        found["nsq.auth_secret_env"] = config.auth_secret_env
+    return found
+
+
+def servers(source: StreamSourceOptions) -> dict[str, str]:
+    """The option that names nsqds, or nsqlookupds."""
+    if source.lookupd_http_address:
+        return {"nsqlookupd.http.addresses": ",".join(source.lookupd_http_address)}
+    https = source.nsqd_http_address or [""] * len(source.nsqd_tcp_address)
+    pairs = zip(source.nsqd_tcp_address, https, strict=True)
+    return {"nsqd.tcp.addresses": ",".join(f"{tcp}/{http}".rstrip("/") for tcp, http in pairs)}
+
+
+def connection_options(
+    config: ClientConfig, master: str, *, leave_out: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """``nsq.NAME`` for what is not its default; paths are absolute, since executors run elsewhere.
+
+    As for secrets see ``source_options``.
+    """
+    found = {}
+    for name, declared in config.declared().items():
+        value = getattr(config, name)
+        if name == "auth_secret" and value:
+            if not is_local(master):
+                raise ConfigError(
+                    f"the executors of --master {master} have no secret of this machine: give "
+                    "--auth-secret-file, a file that they can read"
+                )
+            os.environ[_SECRET] = value
+            found["nsq.auth_secret_env"] = _SECRET
+        elif name not in leave_out and value != config.default(name, {}):
+            if declared.kind == "duration":
+                found[f"nsq.{name}"] = format_duration(value)
+            elif declared.kind == "path":
+                found[f"nsq.{name}"] = os.path.abspath(value)
+            else:
+                found[f"nsq.{name}"] = str(value)
+    return found
+
+
+def layout(inputs: InputOptions) -> Layout | None:
+    """How records stand in files of ``to-file``; None if it is not said."""
+    if not inputs.input_format:
+        return None
+    return Layout(inputs.input_format, delimiter_bytes(inputs.delimiter, null=False))
+
+
+def as_flags(error: NSQError) -> NSQError:
+    """The error with the options that it names replaced by flags."""
+    if isinstance(error, PeerError):
+        error.text = _as_flags(error.text)
+    error.args = tuple(_as_flags(each) if isinstance(each, str) else each for each in error.args)
+    return error
+
+
+def _as_flags(text: str) -> str:
+    for option, flag in _FLAGS.items():
+        text = text.replace(option, flag)
+    return re.sub(r"\bnsq\.([a-z]\w+)", lambda found: "--" + found[1].replace("_", "-"), text)

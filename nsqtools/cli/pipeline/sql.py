@@ -1,0 +1,106 @@
+"""``nsqtools pipeline sql``: a query of topics or archives."""
+
+from __future__ import annotations
+
+import click
+
+from nsqtools.cli.options import Command, options
+from nsqtools.cli.pipeline.notes import STREAM_SIGNALS
+from nsqtools.config import (
+    BodyOptions,
+    MetricsOptions,
+    ProducerConfig,
+    QueryInputOptions,
+    QueryOptions,
+    QuerySourceOptions,
+    SparkOptions,
+    StreamConfig,
+    StreamOptions,
+)
+from nsqtools.errors import ConfigError
+
+
+@click.command(
+    "sql",
+    cls=Command,
+    examples=(
+        (
+            "Count the messages of an archive by day",
+            "nsqtools pipeline sql --input lake "
+            "--query 'SELECT date, count(*) FROM nsq GROUP BY date ORDER BY date'",
+        ),
+        (
+            "Sum up what comes in windows of a minute, in Parquet",
+            "nsqtools pipeline sql --topic events --channel sums --continuous --watermark 5m "
+            "--schema 'user INT, amount DOUBLE' --output sums --query "
+            "'SELECT window.start, user, sum(amount) AS total FROM nsq "
+            'GROUP BY window(timestamp, "1 minute"), user\'',
+        ),
+        (
+            "Publish some messages of a topic to another",
+            "nsqtools pipeline sql --topic events --channel errors --destination-topic errors "
+            '--checkpoint errors --query "SELECT body FROM nsq WHERE '
+            "get_json_object(CAST(body AS STRING), '$.level') = 'error'\"",
+        ),
+    ),
+    notes={
+        "TABLE": """\
+The table nsq has the columns topic, channel, nsqd (HOST:PORT), message_id, timestamp (of
+publishing, UTC), timestamp_ns (since the epoch), attempts and body (BINARY), then those of --schema
+and _corrupt, which has the text of a body that does not parse. A field that has the name of a
+column before it is called body_<field>. With --input there are also date and hour, and whatever
+else the archives have.""",
+        "RESULTS": """\
+Files of a stream are in batch=* below --output: a batch that a killed run left is replaced by the
+next one, so that each row is there once. Those of archives are written into a directory that has
+none yet.
+
+A topic gets the column body or, without one, rows as JSON objects. Messages may be there twice
+after a failure, since a batch that was not done is published again.
+
+The console shows a table on a terminal; in a pipe columns have tabs between. A batch that a killed
+run left is shown again if --checkpoint is given; else messages that were taken and not shown are
+gone then.""",
+        "SIGNALS": STREAM_SIGNALS,
+    },
+)
+@options(
+    source=QuerySourceOptions,
+    asked=QueryOptions,
+    inputs=QueryInputOptions,
+    bodies=BodyOptions,
+    stream=StreamOptions,
+    spark=SparkOptions,
+    metrics=MetricsOptions,
+    config=StreamConfig,
+    target=ProducerConfig,
+)
+def sql(
+    *,
+    source: QuerySourceOptions,
+    asked: QueryOptions,
+    inputs: QueryInputOptions,
+    bodies: BodyOptions,
+    stream: StreamOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: StreamConfig,
+    target: ProducerConfig,
+) -> int:
+    """Query topics, or archives, with SQL.
+
+    The result goes to Parquet or JSON files, to another topic, or to standard output. Over topics
+    the query is a streaming one, with windows and watermarks, and messages are consumed: they are
+    finished once they are on disk in --staging.
+    """
+    from nsqtools.spark.session import require_spark
+
+    require_spark()
+    from nsqtools.cli.pipeline import querying
+
+    if not inputs.input:
+        for name in ("topic", "channel"):
+            if not getattr(source, name):
+                raise ConfigError(f"--{name} is required, unless --input names archives")
+        return querying.of_topics(source, asked, bodies, stream, spark, metrics, config, target)
+    return querying.of_archives(asked, inputs, bodies, stream, spark, metrics, source, target)

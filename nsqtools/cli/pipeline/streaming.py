@@ -1,0 +1,104 @@
+"""What ``archive`` and ``sql`` share: a stream's places, and its life from lock to summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.pipeline.preflight import check_staging, locked, waiting
+from nsqtools.cli.pipeline.running import Run
+from nsqtools.cli.pipeline.views import StreamView, conclude
+from nsqtools.errors import PeerError
+from nsqtools.spark.places import (
+    OURS,
+    below,
+    check_claim,
+    check_output,
+    is_finished,
+    is_settled,
+    local,
+    only_one,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqtools.cli.pipeline.running import Work
+    from nsqtools.config import MetricsOptions, SparkOptions, StreamOptions
+
+log = logging.getLogger(__name__)
+
+
+class Places(NamedTuple):
+    """Where a stream writes and where its state is: absolute paths, or URLs."""
+
+    output: str
+    checkpoint: str
+    staging: str
+
+    @classmethod
+    def of(cls, stream: StreamOptions, output: str, home: str = "") -> Places:
+        """Those of the options, or else in the output; without one in ``home``."""
+        home = home or below(output, OURS)
+        return cls(
+            _absolute(output) if output else "",
+            _absolute(stream.checkpoint or below(home, "checkpoint")),
+            _absolute(stream.staging or below(home, "staging")),
+        )
+
+
+def _absolute(place: str) -> str:
+    path = local(place)
+    return place if path is None else str(path)
+
+
+class StreamJob(NamedTuple):
+    """A streaming query as its command knows it.
+
+    ``stamp`` is what makes a run another one; one that ``prints`` has the terminal to itself.
+    """
+
+    work: Work
+    verb: str
+    source: Mapping[str, str]
+    places: Places
+    stamp: Mapping[str, Any]
+    prints: bool = False
+
+
+def run_stream(
+    job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
+) -> int:
+    """Run it, one at a time; an exit code."""
+    if job.places.output:
+        check_output(job.places.output, "--output")
+    with locked(stream.lock), only_one(job.places.checkpoint):
+        check_claim(job.places.checkpoint, job.stamp)
+        return asyncio.run(_run(job, stream, spark, metrics))
+
+
+async def _run(
+    job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
+) -> int:
+    """Look ahead, which is cheap, and have Spark do the work unless there is none."""
+    view = StreamView(job.verb)
+    packages = ("pyarrow", *(("snappy",) if "nsq.snappy" in job.source else ()))
+    run = Run(spark, metrics, view, packages=packages, prints=job.prints)
+    idle = False
+    try:
+        count = await waiting(job.source, spark.master)
+    except PeerError as error:
+        if is_finished(job.places.checkpoint):
+            raise
+        log.warning("%s", error)  # what is staged already needs no nsqd
+    else:
+        idle = not count and not stream.continuous and is_settled(*job.places[1:], job.stamp)
+    if idle or run.stop.is_set():
+        log.info("no message waits")
+        return Exit.DONE
+    check_staging(job.places.staging)
+    code = await run.until_done(job.work)
+    conclude(view.summary)
+    return code

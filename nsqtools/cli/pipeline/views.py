@@ -1,0 +1,164 @@
+"""How a run of Spark is shown: a line that changes on a terminal, lines in a log, and metrics."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqtools.metrics import Metric, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nsqtools.metrics import Kind
+    from nsqtools.spark.progress import Progress, Totals
+
+_STATUS = logging.getLogger("nsqtools.status.pipeline")
+
+
+class View(Protocol):
+    """What a run has told so far; used in the event loop."""
+
+    def add(self, fact: Any) -> str:
+        """Take what the job reports; one line about it, for a log."""
+
+    @property
+    def line(self) -> str:
+        """What a terminal shows of it all."""
+
+    def metrics(self) -> Iterator[Metric]:
+        """The values of now."""
+
+
+class StreamView:
+    """Batches of a streaming query; ``verb`` is what becomes of messages, such as ``archived``."""
+
+    def __init__(self, verb: str) -> None:
+        from nsqtools.spark.progress import Totals
+
+        self._verb = verb
+        self.totals: Totals = Totals()
+
+    def add(self, fact: Progress) -> str:
+        """As View."""
+        self.totals.add(fact)
+        if not fact.rows:
+            return ""
+        return f"batch {fact.batch}: {fact.written:,} messages {self._verb}, {_details(fact)}"
+
+    @property
+    def line(self) -> str:
+        """As View."""
+        last = self.totals.last
+        text = f"{self.totals.written:,} messages {self._verb}"
+        return f"{text}, {_details(last)}" if last else text
+
+    @property
+    def summary(self) -> str:
+        """Of the run."""
+        batches = self.totals.batches
+        what = f"{self.totals.written:,} messages {self._verb}"
+        left_out = self.totals.received - self.totals.written
+        if left_out > 0:
+            what += f", {left_out:,} left out"
+        return f"{what} in {batches} {'batch' if batches == 1 else 'batches'}"
+
+    def metrics(self) -> Iterator[Metric]:
+        """As View; what is not known is left out."""
+        totals, last = self.totals, self.totals.last
+        name = "nsqtools_pipeline"
+        yield _metric(f"{name}_batches_total", "counter", "Batches that are done.", totals.batches)
+        yield _metric(
+            f"{name}_received_total", "counter", "Messages of these batches.", totals.received
+        )
+        yield _metric(
+            f"{name}_written_total", "counter", "Rows that were written of them.", totals.written
+        )
+        if last is None:
+            return
+        yield _metric(f"{name}_batch_seconds", "gauge", "What the last batch took.", last.seconds)
+        if last.backlog is not None:
+            yield _metric(f"{name}_backlog", "gauge", "Messages that wait in nsqd.", last.backlog)
+        if last.lag is not None:
+            yield _metric(
+                f"{name}_lag_seconds",
+                "gauge",
+                "From the publishing of a batch's newest message until it was done.",
+                last.lag,
+            )
+
+
+class StepView:
+    """What a job does, one step after another, each perhaps with how much of it is done."""
+
+    def __init__(self) -> None:
+        self.line = ""
+        self._step = ""
+
+    def add(self, fact: tuple[str, int, int]) -> str:
+        """As View: a step, how much is done and of how much, with 0 for what is not known."""
+        step, done, total = fact
+        is_new, self._step = step != self._step, step
+        self.line = f"{step}, {done:,} of {total:,}" if total else step
+        return step if is_new else ""
+
+    def metrics(self) -> Iterator[Metric]:
+        """As View: there are none."""
+        yield from ()
+
+
+def _details(last: Progress) -> str:
+    parts = [f"{last.rate:,.0f}/s"] if last.rows else []
+    if last.backlog is not None:
+        parts.append(f"backlog {last.backlog:,}")
+    parts.append(f"batch {last.seconds:.1f} s")
+    if last.lag is not None:
+        parts.append(f"lag {last.lag:.1f} s")
+    return ", ".join(parts)
+
+
+def _metric(name: str, kind: Kind, text: str, value: float) -> Metric:
+    return Metric(name, kind, text, [Sample({}, value)])
+
+
+@contextmanager
+def on_terminal(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
+    """Yields what shows a line on a terminal in place of the last; without a terminal nothing.
+
+    Log lines go above it. With -q, or with log lines in JSON, nothing is shown. It has a descriptor
+    of its own, since that of standard error is another file while Spark starts.
+    """
+    if not (wanted and is_watched()):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
+
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+        spinner = Spinner("dots")
+        console = Console(file=terminal)
+        with Live(spinner, console=console, redirect_stdout=False, transient=True):
+            yield lambda line: spinner.update(text=Text(line, overflow="ellipsis", no_wrap=True))
+
+
+def is_watched() -> bool:
+    """Whether somebody looks at a terminal, and wants to see more than errors and data."""
+    from nsqtools.cli.logs import JsonFormatter
+
+    handlers = logging.getLogger().handlers
+    as_json = any(isinstance(each.formatter, JsonFormatter) for each in handlers)
+    return sys.stderr.isatty() and not as_json and _STATUS.isEnabledFor(logging.WARNING)
+
+
+def conclude(summary: str) -> None:
+    """Say how it ended: with -v, or on a terminal."""
+    if is_watched():
+        from nsqtools.cli.logs import show_status
+
+        show_status()
+    _STATUS.info("%s", summary)

@@ -1,0 +1,26 @@
+"""NSQ for Spark: ``register(spark)``, then ``format("nsq")`` reads and writes topics.
+
+Importing this loads neither pyspark nor pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("nsq")`` known to a session.
+
+    Raises ConfigError, naming the command that installs it, without pyspark, pyarrow or Java.
+    """
+    from nsqtools.spark.session import require_spark
+
+    require_spark()
+    from nsqtools.spark.source import NsqDataSource
+
+    spark.dataSource.register(NsqDataSource)

@@ -1,0 +1,85 @@
+"""Bodies that are JSON objects, as columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import StringType, StructField, StructType
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.session import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pyspark.sql import Column, DataFrame
+
+CORRUPT = "_corrupt"
+PARTITIONS = ("date", "hour", "batch")
+
+_JSON = "_nsqtools_json"
+
+
+def read_schema(text: str) -> StructType:
+    """The columns that ``--schema`` names: SQL's, a file of that, or of Spark's JSON for them.
+
+    Needs a Spark session. Raises ConfigError.
+    """
+    source = "--schema"
+    if "\n" not in text and Path(text).is_file():
+        source = f"--schema {text}"
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise ConfigError(f"{source}: {reason}") from error
+    try:
+        if text.lstrip().startswith("{"):
+            found = StructType.fromJson(json.loads(text))
+        else:
+            found = cast("StructType", StructType.fromDDL(text))
+    except (PySparkException, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{source}: {first_line(error)}") from error
+    if not found.fields:
+        raise ConfigError(f"{source}: it names no column")
+    names = [each.name.lower() for each in found.fields]
+    if CORRUPT in names:
+        raise ConfigError(f"{source}: {CORRUPT} is the column of bodies that do not parse")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{source}: it names {name!r} more than once")
+    return found
+
+
+def with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
+    """The frame, the fields of its column ``body``, and ``_corrupt``.
+
+    A body that is no JSON object of these types, or no UTF-8, leaves what does not parse null and
+    its text in ``_corrupt``, where what is no UTF-8 is replaced. A field that has the name of a
+    column of the frame, or of a partition, is ``body_<field>``.
+    """
+    taken = {*(name.lower() for name in frame.columns), *PARTITIONS, CORRUPT}
+    wanted = StructType([*schema.fields, StructField(CORRUPT, StringType())])
+    body = F.col("body").cast("string")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    parsed = F.from_json(F.try_validate_utf8(body), wanted, options)
+    found = F.col(_JSON)
+    return frame.withColumn(_JSON, parsed).select(
+        *frame.columns,
+        *(found.getField(each.name).alias(_free(each.name, taken)) for each in schema.fields),
+        _corrupt(found, body).alias(CORRUPT),
+    )
+
+
+def _corrupt(found: Column, body: Column) -> Column:
+    """The text of a body that did not parse; of one without an object Spark makes null."""
+    lost = F.when(found.isNull(), F.make_valid_utf8(body))
+    return F.coalesce(found.getField(CORRUPT), lost)
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    return f"body_{name}" if name.lower() in taken else name

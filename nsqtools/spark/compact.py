@@ -1,0 +1,365 @@
+"""``pipeline compact``: archives to few files an hour, sorted, each message once.
+
+A message is known by (topic, message_id, timestamp_ns), a record without them by its place. Only
+hours of inputs that are new are written again, each from what it has and what is new. What was
+written is read again and compared before it replaces anything; ``compacted`` says what a crash
+leaves behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow.parquet as pq
+from pyspark import StorageLevel
+from pyspark.sql import Observation, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from nsqtools.errors import ConfigError, OutputError, RecordError
+from nsqtools.sinks.files.locks import Lock
+from nsqtools.sinks.files.publish import make_directory
+from nsqtools.spark.compacted import Known, Output, Part
+from nsqtools.spark.frames import FILE, STRICT, as_pattern, dated, frame, is_keyed, united
+from nsqtools.spark.inputs import find, parquet
+from nsqtools.spark.interrupts import StoppedError, interruptible
+from nsqtools.spark.places import OURS, as_url, local, sync
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from nsqtools.sinks.verification import Layout
+    from nsqtools.spark.inputs import Input, Report
+
+__all__ = ["CompactSettings", "Compacted", "compact"]
+
+_NAME, _FIRST, _SLICES = "_nsqtools_hour", "_nsqtools_first", "_nsqtools_slices"
+_TASK, _NTH = "_nsqtools_task", "_nsqtools_nth"
+_HOUR = "date=%s/hour=%02d"
+_KEY = ("timestamp", "timestamp_ns", "topic", "message_id", "source_file", "source_record")
+_CHOICE = ("attempts", "channel", "nsqd", "body")
+"""Of rows that are one message the least by these is kept, so that every run keeps the same."""
+
+_HOUR_US = 3_600_000_000
+_UNHASHABLE = ("map<", "variant")
+
+
+@dataclass(frozen=True, slots=True)
+class CompactSettings:
+    """``inputs`` and ``layout`` are those of ``inputs.find``.
+
+    ``file_size`` is how many bytes of bodies, before compression, a file should have at most.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    layout: Layout | None = None
+    delete_inputs: bool = False
+    file_size: int = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a run did.
+
+    ``inputs`` files were read, with ``read`` records; ``known`` ones an earlier run had read.
+    ``hours`` were written, with ``files`` that have ``rows``, which ``duplicates`` have left.
+    ``kept`` inputs could not be deleted. ``stopped``: it was told to end, and has changed nothing.
+    """
+
+    inputs: int = 0
+    known: int = 0
+    read: int = 0
+    hours: int = 0
+    files: int = 0
+    rows: int = 0
+    duplicates: int = 0
+    deleted: int = 0
+    kept: int = 0
+    stopped: bool = False
+
+
+class _Content(NamedTuple):
+    """Rows, and the sum of their hashes."""
+
+    rows: int
+    checksum: Any
+
+
+def compact(
+    spark: SparkSession, settings: CompactSettings, stop: threading.Event, report: Report
+) -> Compacted:
+    """Merge what is new in the inputs into the output.
+
+    ``stop`` ends it soon, with the output as it was. Raises ConfigError for settings, inputs and
+    outputs that cannot be, RecordError for a file that is damaged or still written, LockedError if
+    another run has the output, OutputError if that cannot be written. After any of them the output
+    is as it was, but for what it says a killed run had still to do.
+    """
+    root = _root(settings.output)
+    try:
+        make_directory(os.path.join(root, OURS))
+        with Lock(os.path.join(root, OURS, "compact.lock")):
+            return _Compaction(spark, settings, stop, report, Output(root)).run()
+    except OSError as error:
+        raise OutputError(f"{error.filename or root}: {error.strerror or error}") from error
+
+
+def _root(output: str) -> str:
+    path = local(output)
+    if path is None:
+        raise ConfigError(
+            f"{output}: compact writes to a file system that is mounted here, where hours can be "
+            "replaced as a whole: copy them from there"
+        )
+    root = os.path.realpath(path)
+    try:
+        root.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{root!r}: its name is not UTF-8") from None
+    return root
+
+
+class _Compaction:
+    """One run, under the lock of its output."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: CompactSettings,
+        stop: threading.Event,
+        report: Report,
+        output: Output,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._stop = stop
+        self._report = report
+        self._output = output
+
+    def run(self) -> Compacted:
+        settings, output = self._settings, self._output
+        found = find(settings.inputs, settings.layout, exclude=[output.root])
+        new, known = output.divide(found)
+        done = Compacted()
+        if new:
+            try:
+                done = self._merge(new)
+            except StoppedError:
+                return Compacted(known=len(known), stopped=True)
+        deleted = kept = 0
+        if settings.delete_inputs and not self._stop.is_set():
+            self._report("deleting", 0, len(found))
+            deleted, kept = output.delete(found)
+        return replace(done, known=len(known), deleted=deleted, kept=kept)
+
+    def _merge(self, new: Sequence[Input]) -> Compacted:
+        made = self._output.begin()
+        before = self._output.hours.copy()
+        try:
+            with interruptible(self._spark, self._stop):
+                facts = _Facts(new)
+                hours = self._make(new, facts, made)
+            inputs = facts.known()
+            if self._stop.is_set():
+                raise StoppedError
+        except BaseException:
+            self._output.discard(made)
+            raise
+        self._output.commit(made, hours, inputs)
+        rows = sum(part.rows for parts in hours.values() for part in parts.values())
+        there = sum(part.rows for hour in hours for part in before.get(hour, {}).values())
+        return Compacted(
+            inputs=len(new),
+            read=facts.rows,
+            hours=len(hours),
+            files=sum(map(len, hours.values())),
+            rows=rows,
+            duplicates=facts.rows + there - rows,
+        )
+
+    def _make(self, new: Sequence[Input], facts: _Facts, made: str) -> dict[str, dict[str, Part]]:
+        """Write all hours of new inputs below ``made``, with what these have; their files."""
+        self._report("reading", 0, len(new))
+        data = dated(frame(self._spark, new)).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            facts.gather(data)
+            self._report("reading", len(new), len(new))
+            sizes = facts.sizes()
+            if not sizes:
+                return {}
+            old = [parquet(path) for path in self._output.files(sizes)]
+            for path in (each.path for each in old):
+                sizes[_hour_of(path)] += _body_bytes(path)
+            rows = facts.rows + sum(each.rows for each in old)
+            self._report("writing", 0, rows)
+            parts = [data, dated(frame(self._spark, old))] if old else [data]
+            tasks, count = self._tasks(sizes)
+            written = _write(_merged(united(parts), tasks, count), made)
+        finally:
+            data.unpersist()
+        self._report("verifying", 0, written.rows)
+        if (again := _read_back(self._spark, made)) != written:
+            raise OutputError(
+                f"{made}: {written.rows} rows were written, and {again.rows} read again or others"
+            )
+        return _finished(Path(made))
+
+    def _tasks(self, sizes: Mapping[str, int]) -> tuple[DataFrame, int]:
+        """The tasks of each hour by its size, as ``_merged`` takes them, and how many there are."""
+        rows = []
+        count = 0
+        for hour, size in sorted(sizes.items()):
+            slices = max(-(-size // self._settings.file_size), 1)
+            rows.append((hour, count, slices))
+            count += slices
+        schema = f"{_NAME} string, {_FIRST} int, {_SLICES} int"
+        return self._spark.createDataFrame(rows, schema), count
+
+
+class _Facts:
+    """What was read of each input."""
+
+    def __init__(self, inputs: Sequence[Input]) -> None:
+        self._inputs = inputs
+        self._rows: dict[str, int] = defaultdict(int)
+        self._unkeyed: dict[str, int] = defaultdict(int)
+        self._hours: dict[str, dict[str, int]] = defaultdict(dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all inputs."""
+        return sum(self._rows.values())
+
+    def gather(self, data: DataFrame) -> None:
+        """Read it all; raises RecordError unless each Parquet file gives what its footer says."""
+        size = F.sum(F.octet_length("body")).alias("size")
+        unkeyed = F.count_if(~is_keyed()).alias("unkeyed")
+        counts = data.groupBy(FILE, "date", "hour").agg(F.count("*").alias("rows"), size, unkeyed)
+        for row in counts.collect():
+            path = row[FILE]
+            self._rows[path] += row["rows"]
+            self._unkeyed[path] += row["unkeyed"]
+            self._hours[path][_HOUR % (row["date"], row["hour"])] = row["size"] or 0
+        for each in self._inputs:
+            if each.kind == "parquet" and self._rows[each.path] != each.rows:
+                raise RecordError(
+                    f"{each.path}: {self._rows[each.path]} rows were read, and its footer says "
+                    f"{each.rows}"
+                )
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of bodies by hour."""
+        found: dict[str, int] = defaultdict(int)
+        for hours in self._hours.values():
+            for hour, size in hours.items():
+                found[hour] += size
+        return found
+
+    def known(self) -> dict[str, Known]:
+        """What is to be known of the inputs; raises RecordError if one is not as it was."""
+        found = {}
+        for each in self._inputs:
+            rows = self._rows[each.path]
+            has_places = self._unkeyed[each.path] or (each.kind == "records" and not rows)
+            found[each.path] = Known(
+                size=each.size,
+                mtime_ns=each.mtime_ns,
+                inode=each.inode,
+                rows=each.skip + rows,
+                hours=tuple(self._hours[each.path]),
+                sha256=each.digest() if has_places else "",
+            )
+            each.check_same()
+        return found
+
+
+def _hour_of(path: str) -> str:
+    return "/".join(path.split("/")[-3:-1])
+
+
+def _body_bytes(path: str) -> int:
+    """Bytes of the bodies in a Parquet file, before compression."""
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    chunks = [group.column(at) for group in groups for at in range(group.num_columns)]
+    return sum(each.total_uncompressed_size for each in chunks if each.path_in_schema == "body")
+
+
+def _merged(data: DataFrame, tasks: DataFrame, count: int) -> DataFrame:
+    """Each message once, and the rows of a task in the order to write them.
+
+    ``tasks`` has the first of the ``count`` tasks of each hour, and how many slices of time, one a
+    task, the hour has.
+    """
+    for name in ("source_file", "source_record"):
+        data = data.withColumn(name, F.when(~is_keyed(), F.col(name)))
+    hour = F.format_string(_HOUR, F.col("date").cast("string"), "hour")
+    elapsed = F.pmod(F.unix_micros("timestamp"), F.lit(_HOUR_US)) / F.lit(_HOUR_US)
+    task = (F.col(_FIRST) + F.floor(elapsed * F.col(_SLICES))).cast("int")
+    same = Window.partitionBy(_TASK, "date", "hour", *_KEY).orderBy(*_CHOICE)
+    return (
+        data.join(F.broadcast(tasks), hour == F.col(_NAME), "left")
+        .withColumn(_TASK, F.coalesce(task, F.lit(0)))
+        .drop(*tasks.columns)
+        .repartitionById(count, _TASK)
+        .withColumn(_NTH, F.row_number().over(same))
+        .where(F.col(_NTH) == 1)
+        .drop(_NTH, FILE)
+    )
+
+
+def _write(data: DataFrame, made: str) -> _Content:
+    observed = Observation()
+    names = [name for name in data.columns if name != _TASK]
+    (
+        data.observe(observed, *_content(data.select(names)))
+        .withColumn("hour", F.lpad(F.col("hour").cast("string"), 2, "0"))
+        .sortWithinPartitions(_TASK, "date", "hour", *_KEY)
+        .select(names)
+        .write.partitionBy("date", "hour")
+        .option("compression", "zstd")
+        .parquet(as_url(made))
+    )
+    return _Content(**observed.get)
+
+
+def _read_back(spark: SparkSession, made: str) -> _Content:
+    reader = spark.read.options(recursiveFileLookup="true", **STRICT)
+    data = reader.parquet(as_pattern(made))
+    row = data.agg(*_content(data)).first()
+    assert row
+    return _Content(**row.asDict())
+
+
+def _content(data: DataFrame) -> list[Column]:
+    """What two frames of the same rows have in common, whatever their order is."""
+    names = sorted(
+        field.name
+        for field in data.schema
+        if field.name not in ("date", "hour")
+        and not any(kind in field.dataType.simpleString() for kind in _UNHASHABLE)
+    )
+    hashed = F.xxhash64(*names).cast("decimal(20,0)")
+    return [F.count(F.lit(1)).alias("rows"), F.sum(hashed).alias("checksum")]
+
+
+def _finished(made: Path) -> dict[str, dict[str, Part]]:
+    """The files that Spark has written, which last from now on; what else it left is removed."""
+    hours: dict[str, dict[str, Part]] = {}
+    for path in sorted(made.rglob("*")):
+        if path.is_dir():
+            continue
+        if path.name.startswith((".", "_")):
+            path.unlink()
+            continue
+        hour = path.parent.relative_to(made).as_posix()
+        hours.setdefault(hour, {})[path.name] = Part(path.stat().st_size, parquet(str(path)).rows)
+    sync(made, [made / hour for hour in hours])
+    return hours

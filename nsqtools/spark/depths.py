@@ -1,0 +1,168 @@
+"""How many messages wait for a channel, as micro-batches are planned by; runs on the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from nsqtools.engine.lookup import Lookups, Silence
+from nsqtools.engine.membership import Subscription
+from nsqtools.errors import ConfigError, HTTPError, UnreachableError
+from nsqtools.net.http import NsqdHTTP
+from nsqtools.net.tls import client_context
+from nsqtools.spark.options import respelled, with_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nsqtools.net.replies import TopicStats
+    from nsqtools.spark.options import SourceSettings
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT = 2.0
+_STATS_TIMEOUT = 5.0
+
+
+class Depths:
+    """Asks nsqds, which nsqlookupds name anew each time if there are any.
+
+    Raises ConfigError for TLS options that cannot be used.
+    """
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._silence = Silence()
+        self._silent: set[str] = set()
+        self._heard = False
+        try:
+            self._tls = client_context(settings.config) if settings.config.uses_tls else None
+            self._lookups = self._make_lookups()
+        except ConfigError as error:
+            raise respelled(error) from None
+
+    async def ask(self) -> dict[tuple[str, str], int]:
+        """Messages by topic and nsqd's ``host:tcp_port``; 0 for one that does not answer.
+
+        A server is warned of once until it answers again. Raises UnreachableError if none does,
+        and none has since the start: then an address is wrong, or a run would do nothing.
+        """
+        topics = await self._places()
+        asked = [self._ask(url, places) for url, places in topics.items()]
+        found: dict[tuple[str, str], int] = {}
+        failures = []
+        for answer in await asyncio.gather(*asked):
+            if isinstance(answer, UnreachableError):
+                failures.append(answer)
+            else:
+                found |= answer
+        if failures and not (found or self._heard or self._lookups):
+            raise UnreachableError(
+                f"no nsqd answers: {failures[0]}: the depth is asked for over HTTP: where its port "
+                "is not the one after the TCP port, write host:tcp/http"
+            )
+        self._heard = True
+        silent = {key: 0 for places in topics.values() for key in places if key not in found}
+        return found | silent
+
+    async def _places(self) -> dict[str, list[tuple[str, str]]]:
+        """HTTP APIs, and the topic and TCP address of each thing to ask there."""
+        settings = self._settings
+        places: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for topic in settings.topics:
+            for nsqd in settings.nsqds:
+                places[nsqd.http].append((topic, str(nsqd.tcp)))
+        try:
+            answers = await asyncio.gather(*(each.producers() for each in self._lookups))
+        except UnreachableError as error:
+            if not self._heard:
+                raise
+            self._silence.nobody(error)
+            return places
+        for topic, producers in zip(settings.topics, answers, strict=False):
+            for address, producer in sorted(producers.items()):
+                places[str(producer.http)].append((topic, str(address)))
+        return places
+
+    async def _ask(
+        self, url: str, places: Iterable[tuple[str, str]]
+    ) -> dict[tuple[str, str], int] | UnreachableError:
+        found = {}
+        try:
+            async with _Nsqd(
+                url,
+                connect_timeout=_CONNECT_TIMEOUT,
+                request_timeout=_STATS_TIMEOUT,
+                tls=self._tls,
+            ) as nsqd:
+                for topic, address in places:
+                    stats = {each.name: each for each in await nsqd.stats(topic)}
+                    channel = self._settings.channel
+                    found[topic, address] = depth(stats.get(topic), channel)
+                    if not _has_channel(stats, topic, channel):
+                        # nsqd gives a channel what is published after it was made, and it is made
+                        # by its first consumer: without messages there would never be one.
+                        fixed = bool(self._settings.nsqds)
+                        await nsqd.create(topic, channel, with_topic=fixed)
+        except HTTPError as error:
+            known = url in self._silent
+            log.log(logging.DEBUG if known else logging.WARNING, "nsqd %s", error)
+            self._silent.add(url)
+            return error
+        self._silent.discard(url)
+        return found
+
+    def _make_lookups(self) -> list[Lookups]:
+        settings = self._settings
+        if not settings.lookupds:
+            return []
+        config = settings.config
+        if config.lookupd_authorization:
+            try:
+                config = with_secret(settings)
+            except ConfigError as error:  # it may be there for executors only
+                log.info("nsqlookupd is told no secret: %s", error)
+        return [
+            Lookups(
+                Subscription(topic=topic, channel=settings.channel, lookupds=settings.lookupds),
+                config,
+                self._silence,
+            )
+            for topic in settings.topics
+        ]
+
+
+def depth(topic: TopicStats | None, channel: str) -> int:
+    """What a consumer of the channel would get now: its depth, and the topic's own.
+
+    A channel that is not there yet will begin with the topic's depth. What is in flight or deferred
+    is not counted, nor what is paused.
+    """
+    if topic is None:
+        return 0
+    waiting = 0 if topic.paused else topic.depth
+    for each in topic.channels:
+        if each.name == channel:
+            return 0 if each.paused else each.depth + waiting
+    return waiting
+
+
+def _has_channel(stats: Mapping[str, TopicStats], topic: str, channel: str) -> bool:
+    return topic in stats and any(each.name == channel for each in stats[topic].channels)
+
+
+class _Nsqd(NsqdHTTP):
+    async def create(self, topic: str, channel: str, *, with_topic: bool) -> None:
+        """Make a channel as SUB would; raises HTTPError.
+
+        A topic that is gone is not made again unless ``with_topic``.
+        """
+        steps = [("channel/create", {"topic": topic, "channel": channel})]
+        if with_topic:
+            steps.insert(0, ("topic/create", {"topic": topic}))
+        for name, params in steps:
+            reply = await self._exchange("POST", name, params)
+            if reply.status != 200 and not (reply.status == 404 and not with_topic):
+                raise self._refused(name, reply)

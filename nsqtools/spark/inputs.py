@@ -1,0 +1,240 @@
+"""The files of archives: what ``pipeline archive`` wrote, and what ``to-file`` did.
+
+The driver lists the files and remembers how each was, so that what a job read is known for certain.
+Hidden files and directories are no inputs, nor are those that a running or killed process has not
+published, our own ``_nsqtools`` and what Spark keeps beside its data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from nsqtools.errors import ConfigError, RecordError
+from nsqtools.sinks.compression import method_of
+from nsqtools.sinks.members import plain_chunks
+from nsqtools.spark.places import OURS, local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from nsqtools.sinks.verification import Layout
+
+    Report = Callable[[str, int, int], None]
+    """Is told of progress: what is being done, how much of it is, and of how much (0: unknown)."""
+
+__all__ = ["Input", "Report", "find", "parquet"]
+
+_UNPUBLISHED = (".part", ".torn", ".copy", ".lock")
+_NO_DATA = frozenset(
+    {OURS, "_SUCCESS", "_spark_metadata", "_temporary", "_metadata", "_common_metadata"}
+)
+_SPARK_JSON = re.compile(r"/batch=[^/]*/part-[^/]*\.json(?:\.[a-z0-9]+)?")
+_MANIFEST = {"name", "records", "bytes", "sha256"}
+_LINE = 1 << 20
+_READ = 1 << 20
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file as it was found; ``path`` has no symbolic links in it.
+
+    ``kind`` is ``parquet``, ``rows`` for JSON of ``pipeline archive``, or ``records`` for files of
+    ``to-file``, which alone have a ``layout``. ``rows`` and ``schema`` are those of a Parquet
+    footer. ``skip`` is how many records at the beginning to leave out.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    kind: str
+    layout: Layout | None = None
+    rows: int = 0
+    schema: pa.Schema | None = None
+    skip: int = 0
+
+    @property
+    def looks(self) -> tuple[str, int, int]:
+        """What a copy has in common with it, besides the content: name, size and time."""
+        return os.path.basename(self.path), self.size, self.mtime_ns
+
+    def digest(self, size: int | None = None) -> str:
+        """The sha256 of the first bytes, all unless told, in hex; raises RecordError."""
+        left = self.size if size is None else size
+        found = hashlib.sha256()
+        try:
+            with open(self.path, "rb") as file:
+                while left and (data := file.read(min(left, _READ))):
+                    found.update(data)
+                    left -= len(data)
+        except OSError as error:
+            raise RecordError(f"{self.path}: {error.strerror}") from error
+        return found.hexdigest()
+
+    def check_same(self) -> None:
+        """Raise RecordError if the file is not as it was found."""
+        try:
+            now = os.stat(self.path)
+        except OSError as error:
+            raise RecordError(f"{self.path}: {error.strerror}") from error
+        if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
+            raise RecordError(
+                f"{self.path}: changed while it was read: leave out files that are still written"
+            )
+
+
+def find(
+    places: Iterable[str], layout: Layout | None, *, exclude: Sequence[str] = ()
+) -> list[Input]:
+    """The files of archives, by path: each once, by whatever names and copies it was given.
+
+    ``places`` are files and directories of this machine's file system, ``layout`` says how records
+    stand in files that are not those of ``pipeline archive``. What is in a directory of ``exclude``
+    is no input. A manifest of ``to-file`` is none either. A copy is a file of the same name, time
+    and content.
+
+    Raises ConfigError for a place that cannot be, and for a file that needs a layout or a library;
+    RecordError for a damaged Parquet file.
+    """
+    excluded = [os.path.realpath(each) for each in exclude]
+    files: dict[tuple[int, int], tuple[str, os.stat_result]] = {}
+    for place in places:
+        for path, status in _files_of(place, excluded):
+            known = files.setdefault((status.st_dev, status.st_ino), (path, status))
+            if path < known[0]:
+                files[status.st_dev, status.st_ino] = path, status
+    with ThreadPoolExecutor(_THREADS) as pool:
+        looked = pool.map(lambda each: _look(each[0], each[1], layout), sorted(files.values()))
+        found = [each for each in looked if each]
+    return _without_copies(found)
+
+
+def parquet(path: str) -> Input:
+    """A Parquet file that is known to be one; raises RecordError if it is damaged."""
+    found = _look(path, os.stat(path), None)
+    assert found
+    return found
+
+
+def _files_of(place: str, excluded: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
+    path = local(place)
+    if path is None:
+        raise ConfigError(f"{place}: inputs are read from a file system that is mounted here")
+    real = os.path.realpath(path)
+    for folder in excluded:
+        if _is_within(real, folder):
+            raise ConfigError(f"{place}: is in {folder}, where the result goes: leave it out")
+    try:
+        status = os.stat(real)
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk(real, excluded, set())
+            return
+    except OSError as error:
+        raise ConfigError(f"{error.filename or place}: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{place}: is neither a file nor a directory")
+    if real.endswith(_UNPUBLISHED):
+        raise ConfigError(f"{place}: is not published: to-file gives it its name when it is whole")
+    yield real, status
+
+
+def _walk(
+    folder: str, excluded: Sequence[str], seen: set[str]
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Regular files below a real path; links are followed, each directory is entered once."""
+    if folder in seen:
+        return
+    seen.add(folder)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name == "_delta_log":
+                raise ConfigError(f"{folder}: is a Delta table: compact it with its OPTIMIZE")
+            if entry.name.startswith(".") or entry.name in _NO_DATA:
+                continue
+            real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+            if any(_is_within(real, each) for each in excluded):
+                continue
+            if entry.is_dir():
+                yield from _walk(real, excluded, seen)
+            elif entry.is_file() and not real.endswith(_UNPUBLISHED):
+                yield real, os.stat(real)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
+def _look(path: str, status: os.stat_result, layout: Layout | None) -> Input | None:
+    """What kind of file it is; None for a manifest."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path!r}: its name is not UTF-8: rename it") from None
+    name = os.path.basename(path)
+    found = Input(path, status.st_size, status.st_mtime_ns, status.st_ino, "records", layout)
+    if name.endswith(".parquet"):
+        if name.startswith("_"):
+            raise ConfigError(f"{path}: Spark reads no file whose name begins with _: rename it")
+        rows, schema = _footer(path)
+        return replace(found, kind="parquet", layout=None, rows=rows, schema=schema)
+    if _SPARK_JSON.search(path):
+        return replace(found, kind="rows", layout=None)
+    if _is_manifest(path):
+        return None
+    if layout is None:
+        raise ConfigError(
+            f"{path}: is no Parquet: say how records stand in it (raw, json or length-prefixed)"
+        )
+    for _ in plain_chunks(io.BytesIO(), method_of(path)):  # raises if a library is missing
+        pass
+    return found
+
+
+def _footer(path: str) -> tuple[int, pa.Schema]:
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.metadata.num_rows, file.schema_arrow.remove_metadata()
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise RecordError(f"{path}: no Parquet file that can be read: {reason}") from None
+
+
+def _is_manifest(path: str) -> bool:
+    """As ``verification`` knows one: by its first line."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(_LINE)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    try:
+        value = json.loads(line) if line.startswith(b"{") else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and value.keys() >= _MANIFEST
+
+
+def _without_copies(inputs: Sequence[Input]) -> list[Input]:
+    counts = Counter(each.looks for each in inputs)
+    known: set[tuple[object, str]] = set()
+    kept = []
+    for each in inputs:
+        if counts[each.looks] > 1:
+            content = each.looks, each.digest()
+            if content in known:
+                continue
+            known.add(content)
+        kept.append(each)
+    return kept

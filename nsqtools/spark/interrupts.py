@@ -1,0 +1,57 @@
+"""Spark jobs that end when their user wants to."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from nsqtools.spark.session import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["StoppedError", "interruptible"]
+
+_POLL = 0.2
+
+
+class StoppedError(Exception):
+    """The user wanted the jobs to end, and they did."""
+
+
+@contextlib.contextmanager
+def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
+    """Cancel the jobs that this thread starts, and raise StoppedError, once ``stop`` is set.
+
+    What Spark raises is an NSQError of one line then.
+    """
+    context = spark.sparkContext
+    group, over = uuid4().hex, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_POLL):
+            if stop.is_set():
+                context.cancelJobGroup(group)  # again and again: one may begin only now
+
+    watcher = threading.Thread(target=watch, name="nsqtools-interrupts", daemon=True)
+    context.setJobGroup(group, "nsqtools", interruptOnCancel=True)
+    watcher.start()
+    try:
+        yield
+    except Exception as error:
+        if stop.is_set():
+            raise StoppedError from error
+        if isinstance(error, (PySparkException, Py4JError)):
+            raise explain(error) from error
+        raise
+    finally:
+        over.set()
+        watcher.join()
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]

@@ -1,0 +1,449 @@
+"""The staging of a stream: where messages are between FIN in nsqd and Spark's commit.
+
+It has the only copy of them, so each step is made to last before the next, and one name in one
+directory says what counts:
+
+    <root>/<stream>/b<batch>/p<partition>/a-<generation>-<segments>-<attempt>/   being filled
+                                          sealed-<generation>/                   complete
+    <root>/<stream>/done-<batch>-<uuid>/   committed, and removed but for the name of the newest
+
+A partition has exactly one such directory, from ``prepare`` to ``clean``; its name is changed by
+rename alone. Whoever wants it, renames it, and of two who try from the same name one succeeds.
+
+* Claim. An attempt renames the directory to its own name with the next generation, and goes on
+  where the other was. Nobody needs to know whether the other is dead.
+* Add. A segment is written, fsynced, and then counted, by a rename of the directory from
+  ``a-7-41-<mine>`` to ``a-7-42-<mine>``. Only then may its messages be finished. A segment that
+  is counted is in the name that an adopter renames. One whose writer was overtaken is not, as
+  that rename finds no ``a-7-41-<mine>``: FencedError, and nothing of it may be finished. This is a
+  change to the parent by name, not a look at it, so that no cache of NFS can answer it.
+* What counts. Segment ``n`` counts if ``n`` is less than the number in the directory's name. A
+  segment that was written but not counted is not adopted: nsqd delivers its messages again.
+  Between looking up a path and using it an overtaken attempt can still leave a file in the
+  directory. It has the generation of its writer, and all who wrote the segment ``n`` before it was
+  counted have a lower one than who counted it; nobody writes it after. So of several files for
+  one ``n`` the highest generation counts.
+* Seal. The list of segments is written and fsynced under the generation's name, then the
+  directory is renamed to ``sealed-<generation>``, which nobody claims any more.
+* Clean. Spark has committed the batch. It is renamed before it is removed, so nobody reads half a
+  batch, and the new name is what remains: a driver that wakes up late, or one whose checkpoint
+  was set back, must not make the batch anew and fill it with other messages.
+
+What is left is the crash after a segment was counted and before its FINs were processed: nsqd
+delivers those messages again, at most those in flight on a connection.
+
+More than 400 lines, because these steps have to be read together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import zlib
+from typing import TYPE_CHECKING, Self
+from uuid import uuid4
+
+import pyarrow as pa
+
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.spark import naming
+from nsqtools.spark.naming import Holder, Segment
+from nsqtools.spark.plans import Offset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nsqtools.spark.stores import Store
+
+log = logging.getLogger(__name__)
+
+ROW_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("channel", pa.string()),
+        ("nsqd", pa.string()),
+        ("message_id", pa.string()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestamp_ns", pa.int64()),
+        ("attempts", pa.int32()),
+        ("body", pa.binary()),
+    ]
+)
+"""``nsqd`` is host:tcp_port, ``message_id`` 16 hex digits, ``timestamp`` when it was published."""
+
+_TRIES = 100
+"""A holder that adds segments changes the name often, but not as fast as it can be read."""
+
+
+class FencedError(OutputError):
+    """Another attempt has this partition; what ``add`` or ``seal`` was given does not count."""
+
+
+class StaleError(FencedError):
+    """... because the batch was committed: this task, or this driver, is a leftover."""
+
+
+class Ledger:
+    """The batches of one stream, below ``root``; the driver and every executor make their own.
+
+    All calls raise OutputError for what the store cannot do.
+    """
+
+    def __init__(self, store: Store, root: str, stream: str) -> None:
+        self._store = store
+        self._root = root
+        self._dir = f"{root}/{stream}"
+
+    def prepare(self, offset: Offset) -> None:
+        """Driver: make the partitions of a batch, all or none; those that are there stay.
+
+        Raises StaleError if the batch, or a later one, was cleaned.
+        """
+        folder = self._batch(offset.batch)
+        with _as_output_error(folder):
+            try:
+                self._prepare(offset)
+            except FileNotFoundError as error:
+                self._check_not_cleaned(offset.batch)
+                raise OutputError(f"{folder}: damaged, or removed by another program") from error
+
+    def _prepare(self, offset: Offset) -> None:
+        store, batch, folder = self._store, offset.batch, self._batch(offset.batch)
+        store.make_dir(self._dir)
+        if naming.batch(batch) not in store.list(self._dir):
+            new = f"{self._dir}/{naming.new(batch, uuid4().hex)}"
+            partitions = [f"{new}/{naming.partition(k)}" for k in range(len(offset.quotas))]
+            store.make_dir(new)
+            for path in partitions:
+                store.make_dir(f"{path}/{naming.NOBODY}")
+            for path in partitions:
+                store.sync_dir(path)
+            store.write(f"{new}/{naming.OFFSET}", json.dumps(offset.to_json()).encode())
+            store.sync_dir(new)
+            try:
+                store.rename(new, folder)
+            except FileExistsError:  # by another driver
+                store.remove(new)
+        # Also of a batch that is there: who made it may have been stopped before this.
+        store.sync_dir(self._dir)
+        store.sync_dir(self._root)
+        with contextlib.suppress(PermissionError):
+            store.sync_dir(self._root.rpartition("/")[0] or "/")
+        staged = self.staged(batch)
+        if staged is None:
+            raise FileNotFoundError(folder)
+        if staged != offset:
+            raise OutputError(f"{folder}: was made for another offset: {staged.to_json()}")
+        # Only now: a cleaner that is not seen here will find the batch and rename it.
+        self._check_not_cleaned(batch)
+
+    def _check_not_cleaned(self, batch: int) -> None:
+        """Raise StaleError if this batch or a later one was committed; what we made goes then."""
+        cleaned = max(naming.batches("done-", self._store.list(self._dir)).values(), default=-1)
+        if cleaned >= batch:
+            folder = self._batch(batch)
+            with contextlib.suppress(OSError):  # no task will be told of it
+                self._store.remove(folder)
+            raise StaleError(
+                f"{folder}: batch {cleaned} was committed and its rows removed, but the "
+                "checkpoint does not say so (set back?): use a new checkpoint directory"
+            )
+
+    def staged(self, batch: int) -> Offset | None:
+        """Driver: what a batch was prepared for, None if it was not, or is cleaned.
+
+        To be asked before a batch is planned. Spark does not fsync its offset log, so after a power
+        failure the last offset may be gone from it, while messages were finished under it.
+        """
+        file = f"{self._batch(batch)}/{naming.OFFSET}"
+        with _as_output_error(file):
+            try:
+                data = self._store.read(file).to_pybytes()
+            except FileNotFoundError:
+                return None
+        try:
+            return Offset.from_json(json.loads(data))
+        except (ValueError, ConfigError):
+            raise _damaged(file) from None
+
+    def claim(self, batch: int, k: int) -> Claim | Sealed:
+        """Executor: a complete partition, or one to fill that nobody else can fill any more.
+
+        Raises StaleError if the batch was committed.
+        """
+        store, partition = self._store, f"{self._batch(batch)}/{naming.partition(k)}"
+        attempt = uuid4().hex
+        for _ in range(_TRIES):
+            names = self._entries(batch, partition)
+            if sealed := Sealed.find(store, partition, names):
+                return sealed
+            holder = Holder.latest(names)
+            if holder is None:
+                continue
+            mine = holder._replace(generation=holder.generation + 1, attempt=attempt)
+            with _as_output_error(partition):
+                try:
+                    store.rename(f"{partition}/{holder}", f"{partition}/{mine}")
+                except FileNotFoundError:
+                    continue
+            return Claim(store, partition, mine)
+        raise OutputError(f"{partition}: damaged: no attempt of a task can claim it")
+
+    def rows(self, batch: int, partitions: int) -> list[int]:
+        """Driver: how many rows each partition has; 0 where it is not complete, or is gone."""
+        return [
+            self._rows(f"{self._batch(batch)}/{naming.partition(k)}") for k in range(partitions)
+        ]
+
+    def _rows(self, partition: str) -> int:
+        with _as_output_error(partition):
+            try:
+                sealed = Sealed.find(self._store, partition, self._store.list(partition))
+            except (FileNotFoundError, StaleError):
+                return 0
+        return sealed.rows if sealed else 0
+
+    def clean(self, upto: int) -> None:
+        """Driver: batches up to this one were committed: remove them, as far as they are there.
+
+        What cannot be removed is logged, and tried again the next time.
+        """
+        try:
+            self._clean(upto)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("%s: committed rows are not removed: %s", self._dir, _reason(error))
+
+    def _clean(self, upto: int) -> None:
+        store = self._store
+        for batch in naming.batches("b", store.list(self._dir)).values():
+            if batch <= upto:
+                self._warn_of_unread(batch)
+                done = f"{self._dir}/{naming.done(batch, uuid4().hex)}"
+                with contextlib.suppress(FileNotFoundError):
+                    store.rename(self._batch(batch), done)
+        store.sync_dir(self._dir)
+        names = store.list(self._dir)
+        cleaned = naming.batches("done-", names)
+        newest = max(cleaned.values(), default=-1)
+        for name, batch in (cleaned | naming.batches("new-", names)).items():
+            path = f"{self._dir}/{name}"
+            if name in cleaned and batch == newest:
+                for child in store.list(path):
+                    store.remove(f"{path}/{child}")
+            elif batch <= upto:
+                store.remove(path)
+
+    def _warn_of_unread(self, batch: int) -> None:
+        """Messages were finished, and Spark has committed the batch without reading them."""
+        folder = self._batch(batch)
+        for name in self._store.list(folder):
+            holder = None
+            with contextlib.suppress(OSError):
+                holder = Holder.latest(self._store.list(f"{folder}/{name}"))
+            if holder and holder.segments:
+                log.warning(
+                    "%s/%s: committed, but not all of it was read: its messages were finished in "
+                    "nsqd and are removed now",
+                    *(folder, name),
+                )
+
+    def _entries(self, batch: int, partition: str) -> list[str]:
+        store = self._store
+        with _as_output_error(partition):
+            try:
+                return store.list(partition)
+            except FileNotFoundError:
+                pass
+            try:
+                names = store.list(self._dir)
+            except FileNotFoundError:
+                raise OutputError(
+                    f"{self._dir}: not there: stagingLocation must be a directory that the driver "
+                    "and all executors share"
+                ) from None
+            if naming.batch(batch) in names:
+                raise OutputError(f"{partition}: damaged: not there, though its batch is")
+            raise StaleError(f"{partition}: its batch was committed: this task is a leftover")
+
+    def _batch(self, batch: int) -> str:
+        return f"{self._dir}/{naming.batch(batch)}"
+
+
+class Claim:
+    """A partition while this attempt fills it; for one thread at a time.
+
+    After an error it is of no use: nothing that was not acknowledged may be finished, and the next
+    attempt goes on with what was.
+    """
+
+    def __init__(self, store: Store, partition: str, holder: Holder) -> None:
+        self._store = store
+        self._partition = partition
+        self._holder = holder
+        self._usable = True
+        with self._step():
+            store.sync_dir(partition)  # before a file has the generation, which must be its alone
+            self._segments = _adopt(store, self._path, holder.segments)
+
+    @property
+    def rows(self) -> int:
+        """How many rows count, those of earlier attempts with them."""
+        return sum(segment.rows for segment in self._segments)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Make rows of ROW_SCHEMA last: once this has returned, their messages may be finished.
+
+        Raises FencedError if another attempt has taken over, or OutputError; then they may not.
+        """
+        with self._step():
+            data = _serialise(batch)
+            holder = self._holder
+            segment = Segment(holder.segments, holder.generation, batch.num_rows, zlib.crc32(data))
+            self._store.write(f"{self._path}/{segment}", data)
+            self._store.sync_dir(self._path)
+            self._rename(str(counted := holder._replace(segments=holder.segments + 1)))
+            self._holder = counted
+            self._segments.append(segment)
+
+    def seal(self) -> Sealed:
+        """Say that the partition is complete; raises as ``add`` does."""
+        generation = self._holder.generation
+        with self._step():
+            data = json.dumps([str(segment) for segment in self._segments]).encode()
+            self._store.write(f"{self._path}/{naming.manifest(generation)}", data)
+            self._store.sync_dir(self._path)
+            self._rename(sealed := naming.sealed(generation))
+        self._usable = False
+        return Sealed(self._store, f"{self._partition}/{sealed}", self._segments)
+
+    @property
+    def _path(self) -> str:
+        return f"{self._partition}/{self._holder}"
+
+    def _rename(self, name: str) -> None:
+        self._store.rename(self._path, f"{self._partition}/{name}")
+        self._store.sync_dir(self._partition)
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        if not self._usable:
+            raise OutputError(f"{self._path}: sealed, or an earlier step has failed")
+        self._usable = False
+        try:
+            with _as_output_error(self._path):
+                yield
+        except FileNotFoundError as error:
+            raise FencedError(
+                f"{self._path}: taken over by another attempt of this task, or committed"
+            ) from error
+        self._usable = True
+
+
+class Sealed:
+    """A complete partition: the same rows for everyone who reads it."""
+
+    def __init__(self, store: Store, path: str, segments: Sequence[Segment]) -> None:
+        self._store = store
+        self._path = path
+        self._segments = tuple(segments)
+
+    @classmethod
+    def find(cls, store: Store, partition: str, names: Sequence[str]) -> Self | None:
+        """The complete partition among the names in one, if it is there.
+
+        Raises StaleError, or OutputError if it is damaged.
+        """
+        generation = naming.sealed_generation(names)
+        if generation is None:
+            return None
+        path = f"{partition}/{naming.sealed(generation)}"
+        file = f"{path}/{naming.manifest(generation)}"
+        data = _read(store, path, file)
+        try:
+            segments = [Segment.parse(name) for name in json.loads(data.to_pybytes())]
+        except (ValueError, TypeError):
+            raise _damaged(file) from None
+        if None in segments:
+            raise _damaged(file)
+        return cls(store, path, [segment for segment in segments if segment])
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return sum(segment.rows for segment in self._segments)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as they were added, in ROW_SCHEMA, memory mapped where that can be.
+
+        Raises StaleError if the batch was committed meanwhile, OutputError for a damaged file.
+        """
+        for segment in self._segments:
+            file = f"{self._path}/{segment}"
+            data = _read(self._store, self._path, file)
+            if zlib.crc32(data) != segment.crc:
+                raise _damaged(file)
+            with pa.ipc.open_stream(data) as reader:
+                yield from reader
+
+
+def _adopt(store: Store, path: str, count: int) -> list[Segment]:
+    """The segments that count, in order; whatever else is there is removed."""
+    names = store.list(path)
+    best: dict[int, Segment] = {}
+    for segment in filter(None, map(Segment.parse, names)):
+        rival = best.get(segment.number)
+        if rival is None or segment.generation > rival.generation:
+            best[segment.number] = segment
+    for number in range(count):
+        if number not in best:
+            raise OutputError(f"{path}: damaged: segment {number} of {count} is missing")
+    adopted = [best[number] for number in range(count)]
+    for name in set(names).difference(map(str, adopted)):
+        with contextlib.suppress(OSError):  # it does not count, it only takes room
+            store.remove(f"{path}/{name}")
+    return adopted
+
+
+def _serialise(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, ROW_SCHEMA) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _read(store: Store, path: str, file: str) -> pa.Buffer:
+    with _as_output_error(file):
+        try:
+            return store.read(file)
+        except FileNotFoundError:
+            pass
+        try:
+            store.list(path)
+        except FileNotFoundError:
+            raise StaleError(f"{path}: its batch was committed: this task is a leftover") from None
+        raise _damaged(file)
+
+
+def _damaged(file: str) -> OutputError:
+    return OutputError(
+        f"{file}: missing or damaged, and its messages were finished in nsqd: restore the file, or "
+        "go on without the batch with a new checkpoint directory"
+    )
+
+
+@contextlib.contextmanager
+def _as_output_error(path: str) -> Iterator[None]:
+    """OSErrors are for callers to show; that something is gone is for ours to explain."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{error.filename or path}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error).strip().partition("\n")[0]

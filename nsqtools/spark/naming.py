@@ -1,0 +1,103 @@
+"""What the names in a stream's staging say, written and read; see ledger.py for what they mean."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_HOLDER = re.compile(r"a-(\d{4,})-(\d{6,})-([0-9a-f]+)")
+_SEALED = re.compile(r"sealed-(\d{4,})")
+_SEGMENT = re.compile(r"seg-(\d{6,})-(\d{4,})-(\d+)-([0-9a-f]{8})\.arrow")
+_BATCH = re.compile(r"(b|new-|done-)(\d{8,})(?:-[0-9a-f]{32})?")
+
+
+class Holder(NamedTuple):
+    """A partition's directory while it is filled: by whom, and how many segments count."""
+
+    generation: int
+    segments: int
+    attempt: str
+
+    def __str__(self) -> str:
+        return f"a-{self.generation:04}-{self.segments:06}-{self.attempt}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The holder of this name, if it is one."""
+        found = _HOLDER.fullmatch(name)
+        return cls(int(found[1]), int(found[2]), found[3]) if found else None
+
+    @classmethod
+    def latest(cls, names: Iterable[str]) -> Self | None:
+        """The last of them: a listing during a rename can have both names."""
+        return max(filter(None, map(cls.parse, names)), default=None)
+
+
+NOBODY = Holder(0, 0, "0")
+
+OFFSET = "offset.json"
+"""The file in a batch that says what it was made for."""
+
+
+class Segment(NamedTuple):
+    """A file: which segment, of which generation, with how many rows and which CRC-32."""
+
+    number: int
+    generation: int
+    rows: int
+    crc: int
+
+    def __str__(self) -> str:
+        return f"seg-{self.number:06}-{self.generation:04}-{self.rows}-{self.crc:08x}.arrow"
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The segment of this name, if it is one."""
+        found = _SEGMENT.fullmatch(name)
+        if not found:
+            return None
+        return cls(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16))
+
+
+def sealed(generation: int) -> str:
+    """A partition's directory once it is complete."""
+    return f"sealed-{generation:04}"
+
+
+def sealed_generation(names: Iterable[str]) -> int | None:
+    """That of the complete directory, if there is one."""
+    return next((int(found[1]) for name in names if (found := _SEALED.fullmatch(name))), None)
+
+
+def manifest(generation: int) -> str:
+    """The file that lists the segments of a complete partition."""
+    return f"segments-{generation:04}.json"
+
+
+def partition(k: int) -> str:
+    """A partition's place in its batch."""
+    return f"p{k:04}"
+
+
+def batch(number: int) -> str:
+    """A batch in its stream."""
+    return f"b{number:08}"
+
+
+def new(number: int, tag: str) -> str:
+    """A batch that is being made; ``tag`` is the hex of a uuid."""
+    return f"new-{number:08}-{tag}"
+
+
+def done(number: int, tag: str) -> str:
+    """A batch that was committed."""
+    return f"done-{number:08}-{tag}"
+
+
+def batches(kind: str, names: Iterable[str]) -> dict[str, int]:
+    """Names of this kind (``b``, ``new-`` or ``done-``) to the numbers of their batches."""
+    found = filter(None, map(_BATCH.fullmatch, names))
+    return {each[0]: int(each[2]) for each in found if each[1] == kind}

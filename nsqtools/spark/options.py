@@ -1,0 +1,313 @@
+"""What the options of the source and of the sink mean: texts to settings, or one clear error.
+
+Names are in the style of Spark's Kafka source. Spark hands them over in lower case; an error spells
+them as the documentation does. ``nsq.NAME`` is the option NAME of a connection, as
+``--consumer-opt`` takes it. Secrets have no value here, since options travel and are logged: they
+are read where the connection is made, from a file or from an environment variable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from nsqtools.config import ClientConfig, ConsumerConfig, ProducerConfig
+from nsqtools.config.option import Option, nearest
+from nsqtools.errors import ConfigError, NSQError, PeerError
+from nsqtools.names import NSQD_TCP_PORT, Address, check_name, is_ephemeral
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+C = TypeVar("C", bound=ClientConfig)
+C_co = TypeVar("C_co", bound=ClientConfig, covariant=True)
+
+_NSQ = "nsq."
+_MAX_SECRET = 65536
+_SECRET_ENV = "auth_secret_env"  # noqa: S105 - names a variable
+
+# Milliseconds and counts: the default is the field's in SourceSettings.
+_NUMBERS = {
+    "maxMessagesPerTrigger": Option("integer", "", minimum=0),
+    "connectionsPerNsqd": Option("integer", "", minimum=1, maximum=1000),
+    "maxInFlight": Option("integer", "", minimum=1),
+    "idleTimeoutMs": Option("integer", "", minimum=1),
+    "maxReadMs": Option("integer", "", minimum=0),
+    "pollIntervalMs": Option("integer", "", minimum=1),
+}
+_SERVERS = ("nsqd.tcp.addresses", "nsqlookupd.http.addresses")
+_SOURCE = (*_SERVERS, "subscribe", "channel", "stagingLocation", *_NUMBERS, "drain")
+_SINK = (*_SERVERS, "topic")
+
+# Spark puts what the query itself is told among the options of its sink.
+_OF_QUERIES = ("checkpointlocation", "queryname")
+
+# Of a consumer's options, those that make sense where Spark decides what is read.
+_SOURCE_NSQ = (
+    *ClientConfig.declared(),
+    "msg_timeout",
+    "max_in_flight_bytes",
+    "lookupd_authorization",
+    "lookupd_poll_timeout",
+)
+
+
+class Settings(Protocol[C_co]):
+    """What the settings of source and sink share."""
+
+    @property
+    def config(self) -> C_co:
+        """Of the connections, without a secret."""
+
+    @property
+    def auth_secret_env(self) -> str:
+        """The variable that has the secret, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nsqd:
+    """An nsqd that is named in the options; ``http`` is a URL or ``host:port``."""
+
+    tcp: Address
+    http: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """The source's options; times are seconds. One of ``nsqds`` and ``lookupds`` is empty."""
+
+    topics: tuple[str, ...]
+    channel: str
+    staging: str
+    nsqds: tuple[Nsqd, ...]
+    lookupds: tuple[str, ...]
+    config: ConsumerConfig
+    auth_secret_env: str = ""
+    max_messages: int = 0
+    """Most messages of a micro-batch; 0 for no limit."""
+    connections: int = 1
+    """Connections to an nsqd for each topic, each a partition."""
+    max_in_flight: int = 2500
+    """For each connection; the default is the highest that an nsqd allows by its default."""
+    idle_timeout: float = 2.0
+    """A partition ends when nothing came for this long, short of its quota."""
+    max_read: float = 60.0
+    """A partition ends after this time; 0 for no limit."""
+    poll_interval: float = 0.5
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSettings:
+    """The sink's options. One of ``nsqds`` and ``lookupds`` is empty; ``topic`` may be."""
+
+    topic: str
+    nsqds: tuple[Address, ...]
+    lookupds: tuple[str, ...]
+    config: ProducerConfig
+    auth_secret_env: str = ""
+
+
+def parse_source(options: Mapping[str, str]) -> SourceSettings:
+    """The settings of a read; raises ConfigError naming option and fix."""
+    given = _Given(options, _SOURCE, _SOURCE_NSQ)
+    topics = tuple(check_name("topic", each) for each in given.items("subscribe"))
+    if not topics:
+        raise ConfigError("option subscribe is required: the topics to read, with commas between")
+    channel = given.text("channel")
+    if not channel:
+        raise ConfigError("option channel is required: messages are taken from that channel")
+    if is_ephemeral(check_name("channel", channel)):
+        raise ConfigError(
+            f"option channel: {channel!r} would vanish between two micro-batches: take one that "
+            "does not end in #ephemeral"
+        )
+    staging = given.text("stagingLocation")
+    if not staging:
+        raise ConfigError(
+            "option stagingLocation is required: a directory, shared by driver and executors, for "
+            "the messages of micro-batches that are not committed yet"
+        )
+    nsqds, lookupds = given.servers()
+    numbers = {name: given.parsed(name, option) for name, option in _NUMBERS.items()}
+    return SourceSettings(
+        topics=tuple(dict.fromkeys(topics)),
+        channel=channel,
+        staging=staging,
+        nsqds=nsqds,
+        lookupds=lookupds,
+        config=given.config(ConsumerConfig),
+        auth_secret_env=given.secret_env,
+        **_present(
+            max_messages=numbers["maxMessagesPerTrigger"],
+            connections=numbers["connectionsPerNsqd"],
+            max_in_flight=numbers["maxInFlight"],
+            idle_timeout=_seconds(numbers["idleTimeoutMs"]),
+            max_read=_seconds(numbers["maxReadMs"]),
+            poll_interval=_seconds(numbers["pollIntervalMs"]),
+            drain=given.parsed("drain", Option("flag", "")),
+        ),
+    )
+
+
+def parse_sink(options: Mapping[str, str]) -> SinkSettings:
+    """The settings of a write; raises ConfigError naming option and fix."""
+    of_sink = {k: v for k, v in options.items() if k.lower() not in _OF_QUERIES}
+    given = _Given(of_sink, _SINK, tuple(ProducerConfig.declared()))
+    topic = given.text("topic")
+    nsqds, lookupds = given.servers()
+    return SinkSettings(
+        topic=check_name("topic", topic) if topic else "",
+        nsqds=tuple(each.tcp for each in nsqds),
+        lookupds=lookupds,
+        config=given.config(ProducerConfig),
+        auth_secret_env=given.secret_env,
+    )
+
+
+def with_secret(settings: Settings[C]) -> C:
+    """The connections' options with the secret, from the file or variable of this machine.
+
+    Raises ConfigError if it cannot be read.
+    """
+    config, path, variable = settings.config, settings.config.auth_secret_file, ""
+    if path:
+        where = f"nsq.auth_secret_file {path}"
+        try:
+            with open(path, encoding="utf-8") as file:
+                secret = file.read(_MAX_SECRET + 1)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise ConfigError(f"{where}: {reason}") from error
+    elif variable := settings.auth_secret_env:
+        where = f"nsq.{_SECRET_ENV} {variable}"
+        if variable not in os.environ:
+            raise ConfigError(f"{where}: no such variable where the connection is made")
+        secret = os.environ[variable]
+    else:
+        return config
+    if not (secret := secret.strip()):
+        raise ConfigError(f"{where}: empty")
+    if len(secret) > _MAX_SECRET:
+        raise ConfigError(f"{where}: more than {_MAX_SECRET} characters")
+    return config.with_values(auth_secret=secret)
+
+
+def respelled(error: NSQError) -> NSQError:
+    """The error with the flags it names replaced by options, as ``--tls-v1`` by ``nsq.tls_v1``."""
+    if isinstance(error, PeerError):
+        error.text = _respell(error.text)
+    error.args = tuple(_respell(each) if isinstance(each, str) else each for each in error.args)
+    return error
+
+
+def _respell(text: str) -> str:
+    def option(match: re.Match[str]) -> str:
+        return _NSQ + match[1].replace("-", "_")
+
+    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])", option, text)
+
+
+class _Given:
+    """The options that were given, all of them known ones."""
+
+    def __init__(
+        self, options: Mapping[str, str], known: Iterable[str], nsq: Iterable[str]
+    ) -> None:
+        self._options = {key.lower(): str(value).strip() for key, value in options.items()}
+        self._nsq = {_NSQ + name: name for name in (*nsq, _SECRET_ENV) if name != "auth_secret"}
+        spelling = {name.lower(): name for name in (*known, *self._nsq)}
+        for key in self._options:
+            if key == f"{_NSQ}auth_secret":
+                raise ConfigError(
+                    f"option {key}: a secret is no option, since options travel and are logged: "
+                    "give nsq.auth_secret_file or nsq.auth_secret_env, read where connections are "
+                    "made"
+                )
+            if key not in spelling:
+                found = nearest(key, spelling)
+                near = re.sub("'.*'", lambda match: repr(spelling[match[0][1:-1]]), found)
+                raise ConfigError(f"unknown option {key!r}{near}")
+
+    def text(self, name: str) -> str:
+        """An option's value, or nothing."""
+        return self._options.get(name.lower(), "")
+
+    def items(self, name: str) -> list[str]:
+        """The values of an option that takes several, with commas between."""
+        return [item for each in self.text(name).split(",") if (item := each.strip())]
+
+    def parsed(self, name: str, option: Option) -> Any:
+        """Its value, or None where it is not given."""
+        if name.lower() not in self._options:
+            return None
+        try:
+            return option.parse(self.text(name))
+        except ConfigError as error:
+            raise ConfigError(f"option {name}: {error}") from None
+
+    def servers(self) -> tuple[tuple[Nsqd, ...], tuple[str, ...]]:
+        """The nsqds, or the nsqlookupds; an nsqd on this host if neither is given."""
+        direct, lookup = _SERVERS
+        lookupds = tuple(self.items(lookup))
+        for each in lookupds:
+            _check_url(lookup, each)
+        nsqds = tuple(_nsqd(direct, each) for each in self.items(direct))
+        if nsqds and lookupds:
+            raise ConfigError(f"options {direct} and {lookup} exclude each other: give one")
+        if not (nsqds or lookupds):
+            nsqds = (_nsqd(direct, f"127.0.0.1:{NSQD_TCP_PORT}"),)
+        return tuple({each.tcp: each for each in nsqds}.values()), lookupds
+
+    def config(self, kind: type[C]) -> C:
+        """The options of connections."""
+        declared, values = kind.declared(), {}
+        for key, name in self._nsq.items():
+            if name in declared and key in self._options:
+                values[name] = self.parsed(key, declared[name])
+        if values.get("auth_secret_file") and self.secret_env:
+            raise ConfigError(
+                f"options nsq.auth_secret_file and nsq.{_SECRET_ENV} exclude each other: give one"
+            )
+        try:
+            return kind(**values)
+        except ConfigError as error:
+            raise respelled(error) from None
+
+    @property
+    def secret_env(self) -> str:
+        """The name of the variable that has the secret."""
+        return self.text(_NSQ + _SECRET_ENV)
+
+
+def _nsqd(option: str, text: str) -> Nsqd:
+    """``HOST:TCP``, ``HOST:TCP/HTTP`` or ``HOST:TCP/URL``; the HTTP port is the next one."""
+    tcp, slash, http = text.partition("/")
+    try:
+        address = Address.parse(tcp, NSQD_TCP_PORT)
+    except ConfigError as error:
+        raise ConfigError(f"option {option}: {error}") from None
+    if not slash:
+        http = str(min(address.port + 1, 65535))
+    if http.isascii() and http.isdigit():
+        http = f"{str(address).rpartition(':')[0]}:{http}"
+    _check_url(option, http)
+    return Nsqd(address, http)
+
+
+def _check_url(option: str, text: str) -> None:
+    try:
+        Option("url", "").check(text or "/")
+    except ConfigError as error:
+        raise ConfigError(f"option {option}: {error}") from None
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _present(**values: Any) -> dict[str, Any]:
+    """Only what was given, so that a default stands in one place: the class."""
+    return {name: value for name, value in values.items() if value is not None}

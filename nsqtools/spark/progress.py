@@ -1,0 +1,142 @@
+"""What a streaming query does, as plain facts for whoever shows or serves them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql.streaming.listener import (
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        StreamingQueryProgress,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a batch: rows that were written, and when they were published.
+
+    Times are seconds since the epoch; None without rows, or where that is not known.
+    """
+
+    rows: int
+    oldest: float | None = None
+    newest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A batch that is done, or with no rows a look that found none. Times are seconds."""
+
+    batch: int
+    rows: int
+    """Received; ``written`` are those that came out."""
+    written: int
+    seconds: float
+    backlog: int | None
+    """Messages that waited in nsqd when the batch was planned, without those in it."""
+    lag: float | None
+    """From the publishing of the newest message to the end of the batch."""
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of a run, up to now."""
+
+    batches: int = 0
+    received: int = 0
+    written: int = 0
+    last: Progress | None = None
+
+    def add(self, progress: Progress) -> None:
+        """Count a batch."""
+        self.batches += bool(progress.rows)
+        self.received += progress.rows
+        self.written += progress.written
+        self.last = progress
+
+
+@dataclass(slots=True)
+class Notes:
+    """What is known of batches when they are written, until the listener asks for it."""
+
+    _written: dict[int, Written] = field(default_factory=dict)
+
+    def put(self, batch: int, written: Written) -> None:
+        """Note it; a batch that is written again replaces itself."""
+        self._written[batch] = written
+
+    def take(self, batch: int) -> Written:
+        """What was noted, once."""
+        return self._written.pop(batch, Written(0))
+
+
+class Listener(StreamingQueryListener):
+    """Reports the progress of one query; Spark calls it in a thread of its own, late and in order.
+
+    ``query`` is set once the query has an id. ``ended`` is set after its last report.
+    """
+
+    def __init__(self, notes: Notes, report: Callable[[Progress], None]) -> None:
+        self.query = ""
+        self.ended = threading.Event()
+        self._notes = notes
+        self._report = report
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Nothing is to be said yet."""
+
+    def onQueryIdle(self, event: object) -> None:  # noqa: N802
+        """Nothing is to be said either: the last report holds."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """A batch is done, or a look found nothing."""
+        progress = event.progress
+        if str(progress.id) == self.query:
+            self._report(facts(progress, self._notes.take(progress.batchId), time.time()))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """There are no more reports."""
+        if str(event.id) == self.query:
+            self.ended.set()
+
+
+def facts(progress: StreamingQueryProgress, written: Written, now: float) -> Progress:
+    """What Spark and the writer say of a batch."""
+    rows = progress.numInputRows
+    fresh = written.newest is not None and rows > 0
+    return Progress(
+        batch=progress.batchId,
+        rows=rows,
+        written=written.rows if rows else 0,
+        seconds=progress.batchDuration / 1000,
+        backlog=_backlog([source.latestOffset for source in progress.sources]),
+        lag=max(0.0, now - written.newest) if fresh and written.newest is not None else None,
+    )
+
+
+def _backlog(offsets: list[str | None]) -> int | None:
+    """The sum of what sources say in ``reportLatestOffset``; None if none says anything."""
+    found = []
+    for text in filter(None, offsets):
+        try:
+            said = json.loads(text)
+        except (TypeError, ValueError):
+            continue
+        if isinstance(said, dict) and isinstance(said.get("backlog"), int):
+            found.append(said["backlog"])
+    return sum(found) if found else None

@@ -1,0 +1,266 @@
+"""Archives of ``to-file`` as a Spark data source: executors read them in batches of records.
+
+The files are an option of the source: the driver has looked at each, and gives it to one task.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from nsqtools.errors import RecordError
+from nsqtools.sinks.compression import method_of
+from nsqtools.sinks.members import NOUNS, plain_chunks
+from nsqtools.sinks.records import Delimited, make_splitter
+from nsqtools.spark.ledger import ROW_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import BinaryIO
+
+    from pyspark.sql.types import StructType
+
+    from nsqtools.sinks.records import Splitter
+
+__all__ = ["INPUT_SCHEMA", "Archive", "ArchiveSource", "as_option", "read"]
+
+INPUT_SCHEMA = pa.schema([*ROW_SCHEMA, ("source_file", pa.string()), ("source_record", pa.int64())])
+"""A record and its place: ``source_record`` counts from 0 in ``source_file``."""
+
+_ROWS = 16384
+_BYTES = 4 << 20
+"""Of bodies. A batch ends with the piece of the file that makes it reach either."""
+
+_LEAST_SHARE, _LARGEST_SHARE = 1 << 20, 64 << 20
+_SHARES_PER_CORE = 4
+_TIMESTAMPS = range(1 << 63)
+_ATTEMPTS = range(1 << 31)
+
+# What somebody else's JSON may do to a program that expects an envelope.
+_MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A file of records as the driver found it.
+
+    ``format`` is in ``verification.FORMATS``; the end of the path tells the compression. ``skip``
+    is how many records at the beginning are left out.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    format: str
+    delimiter: bytes = b"\n"
+    skip: int = 0
+
+
+def read(archive: Archive) -> Iterator[pa.RecordBatch]:
+    """The records of a file in INPUT_SCHEMA, in batches of bounded size.
+
+    What a record does not tell is null, but for its time, which is then that of the file's last
+    change. Raises RecordError naming the file, and where in it, if it is damaged or torn, or has
+    changed since it was found.
+    """
+    try:
+        with open(archive.path, "rb") as file:
+            _check_same(archive, file)
+            yield from _batches(archive, file)
+            _check_same(archive, file)
+    except OSError as error:
+        raise RecordError(f"{archive.path}: {error.strerror or error}") from None
+    except RecordError as error:
+        raise RecordError(f"{archive.path}: {error}") from None
+
+
+def _check_same(archive: Archive, file: BinaryIO) -> None:
+    found = os.fstat(file.fileno())
+    if (found.st_size, found.st_mtime_ns) != (archive.size, archive.mtime_ns):
+        raise RecordError("changed while it was read: leave out files that are still written")
+
+
+def _batches(archive: Archive, file: BinaryIO) -> Iterator[pa.RecordBatch]:
+    if not archive.size and (noun := NOUNS.get(method_of(archive.path))):
+        raise RecordError(f"empty: not even one {noun}")
+    position = size = 0
+    gathered: list[bytes] = []
+    for records in _records(archive, file):
+        gathered += records
+        size += sum(map(len, records))
+        if len(gathered) >= _ROWS or size >= _BYTES:
+            yield from _batch(archive, gathered, position)
+            position += len(gathered)
+            gathered, size = [], 0
+    yield from _batch(archive, gathered, position)
+
+
+def _records(archive: Archive, file: BinaryIO) -> Iterator[Sequence[bytes]]:
+    """What the pieces of the file complete: bodies, or the lines of envelopes."""
+    is_json = archive.format == "json"
+    splitter: Splitter
+    if is_json:
+        splitter = Delimited(complete=True, noun="line")
+    else:
+        splitter = make_splitter(
+            length_prefix=archive.format == "length-prefixed",
+            delimiter=archive.delimiter,
+            complete=True,
+        )
+    for chunk in plain_chunks(file, method_of(archive.path)):
+        found = splitter.feed(chunk)
+        yield [line for line in found if line.strip()] if is_json else found
+    found = splitter.finish()
+    yield [line for line in found if line.strip()] if is_json else found
+
+
+def _batch(archive: Archive, records: Sequence[bytes], position: int) -> Iterator[pa.RecordBatch]:
+    """One batch of the records from this position on; none if all of them are skipped."""
+    first = max(archive.skip - position, 0)
+    kept = records[first:] if first else records
+    if not kept:
+        return
+    if archive.format == "json":
+        try:
+            columns = _from_envelopes(archive, kept)
+        except _MALFORMED:
+            raise _fault(archive) from None
+    else:
+        columns = _from_bodies(archive, kept)
+    start = position + first
+    places = pa.array(range(start, start + len(kept)), pa.int64())
+    files = pa.repeat(pa.scalar(archive.path, pa.string()), len(kept))
+    yield pa.RecordBatch.from_arrays([*columns, files, places], schema=INPUT_SCHEMA)
+
+
+def _from_bodies(archive: Archive, bodies: Sequence[bytes]) -> list[pa.Array]:
+    nothing = {field.name: pa.nulls(len(bodies), field.type) for field in ROW_SCHEMA}
+    when = pa.scalar(archive.mtime_ns // 1000, pa.int64()).cast(ROW_SCHEMA.field("timestamp").type)
+    known = {"timestamp": pa.repeat(when, len(bodies)), "body": pa.array(bodies, pa.binary())}
+    return list((nothing | known).values())
+
+
+def _from_envelopes(archive: Archive, lines: Sequence[bytes]) -> list[pa.Array]:
+    """As ``formats`` writes them; of other keys, and values that cannot be, nothing is known.
+
+    Raises one of _MALFORMED for a line that is no envelope.
+    """
+    found = [json.loads(line.decode()) for line in lines]
+    bodies = [_body(each) for each in found]
+    stamps = [_number(each.get("timestamp"), _TIMESTAMPS) for each in found]
+    times = [(archive.mtime_ns if ns is None else ns) // 1000 for ns in stamps]
+    return [
+        pa.array([_text(each.get("topic")) for each in found], pa.string()),
+        pa.array([_text(each.get("channel")) for each in found], pa.string()),
+        pa.array([_text(each.get("nsqd")) for each in found], pa.string()),
+        pa.array([_text(each.get("id")) for each in found], pa.string()),
+        pa.array(times, pa.int64()).cast(ROW_SCHEMA.field("timestamp").type),
+        pa.array(stamps, pa.int64()),
+        pa.array([_number(each.get("attempts"), _ATTEMPTS) for each in found], pa.int32()),
+        pa.array(bodies, pa.binary()),
+    ]
+
+
+def _body(envelope: dict[str, Any]) -> bytes:
+    text, encoded = envelope.get("body"), envelope.get("body_b64")
+    if (text is None) == (encoded is None):
+        raise ValueError
+    if text is None:
+        return base64.b64decode(envelope["body_b64"], validate=True)
+    body: bytes = text.encode()
+    return body
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object, allowed: range) -> int | None:
+    return value if type(value) is int and value in allowed else None
+
+
+def _fault(archive: Archive) -> RecordError:
+    """What is wrong with a file of envelopes, in the words of the reader that tells the place."""
+    splitter = make_splitter(json=True, complete=True)
+    try:
+        with open(archive.path, "rb") as file:
+            for chunk in plain_chunks(file, method_of(archive.path)):
+                splitter.feed(chunk)
+            splitter.finish()
+    except RecordError as error:
+        return error
+    return RecordError("a topic, channel, nsqd or id has half of a surrogate pair")
+
+
+@dataclass
+class Share(InputPartition):
+    """The files that one task reads; not frozen, as its base has a constructor."""
+
+    archives: tuple[Archive, ...]
+
+
+class ArchiveSource(DataSource):
+    """``format("nsqtools-archive")``: option ``archives`` is that of ``as_option``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As DataSource."""
+        return "nsqtools-archive"
+
+    def schema(self) -> StructType:
+        """As DataSource: INPUT_SCHEMA."""
+        schema: StructType = from_arrow_schema(INPUT_SCHEMA)
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """As DataSource."""
+        return _Reader(self.options["archives"], int(self.options["cores"]))
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, archives: str, cores: int) -> None:
+        self._archives = archives
+        self._cores = cores
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return list(_shares(_from_option(self._archives), self._cores))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Share)
+        for archive in partition.archives:
+            yield from read(archive)
+
+
+def as_option(archives: Iterable[Archive]) -> str:
+    """Archives as the text of an option."""
+    rows = [{**asdict(each), "delimiter": each.delimiter.hex()} for each in archives]
+    return json.dumps(rows)
+
+
+def _from_option(text: str) -> Iterator[Archive]:
+    for row in json.loads(text):
+        yield Archive(**{**row, "delimiter": bytes.fromhex(row["delimiter"])})
+
+
+def _shares(archives: Iterable[Archive], cores: int) -> Iterator[Share]:
+    """Tasks of about the same size; a file is not divided."""
+    files = list(archives)
+    total = sum(each.size for each in files)
+    share = min(max(total // (cores * _SHARES_PER_CORE), _LEAST_SHARE), _LARGEST_SHARE)
+    taken: list[Archive] = []
+    size = 0
+    for each in files:
+        taken.append(each)
+        size += each.size
+        if size >= share:
+            yield Share(tuple(taken))
+            taken, size = [], 0
+    if taken:
+        yield Share(tuple(taken))

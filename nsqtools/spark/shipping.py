@@ -1,0 +1,123 @@
+"""This package on the executors of a cluster, and what else they need.
+
+pyspark is imported inside functions: executors import this module before they are checked.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools import __version__
+from nsqtools.errors import ConfigError, NSQError
+from nsqtools.spark.session import explain, is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+_PACKAGE = Path(__file__).parents[1]
+_STAYS = ("cli", "sandbox")
+"""Parts that no executor imports."""
+
+_INSTALLED_BY = {
+    "pyarrow": "pyarrow",
+    "snappy": "python-snappy",
+    "backports.zstd": "backports.zstd",
+}
+
+
+def ship(spark: SparkSession) -> None:
+    """Have executors import this package from a zip of the driver's own, whatever they have.
+
+    A local master needs none. The driver, where the package is installed, keeps using that.
+    """
+    if is_local(spark.sparkContext.master or ""):
+        return
+    from pyspark import SparkFiles
+
+    # Executors fetch it during the whole session, at whose end Spark removes this directory.
+    folder = Path(SparkFiles.getRootDirectory(), "nsqtools")
+    folder.mkdir(exist_ok=True)
+    archive = make_zip(folder / f"nsqtools-{__version__}.zip")
+    path = sys.path.copy()
+    spark.sparkContext.addPyFile(str(archive))
+    sys.path[:] = path
+
+
+def make_zip(target: Path) -> Path:
+    """A zip from which executors can import the package."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(_PACKAGE.rglob("*.py")):
+            inside = file.relative_to(_PACKAGE)
+            if inside.parts[0] not in _STAYS:
+                archive.write(file, Path(_PACKAGE.name, inside))
+    return target
+
+
+def check_executors(spark: SparkSession, packages: Iterable[str] = ("pyarrow",)) -> None:
+    """Raise ConfigError unless executors have the driver's Python and can import the packages.
+
+    ``packages`` are names of modules. Asks every executor that there is now; there is nothing to
+    ask with a local master, where the driver's own Python runs.
+    """
+    context = spark.sparkContext
+    if is_local(context.master or ""):
+        return
+    count = max(context.defaultParallelism, 1)
+    try:
+        found = context.parallelize(range(count), count).mapPartitions(_probe(packages)).collect()
+    except Exception as error:
+        raise _diagnosed(explain(error), context.pythonExec) from error
+    for host, python, lacking, version in found:
+        if lacking:
+            names = " ".join(_INSTALLED_BY.get(name, name) for name in lacking)
+            raise ConfigError(
+                f"executor {host} lacks {', '.join(lacking)}: run {python} -m pip install {names} "
+                "there, or name another Python with --conf spark.pyspark.python=PATH"
+            )
+        if version != __version__:
+            raise ConfigError(
+                f"executor {host} imports nsqtools {version}, the driver is {__version__}: "
+                "remove it there"
+            )
+
+
+def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequence[Any]]]:
+    """What an executor runs: a function within a function goes there as code, not by its name."""
+    wanted = tuple(packages)
+
+    def probe(_: Iterable[int]) -> Iterator[Sequence[Any]]:
+        import importlib
+        import socket
+        import sys
+
+        lacking = []
+        for name in wanted:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                lacking.append(name)
+        import nsqtools
+
+        yield socket.gethostname(), sys.executable, lacking, nsqtools.__version__
+
+    return probe
+
+
+def _diagnosed(error: NSQError, python: str) -> ConfigError:
+    """An error of the check itself as one that says what to do."""
+    text = str(error)
+    name = "name it with --conf spark.pyspark.python=PATH"
+    if "PYTHON_VERSION_MISMATCH" in text:
+        theirs, ours = [*re.findall(r"\d+\.\d+", text), "another", "the same"][:2]
+        return ConfigError(
+            f"executors run Python {theirs}, the driver {ours}: install {ours} there and {name}"
+        )
+    if "Cannot run program" in text:
+        return ConfigError(f"executors have no {python}: install it there, or {name}")
+    return ConfigError(f"executors: {text}")

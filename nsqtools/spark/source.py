@@ -1,0 +1,311 @@
+"""The source ``nsq``: topics as rows that can be read again, though nsqd hands them out once.
+
+The driver plans each micro-batch by depth, and its plan is the offset, so it stands in Spark's own
+log before anything is read. Executors move messages into the staging under that offset (receive)
+and serve rows from there alone, the same to everyone who reads the partition. Once Spark has
+committed the batch, its staging is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.ledger import Claim, Ledger
+from nsqtools.spark.options import parse_source
+from nsqtools.spark.plans import Offset, Quota, plan
+from nsqtools.spark.receive import receive
+from nsqtools.spark.stores import make_store, probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyarrow import RecordBatch
+
+    from nsqtools.spark.depths import Depths
+    from nsqtools.spark.options import SourceSettings
+    from nsqtools.spark.sink import NsqStreamWriter, NsqWriter
+
+log = logging.getLogger(__name__)
+
+SCHEMA = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("channel", StringType()),
+        StructField("nsqd", StringType()),
+        StructField("message_id", StringType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestamp_ns", LongType()),
+        StructField("attempts", IntegerType()),
+        StructField("body", BinaryType()),
+    ]
+)
+"""``ledger.ROW_SCHEMA`` in Spark's words."""
+
+
+class NsqDataSource(DataSource):
+    """``format("nsq")``; ``options`` says which options there are."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in ``format``."""
+        return "nsq"
+
+    def schema(self) -> StructType:
+        """Of all rows that are read; raises ConfigError for wrong options, as early as can be."""
+        parse_source(self.options)
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802
+        """For ``readStream``; raises ConfigError."""
+        settings = self._settings(schema)
+        if settings.drain:
+            raise ConfigError("option drain: is for batch reads, not for streams")
+        return NsqStreamReader(settings)
+
+    def reader(self, schema: StructType) -> NsqReader:
+        """For ``read``; raises ConfigError."""
+        settings = self._settings(schema)
+        if not settings.drain:
+            raise ConfigError(
+                "source nsq: a batch read takes messages off the channel for good, anew with each "
+                "load(): set option drain to true if that is meant, or use readStream"
+            )
+        return NsqReader(settings)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
+        """For ``write``; raises ConfigError or UnreachableError."""
+        from nsqtools.spark.sink import make_writer
+
+        return make_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
+        """For ``writeStream``; raises ConfigError or UnreachableError."""
+        from nsqtools.spark.sink import make_stream_writer
+
+        return make_stream_writer(self.options, schema, overwrite)
+
+    def _settings(self, schema: StructType) -> SourceSettings:
+        if [(each.name, each.dataType) for each in schema] != [
+            (each.name, each.dataType) for each in SCHEMA
+        ]:
+            raise ConfigError(
+                "source nsq: its columns are fixed: leave out .schema() and select after load()"
+            )
+        return parse_source(self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class NsqPartition(InputPartition):
+    """A partition of a batch: what is to be read, and where it is staged."""
+
+    stream: str
+    batch: int
+    number: int
+    quota: Quota
+
+
+class _Reading:
+    """What batch and stream readers share; goes to executors, where only ``read`` is called."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._asked: Depths | None = None
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """Stage the partition unless that was done, and serve it."""
+        if not isinstance(partition, NsqPartition):
+            return  # Spark makes one of its own where none were planned
+        held = self._ledger(partition.stream).claim(partition.batch, partition.number)
+        if isinstance(held, Claim):
+            receive(partition.quota, self._settings, held)
+            held = held.seal()
+        yield from held.batches()
+
+    def _depths(self) -> dict[tuple[str, str], int]:
+        if self._asked is None:
+            from nsqtools.spark.depths import Depths  # loads httpx, which executors may lack
+
+            self._asked = Depths(self._settings)
+        return asyncio.run(self._asked.ask())
+
+    def _ledger(self, stream: str) -> Ledger:
+        return Ledger(*make_store(self._settings.staging), stream)
+
+    def _prepare(self, offset: Offset) -> list[NsqPartition]:
+        if not offset.quotas:
+            return []  # with a new checkpoint Spark makes a batch even if there is nothing to read
+        self._ledger(offset.stream).prepare(offset)
+        return [
+            NsqPartition(offset.stream, offset.batch, number, quota)
+            for number, quota in enumerate(offset.quotas)
+        ]
+
+    def _probe(self) -> None:
+        probe(*make_store(self._settings.staging))
+
+
+class NsqReader(_Reading, DataSourceReader):
+    """Takes what is there off the channel, once for each ``load()``.
+
+    Spark never says that it is done with the rows, so they stay in the staging, under
+    ``drain-<uuid>``, until somebody removes them.
+    """
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan; raises ConfigError, OutputError or UnreachableError."""
+        self._probe()
+        settings = self._settings
+        quotas = plan(
+            self._depths(), limit=settings.max_messages or None, connections=settings.connections
+        )
+        return self._prepare(Offset(f"drain-{uuid4().hex}", 1, quotas))
+
+
+class _Rest(NamedTuple):
+    """A pause of one topic on one nsqd, in seconds of the monotonic clock."""
+
+    until: float
+    length: float
+
+
+_NO_REST = _Rest(0.0, 0.25)
+_LONGEST_REST = 30.0
+
+
+class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream of micro-batches; one object lives through all of a query's run, on the driver."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        super().__init__(settings)
+        self._stream = ""
+        self._available_now = False
+        # What is left of that by topic and nsqd, once it was seen.
+        self._target: Counter[tuple[str, str]] | None = None
+        self._resting: dict[tuple[str, str], _Rest] = {}
+        self._prepared = self._cleaned = 0
+        self._probed = False
+        self._backlog = 0
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Before the first batch of a new checkpoint; asked for twice."""
+        self._stream = self._stream or uuid4().hex
+        return Offset(self._stream, 0, ()).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """``maxMessagesPerTrigger``."""
+        most = self._settings.max_messages
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take what is there now, and no more.
+
+        What is there is looked at when the first new batch is planned, after one that a run before
+        left half done: that one must run even if no nsqd answers, and takes its part of the depth.
+        """
+        self._available_now, self._target = True, None
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The plan of the next batch, or ``start`` when there is nothing to read.
+
+        Spark asks after it has committed ``start``: all that was staged for it can go. Raises
+        ConfigError, OutputError, or UnreachableError if no server has ever answered.
+        """
+        offset = Offset.from_json(start)
+        if not self._probed:
+            self._probe()
+            self._probed = True
+        self._account(offset)
+        self._clean(offset)
+        # Spark does not fsync its log: what it forgot in a power failure was staged all the same.
+        if staged := self._ledger(offset.stream).staged(offset.batch + 1):
+            return staged.to_json()
+        depths = self._waiting()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        quotas = plan(depths, limit=most, connections=self._settings.connections)
+        self._backlog = sum(depths.values()) - sum(quota.count for quota in quotas)
+        if quotas:
+            return Offset(offset.stream, offset.batch + 1, quotas).to_json()
+        if not self._available_now:
+            time.sleep(self._settings.poll_interval)
+        return start
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """For the query's progress: messages that wait beyond the batches that are planned."""
+        return {"backlog": self._backlog}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Of the batch that ``end`` plans, which ``start`` says nothing of."""
+        offset = Offset.from_json(end)
+        self._prepared = offset.batch
+        return self._prepare(offset)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has done with the batch; it says so late, and never of the last one of a run."""
+        self._clean(Offset.from_json(end))
+
+    def _clean(self, offset: Offset) -> None:
+        if offset.batch > self._cleaned:
+            self._ledger(offset.stream).clean(offset.batch)
+            self._cleaned = offset.batch
+
+    def _account(self, offset: Offset) -> None:
+        """Look at what a batch of this run has got: a quota may be short of its count.
+
+        A topic on an nsqd that gave nothing at all is done with, where a run is to come to its end,
+        and else rests for a while: it may be that executors cannot reach that nsqd.
+        """
+        if self._prepared != offset.batch or offset.batch <= self._cleaned:
+            return
+        rows = self._ledger(offset.stream).rows(offset.batch, len(offset.quotas))
+        got: Counter[tuple[str, str]] = Counter()
+        for quota, count in zip(offset.quotas, rows, strict=True):
+            got[quota.topic, quota.nsqd] += count
+        for key, count in got.items():
+            if self._target is not None:
+                self._target[key] = max(0, self._target[key] - count) if count else 0
+            if count:
+                self._resting.pop(key, None)
+            else:
+                rest = min(2 * self._resting.get(key, _NO_REST).length, _LONGEST_REST)
+                self._resting[key] = _Rest(time.monotonic() + rest, rest)
+
+    def _waiting(self) -> dict[tuple[str, str], int]:
+        """Depths that count now."""
+        depths, now = self._depths(), time.monotonic()
+        if self._available_now:
+            self._target = Counter(depths) if self._target is None else self._target
+            return {key: min(depth, self._target[key]) for key, depth in depths.items()}
+        return {
+            key: depth
+            for key, depth in depths.items()
+            if self._resting.get(key, _NO_REST).until <= now
+        }

@@ -1,0 +1,247 @@
+"""``pipeline sql``: a query of the table ``nsq``, which is a stream of topics, or archives."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.bodies import read_schema, with_columns
+from nsqtools.spark.interrupts import interruptible
+from nsqtools.spark.outputs import replace_batch, write_once
+from nsqtools.spark.places import as_url, claim, is_unlike, local, remove_all, sync, writing
+from nsqtools.spark.progress import Totals, Written
+from nsqtools.spark.session import first_line
+from nsqtools.spark.streams import Stream, named, read, run
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from nsqtools.sinks.verification import Layout
+    from nsqtools.spark.progress import Progress
+
+    Show = Callable[[Sequence[str], Iterator[Sequence[Any]]], None]
+    """Shows rows, given the names of their columns; called in the thread of the job."""
+
+_TABLE = "nsq"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go: ``kind`` is parquet, json, console or topic.
+
+    ``output`` is a path or URL for files, ``sink`` options of the sink ``nsq`` for a topic, and
+    ``show`` is called for the console.
+    """
+
+    kind: str
+    output: str = ""
+    sink: Mapping[str, str] = field(default_factory=dict)
+    show: Show | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked; ``watermark`` is in seconds, 0 for none."""
+
+    text: str
+    schema: str = ""
+    watermark: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """A query of topics: ``source`` are options of the source ``nsq``."""
+
+    query: Query
+    target: Target
+    source: Mapping[str, str]
+    stream: Stream
+
+    @property
+    def stamp(self) -> dict[str, Any]:
+        """What makes a run another one: a batch may then have other rows."""
+        topics = sorted({each.strip() for each in self.source["subscribe"].split(",")})
+        return {
+            "topics": topics,
+            "channel": self.source["channel"],
+            "query": self.query.text,
+            "schema": self.query.schema,
+            "watermark": self.query.watermark,
+            "mode": self.stream.output_mode,
+            "kind": self.target.kind,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivesSettings:
+    """A query of archives."""
+
+    query: Query
+    target: Target
+    inputs: tuple[str, ...]
+    layout: Layout | None
+
+
+def query_stream(
+    spark: SparkSession,
+    settings: StreamSettings,
+    *,
+    stop: threading.Event,
+    report: Callable[[Progress], None],
+) -> Totals:
+    """Query batch after batch; as ``archive.archive``."""
+    totals = Totals()
+
+    def told(progress: Progress) -> None:
+        totals.add(progress)
+        report(progress)
+
+    found = _asked(_of_topics(spark, settings), settings.query)
+    writer = _Writer(spark, settings)
+    writer.check(found)
+    stream, target = settings.stream, settings.target
+    if target.output:
+        with writing(target.output):
+            run(found, writer.write, stream, stop=stop, report=told)
+    else:
+        run(found, writer.write, stream, stop=stop, report=told)
+    if stream.trigger is None and not stop.is_set():
+        writer.settle()
+    return totals
+
+
+def query_archives(
+    spark: SparkSession,
+    settings: ArchivesSettings,
+    *,
+    stop: threading.Event,
+    report: Callable[[tuple[str, int, int]], None],
+) -> None:
+    """Query once.
+
+    Raises ConfigError for SQL that Spark does not understand, and for an output that has files,
+    StoppedError if ``stop`` has ended it.
+    """
+    target = settings.target
+    found = _asked(_of_archives(spark, settings), settings.query)
+    if target.output:
+        _check_empty(target.output)
+    report(("querying", 0, 0))
+    with interruptible(spark, stop):
+        if target.kind == "console":
+            assert target.show
+            target.show(found.columns, found.toLocalIterator())
+        elif target.kind == "topic":
+            _publish(found, target.sink)
+        else:
+            write_once(found, target.kind, as_url(target.output))
+            root = local(target.output)
+            if root is not None:
+                sync(root, [root])
+
+
+def explain(spark: SparkSession, settings: StreamSettings | ArchivesSettings) -> str:
+    """Spark's plan for the query, several lines; nothing is consumed."""
+    if isinstance(settings, StreamSettings):
+        frame = _of_topics(spark, settings)
+    else:
+        frame = _of_archives(spark, settings)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        # Spark looks for streams in what was parsed, which has no more than the name of a table.
+        _asked(frame, settings.query).select("*").explain(mode="formatted")
+    return printed.getvalue()
+
+
+def _of_topics(spark: SparkSession, settings: StreamSettings) -> DataFrame:
+    frame = read(spark, settings.source)
+    if settings.query.watermark:
+        return frame.withWatermark(
+            "timestamp", f"{settings.query.watermark * 1000:.0f} milliseconds"
+        )
+    return frame
+
+
+def _of_archives(spark: SparkSession, settings: ArchivesSettings) -> DataFrame:
+    from nsqtools.spark.frames import frame, view
+    from nsqtools.spark.inputs import find
+
+    return view(frame(spark, find(settings.inputs, settings.layout)))
+
+
+def _asked(frame: DataFrame, query: Query) -> DataFrame:
+    """The result of the query; raises ConfigError."""
+    if query.schema:
+        frame = with_columns(frame, read_schema(query.schema))
+    frame.createOrReplaceTempView(_TABLE)
+    try:
+        return frame.sparkSession.sql(query.text)
+    except AnalysisException as error:
+        raise ConfigError(f"--query: {first_line(error)}") from error
+
+
+class _Writer:
+    def __init__(self, spark: SparkSession, settings: StreamSettings) -> None:
+        self._spark = spark
+        self._target = settings.target
+        self._output = as_url(self._target.output) if self._target.output else ""
+        self._checkpoint = settings.stream.checkpoint
+        self._stamp = settings.stamp
+        self._changed = is_unlike(spark, self._checkpoint, self._stamp)
+
+    def check(self, rows: DataFrame) -> None:
+        """Raise ConfigError if the result cannot be written where it was asked for."""
+        if self._output and "batch" in [name.lower() for name in rows.columns]:
+            raise ConfigError("--query: batch is the name of a directory: name it otherwise")
+        if not rows.isStreaming:
+            raise ConfigError(f"--query: expected a SELECT from the table {_TABLE}")
+
+    def settle(self) -> None:
+        """From now on batches are the results of this query, and none was left by another."""
+        if self._changed:
+            claim(self._spark, self._checkpoint, self._stamp)
+            self._changed = False
+
+    def write(self, batch: DataFrame, query: str, number: int) -> Written:
+        """Write the result of a batch, in place of what an earlier try left of it."""
+        target, name = self._target, named(query, number)
+        if self._changed and self._output:
+            remove_all(self._spark, self._output, f"batch={name}")
+        self.settle()
+        seen = Observation()
+        rows = batch.observe(seen, F.count(F.lit(1)).alias("rows"))
+        if target.kind == "console":
+            assert target.show
+            target.show(rows.columns, rows.toLocalIterator())
+        elif target.kind == "topic":
+            _publish(rows, target.sink)
+        else:
+            replace_batch(rows, target.kind, self._output, name)
+            root = local(target.output)
+            if root is not None and (leaf := root / f"batch={name}").is_dir():
+                sync(root, [leaf])
+        return Written(seen.get["rows"])
+
+
+def _publish(rows: DataFrame, sink: Mapping[str, str]) -> None:
+    """Publish the column ``body``, or without one rows as JSON objects."""
+    if "body" not in [name.lower() for name in rows.columns]:
+        rows = rows.select(F.to_json(F.struct("*")).alias("body"))
+    rows.write.format("nsq").mode("append").options(**sink).save()
+
+
+def _check_empty(output: str) -> None:
+    """Raise ConfigError if a local output has files already; of others Spark knows."""
+    root = local(output)
+    there = root.iterdir() if root is not None and root.is_dir() else ()
+    if any(not each.name.startswith((".", "_")) for each in there):
+        raise ConfigError(f"--output {output}: there are files already: name a new directory")

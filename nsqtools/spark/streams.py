@@ -1,0 +1,167 @@
+"""A streaming query whose batches are written by a function, until it is drained or stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from nsqtools.spark.places import as_url
+from nsqtools.spark.progress import Listener, Notes, Written
+from nsqtools.spark.session import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from nsqtools.spark.progress import Progress
+
+    Write = Callable[[DataFrame, str, int], Written]
+    """Writes a batch, given the first eight digits of the query's id and the batch's number.
+
+    It may be called again for a batch, after a crash and with the same rows: what it left the first
+    time it must replace.
+    """
+
+log = logging.getLogger(__name__)
+
+_LOOK = 0.2  # seconds between looks at the query
+_LAST_REPORT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Where a query keeps its state, and when it works."""
+
+    checkpoint: str
+    trigger: float | None = None
+    """Seconds between batches; None drains what waits at the start, and ends."""
+    output_mode: str = "append"
+
+
+def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """The messages that the source gives with these options."""
+    from nsqtools.spark import register
+
+    register(spark)
+    return spark.readStream.format("nsq").options(**options).load()
+
+
+def run(
+    frame: DataFrame,
+    write: Write,
+    stream: Stream,
+    *,
+    stop: threading.Event,
+    report: Callable[[Progress], None],
+) -> None:
+    """Write batch after batch; returns when all is drained, or soon after ``stop`` is set.
+
+    A batch under way is finished before; if another has been planned already, which has not begun,
+    the next run begins with that. Raises NSQError, and whatever ``write`` raises.
+    """
+    batches = _Batches(write, stop)
+    listener = Listener(batches.notes, report)
+    streams = frame.sparkSession.streams
+    streams.addListener(listener)
+    try:
+        writer = frame.writeStream.outputMode(stream.output_mode).foreachBatch(batches.write)
+        writer = writer.option("checkpointLocation", as_url(stream.checkpoint))
+        if stream.trigger is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            wait = round(stream.trigger * 1000)
+            writer = writer.trigger(processingTime=f"{wait} milliseconds")
+        query = writer.start()
+        listener.query = str(query.id)
+        batches.begin(str(query.id))
+        try:
+            _wait(query, batches, stop)
+        finally:
+            query.stop()
+            listener.ended.wait(_LAST_REPORT)
+    except Exception as error:
+        if batches.refused:  # that is how a query is stopped between two batches
+            return
+        raise batches.error or _ours(error) from error
+    finally:
+        with contextlib.suppress(Exception):
+            streams.removeListener(listener)
+
+
+def _wait(query: StreamingQuery, batches: _Batches, stop: threading.Event) -> None:
+    """Until the query has ended, or may be stopped without a batch being lost on the way."""
+    while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
+        if not stop.is_set() or batches.busy:
+            continue
+        status = query.status
+        if not status["isTriggerActive"] or not status["isDataAvailable"]:
+            return
+
+
+def _ours(error: Exception) -> Exception:
+    """An error of Spark as one of ours; others are what they are."""
+    return explain(error) if type(error).__module__.startswith(("pyspark", "py4j")) else error
+
+
+class _Stopped(Exception):  # noqa: N818 - no error
+    """A batch was not begun because the run is to stop."""
+
+
+class _Batches:
+    """The function that Spark calls for each batch, in a thread of its own."""
+
+    def __init__(self, write: Write, stop: threading.Event) -> None:
+        self.notes = Notes()
+        self.error: Exception | None = None
+        self.refused = False
+        self.busy = False
+        self._write = write
+        self._stop = stop
+        self._query = ""
+        self._begun = threading.Event()
+
+    def begin(self, query: str) -> None:
+        """The query has an id."""
+        self._query = query
+        self._begun.set()
+
+    def write(self, batch: DataFrame, number: int) -> None:
+        """Write a batch."""
+        self._begun.wait()
+        if self._stop.is_set():
+            self.refused = True
+            raise _Stopped
+        self.busy = True
+        try:
+            self.notes.put(number, self._write(batch, self._query[:8], number))
+        except Exception as error:
+            self.error = _ours(error)
+            raise
+        finally:
+            self.busy = False
+
+
+def named(query: str, batch: int) -> str:
+    """The name of a batch that no other has, whichever checkpoint it is of."""
+    return f"{query}-{batch:08d}"
+
+
+def observed(batch: DataFrame) -> tuple[DataFrame, Callable[[], Written]]:
+    """The batch, and what is known of its rows once an action of it was run."""
+    seen = Observation()
+    published = F.col("timestamp").cast("double")
+    watched = batch.observe(
+        seen,
+        F.count(F.lit(1)).alias("rows"),
+        F.min(published).alias("oldest"),
+        F.max(published).alias("newest"),
+    )
+    return watched, lambda: Written(**seen.get)

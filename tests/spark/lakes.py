@@ -1,0 +1,160 @@
+"""Archives for tests, made by the formats, encoders and Parquet writers that make real ones."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from nsqtools.engine.handler import Batch, Message
+from nsqtools.names import Address
+from nsqtools.sinks.compression import make_encoder, method_of
+from nsqtools.sinks.formats import make_format
+from nsqtools.sinks.verification import Layout
+from nsqtools.spark.ledger import ROW_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+HOUR = 3600 * 10**9
+NINE = 1_795_251_600 * 10**9
+"""2026-11-21 09:00 UTC, in ns."""
+
+RAW, JSON, PREFIXED = Layout(), Layout("json"), Layout("length-prefixed")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message as nsqd knows it; ``ns`` is its timestamp."""
+
+    body: bytes
+    ns: int = NINE
+    id: str = "0" * 16
+    attempts: int = 1
+    topic: str = "events"
+    channel: str = "lake"
+    nsqd: str = "db1:4150"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "channel": self.channel,
+            "nsqd": self.nsqd,
+            "message_id": self.id,
+            "timestamp": pa.scalar(self.ns // 1000, pa.int64()).cast(pa.timestamp("us", "UTC")),
+            "timestamp_ns": self.ns,
+            "attempts": self.attempts,
+            "body": self.body,
+        }
+
+
+def sent(*bodies: bytes, start: int = NINE, step: int = 1_000_003, **facts: Any) -> list[Sent]:
+    """Messages one after the other, each with an id of its own."""
+    return [
+        Sent(body, start + number * step, f"{number:016x}", **facts)
+        for number, body in enumerate(bodies)
+    ]
+
+
+def again(messages: Iterable[Sent], **facts: Any) -> list[Sent]:
+    """The same messages, delivered once more."""
+    return [replace(each, **{"attempts": 2, **facts}) for each in messages]
+
+
+def to_file(path: Path, messages: Sequence[Sent], layout: Layout, *, members: int = 3) -> Path:
+    """A file as to-file writes it, compressed as its name says, in some members."""
+    form = make_format(
+        json=layout.format == "json",
+        length_prefix=layout.format == "length-prefixed",
+        delimiter=layout.delimiter,
+    )
+    encoder = make_encoder(method_of(path.name))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    share = max(-(-len(messages) // members), 1)
+    with path.open("wb") as file:
+        for start in range(0, max(len(messages), 1), share):
+            for each in messages[start : start + share]:
+                file.write(encoder.write(form.render(_batch(each))))
+            file.write(encoder.finish() or (encoder.empty() if not messages else b""))
+    return path
+
+
+def _batch(each: Sent) -> Batch:
+    message = Message(each.id.encode(), each.body, each.ns, each.attempts)
+    host, _, port = each.nsqd.rpartition(":")
+    settle: Any = None
+    return Batch(
+        [message],
+        settle,
+        topic=each.topic,
+        channel=each.channel,
+        source=Address(host, int(port)),
+    )
+
+
+def to_parquet(path: Path, messages: Sequence[Sent], **columns: pa.Array) -> Path:
+    """A file as ``pipeline archive`` writes it, with these columns more."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [each.row for each in messages]
+    table = pa.table({name: [row[name] for row in rows] for name in ROW_SCHEMA.names}, ROW_SCHEMA)
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    pq.write_table(table, path)
+    return path
+
+
+def checksum(path: Path) -> Path:
+    """Write what Hadoop's file system puts beside a file."""
+    data = path.read_bytes()
+    sums = [zlib.crc32(data[start : start + 512]) for start in range(0, len(data), 512)]
+    beside = path.with_name(f".{path.name}.crc")
+    beside.write_bytes(b"crc\0" + struct.pack(f">i{len(sums)}I", 512, *sums))
+    return beside
+
+
+def at(path: Path, ns: int) -> Path:
+    """The file, last changed then."""
+    os.utime(path, ns=(ns, ns))
+    return path
+
+
+def files(output: Path) -> list[Path]:
+    """The files of the hours of an output, by name."""
+    return sorted(output.glob("date=*/hour=*/*.parquet"))
+
+
+def table(output: Path) -> pa.Table:
+    """All rows as pyarrow reads the directory, which must agree with duckdb in their bodies."""
+    found = ds.dataset(output, format="parquet", partitioning="hive").to_table()
+    pattern = f"{output}/date=*/hour=*/*.parquet"
+    query = "select body from read_parquet(?, hive_partitioning = true)"
+    by_duckdb = Counter(body for (body,) in duckdb.execute(query, [pattern]).fetchall())
+    assert by_duckdb == Counter(found["body"].to_pylist())
+    return found
+
+
+def bodies(output: Path) -> Counter[bytes]:
+    return Counter(table(output)["body"].to_pylist())
+
+
+def keys(output: Path) -> Counter[tuple[str, str, int]]:
+    found = table(output)
+    names = ("topic", "message_id", "timestamp_ns")
+    return Counter(zip(*(found[name].to_pylist() for name in names), strict=True))
+
+
+def walk(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Every file below a directory with what it holds."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield str(path.relative_to(folder)), path.read_bytes()

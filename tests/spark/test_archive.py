@@ -1,0 +1,248 @@
+"""Archives: what is written of a message, and what a batch that is written again replaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.spark.archive import ArchiveSettings, Shape, archive
+from tests.spark.streaming import Told, publish, rows, source, stream
+from tests.support.eventually import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from nsqtools.spark.progress import Totals
+    from tests.support.servers import Nsqd
+
+pytestmark = pytest.mark.nsqd_only("the sandbox would take as long and tell nothing else")
+
+BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xff\x00", b"null"]
+
+
+class Lake:
+    """An archive of a topic."""
+
+    def __init__(self, spark: SparkSession, nsqd: Nsqd, topic: str, folder: Path) -> None:
+        self.spark = spark
+        self.nsqd = nsqd
+        self.topic = topic
+        self.folder = folder
+        self.told = Told()
+
+    def publish(self, *bodies: bytes) -> None:
+        publish(self.nsqd, self.topic, bodies)
+
+    def archive(self, **shape: str) -> Totals:
+        settings = ArchiveSettings(
+            source=source(self.nsqd, self.topic, self.folder),
+            output=str(self.folder),
+            stream=stream(self.folder),
+            shape=Shape(**shape),
+        )
+        return archive(self.spark, settings, **self.told.given)
+
+    @property
+    def bodies(self) -> Counter[bytes]:
+        return Counter(row["body"] for row in rows(self.folder))
+
+
+@pytest.fixture
+def lake(spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path) -> Lake:
+    return Lake(spark, nsqd, topic, tmp_path / "la ke")
+
+
+def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishing(
+    lake: Lake,
+) -> None:
+    lake.publish(*BODIES)
+    totals = lake.archive(schema="user INT, Topic STRING, at STRING")
+    assert (totals.batches, totals.received, totals.written) == (1, 5, 5)
+    (told,) = [fact for fact in lake.told.facts if fact.rows]
+    assert (told.rows, told.written, told.backlog) == (5, 5, 0)
+    assert told.lag is not None
+    assert 0 <= told.lag < 60
+    assert told.rate > 0
+    found = sorted(rows(lake.folder), key=lambda row: BODIES.index(row["body"]))
+    assert [row["body"] for row in found] == BODIES
+    assert [row["user"] for row in found] == [1, None, None, None, None]
+    assert [row["at"] for row in found] == ["x", None, None, None, None]
+    assert [row["_corrupt"] for row in found] == [
+        None,
+        '{"user": "no number"}',
+        "no JSON",
+        "�\0",
+        "null",
+    ]
+    for row in found:
+        assert (row["topic"], row["channel"]) == (lake.topic, "lake")
+        assert (row["nsqd"], row["attempts"]) == (str(lake.nsqd.tcp), 1)
+        assert len(row["message_id"]) == 16
+        assert row["body_Topic"] is None
+        published: datetime = row["timestamp"]
+        assert published.utcoffset() == timedelta(0)
+        assert row["timestamp_ns"] // 1000 == round(published.timestamp() * 1e6)
+        assert (str(row["date"]), row["hour"]) == (f"{published:%Y-%m-%d}", published.hour)
+    (leaf,) = lake.folder.glob("date=*/hour=??/batch=*")
+    assert leaf.name.endswith("-00000000")
+    assert {each.name for each in lake.folder.iterdir()} == {"_nsqtools", leaf.parents[1].name}
+
+
+def test_where_and_select_choose_rows_and_columns_and_json_has_text(lake: Lake) -> None:
+    lake.publish(*BODIES)
+    totals = lake.archive(
+        format="json",
+        schema="user INT",
+        where="user = 1 OR _corrupt IS NOT NULL",
+        select="body, message_id AS id, -- a note\nlength(body) AS size",
+    )
+    assert (totals.received, totals.written) == (5, 5)
+    (file,) = lake.folder.glob("date=*/hour=*/batch=*/*.json")
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [each.get("body") for each in found] == [
+        None if body == b"\xff\x00" else body.decode() for body in BODIES
+    ]
+    assert [each.get("body_b64") for each in found] == [None, None, None, "/wA=", None]
+    assert [each["size"] for each in found] == [len(body) for body in BODIES]
+    assert set(found[0]) == {"body", "id", "size"}
+
+
+def test_a_batch_that_is_done_again_replaces_itself_even_if_other_rows_are_wanted(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.publish(b"1")
+    lake.archive()
+    lake.publish(b"2", b"3")
+    old = lake.folder / "date=2001-01-01/hour=00"
+    for where, wanted in (("", b"123"), ("", b"123"), ("body <> X'33'", b"12"), ("", b"123")):
+        with monkeypatch.context() as crashing:
+            crashing.setattr("nsqtools.spark.archive.sync", crash)
+            with pytest.raises(OutputError, match=r"^disk on fire$"):
+                lake.archive(where=where)
+        assert lake.bodies == Counter(bytes([each]) for each in wanted)
+        old.joinpath(*batches(lake, "1")).mkdir(parents=True, exist_ok=True)
+    assert lake.archive(where="body <> X'33'").received == 2
+    assert lake.bodies == Counter([b"1", b"2"])
+    assert not any(old.iterdir())
+    assert len(batches(lake, "0")) == 1
+
+
+def crash(*_: object) -> None:
+    raise OutputError("disk on fire")
+
+
+def batches(lake: Lake, number: str) -> set[str]:
+    return {each.name for each in lake.folder.glob(f"date=*/hour=*/batch=*{number}")}
+
+
+def test_a_new_checkpoint_overwrites_nothing(lake: Lake) -> None:
+    lake.publish(b"1")
+    lake.archive()
+    os.rename(lake.folder / "_nsqtools/checkpoint", lake.folder / "_nsqtools/lost")
+    lake.publish(b"2")
+    lake.archive()
+    assert lake.bodies == Counter([b"1", b"2"])
+    assert len(batches(lake, "0")) == 2
+
+
+def test_nothing_to_do_is_no_batch(lake: Lake) -> None:
+    assert lake.archive().batches == 0
+    lake.nsqd.create(lake.topic, "lake")
+    assert lake.archive().batches == 0
+    assert not list(lake.folder.glob("date=*"))
+
+
+def test_what_a_killed_writer_left_is_removed_unless_another_one_writes(lake: Lake) -> None:
+    left = lake.folder / ".spark-staging-1/date=2026-01-01"
+    left.mkdir(parents=True)
+    lake.archive()
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ({"where": "user ="}, "--where: [PARSE_SYNTAX_ERROR] Syntax error at or near end of input"),
+        ({"where": "usr = 1"}, "--where: [UNRESOLVED_COLUMN"),
+        ({"where": "body"}, "--where: [DATATYPE_MISMATCH"),
+        ({"select": "body,"}, "--select: [PARSE_SYNTAX_ERROR]"),
+        ({"select": "bdy"}, "--select: [UNRESOLVED_COLUMN"),
+        ({"select": "body, topic AS date"}, "--select: two columns are called date"),
+        ({"select": "body AS Batch"}, "--select: Batch is the name of a directory"),
+        ({"schema": "user INTT"}, '--schema: [UNSUPPORTED_DATATYPE] Unsupported data type "INTT"'),
+        ({"schema": "a INT, A INT"}, "--schema: it names 'a' more than once"),
+        (
+            {"schema": "_corrupt INT"},
+            "--schema: _corrupt is the column of bodies that do not parse",
+        ),
+        ({"schema": '{"type": "struct"}'}, "--schema: "),
+        ({"format": "delta"}, "--format delta: Spark has no Delta Lake: add --conf spark.jars"),
+    ],
+)
+def test_what_cannot_be_written_is_known_before_a_message_moves(
+    lake: Lake, shape: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        lake.archive(**shape)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(LookupError):
+        lake.nsqd.topic(lake.topic)
+
+
+def test_a_checkpoint_of_another_topic_or_channel_is_refused(lake: Lake) -> None:
+    lake.archive()
+    mine = lake.topic
+    lake.topic = "other"
+    with pytest.raises(ConfigError, match=f"it is of --topic {mine}, not of other: give another"):
+        lake.archive()
+
+
+def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(lake: Lake) -> None:
+    lake.publish(*(b"%d" % n for n in range(500)))
+    settings = ArchiveSettings(
+        source=source(lake.nsqd, lake.topic, lake.folder, maxMessagesPerTrigger="100"),
+        output=str(lake.folder),
+        stream=stream(lake.folder),
+    )
+
+    def report(fact: Any) -> None:
+        lake.told.facts.append(fact)
+        lake.told.stop.set()
+
+    archive(lake.spark, settings, stop=lake.told.stop, report=report)
+    assert 100 <= len(rows(lake.folder)) < 500
+    archive(lake.spark, settings, stop=threading.Event(), report=lake.told.facts.append)
+    assert lake.bodies == Counter(b"%d" % n for n in range(500))
+
+
+def test_a_continuous_run_takes_what_comes_until_it_is_stopped(lake: Lake) -> None:
+    settings = ArchiveSettings(
+        source=source(lake.nsqd, lake.topic, lake.folder),
+        output=str(lake.folder),
+        stream=stream(lake.folder, trigger=0.05),
+    )
+    runner = threading.Thread(target=archive, args=(lake.spark, settings), kwargs=lake.told.given)
+    runner.start()
+    try:
+        for number in (b"1", b"2"):
+            count = sum(fact.rows for fact in lake.told.facts)
+            lake.publish(number)
+            eventually(lambda: sum(fact.rows for fact in lake.told.facts) > count, timeout=30)  # noqa: B023
+    finally:
+        lake.told.stop.set()
+        runner.join(30)
+    assert not runner.is_alive()
+    assert lake.bodies == Counter([b"1", b"2"])
+    checkpoint = lake.folder / "_nsqtools/checkpoint"
+    planned, done = ({e.name for e in (checkpoint / n).iterdir()} for n in ("offsets", "commits"))
+    assert planned == done

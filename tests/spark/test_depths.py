@@ -1,0 +1,157 @@
+"""How many messages a micro-batch is planned for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.errors import ConfigError, UnreachableError
+from nsqtools.net.replies import ChannelStats, TopicStats
+from nsqtools.spark.depths import Depths, depth
+from nsqtools.spark.options import parse_source
+from tests.support.eventually import eventually
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from nsqtools.spark.options import SourceSettings
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+
+BODIES = [b"x"] * 3
+
+
+def settings(*nsqds: Nsqd, topics: str, **options: str) -> SourceSettings:
+    given = {"subscribe": topics, "channel": "lake", "staginglocation": "/staging"}
+    if nsqds:
+        given["nsqd.tcp.addresses"] = ",".join(f"{each.tcp}/{each.http.port}" for each in nsqds)
+    return parse_source(given | {key.replace("__", "."): text for key, text in options.items()})
+
+
+def channel(name: str, depth: int, *, paused: bool = False) -> ChannelStats:
+    return ChannelStats(name, depth, 0, 7, 8, 0, 0, 0, 0, paused)
+
+
+def topic_of(depth: int, *channels: ChannelStats, paused: bool = False) -> TopicStats:
+    return TopicStats("t", depth, 0, 0, paused, channels)
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        (None, 0),
+        (topic_of(5), 5),
+        (topic_of(5, channel("other", 9)), 5),
+        (topic_of(0, channel("lake", 4), channel("other", 9)), 4),
+        (topic_of(2, channel("lake", 4)), 6),
+        (topic_of(2, channel("lake", 4, paused=True)), 0),
+        (topic_of(2, channel("lake", 4), paused=True), 4),
+        (topic_of(2, paused=True), 0),
+    ],
+)
+def test_depth_is_what_a_consumer_would_get_now(topic: TopicStats | None, expected: int) -> None:
+    assert depth(topic, "lake") == expected
+
+
+async def test_each_topic_on_each_nsqd_has_its_depth(make_nsqd: MakeNsqd, topic: str) -> None:
+    one, two = make_nsqd(), make_nsqd()
+    one.publish(f"{topic}.a", BODIES)
+    two.publish(f"{topic}.a", BODIES * 2)
+    two.publish(f"{topic}.b", BODIES * 3)
+    assert await Depths(settings(one, two, topics=f"{topic}.a,{topic}.b")).ask() == {
+        (f"{topic}.a", str(one.tcp)): 3,
+        (f"{topic}.b", str(one.tcp)): 0,
+        (f"{topic}.a", str(two.tcp)): 6,
+        (f"{topic}.b", str(two.tcp)): 9,
+    }
+
+
+async def test_a_channel_that_is_not_there_is_made_so_that_it_gets_what_comes(
+    nsqd: Nsqd, topic: str
+) -> None:
+    depths = Depths(settings(nsqd, topics=topic))
+    nsqd.create(topic, "other")
+    assert await depths.ask() == {(topic, str(nsqd.tcp)): 0}
+    nsqd.publish(topic, BODIES)
+    eventually(lambda: nsqd.channel(topic, "lake")["depth"] == 3)
+    assert await depths.ask() == {(topic, str(nsqd.tcp)): 3}
+
+
+async def test_a_topic_is_made_on_an_nsqd_that_is_named(nsqd: Nsqd, topic: str) -> None:
+    assert await Depths(settings(nsqd, topics=topic)).ask() == {(topic, str(nsqd.tcp)): 0}
+    assert nsqd.channel(topic, "lake")["depth"] == 0
+
+
+async def test_nsqlookupds_name_the_nsqds_that_have_the_topic(
+    make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
+) -> None:
+    lookupd, dead = make_nsqlookupd(), make_nsqlookupd()
+    addresses = f"{lookupd.http},{dead.http}"
+    one, two = make_nsqd(lookupds=[lookupd]), make_nsqd(lookupds=[lookupd])
+    dead.stop()
+    depths = Depths(settings(topics=topic, nsqlookupd__http__addresses=addresses))
+    assert await depths.ask() == {}
+    one.publish(topic, BODIES)
+    eventually(lambda: lookupd.lookup(topic) == {one.tcp})
+    assert await depths.ask() == {(topic, str(one.tcp)): 3}
+    two.publish(topic, BODIES * 2)
+    eventually(lambda: lookupd.lookup(topic) == {one.tcp, two.tcp})
+    assert await depths.ask() == {(topic, str(one.tcp)): 3, (topic, str(two.tcp)): 6}
+
+
+async def test_an_nsqd_that_does_not_answer_is_empty_and_told_once_until_it_does(
+    make_nsqd: MakeNsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = make_nsqd(), make_nsqd()
+    one.publish(topic, BODIES)
+    depths = Depths(settings(one, two, topics=topic))
+    two.stop()
+    caplog.set_level(logging.WARNING)
+    for _ in range(3):
+        found = await depths.ask()
+        assert found == {(topic, str(one.tcp)): 3, (topic, str(two.tcp)): 0}
+    assert len(caplog.messages) == 1
+    assert str(two.http) in caplog.messages[0]
+    two.start()
+    await depths.ask()
+    two.stop()
+    await depths.ask()
+    assert len(caplog.messages) == 2
+
+
+async def test_that_nobody_answers_is_an_error_at_the_start_alone(nsqd: Nsqd, topic: str) -> None:
+    nsqd.publish(topic, BODIES)
+    heard, deaf = Depths(settings(nsqd, topics=topic)), Depths(settings(nsqd, topics=topic))
+    await heard.ask()
+    nsqd.stop()
+    assert await heard.ask() == {(topic, str(nsqd.tcp)): 0}
+    with pytest.raises(UnreachableError, match=r"no nsqd answers: .* write host:tcp/http"):
+        await deaf.ask()
+
+
+async def test_that_no_nsqlookupd_answers_is_an_error_at_the_start_alone(
+    make_nsqlookupd: MakeNsqlookupd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    options: dict[str, Any] = {"topics": topic, "nsqlookupd__http__addresses": str(lookupd.http)}
+    heard, deaf = Depths(settings(**options)), Depths(settings(**options))
+    await heard.ask()
+    lookupd.stop()
+    assert await heard.ask() == {}
+    with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
+        await deaf.ask()
+
+
+async def test_a_wrong_http_port_says_how_to_give_the_right_one(nsqd: Nsqd, topic: str) -> None:
+    given = {"nsqd.tcp.addresses": f"{nsqd.tcp}/{free_port()}"}
+    wrong = parse_source(
+        given | {"subscribe": topic, "channel": "lake", "staginglocation": "/staging"}
+    )
+    with pytest.raises(UnreachableError, match="write host:tcp/http") as caught:
+        await Depths(wrong).ask()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ca_file_that_is_not_there_is_named_by_its_option(topic: str) -> None:
+    with pytest.raises(ConfigError, match=r"^nsq\.tls_root_ca_file /no/such: no such file"):
+        Depths(settings(topics=topic, nsq__tls_root_ca_file="/no/such"))

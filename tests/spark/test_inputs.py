@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from nsqtools.errors import ConfigError, RecordError
+from nsqtools.sinks.files.manifest import Manifest, Published
+from nsqtools.sinks.verification import Layout
+from nsqtools.spark.inputs import find
+from nsqtools.spark.reading import INPUT_SCHEMA, Archive, read
+from tests.spark.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = [b"", b"a\nb\n", b"\0" * 5, b"\xff\xfe\x00", "schön \u2028".encode(), b'{"body":"x"}']
+
+
+def names(*places: Path, layout: Layout | None = RAW, exclude: tuple[Path, ...] = ()) -> list[str]:
+    found = find(list(map(str, places)), layout, exclude=list(map(str, exclude)))
+    return [os.path.basename(each.path) for each in found]
+
+
+def archive(path: Path, layout: Layout, skip: int = 0) -> Archive:
+    status = path.stat()
+    return Archive(
+        str(path), status.st_size, status.st_mtime_ns, layout.format, layout.delimiter, skip
+    )
+
+
+def rows(path: Path, layout: Layout, skip: int = 0) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pa.Table.from_batches(
+        read(archive(path, layout, skip)), INPUT_SCHEMA
+    ).to_pylist()
+    return found
+
+
+class TestFind:
+    def test_a_directory_is_searched_to_its_leaves_and_a_file_is_itself(
+        self, tmp_path: Path
+    ) -> None:
+        to_parquet(tmp_path / "lake/date=2026-11-21/hour=09/batch=0a-1/part-1.parquet", sent(b"a"))
+        to_file(tmp_path / "logs/deep/er/events.log.gz", sent(b"b"), RAW)
+        alone = to_file(tmp_path / "alone.log", sent(b"c"), RAW)
+        found = names(tmp_path / "lake", tmp_path / "logs", alone)
+        assert found == ["alone.log", "part-1.parquet", "events.log.gz"]
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "events.log.part",
+            "events.log.torn",
+            "to-file.lock",
+            ".events.log.0123abcd.copy",
+            ".hidden/events.log",
+            "_nsqtools/checkpoint/offsets/0",
+            ".spark-staging-1/part-1.parquet",
+            "_SUCCESS",
+            "_spark_metadata/0",
+            "_temporary/0/part-1.parquet",
+            ".part-1.parquet.crc",
+        ],
+    )
+    def test_what_is_not_published_or_not_data_is_no_input(self, tmp_path: Path, name: str) -> None:
+        to_file(tmp_path / name, sent(b"a"), RAW)
+        assert names(tmp_path) == []
+
+    def test_a_topic_may_begin_with_an_underscore(self, tmp_path: Path) -> None:
+        to_file(tmp_path / "_audit" / "_audit.log", sent(b"a"), RAW)
+        assert names(tmp_path) == ["_audit.log"]
+
+    def test_a_torn_file_that_is_named_is_refused(self, tmp_path: Path) -> None:
+        torn = to_file(tmp_path / "events.log.torn", sent(b"a"), RAW)
+        with pytest.raises(ConfigError, match=r"events.log.torn: is not published"):
+            names(torn)
+
+    def test_a_file_is_found_once_whatever_ways_lead_to_it(self, tmp_path: Path) -> None:
+        path = to_file(tmp_path / "logs" / "events.log", sent(b"a"), RAW)
+        (tmp_path / "logs" / "latest").symlink_to("events.log")
+        (tmp_path / "logs" / "self").symlink_to(".")
+        (tmp_path / "other").symlink_to(tmp_path / "logs")
+        os.link(path, tmp_path / "logs" / "linked.log")
+        found = names(tmp_path, path, tmp_path / "logs", tmp_path / "other" / ".." / "logs")
+        assert found == ["events.log"]
+
+    def test_a_copy_that_kept_name_and_time_is_the_same_file(self, tmp_path: Path) -> None:
+        path = to_file(tmp_path / "a" / "events.log", sent(b"a"), RAW)
+        shutil.copytree(tmp_path / "a", tmp_path / "backup")
+        assert names(tmp_path) == ["events.log"]
+        other = to_file(tmp_path / "b" / "events.log", sent(b"b"), RAW)
+        at(other, path.stat().st_mtime_ns)
+        assert names(tmp_path) == ["events.log", "events.log"], "the same size, other content"
+
+    def test_files_of_one_content_and_other_times_are_two(self, tmp_path: Path) -> None:
+        at(to_file(tmp_path / "a" / "events.log", sent(b"tick"), RAW), NINE)
+        at(to_file(tmp_path / "b" / "events.log", sent(b"tick"), RAW), NINE + 1)
+        assert names(tmp_path) == ["events.log", "events.log"]
+
+    def test_a_manifest_is_no_archive(self, tmp_path: Path) -> None:
+        path = to_file(tmp_path / "events.log", sent(b"a"), RAW)
+        published = Published(
+            path=str(path),
+            name=path.name,
+            topic="events",
+            records=1,
+            size=2,
+            sha256="0",
+            format="raw",
+            delimiter="\\n",
+            compression="none",
+        )
+        Manifest(str(tmp_path / "manifest")).append(published)
+        assert names(tmp_path) == ["events.log"]
+
+    def test_the_result_inside_an_input_is_no_input(self, tmp_path: Path) -> None:
+        to_file(tmp_path / "events.log", sent(b"a"), RAW)
+        to_parquet(tmp_path / "clean" / "date=2026-11-21" / "part-1.parquet", sent(b"b"))
+        (tmp_path / "link").symlink_to("clean")
+        assert names(tmp_path, exclude=(tmp_path / "clean",)) == ["events.log"]
+
+    def test_an_input_inside_the_result_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "clean" / "date=2026-11-21").mkdir(parents=True)
+        (tmp_path / "link").symlink_to("clean/date=2026-11-21")
+        for place in ("clean", "clean/date=2026-11-21", "link"):
+            with pytest.raises(ConfigError, match=f"{place}: is in .*clean, where the result goes"):
+                names(tmp_path / place, exclude=(tmp_path / "clean",))
+
+    def test_without_a_layout_only_what_the_pipeline_wrote_is_taken(self, tmp_path: Path) -> None:
+        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
+        to_file(tmp_path / "lake" / "hour=09" / "batch=1-1" / "part-1.json.gz", sent(b"a"), JSON)
+        assert names(tmp_path / "lake", layout=None) == ["part-1.json.gz", "part-1.parquet"]
+        to_file(tmp_path / "lake" / "events.json", sent(b"a"), JSON)
+        with pytest.raises(ConfigError, match=r"events.json: is no Parquet: say how records stand"):
+            names(tmp_path / "lake", layout=None)
+
+    def test_places_that_cannot_be_are_named(self, tmp_path: Path) -> None:
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        for place, text in (
+            (str(tmp_path / "gone"), "gone: No such file or directory"),
+            (str(fifo), "fifo: is neither a file nor a directory"),
+            ("s3a://bucket/lake", "s3a://bucket/lake: inputs are read from a file system"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                find([place], RAW)
+
+    def test_a_delta_table_is_not_read_file_by_file(self, tmp_path: Path) -> None:
+        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
+        (tmp_path / "lake" / "_delta_log").mkdir()
+        with pytest.raises(ConfigError, match="lake: is a Delta table"):
+            names(tmp_path)
+
+    @pytest.mark.parametrize("left", [0, 3, 100])
+    def test_a_torn_parquet_file_is_named(self, tmp_path: Path, left: int) -> None:
+        path = to_parquet(tmp_path / "part-1.parquet", sent(b"a" * 1000))
+        os.truncate(path, left)
+        with pytest.raises(RecordError, match=r"part-1.parquet: no Parquet file that can be read"):
+            names(tmp_path)
+
+    def test_parquet_that_spark_would_skip_in_silence_is_refused(self, tmp_path: Path) -> None:
+        to_parquet(tmp_path / "_part-1.parquet", sent(b"a"))
+        with pytest.raises(ConfigError, match=r"_part-1.parquet: .* rename it"):
+            names(tmp_path)
+
+    def test_a_name_that_is_no_text_is_refused(self, tmp_path: Path) -> None:
+        to_file(tmp_path / os.fsdecode(b"\xff.log"), sent(b"a"), RAW)
+        with pytest.raises(ConfigError, match="its name is not UTF-8: rename it"):
+            names(tmp_path)
+
+
+class TestRead:
+    @pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".sz"])
+    def test_json_archives_give_back_whole_messages(self, tmp_path: Path, suffix: str) -> None:
+        messages = sent(*HOSTILE, attempts=3)
+        found = rows(to_file(tmp_path / f"events.json{suffix}", messages, JSON), JSON)
+        assert [
+            Sent(
+                row["body"],
+                row["timestamp_ns"],
+                row["message_id"],
+                row["attempts"],
+                row["topic"],
+                row["channel"],
+                row["nsqd"],
+            )
+            for row in found
+        ] == messages
+        assert [row["source_record"] for row in found] == list(range(len(messages)))
+
+    @pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".sz"])
+    @pytest.mark.parametrize("layout", [PREFIXED, Layout("raw", b"\xff--\xff")])
+    def test_bodies_alone_have_the_time_of_the_file_and_their_place(
+        self, tmp_path: Path, suffix: str, layout: Layout
+    ) -> None:
+        path = at(to_file(tmp_path / f"events.log{suffix}", sent(*HOSTILE), layout), NINE + 1234)
+        found = rows(path, layout)
+        assert [row["body"] for row in found] == HOSTILE
+        assert [row["source_record"] for row in found] == list(range(len(HOSTILE)))
+        assert {row["source_file"] for row in found} == {str(path)}
+        when = {row["timestamp"].isoformat() for row in found}
+        assert when == {"2026-11-21T09:00:00.000001+00:00"}
+        for name in ("topic", "channel", "nsqd", "message_id", "timestamp_ns", "attempts"):
+            assert {row[name] for row in found} == {None}
+
+    def test_the_largest_timestamp_is_exact(self, tmp_path: Path) -> None:
+        path = to_file(tmp_path / "x.json", [Sent(b"a", 2**63 - 1), Sent(b"b", 2**53 + 1)], JSON)
+        assert [row["timestamp_ns"] for row in rows(path, JSON)] == [2**63 - 1, 2**53 + 1]
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("timestamp", 2**63),
+            ("timestamp", -1),
+            ("timestamp", 1.5),
+            ("timestamp", "1"),
+            ("timestamp", True),
+            ("attempts", 2**31),
+            ("id", 7),
+            ("topic", None),
+            ("nsqd", ["db1"]),
+        ],
+    )
+    def test_what_others_put_in_an_envelope_is_unknown_rather_than_wrong(
+        self, tmp_path: Path, key: str, value: object
+    ) -> None:
+        path = tmp_path / "x.json"
+        envelope = {"topic": "t", "id": "i", "timestamp": 5, "attempts": 1, "body": "b", key: value}
+        path.write_text(json.dumps(envelope) + "\n")
+        at(path, NINE)
+        [row] = rows(path, JSON)
+        column = {"timestamp": "timestamp_ns", "id": "message_id"}.get(key, key)
+        assert row[column] is None
+        assert row["body"] == b"b"
+        if key == "timestamp":
+            assert row["timestamp"].year == 2026
+
+    def test_batches_are_bounded_and_nothing_is_between_them(self, tmp_path: Path) -> None:
+        bodies = [b"%d" % number * (number % 400) + b"." for number in range(40_000)]
+        path = to_file(tmp_path / "events.log.gz", sent(*bodies), RAW, members=2)
+        batches = list(read(archive(path, RAW)))
+        assert len(batches) > 3
+        assert max(batch.num_rows for batch in batches) < 40_000
+        assert max(batch.nbytes for batch in batches) < 12 << 20
+        assert [body for batch in batches for body in batch["body"].to_pylist()] == bodies
+        places = [place for batch in batches for place in batch["source_record"].to_pylist()]
+        assert places == list(range(40_000))
+
+    @pytest.mark.parametrize("skip", [0, 1, 16_384, 39_999, 40_000])
+    def test_records_are_skipped_by_number(self, tmp_path: Path, skip: int) -> None:
+        bodies = [b"%d" % number for number in range(40_000)]
+        path = to_file(tmp_path / "events.log", sent(*bodies), RAW)
+        found = rows(path, RAW, skip)
+        assert [row["body"] for row in found] == bodies[skip:]
+        assert [row["source_record"] for row in found] == list(range(skip, 40_000))
+
+    def test_blank_lines_are_no_envelopes(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.json"
+        path.write_bytes(b'\n{"body":"a"}\n \n\n{"body":"b"}\n')
+        assert [(row["body"], row["source_record"]) for row in rows(path, JSON)] == [
+            (b"a", 0),
+            (b"b", 1),
+        ]
+
+    @pytest.mark.parametrize("name", ["x.log", "x.json", "x.bin"])
+    def test_an_empty_file_has_no_records(self, tmp_path: Path, name: str) -> None:
+        layout = {"log": RAW, "json": JSON, "bin": PREFIXED}[name.rpartition(".")[2]]
+        (tmp_path / name).touch()
+        assert rows(tmp_path / name, layout) == []
+        assert rows(to_file(tmp_path / f"{name}.gz", [], layout), layout) == []
+
+    @pytest.mark.parametrize(
+        ("data", "layout", "problem"),
+        [
+            (b"one\ntwo", RAW, "record 2 at byte 4 is torn: no delimiter follows it"),
+            (b"\0\0\0\x09abc", PREFIXED, "the input ends inside record 1"),
+            (b'{"body":"a"}\n{"body":', JSON, "line 2 at byte 13 is torn"),
+            (b'{"body":"a"}\n{"body":}\n', JSON, "line 2: not JSON"),
+            (b'{"body":"a"},{"body":"b"}\n', JSON, "line 1: not JSON"),
+            (b"[1]\n", JSON, "line 1: expected an object with a body, found an array"),
+            (b'{"id":"1"}\n', JSON, "line 1: expected either body or body_b64, found none"),
+            (b'{"body":"a","body_b64":"YQ=="}\n', JSON, "line 1: .* found both"),
+            (b'{"body":7}\n', JSON, "line 1: body is a number"),
+            (b'{"body_b64":"***"}\n', JSON, "line 1: body_b64 is not base64"),
+            (b'{"body_b64":1234}\n', JSON, "line 1: body_b64 is a number"),
+            (b'{"body":"\xff"}\n', JSON, "line 1: not UTF-8"),
+            (b'{"body":"\\ud800"}\n', JSON, "line 1: body has half of a surrogate pair"),
+            (b'{"body":"a","id":"\\ud800"}\n', JSON, "id has half of a surrogate pair"),
+        ],
+    )
+    def test_a_damaged_file_is_named_with_the_place(
+        self, tmp_path: Path, data: bytes, layout: Layout, problem: str
+    ) -> None:
+        path = tmp_path / "bad.log"
+        path.write_bytes(data)
+        with pytest.raises(RecordError, match=f"^{path}: .*{problem}"):
+            rows(path, layout)
+
+    @pytest.mark.parametrize("suffix", [".gz", ".zst", ".sz"])
+    def test_a_damaged_member_is_named(self, tmp_path: Path, suffix: str) -> None:
+        path = to_file(tmp_path / f"x.log{suffix}", sent(*[b"some body"] * 1000), RAW)
+        whole = path.read_bytes()
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        for damaged in (whole[:-3], bytes(flipped), b""):
+            path.write_bytes(damaged)
+            with pytest.raises(RecordError, match=f"^{path}: "):
+                rows(path, RAW)
+
+    def test_a_file_that_has_changed_since_it_was_found_is_refused(self, tmp_path: Path) -> None:
+        path = to_file(tmp_path / "x.log", sent(b"a"), RAW)
+        then = archive(path, RAW)
+        with path.open("ab") as file:
+            file.write(b"b\n")
+        with pytest.raises(RecordError, match=r"x.log: changed while it was read"):
+            list(read(then))
+        path.unlink()
+        with pytest.raises(RecordError, match=r"x.log: No such file"):
+            list(read(then))

@@ -1,0 +1,363 @@
+"""The ledger: what was acknowledged is there, once, or the error says which file is not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import shutil
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from nsqtools.errors import OutputError
+from nsqtools.spark.ledger import ROW_SCHEMA, FencedError, Ledger, Sealed, StaleError
+from nsqtools.spark.stores import LocalStore
+from tests.spark.ledgers import STREAM, claimed, filled, ids, offset, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(LocalStore(), str(tmp_path), STREAM)
+    made.prepare(offset())
+    return made
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (found,) = folder.rglob(pattern)
+    return found
+
+
+def test_a_sealed_partition_gives_the_rows_in_the_order_they_were_added(ledger: Ledger) -> None:
+    claim = claimed(ledger)
+    claim.add(rows([3, 1]))
+    claim.add(rows([2]))
+    assert claim.rows == 3
+    assert ids(claim.seal()) == [3, 1, 2]
+    again = ledger.claim(1, 0)
+    assert isinstance(again, Sealed)
+    assert again.rows == 3
+    batches = list(again.batches())
+    assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
+    assert pa.Table.from_batches(batches).equals(pa.Table.from_batches([rows([3, 1]), rows([2])]))
+
+
+def test_a_partition_of_no_rows_can_be_sealed(ledger: Ledger) -> None:
+    assert ids(filled(ledger)) == []
+    assert ids(filled_again(ledger)) == []
+
+
+def filled_again(ledger: Ledger) -> Sealed:
+    found = ledger.claim(1, 0)
+    assert isinstance(found, Sealed)
+    return found
+
+
+def test_a_claim_goes_on_where_the_attempt_before_was(ledger: Ledger) -> None:
+    claimed(ledger).add(rows([1, 2]))
+    claim = claimed(ledger)
+    assert claim.rows == 2
+    claim.add(rows([3]))
+    claim = claimed(ledger)
+    assert claim.rows == 3
+    assert ids(claim.seal()) == [1, 2, 3]
+
+
+def test_what_a_dead_attempt_did_not_complete_is_removed_by_the_next(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    claimed(ledger).add(rows([1]))
+    torn = only(tmp_path, "a-*") / "seg-000001-0001-5-deadbeef.arrow"
+    torn.write_bytes(b"half")
+    sealed = filled(ledger, [2])
+    assert len(list(tmp_path.rglob("*.arrow"))) == 2
+    assert ids(sealed) == [1, 2]
+
+
+def test_partitions_are_separate(ledger: Ledger) -> None:
+    ledger.prepare(offset(2, partitions=2))
+    assert ids(filled(ledger, [1], batch=2, k=1)) == [1]
+    assert ledger.rows(2, 2) == [0, 1]
+    assert ids(filled(ledger, [2], [3], batch=2)) == [2, 3]
+    assert ledger.rows(2, 2) == [2, 1]
+
+
+def test_an_overtaken_attempt_is_told_before_it_may_finish_anything(ledger: Ledger) -> None:
+    first, second = claimed(ledger), claimed(ledger)
+    with pytest.raises(FencedError, match="taken over by another attempt"):
+        first.add(rows([1]))
+    second.add(rows([1]))
+    with pytest.raises(OutputError, match="an earlier step has failed"):
+        first.seal()
+    assert ids(second.seal()) == [1]
+
+
+def test_an_overtaken_attempt_cannot_seal(ledger: Ledger) -> None:
+    first = claimed(ledger)
+    first.add(rows([1]))
+    second = claimed(ledger)
+    with pytest.raises(FencedError):
+        first.seal()
+    second.add(rows([2]))
+    assert ids(second.seal()) == [1, 2]
+
+
+def test_nothing_is_added_to_a_sealed_partition(ledger: Ledger) -> None:
+    claim = claimed(ledger)
+    claim.seal()
+    with pytest.raises(OutputError, match="sealed"):
+        claim.add(rows([1]))
+    with pytest.raises(OutputError, match="sealed"):
+        claim.seal()
+
+
+def test_rows_of_another_schema_are_refused(ledger: Ledger) -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        claimed(ledger).add(rows([1]).select(["topic"]))
+    assert claimed(ledger).rows == 0
+
+
+def test_prepare_leaves_what_is_there(ledger: Ledger) -> None:
+    claim = claimed(ledger)
+    claim.add(rows([1]))
+    ledger.prepare(offset())
+    claim.add(rows([2]))
+    claim.seal()
+    ledger.prepare(offset())
+    assert ids(filled_again(ledger)) == [1, 2]
+
+
+def test_the_offset_of_a_batch_can_be_had_from_the_staging(ledger: Ledger) -> None:
+    assert ledger.staged(1) == offset()
+    assert ledger.staged(2) is None
+    ledger.clean(1)
+    assert ledger.staged(1) is None
+
+
+def test_a_batch_is_not_prepared_for_another_offset(ledger: Ledger) -> None:
+    filled(ledger, [1])
+    with pytest.raises(OutputError, match="b00000001: was made for another offset"):
+        ledger.prepare(offset(partitions=2))
+    assert ids(filled_again(ledger)) == [1]
+
+
+def test_a_cleaned_batch_is_gone_and_cannot_be_made_again(tmp_path: Path, ledger: Ledger) -> None:
+    filled(ledger, [1])
+    ledger.prepare(offset(2))
+    ledger.clean(1)
+    assert not list(tmp_path.rglob("*.arrow"))
+    with pytest.raises(StaleError, match="its batch was committed"):
+        ledger.claim(1, 0)
+    with pytest.raises(StaleError, match="use a new checkpoint directory"):
+        ledger.prepare(offset())
+    with pytest.raises(StaleError):
+        ledger.claim(1, 0)
+    assert ids(filled(ledger, [2], batch=2)) == [2]
+
+
+def test_clean_removes_all_batches_up_to_one_and_keeps_one_name(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    for batch in range(2, 6):
+        ledger.prepare(offset(batch))
+    ledger.clean(1)
+    ledger.clean(4)
+    ledger.clean(4)
+    names = sorted(path.name for path in (tmp_path / STREAM).iterdir())
+    assert [name[: len("done-00000004")] for name in names] == ["b00000005", "done-00000004"]
+    assert not list((tmp_path / STREAM / names[1]).iterdir())
+    with pytest.raises(StaleError):
+        ledger.prepare(offset(3))
+
+
+def test_to_clean_what_was_never_there_is_nothing(tmp_path: Path) -> None:
+    Ledger(LocalStore(), str(tmp_path / "none"), STREAM).clean(3)
+    assert not (tmp_path / "none").exists()
+
+
+def test_batches_that_are_mapped_outlive_the_cleaning(ledger: Ledger) -> None:
+    sealed = filled(ledger, [1, 2], [3])
+    reading = sealed.batches()
+    first = next(reading)
+    ledger.clean(1)
+    assert first.equals(rows([1, 2]))
+    with pytest.raises(StaleError, match="its batch was committed"):
+        next(reading)
+    with pytest.raises(StaleError):
+        list(sealed.batches())
+
+
+def test_clean_tells_of_messages_that_were_finished_but_not_read(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger.prepare(offset(2, partitions=3))
+    filled(ledger, [1], batch=2)
+    claimed(ledger, 2, 1).add(rows([2]))
+    claimed(ledger, 2, 2)
+    with caplog.at_level(logging.WARNING):
+        ledger.clean(2)
+    (record,) = caplog.records
+    assert "b00000002/p0001: committed, but not all of it was read" in record.getMessage()
+
+
+def test_what_cannot_be_removed_is_logged_and_removed_the_next_time(
+    tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(ledger, [1])
+
+    class Stuck(LocalStore):
+        def remove(self, path: str) -> None:
+            raise OSError(errno.EBUSY, "Device or resource busy", path)
+
+    with caplog.at_level(logging.WARNING):
+        Ledger(Stuck(), str(tmp_path), STREAM).clean(1)
+    assert "committed rows are not removed: Device or resource busy" in caplog.text
+    with pytest.raises(StaleError):
+        ledger.claim(1, 0)
+    ledger.clean(1)
+    assert not list(tmp_path.rglob("*.arrow"))
+
+
+def test_two_streams_share_a_staging_directory(tmp_path: Path, ledger: Ledger) -> None:
+    other = Ledger(LocalStore(), str(tmp_path), "f" * 32)
+    other.prepare(offset(stream="f" * 32))
+    filled(ledger, [1])
+    filled(other, [2])
+    ledger.clean(1)
+    assert ids(filled_again(other)) == [2]
+
+
+def test_a_staging_directory_that_is_not_shared_is_not_taken_for_a_commit(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="the driver and all executors share") as refused:
+        Ledger(LocalStore(), str(tmp_path / "elsewhere"), STREAM).claim(1, 0)
+    assert not isinstance(refused.value, StaleError)
+
+
+class Damage:
+    """What can happen to a file."""
+
+    @staticmethod
+    def truncated(path: Path) -> None:
+        os.truncate(path, path.stat().st_size // 2)
+
+    @staticmethod
+    def emptied(path: Path) -> None:
+        os.truncate(path, 0)
+
+    @staticmethod
+    def flipped(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data)
+
+    @staticmethod
+    def removed(path: Path) -> None:
+        path.unlink()
+
+
+EVERY_DAMAGE = [Damage.truncated, Damage.emptied, Damage.flipped, Damage.removed]
+
+
+@pytest.mark.parametrize("damage", EVERY_DAMAGE)
+def test_a_damaged_segment_is_an_error_that_names_it(
+    tmp_path: Path, ledger: Ledger, damage: Callable[[Path], None]
+) -> None:
+    filled(ledger, [1], [2])
+    file = only(tmp_path, "seg-000001-*")
+    damage(file)
+    reading = filled_again(ledger).batches()
+    assert next(reading).equals(rows([1]))
+    with pytest.raises(OutputError, match="missing or damaged") as refused:
+        next(reading)
+    assert str(file) in str(refused.value)
+
+
+def prepare_and_claim(ledger: Ledger) -> None:
+    ledger.prepare(offset())
+    ledger.claim(1, 0)
+
+
+@pytest.mark.parametrize("damage", [Damage.truncated, Damage.emptied, Damage.removed])
+@pytest.mark.parametrize("name", ["segments-*.json", "offset.json"])
+def test_a_damaged_list_is_an_error_that_names_it(
+    tmp_path: Path, ledger: Ledger, damage: Callable[[Path], None], name: str
+) -> None:
+    filled(ledger, [1])
+    file = only(tmp_path, name)
+    damage(file)
+    with pytest.raises(OutputError) as refused:
+        prepare_and_claim(ledger)
+    assert str(file.parent) in str(refused.value)
+
+
+def test_a_segment_that_is_missing_cannot_be_overlooked_by_who_adopts(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    claim = claimed(ledger)
+    for each in range(3):
+        claim.add(rows([each]))
+    only(tmp_path, "seg-000001-*").unlink()
+    with pytest.raises(OutputError, match="damaged: segment 1 of 3 is missing"):
+        ledger.claim(1, 0)
+
+
+def test_a_partition_that_is_missing_is_not_taken_for_a_commit(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    shutil.rmtree(only(tmp_path, "p0000"))
+    with pytest.raises(OutputError, match="p0000: damaged") as refused:
+        ledger.claim(1, 0)
+    assert not isinstance(refused.value, StaleError)
+
+
+def test_a_partition_without_its_directory_is_damaged(tmp_path: Path, ledger: Ledger) -> None:
+    shutil.rmtree(only(tmp_path, "a-*"))
+    with pytest.raises(OutputError, match="p0000: damaged"):
+        ledger.claim(1, 0)
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """The kernel lets no file grow beyond it: EFBIG."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_segment_that_does_not_fit_is_not_acknowledged_and_leaves_nothing(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    claim = claimed(ledger)
+    claim.add(rows([1]))
+    with file_size_limit(1000), pytest.raises(OutputError, match=r"seg-000001-.*File too large"):
+        claim.add(rows(range(100)))
+    assert len(list(tmp_path.rglob("*.arrow"))) == 1
+    with pytest.raises(OutputError, match="an earlier step has failed"):
+        claim.add(rows([2]))
+    assert ids(filled(ledger, [3])) == [1, 3]
+
+
+def test_a_full_disk_found_by_fsync_alone_is_an_error_too(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = claimed(ledger)
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OutputError, match=r"seg-000000-.*No space left"):
+            claim.add(rows([1]))
+    assert not list(tmp_path.rglob("*.arrow"))
+    assert ids(filled(ledger, [2])) == [2]

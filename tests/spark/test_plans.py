@@ -1,0 +1,156 @@
+"""Quotas from depths, and offsets through Spark's log."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.errors import ConfigError
+from nsqtools.spark.plans import Offset, Quota, plan
+
+Depths = dict[tuple[str, str], int]
+
+STREAM = "0123456789abcdef" * 2
+OFFSET = Offset(STREAM, 3, (Quota("orders", "a:4150", 7), Quota("orders", "[::1]:4150", 2)))
+
+any_depths = st.dictionaries(
+    st.tuples(st.sampled_from("tuv"), st.sampled_from(["a:1", "b:1", "c:1", "d:1"])),
+    st.one_of(st.integers(0, 12), st.integers(0, 10**12)),
+)
+any_limit = st.one_of(st.none(), st.integers(0, 40), st.integers(0, 10**12))
+any_connections = st.integers(1, 9)
+
+
+def shares(quotas: tuple[Quota, ...]) -> Counter[tuple[str, str]]:
+    found: Counter[tuple[str, str]] = Counter()
+    for quota in quotas:
+        found[quota.topic, quota.nsqd] += quota.count
+    return found
+
+
+@given(any_depths, any_limit, any_connections)
+def test_a_plan_takes_all_there_is_or_exactly_the_limit(
+    depths: Depths, limit: int | None, connections: int
+) -> None:
+    quotas = plan(depths, limit=limit, connections=connections)
+    total = sum(depths.values())
+    assert sum(quota.count for quota in quotas) == (total if limit is None else min(limit, total))
+    assert all(quota.count > 0 for quota in quotas)
+    assert all(count <= depths[pair] for pair, count in shares(quotas).items())
+
+
+@given(any_depths, any_limit, any_connections)
+def test_everyone_with_messages_gets_one_where_the_limit_allows_and_else_the_deepest_do(
+    depths: Depths, limit: int | None, connections: int
+) -> None:
+    got = shares(plan(depths, limit=limit, connections=connections))
+    waiting = sorted((depth for depth in depths.values() if depth), reverse=True)
+    served = len(waiting) if limit is None else min(limit, len(waiting))
+    assert sorted((depths[pair] for pair in got), reverse=True) == waiting[:served]
+
+
+@given(any_depths, st.integers(0, 10**12), any_connections)
+def test_shares_are_in_proportion_to_depth(depths: Depths, limit: int, connections: int) -> None:
+    got = shares(plan(depths, limit=limit, connections=connections))
+    total, waiting = sum(depths.values()), sum(depth > 0 for depth in depths.values())
+    for pair, depth in depths.items():
+        if waiting < limit < total:
+            # One for each comes off the top, and then a share is rounded.
+            assert abs(got[pair] * total - limit * depth) <= (waiting + 1) * total
+        for other, less in depths.items():
+            if depth >= less:
+                assert got[pair] >= got[other] - (depth == less)
+
+
+@given(any_depths, any_limit, any_connections)
+def test_a_share_is_split_over_the_connections_as_evenly_as_it_goes(
+    depths: Depths, limit: int | None, connections: int
+) -> None:
+    quotas = plan(depths, limit=limit, connections=connections)
+    for pair, share in shares(quotas).items():
+        counts = [quota.count for quota in quotas if (quota.topic, quota.nsqd) == pair]
+        assert len(counts) == min(connections, share)
+        assert max(counts) - min(counts) <= 1
+
+
+@given(any_depths, any_limit, any_connections, st.randoms(use_true_random=False))
+def test_a_plan_depends_on_the_depths_alone_not_on_their_order(
+    depths: Depths, limit: int | None, connections: int, rng: Any
+) -> None:
+    items = list(depths.items())
+    rng.shuffle(items)
+    again = plan(dict(items), limit=limit, connections=connections)
+    assert again == plan(depths, limit=limit, connections=connections)
+
+
+def test_the_largest_quotas_come_first() -> None:
+    depths = {("t", "a:1"): 10, ("t", "b:1"): 300, ("s", "b:1"): 10}
+    quotas = plan(depths, limit=None, connections=2)
+    assert [(quota.topic, quota.nsqd, quota.count) for quota in quotas] == [
+        ("t", "b:1", 150),
+        ("t", "b:1", 150),
+        ("s", "b:1", 5),
+        ("s", "b:1", 5),
+        ("t", "a:1", 5),
+        ("t", "a:1", 5),
+    ]
+
+
+@pytest.mark.parametrize("depths", [{}, {("t", "a:1"): 0}])
+def test_nothing_to_read_is_no_quota(depths: Depths) -> None:
+    assert plan(depths, limit=None, connections=4) == ()
+
+
+@given(
+    st.builds(
+        Offset,
+        st.uuids().map(lambda each: each.hex),
+        st.integers(0, 10**9),
+        st.lists(
+            st.builds(
+                Quota,
+                st.from_regex(r"[.a-zA-Z0-9_-]{1,64}", fullmatch=True),
+                st.sampled_from(["a:4150", "127.0.0.1:1", "[::1]:65535"]),
+                st.integers(1, 10**12),
+            )
+        ).map(tuple),
+    )
+)
+def test_an_offset_comes_back_from_json_as_it_was(offset: Offset) -> None:
+    assert Offset.from_json(json.loads(json.dumps(offset.to_json()))) == offset
+
+
+@pytest.mark.parametrize(
+    ("change", "culprit"),
+    [
+        ({"stream": None}, "its stream is None"),
+        ({"stream": "../other"}, "its stream is '../other'"),
+        ({"batch": -1}, "its batch is -1"),
+        ({"batch": True}, "its batch is True"),
+        ({"batch": "3"}, "its batch is '3'"),
+        ({"quotas": 7}, "not iterable"),
+        ({"quotas": ["orders"]}, "string indices"),
+        ({"quotas": [{"topic": "orders", "nsqd": "a:4150"}]}, "no 'count'"),
+        ({"quotas": [{"topic": "orders", "nsqd": "a:4150", "count": 0}]}, "its count is 0"),
+        ({"quotas": [{"topic": "a b", "nsqd": "a:4150", "count": 1}]}, "topic 'a b'"),
+        ({"quotas": [{"topic": "orders", "nsqd": "a", "count": 1}]}, "address 'a'"),
+        ({"quotas": [{"topic": 5, "nsqd": "a:4150", "count": 1}]}, "int"),
+    ],
+)
+def test_an_offset_of_another_source_is_refused_by_name(
+    change: dict[str, Any], culprit: str
+) -> None:
+    with pytest.raises(ConfigError, match="use a new checkpoint directory") as refused:
+        Offset.from_json(OFFSET.to_json() | change)
+    assert culprit in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [{"orders": {"0": 17}}, {}, [], 5, None])
+def test_a_foreign_checkpoint_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="an offset is not of the nsq source"):
+        Offset.from_json(value)

@@ -1,0 +1,258 @@
+"""A session of Spark: what it needs, what it says where, and its errors in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.errors import AuthError, ConfigError, NSQError
+from nsqtools.spark import session
+from nsqtools.spark.session import explain, first_line, is_local, open_session, require_spark
+from tests.support.spark import QUICK_JVM, needs_spark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def java_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A JAVA_HOME of the test's own, with nothing in it."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    return tmp_path / "java"
+
+
+def install_java(home: Path, version: str) -> None:
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").touch(0o755)
+    (home / "release").write_text(f'IMPLEMENTOR="Debian"\nJAVA_VERSION="{version}"\n')
+
+
+@pytest.mark.parametrize(
+    ("absent", "text"),
+    [
+        (("pyspark",), "pyspark is not installed: run "),
+        (("pyspark", "pyarrow"), "pyspark and pyarrow are not installed: run "),
+    ],
+)
+def test_a_missing_package_names_the_command_that_installs_it(
+    absent: tuple[str, ...], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda name: None if name in absent else object())
+    with pytest.raises(ConfigError, match=text) as caught:
+        require_spark()
+    assert f"{sys.executable} -m pip install" in str(caught.value)
+
+
+def test_a_missing_java_names_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"needs Java 17 or later and none is on PATH: run .*17"):
+        require_spark()
+
+
+def test_a_java_home_without_java_is_named(java_home: Path) -> None:
+    with pytest.raises(ConfigError, match=f"JAVA_HOME {java_home} has none: run "):
+        require_spark()
+
+
+@pytest.mark.parametrize(("version", "number"), [("11.0.2", "11"), ("1.8.0_392", "8")])
+def test_a_java_that_is_too_old_is_named(java_home: Path, version: str, number: str) -> None:
+    install_java(java_home, version)
+    with pytest.raises(ConfigError, match=rf"needs Java 17 or later and .*bin/java is {number}: "):
+        require_spark()
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25-ea"])
+def test_a_java_that_is_new_enough_will_do(java_home: Path, version: str) -> None:
+    install_java(java_home, version)
+    require_spark()
+
+
+def test_a_spark_home_of_another_version_is_named(
+    java_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_java(java_home, "17")
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"SPARK_HOME .* is Spark 3\.5\.1 and pyspark is "):
+        require_spark()
+
+
+@pytest.mark.parametrize(
+    ("master", "local"),
+    [
+        ("local", True),
+        ("local[*]", True),
+        ("local[2,4]", True),
+        ("local-cluster[2,1,1024]", False),
+        ("spark://127.0.0.1:7077", False),
+        ("yarn", False),
+    ],
+)
+def test_a_local_master_is_told_from_a_cluster(master: str, local: bool) -> None:
+    assert is_local(master) is local
+
+
+WORKER_ERROR = """
+[STREAM_FAILED] Query [id = 5d1e, runId = 77a0] terminated with exception: Job aborted due to \
+stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage \
+0.0 (TID 3) (10.0.0.1 executor 1): org.apache.spark.api.python.PythonException: Traceback (most \
+recent call last):
+  File "/opt/pyspark/worker.py", line 2000, in main
+    process()
+nsqtools.errors.ConnectError: 10.0.0.1:4150: refused
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/opt/nsqtools/spark/source.py", line 100, in read
+    raise AuthError(text)
+{error}
+
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "line"),
+    [
+        ("nsqtools.errors.ConfigError: channel 'a b'", ConfigError, "channel 'a b'"),
+        ("nsqtools.errors.AuthError: h:1: E_AUTH", AuthError, "h:1: E_AUTH"),
+        ("nsqtools.errors.PublishError: not taken", NSQError, "not taken"),
+        ("nsqtools.errors.LaterError: of another version", NSQError, "of another version"),
+        ("nsqtools.spark.session.re: no error at all", NSQError, "no error at all"),
+    ],
+)
+def test_an_error_of_ours_comes_back_from_a_worker_as_it_was(
+    error: str, kind: type[NSQError], line: str
+) -> None:
+    found = explain(RuntimeError(WORKER_ERROR.strip().format(error=error)))
+    assert (type(found), str(found)) == (kind, line)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "[PARSE_SYNTAX_ERROR] Syntax error at 'x'.\n\n== SQL ==\nx\n^^^\n",
+            "[PARSE_SYNTAX_ERROR]",
+        ),
+        (
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: disk is full",
+            "disk is full",
+        ),
+        (
+            "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent "
+            "failure: Lost task 0.0 in stage 1.0 (TID 1) (host executor driver): "
+            "java.io.IOException: gone\n\tat x.y",
+            "java.io.IOException: gone",
+        ),
+        (
+            "Failed when Python streaming data source perform planPartitions: Traceback (most "
+            'recent call last):\n  File "x.py", line 1, in f\n    g()\nOSError: disk is full\n',
+            "OSError: disk is full",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_an_error_of_spark_is_its_first_line(text: str, line: str) -> None:
+    assert first_line(RuntimeError(text)).startswith(line)
+    assert "\n" not in first_line(RuntimeError(text))
+
+
+def test_an_error_of_ours_stays_what_it_is() -> None:
+    error = AuthError("refused")
+    assert explain(error) is error
+
+
+def test_errors_of_a_real_session_are_one_line(spark: SparkSession) -> None:
+    def told(query: str) -> str:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - the kind is Spark's affair
+            spark.sql(query).collect()
+        return first_line(caught.value)
+
+    assert told("select * from nowhere").startswith("[TABLE_OR_VIEW_NOT_FOUND] The table or view")
+    assert told("selec 1").startswith("[PARSE_SYNTAX_ERROR] Syntax error at or near 'selec'")
+    assert told("select 1 / (id - 1) from range(3)").startswith("[DIVIDE_BY_ZERO] Division by zero")
+
+
+def test_a_python_error_in_a_task_is_its_last_line(spark: SparkSession) -> None:
+    def fail(number: int) -> int:
+        raise ValueError("no such thing")
+
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the kind is Spark's affair
+        spark.sparkContext.parallelize([1], 1).map(fail).collect()
+    assert first_line(caught.value) == "ValueError: no such thing"
+
+
+def test_times_are_utc_and_the_web_page_is_off(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    needs_spark("sessions of Spark")
+    log = str(tmp_path / "absent" / "spark.log")
+    with (
+        pytest.raises(ConfigError, match=f"--spark-log {log}: No such file or directory"),
+        open_session("local", {}, log_file=log),
+    ):
+        pass
+
+
+SESSION = """
+import json, os, signal, sys
+from nsqtools.spark.session import open_session, first_line
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+names = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"
+before = [os.environ.get(name) for name in names]
+found = {}
+conf = {"spark.driver.extraJavaOptions": sys.argv[2]}
+with open_session("local[2]", conf, log_file=sys.argv[1]) as spark:
+    found["restored"] = [os.environ.get(name) for name in names] == before
+    found["ignores"] = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    found["master"] = spark.sparkContext.master
+    found["jvm"] = spark.sparkContext._gateway.proc.pid
+    found["python"] = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).first()
+    try:
+        spark.sql("select * from nowhere")
+    except Exception as error:
+        found["error"] = first_line(error)
+    os.kill(found["jvm"], signal.SIGKILL)
+    try:
+        spark.range(1).count()
+    except Exception as error:
+        found["dead"] = first_line(error)
+print(json.dumps(found))
+"""
+
+
+def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    needs_spark("sessions of Spark")
+    log = tmp_path / "spark.log"
+    command = [sys.executable, "-c", SESSION, str(log), QUICK_JVM]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found = json.loads(ended.stdout)
+    with pytest.raises(ProcessLookupError):
+        os.kill(found.pop("jvm"), 0)
+    assert found.pop("error").startswith("[TABLE_OR_VIEW_NOT_FOUND]")
+    assert found == {
+        "restored": True,
+        "ignores": True,
+        "master": "local[2,4]",
+        "python": sys.executable,
+        "dead": "its Java process has ended",
+    }
+    assert "WARN" in log.read_text()

@@ -1,0 +1,195 @@
+"""Queries of topics and of archives, and where their results go."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.errors import ConfigError, OutputError
+from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.sql import (
+    ArchivesSettings,
+    Query,
+    StreamSettings,
+    Target,
+    explain,
+    query_archives,
+    query_stream,
+)
+from tests.spark.streaming import Told, publish, rows, source, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from nsqtools.spark.progress import Totals
+    from tests.support.servers import Nsqd
+
+pytestmark = pytest.mark.nsqd_only("the sandbox would take as long and tell nothing else")
+
+ORDERS = [b'{"user": %d, "total": %d}' % (n % 3, n) for n in range(30)]
+
+
+class Shown:
+    """What a console would show."""
+
+    def __init__(self) -> None:
+        self.columns: Sequence[str] = ()
+        self.rows: list[tuple[Any, ...]] = []
+
+    def __call__(self, columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
+        self.columns = columns
+        self.rows += map(tuple, rows)
+
+    @property
+    def target(self) -> Target:
+        return Target("console", show=self)
+
+
+class Asking:
+    """Queries of a topic."""
+
+    def __init__(self, spark: SparkSession, nsqd: Nsqd, topic: str, folder: Path) -> None:
+        self.spark = spark
+        self.nsqd = nsqd
+        self.topic = topic
+        self.folder = folder
+        self.told = Told()
+
+    def settings(
+        self, query: str, target: Target, *, mode: str = "append", **more: Any
+    ) -> StreamSettings:
+        return StreamSettings(
+            query=Query(query, **{"schema": "user INT, total INT", **more}),
+            target=target,
+            source=source(self.nsqd, self.topic, self.folder),
+            stream=stream(self.folder, output_mode=mode),
+        )
+
+    def ask(self, query: str, target: Target, **more: Any) -> Totals:
+        settings = self.settings(query, target, **more)
+        return query_stream(self.spark, settings, **self.told.given)
+
+
+@pytest.fixture
+def asking(spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path) -> Asking:
+    return Asking(spark, nsqd, topic, tmp_path / "result")
+
+
+def test_a_stream_is_queried_into_files_that_a_repeated_batch_replaces(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target("parquet", output=str(asking.folder))
+    publish(asking.nsqd, asking.topic, ORDERS)
+    with monkeypatch.context() as crashing:
+        crashing.setattr("nsqtools.spark.sql.sync", crash)
+        with pytest.raises(OutputError):
+            asking.ask("SELECT user, total FROM nsq WHERE total >= 10", target)
+    totals = asking.ask("SELECT user, total FROM nsq WHERE total >= 20", target)
+    assert (totals.received, totals.written) == (30, 10)
+    found = rows(asking.folder)
+    assert sorted(row["total"] for row in found) == list(range(20, 30))
+    assert {name for row in found for name in row} == {"user", "total", "batch"}
+
+
+def crash(*_: object) -> None:
+    raise OutputError("disk on fire")
+
+
+def test_windows_with_a_watermark_are_written_once_they_are_final(asking: Asking) -> None:
+    publish(asking.nsqd, asking.topic, ORDERS)
+    query = (
+        "SELECT user, sum(total) AS total FROM nsq "
+        "GROUP BY window(timestamp, '1 millisecond'), user"
+    )
+    target = Target("parquet", output=str(asking.folder))
+    asking.ask(query, target, watermark=0.001)
+    publish(asking.nsqd, asking.topic, [b'{"user": 9, "total": 100}'])
+    asking.ask(query, target, watermark=0.001)
+    totals = {0: 0, 1: 0, 2: 0}
+    for row in rows(asking.folder):
+        totals[row["user"]] += row["total"]
+    assert totals == {user: sum(range(user, 30, 3)) for user in range(3)}
+
+
+def test_an_aggregation_is_shown_anew_after_each_batch_in_the_mode_that_says_so(
+    asking: Asking,
+) -> None:
+    shown = Shown()
+    publish(asking.nsqd, asking.topic, ORDERS)
+    query = "SELECT user, count(*) AS n FROM nsq GROUP BY user"
+    asking.ask(query, shown.target, mode="complete")
+    assert list(shown.columns) == ["user", "n"]
+    assert sorted(shown.rows) == [(0, 10), (1, 10), (2, 10)]
+
+
+def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking) -> None:
+    sink = {"topic": f"{asking.topic}.out", "nsqd.tcp.addresses": str(asking.nsqd.tcp)}
+    publish(asking.nsqd, asking.topic, [b'{"user": 1}', b"\xff"])
+    asking.ask("SELECT upper(topic) AS topic, body FROM nsq", Target("topic", sink=sink))
+    publish(asking.nsqd, asking.topic, [b'{"user": 2}'])
+    asking.ask("SELECT user FROM nsq", Target("topic", sink=sink))
+    out = asking.nsqd.topic(sink["topic"])
+    assert (out["message_count"], out["message_bytes"]) == (3, 11 + 1 + len('{"user":2}'))
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT usr FROM nsq", "--query: [UNRESOLVED_COLUMN"),
+        ("SELEC user FROM nsq", "--query: [PARSE_SYNTAX_ERROR]"),
+        ("SELECT 1", "--query: expected a SELECT from the table nsq"),
+        ("SELECT 1 AS batch FROM nsq", "--query: batch is the name of a directory"),
+    ],
+)
+def test_a_query_that_cannot_be_is_known_before_a_message_moves(
+    asking: Asking, query: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        asking.ask(query, Target("parquet", output=str(asking.folder)))
+    assert str(caught.value).startswith(said)
+    with pytest.raises(LookupError):
+        asking.nsqd.topic(asking.topic)
+
+
+def test_a_plan_is_explained_and_nothing_consumed(asking: Asking) -> None:
+    settings = asking.settings("SELECT user FROM nsq WHERE total > 1", Shown().target)
+    text = explain(asking.spark, settings)
+    assert text.startswith("== Physical Plan ==")
+    assert "StreamingRelation" in text
+    with pytest.raises(LookupError):
+        asking.nsqd.topic(asking.topic)
+
+
+def test_archives_are_queried_once(asking: Asking, tmp_path: Path) -> None:
+    publish(asking.nsqd, asking.topic, ORDERS)
+    lake = tmp_path / "lake"
+    asking.ask("SELECT * FROM nsq", Target("parquet", output=str(lake)))
+    shown, told = Shown(), Told()
+
+    def ask(query: str, target: Target) -> None:
+        settings = ArchivesSettings(Query(query, "user INT"), target, (str(lake),), None)
+        query_archives(asking.spark, settings, **told.given)
+
+    ask("SELECT user, count(*) AS n, max(hour) >= 0 FROM nsq GROUP BY user", shown.target)
+    assert sorted(shown.rows) == [(user, 10, True) for user in range(3)]
+    assert "Scan parquet" in explain(
+        asking.spark,
+        ArchivesSettings(Query("SELECT body FROM nsq"), shown.target, (str(lake),), None),
+    )
+    target = Target("json", output=str(tmp_path / "json"))
+    ask("SELECT user, body FROM nsq WHERE user = 2", target)
+    (file,) = (tmp_path / "json").glob("*.json")
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [each["body"].encode() for each in found] == ORDERS[2::3]
+    with pytest.raises(ConfigError, match="there are files already: name a new directory"):
+        ask("SELECT user FROM nsq", target)
+    with pytest.raises(ConfigError, match="--query: "):
+        ask("SELECT usr FROM nsq", shown.target)
+    told.stop.set()
+    with pytest.raises(StoppedError):
+        ask("SELECT count(*) FROM range(1000000000000), nsq", shown.target)
