@@ -1301,7 +1301,10 @@ class StreamConfig(ClientConfig):
     opt_flag: ClassVar[str] = "consumer-opt"
 
     max_in_flight: int = option(
-        2500, "integer", "Most messages in flight on a connection.", minimum=1
+        10_000,
+        "integer",
+        "Most messages in flight from an nsqd, of each topic and for each of --connections.",
+        minimum=1,
     )
     max_in_flight_bytes: int = option(
         64 << 20, "size", "Most bytes of bodies in flight, by their mean size.", minimum=1
@@ -1351,7 +1354,12 @@ class StreamOptions(Options):
         500_000, "integer", "Most messages of a batch; 0 for no limit.", minimum=0, metavar="N"
     )
     connections: int = option(
-        1, "integer", "Connections to each nsqd.", minimum=1, maximum=256, metavar="N"
+        1,
+        "integer",
+        "Tasks that receive from an nsqd at the same time, each over connections of its own.",
+        minimum=1,
+        maximum=256,
+        metavar="N",
     )
     checkpoint: str = option(
         "",
@@ -1493,13 +1501,6 @@ class QueryOptions(Options):
         minimum=0.0,
         default_note="no limit",
     )
-    output_mode: str = option(
-        "append",
-        "choice",
-        "Which rows of a streaming aggregation to write after a batch: those that are final, those "
-        "that changed, or all.",
-        choices=("append", "update", "complete"),
-    )
     format: str = option(
         "",
         "choice",
@@ -1508,6 +1509,13 @@ class QueryOptions(Options):
         default_note="parquet with --output, topic with --destination-topic, else console",
     )
     output: str = option("", "path", "Directory, or URL of one, for files.", metavar="DIR")
+    output_mode: str = option(
+        "append",
+        "choice",
+        "Which rows of a streaming aggregation to write after a batch: those that are final, those "
+        "that changed, or all.",
+        choices=("append", "update", "complete"),
+    )
     destination_topic: str = option(
         "",
         "text",

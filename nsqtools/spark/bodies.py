@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pyspark.errors import PySparkException
@@ -25,33 +24,22 @@ _JSON = "_nsqtools_json"
 
 
 def read_schema(text: str) -> StructType:
-    """The columns that ``--schema`` names: SQL's, a file of that, or of Spark's JSON for them.
-
-    Needs a Spark session. Raises ConfigError.
-    """
-    source = "--schema"
-    if "\n" not in text and Path(text).is_file():
-        source = f"--schema {text}"
-        try:
-            text = Path(text).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not text"
-            raise ConfigError(f"{source}: {reason}") from error
+    """Columns as SQL has them, or as Spark's JSON; needs a Spark session. Raises ConfigError."""
     try:
         if text.lstrip().startswith("{"):
             found = StructType.fromJson(json.loads(text))
         else:
             found = cast("StructType", StructType.fromDDL(text))
     except (PySparkException, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{source}: {first_line(error)}") from error
+        raise ConfigError(f"--schema: {first_line(error)}") from error
     if not found.fields:
-        raise ConfigError(f"{source}: it names no column")
+        raise ConfigError("--schema: it names no column")
     names = [each.name.lower() for each in found.fields]
     if CORRUPT in names:
-        raise ConfigError(f"{source}: {CORRUPT} is the column of bodies that do not parse")
+        raise ConfigError(f"--schema: {CORRUPT} is the column of bodies that do not parse")
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{source}: it names {name!r} more than once")
+            raise ConfigError(f"--schema: it names {name!r} more than once")
     return found
 
 

@@ -178,6 +178,9 @@ class Output:
                 folders.add(os.path.dirname(each.path))
         for folder in folders:
             sync_directory(folder)
+            if os.path.basename(folder).startswith("batch="):
+                with contextlib.suppress(OSError):  # others are in it
+                    os.rmdir(folder)
         self._save()
         return deleted, kept
 

@@ -196,7 +196,7 @@ def _look(path: str, status: os.stat_result, layout: Layout | None) -> Input | N
         return None
     if layout is None:
         raise ConfigError(
-            f"{path}: is no Parquet: say how records stand in it (raw, json or length-prefixed)"
+            f"{path}: is no Parquet: give --input-format raw, json or length-prefixed"
         )
     for _ in plain_chunks(io.BytesIO(), method_of(path)):  # raises if a library is missing
         pass

@@ -1,8 +1,9 @@
-"""Spark jobs that end when their user wants to."""
+"""Spark jobs that end when their user wants to, and say in one line why they failed."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -10,6 +11,7 @@ from uuid import uuid4
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
+from nsqtools.errors import NSQError, RecordError
 from nsqtools.spark.session import explain
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["StoppedError", "interruptible"]
 
 _POLL = 0.2
+_UNREADABLE = re.compile(r"\[FAILED_READ_FILE[^]]*\].*? file:/*(/.*?)\.?\s+SQLSTATE")
+_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.*\S)", re.MULTILINE)
 
 
 class StoppedError(Exception):
@@ -30,8 +34,10 @@ class StoppedError(Exception):
 def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
     """Cancel the jobs that this thread starts, and raise StoppedError, once ``stop`` is set.
 
-    What Spark raises is an NSQError of one line then.
+    What Spark raises is an NSQError of one line, and RecordError where it could not read a file.
     """
+    if stop.is_set():
+        raise StoppedError
     context = spark.sparkContext
     group, over = uuid4().hex, threading.Event()
 
@@ -49,9 +55,18 @@ def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
         if stop.is_set():
             raise StoppedError from error
         if isinstance(error, (PySparkException, Py4JError)):
-            raise explain(error) from error
+            raise _explained(error) from error
         raise
     finally:
         over.set()
         watcher.join()
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+
+
+def _explained(error: Exception) -> NSQError:
+    text = str(error)
+    found = _UNREADABLE.search(text)
+    if not found:
+        return explain(error)
+    reasons = _CAUSE.findall(text)
+    return RecordError(f"{found[1]}: {reasons[-1] if reasons else 'cannot be read'}")

@@ -88,9 +88,9 @@ class SourceSettings:
     max_messages: int = 0
     """Most messages of a micro-batch; 0 for no limit."""
     connections: int = 1
-    """Connections to an nsqd for each topic, each a partition."""
-    max_in_flight: int = 2500
-    """For each connection; the default is the highest that an nsqd allows by its default."""
+    """Partitions for each topic on an nsqd."""
+    max_in_flight: int = 10_000
+    """For each partition. nsqd allows a connection 2500 by default, so several share it."""
     idle_timeout: float = 2.0
     """A partition ends when nothing came for this long, short of its quota."""
     max_read: float = 60.0

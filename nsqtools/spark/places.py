@@ -165,6 +165,14 @@ def is_settled(checkpoint: str, staging: str, stamp: Mapping[str, Any]) -> bool:
         return False
 
 
+def has_orphans(checkpoint: str, staging: str) -> bool:
+    """Whether there is no checkpoint yet, and messages are staged that it cannot know."""
+    state, stage = local(checkpoint), local(staging)
+    if state is None or stage is None or (state / "offsets").exists():
+        return False
+    return any(stage.glob("*/b*/p*/*/*.arrow"))
+
+
 def _forgotten(offsets: Path, staging: str) -> bool:
     """Whether a batch is staged that a power failure has taken out of Spark's log."""
     from nsqtools.spark.ledger import Ledger

@@ -160,13 +160,13 @@ def _start(
         from pyspark import SparkConf, SparkContext, java_gateway
         from pyspark.sql import SparkSession
 
-        if SparkContext._active_spark_context:
-            raise ConfigError("this process has a Spark session already: stop that before")
         loopback = _LOOPBACK if _on_loopback(master) else {}
         settings = SparkConf().setAll(list({**_DEFAULTS, **loopback, **conf}.items()))
         settings = settings.setMaster(_with_tries(master)).setAppName(app_name)
         log = _open_log(log_file)
         try:
+            if SparkContext._active_spark_context:
+                raise ConfigError("this process has a Spark session already: stop that before")
             launch: Any = java_gateway.launch_gateway
             gateway = launch(settings, {"stderr": log})
             stack.callback(_end_jvm, gateway)
@@ -176,6 +176,8 @@ def _start(
             server: Any = context._accumulatorServer
             server.handle_error = lambda *_: None
             return SparkSession.builder.config(conf=settings).getOrCreate()
+        except ConfigError:
+            raise
         except Exception as error:
             see = f"see {log_file}" if log_file else "--spark-log FILE shows more"
             raise ConfigError(f"Spark did not start: {first_line(error)} ({see})") from error

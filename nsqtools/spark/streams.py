@@ -107,8 +107,9 @@ def _wait(query: StreamingQuery, batches: _Batches, stop: threading.Event) -> No
 
 
 def _ours(error: Exception) -> Exception:
-    """An error of Spark as one of ours; others are what they are."""
-    return explain(error) if type(error).__module__.startswith(("pyspark", "py4j")) else error
+    """An error of Spark, or of the way to it, as one of ours; others are what they are."""
+    theirs = type(error).__module__.startswith(("pyspark", "py4j"))
+    return explain(error) if theirs or isinstance(error, ConnectionError) else error
 
 
 class _Stopped(Exception):  # noqa: N818 - no error

@@ -25,7 +25,7 @@ from nsqtools.cli.roff import argument, escape, macro, paragraphs, prose, verbat
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tomlpage import EXAMPLE
 from nsqtools.cli.tree import Node, walk
-from nsqtools.config import ProducerConfig, SandboxOptions, StopOptions
+from nsqtools.config import ProducerConfig, SandboxOptions, SparkOptions, StopOptions
 from nsqtools.config.option import Options, flag_name, option
 from tests.support.binaries import needs
 
@@ -219,7 +219,7 @@ def test_exit_codes_of_known_commands() -> None:
 
 @EACH_NODE
 def test_what_signals_do_is_said_of_commands_that_run_until_one_comes(node: Node) -> None:
-    runs = (StopOptions, ProducerConfig, SandboxOptions)
+    runs = (StopOptions, ProducerConfig, SandboxOptions, SparkOptions)
     text = section(PAGES[f"{node.page}.1"], "SIGNALS")
     if any(issubclass(cls, runs) for cls, _ in node.groups):
         assert {"SIGINT,", "SIGTERM,", "SIGHUP"} <= set(text.split())

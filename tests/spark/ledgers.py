@@ -7,6 +7,7 @@ import os
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,6 +30,11 @@ def offset(batch: int = 1, partitions: int = 1, stream: str = STREAM) -> Offset:
 
 def rows(ids: Sequence[int]) -> pa.RecordBatch:
     """One row for each."""
+    return _rows(tuple(ids))
+
+
+@cache  # pa.array looks for pandas each time, in all the path
+def _rows(ids: tuple[int, ...]) -> pa.RecordBatch:
     columns = [
         pa.array(["t"] * len(ids)),
         pa.array(["c"] * len(ids)),

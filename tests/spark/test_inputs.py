@@ -135,7 +135,7 @@ class TestFind:
         to_file(tmp_path / "lake" / "hour=09" / "batch=1-1" / "part-1.json.gz", sent(b"a"), JSON)
         assert names(tmp_path / "lake", layout=None) == ["part-1.json.gz", "part-1.parquet"]
         to_file(tmp_path / "lake" / "events.json", sent(b"a"), JSON)
-        with pytest.raises(ConfigError, match=r"events.json: is no Parquet: say how records stand"):
+        with pytest.raises(ConfigError, match=r"events.json: is no Parquet: give --input-format"):
             names(tmp_path / "lake", layout=None)
 
     def test_places_that_cannot_be_are_named(self, tmp_path: Path) -> None:

@@ -287,6 +287,7 @@ class TestPublish:
             is_staged(settings)
 
 
+@pytest.mark.nsqd_only("what Spark stages does not depend on who takes it")
 class TestStage:
     def test_archives_go_to_a_topic_and_come_back_the_same(
         self, spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken

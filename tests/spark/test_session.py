@@ -201,6 +201,14 @@ def test_times_are_utc_and_the_web_page_is_off(spark: SparkSession) -> None:
     assert spark.sparkContext.uiWebUrl is None
 
 
+def test_a_second_session_in_a_process_is_refused_and_harms_the_first_one_not(
+    spark: SparkSession,
+) -> None:
+    with pytest.raises(ConfigError, match="a Spark session already"), open_session("local", {}):
+        pass
+    assert spark.range(3).count() == 3
+
+
 def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     needs_spark("sessions of Spark")
     log = str(tmp_path / "absent" / "spark.log")
@@ -219,6 +227,11 @@ names = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"
 before = [os.environ.get(name) for name in names]
 found = {}
 conf = {"spark.driver.extraJavaOptions": sys.argv[2]}
+try:
+    with open_session("local[2]", {**conf, "spark.driver.memory": "1x"}, log_file=sys.argv[1]):
+        pass
+except Exception as error:
+    found["refused"] = f"{type(error).__name__}: {error}"
 with open_session("local[2]", conf, log_file=sys.argv[1]) as spark:
     found["restored"] = [os.environ.get(name) for name in names] == before
     found["ignores"] = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
@@ -248,6 +261,9 @@ def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path
     with pytest.raises(ProcessLookupError):
         os.kill(found.pop("jvm"), 0)
     assert found.pop("error").startswith("[TABLE_OR_VIEW_NOT_FOUND]")
+    refused = found.pop("refused")
+    assert refused.startswith("ConfigError: Spark did not start: [JAVA_GATEWAY_EXITED] ")
+    assert refused.endswith(f" (see {log})")
     assert found == {
         "restored": True,
         "ignores": True,

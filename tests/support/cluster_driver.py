@@ -28,14 +28,17 @@ if TYPE_CHECKING:
 
 
 def imports(spark: SparkSession, given: dict[str, Any]) -> list[str]:
-    """From where executors import nsqtools, as absolute paths."""
+    """From where executors import nsqtools, as absolute paths, or that they cannot."""
 
     def look(_: Iterable[int]) -> Iterator[str]:
         import os
 
-        import nsqtools.spark.sink
-
-        yield os.path.abspath(nsqtools.spark.sink.__file__)
+        try:
+            import nsqtools.spark.sink
+        except ImportError as error:
+            yield str(error)
+        else:
+            yield os.path.abspath(nsqtools.spark.sink.__file__)
 
     return sorted(set(spark.sparkContext.parallelize(range(4), 4).mapPartitions(look).collect()))
 

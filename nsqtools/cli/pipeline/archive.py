@@ -97,7 +97,7 @@ def archive(
     """
     from functools import partial
 
-    from nsqtools.cli.pipeline.sources import source_options
+    from nsqtools.cli.pipeline.sources import schema_text, source_options
     from nsqtools.cli.pipeline.streaming import Places, StreamJob, run_stream
     from nsqtools.spark.session import require_spark
 
@@ -111,7 +111,7 @@ def archive(
         source=source_options(source, stream, config, master=spark.master, staging=places.staging),
         output=places.output,
         stream=Stream(places.checkpoint, stream.trigger if stream.continuous else None),
-        shape=Shape(lake.format, bodies.schema, lake.where, lake.select),
+        shape=Shape(lake.format, schema_text(bodies.schema), lake.where, lake.select),
     )
     work = partial(job, settings=settings)
     found = StreamJob(work, "archived", settings.source, places, settings.stamp)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from pyspark.sql import SparkSession
-
     from nsqtools.config import MetricsOptions, SparkOptions
     from nsqtools.spark.compact import CompactSettings
     from nsqtools.spark.replay import ReplaySettings
@@ -32,7 +30,7 @@ def run_compact(settings: CompactSettings, spark: SparkOptions, metrics: Metrics
     """Compact; an exit code."""
     done = Compacted(stopped=True)
 
-    def work(spark: SparkSession, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
+    def work(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
         nonlocal done
         done = compact(spark, settings, stop, _steps(report))
 
@@ -88,9 +86,7 @@ async def _replay(
     run = Run(spark, metrics, StepView())
     done = Replayed(stopped=True)
 
-    def choose(
-        spark: SparkSession, *, stop: threading.Event, report: Callable[[Any], None]
-    ) -> None:
+    def choose(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
         stage(spark, settings, stop, _steps(report))
 
     def send(report: Callable[[Any], None]) -> None:

@@ -15,7 +15,13 @@ import click
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.pipeline.preflight import locked
 from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.sources import connection_options, layout, servers, source_options
+from nsqtools.cli.pipeline.sources import (
+    connection_options,
+    layout,
+    schema_text,
+    servers,
+    source_options,
+)
 from nsqtools.cli.pipeline.streaming import Places, StreamJob, run_stream
 from nsqtools.cli.pipeline.views import StepView
 from nsqtools.cli.tables import print_rows
@@ -34,8 +40,6 @@ from nsqtools.spark.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from pyspark.sql import SparkSession
 
     from nsqtools.config import (
         BodyOptions,
@@ -134,9 +138,7 @@ def _explain(
     return asyncio.run(run())
 
 
-def _print_plan(
-    settings: StreamSettings | ArchivesSettings, spark: SparkSession, **_: object
-) -> None:
+def _print_plan(settings: StreamSettings | ArchivesSettings, spark: Any, **_: object) -> None:
     click.echo(explain(spark, settings).strip())
 
 
@@ -149,7 +151,7 @@ def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"
             raise ConfigError(f"--query {asked.query}: {reason}") from error
-    return Query(text.strip().rstrip(";"), bodies.schema, asked.watermark)
+    return Query(text.strip().rstrip(";"), schema_text(bodies.schema), asked.watermark)
 
 
 def _target(

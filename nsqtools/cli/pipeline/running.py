@@ -16,13 +16,11 @@ from nsqtools.cli.pipeline.views import on_terminal
 from nsqtools.cli.signals import Signals
 from nsqtools.errors import NSQError
 from nsqtools.net.systemd import Notifier
-from nsqtools.spark.session import open_session
+from nsqtools.spark.session import is_local, open_session
 from nsqtools.spark.shipping import check_executors, ship
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from pyspark.sql import SparkSession
 
     from nsqtools.cli.pipeline.views import View
     from nsqtools.config import MetricsOptions, SparkOptions
@@ -30,10 +28,13 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """A job: it reports facts, and ends early, with all well, once the event is set."""
+    """A job: it reports facts, and ends early, with all well, once the event is set.
+
+    ``spark`` is a SparkSession.
+    """
 
     def __call__(
-        self, spark: SparkSession, *, stop: threading.Event, report: Callable[[Any], None]
+        self, spark: Any, *, stop: threading.Event, report: Callable[[Any], None]
     ) -> object:
         """Called in a thread; what it returns is not looked at."""
 
@@ -143,5 +144,10 @@ class Run:
 
 
 def session_conf(spark: SparkOptions) -> Mapping[str, str]:
-    """Properties of the session: Parquet is compressed with zstd unless --conf has it otherwise."""
-    return {_CODEC: "zstd", **spark.properties}
+    """Properties of the session, of which --conf wins.
+
+    Parquet is compressed with zstd. On one machine 200 partitions, which are Spark's own, would
+    take seconds for each batch of an aggregation.
+    """
+    few = {"spark.sql.shuffle.partitions": "8"} if is_local(spark.master) else {}
+    return {_CODEC: "zstd", **few, **spark.properties}

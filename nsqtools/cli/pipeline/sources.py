@@ -102,6 +102,20 @@ def layout(inputs: InputOptions) -> Layout | None:
     return Layout(inputs.input_format, delimiter_bytes(inputs.delimiter, null=False))
 
 
+def schema_text(text: str) -> str:
+    """What ``--schema`` says, or what is in the file that it names; raises ConfigError."""
+    if not os.path.isfile(text):
+        if re.fullmatch(r"[^\s:{]+", text):  # a column has a space, or a colon, before its type
+            raise ConfigError(f"--schema {text}: no such file")
+        return text
+    try:
+        with open(text, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"--schema {text}: {reason}") from error
+
+
 def as_flags(error: NSQError) -> NSQError:
     """The error with the options that it names replaced by flags."""
     if isinstance(error, PeerError):

@@ -16,6 +16,7 @@ from nsqtools.spark.places import (
     below,
     check_claim,
     check_output,
+    has_orphans,
     is_finished,
     is_settled,
     local,
@@ -76,6 +77,13 @@ def run_stream(
         check_output(job.places.output, "--output")
     with locked(stream.lock), only_one(job.places.checkpoint):
         check_claim(job.places.checkpoint, job.stamp)
+        if has_orphans(job.places.checkpoint, job.places.staging):
+            log.warning(
+                "--staging %s has messages of another checkpoint than %s: they are finished, and "
+                "only that checkpoint leads to them",
+                job.places.staging,
+                job.places.checkpoint,
+            )
         return asyncio.run(_run(job, stream, spark, metrics))
 
 

@@ -1,0 +1,462 @@
+"""The commands of ``pipeline`` up to where Spark begins."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pytest
+
+from nsqtools.cli import cli
+from nsqtools.cli.exits import run
+from nsqtools.cli.pipeline.sources import (
+    as_flags,
+    connection_options,
+    layout,
+    schema_text,
+    servers,
+    source_options,
+)
+from nsqtools.cli.pipeline.streaming import Places
+from nsqtools.cli.pipeline.views import StepView, StreamView
+from nsqtools.config import (
+    InputOptions,
+    ProducerConfig,
+    QueryOptions,
+    QuerySourceOptions,
+    SparkOptions,
+    StreamConfig,
+    StreamOptions,
+    StreamSourceOptions,
+)
+from nsqtools.errors import ConfigError, LockedError, UnreachableError
+from nsqtools.names import Address
+from nsqtools.spark import places
+from nsqtools.spark.options import parse_sink, parse_source
+from nsqtools.spark.progress import Progress
+from tests.support.spark import needs_spark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Run(Protocol):
+    def __call__(self, *args: str) -> tuple[int, str, str]: ...
+
+
+@pytest.fixture
+def nsqtools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a command line in this process, in ``tmp_path``: exit code, stdout, stderr."""
+    needs_spark("what commands of the pipeline say before they start it")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
+        monkeypatch.delenv(name)
+
+    def call(*args: str) -> tuple[int, str, str]:
+        code = run(cli, ("pipeline", *args))
+        return code, *capsys.readouterr()
+
+    return call
+
+
+ARCHIVE = ("archive", "--topic", "t", "--channel", "c", "--output", "lake")
+SQL = ("sql", "--query", "SELECT * FROM nsq")
+
+
+class TestOptions:
+    def source(self, **values: Any) -> StreamSourceOptions:
+        return StreamSourceOptions(topic=("t", "u"), channel="c", **values)
+
+    def made(self, config: StreamConfig, master: str = "local", **source: Any) -> dict[str, str]:
+        return source_options(
+            self.source(**source),
+            StreamOptions(max_per_trigger=7, connections=2),
+            config,
+            master=master,
+            staging="/s",
+        )
+
+    def test_what_the_source_gets_is_what_was_asked_for(self, tmp_path: Path) -> None:
+        os.chdir(tmp_path)
+        config = StreamConfig(
+            max_in_flight=5,
+            max_in_flight_bytes=1000,
+            msg_timeout=90.5,
+            tls_root_ca_file="ca.pem",
+            deflate=True,
+            client_id="me",
+            auth_secret_file="secret",
+        )
+        tcp, http = ("a:1", "[::1]:2"), ("a:3", "http://b/x")
+        settings = parse_source(self.made(config, nsqd_tcp_address=tcp, nsqd_http_address=http))
+        assert (settings.topics, settings.channel, settings.staging) == (("t", "u"), "c", "/s")
+        assert [each.tcp for each in settings.nsqds] == [Address("a", 1), Address("::1", 2)]
+        assert [each.http for each in settings.nsqds] == list(http)
+        assert (settings.max_messages, settings.connections, settings.max_in_flight) == (7, 2, 5)
+        made = settings.config
+        assert (made.msg_timeout, made.max_in_flight_bytes, made.deflate) == (90.5, 1000, True)
+        assert made.tls_root_ca_file == str(tmp_path / "ca.pem")
+        assert made.auth_secret_file == str(tmp_path / "secret")
+        assert made.client_id == "me"
+
+    def test_nsqlookupds_take_the_place_of_nsqds(self) -> None:
+        made = self.made(StreamConfig(), lookupd_http_address=("l:1", "http://m:2"))
+        assert parse_source(made).lookupds == ("l:1", "http://m:2")
+        assert not parse_source(made).nsqds
+
+    def test_a_secret_goes_to_executors_of_this_machine_by_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("NSQTOOLS_PIPELINE_AUTH_SECRET", "")
+        made = self.made(StreamConfig(auth_secret="s3cret"))
+        assert "s3cret" not in json.dumps(made)
+        assert os.environ[parse_source(made).auth_secret_env] == "s3cret"
+        with pytest.raises(ConfigError, match="give --auth-secret-file, a file that they can"):
+            self.made(StreamConfig(auth_secret="s3cret"), master="spark://a:7077")
+        made = self.made(StreamConfig(auth_secret_env="MINE"), master="yarn")
+        assert parse_source(made).auth_secret_env == "MINE"
+
+    def test_a_sink_gets_what_is_not_its_default(self) -> None:
+        config = ProducerConfig(publish_timeout=2.0, snappy=True, mode="all")
+        source = QuerySourceOptions(nsqd_tcp_address=("a:1",))
+        made = {"topic": "t", **servers(source), **connection_options(config, "local")}
+        settings = parse_sink(made)
+        assert settings.nsqds == (Address("a", 1),)
+        assert (settings.config.publish_timeout, settings.config.snappy) == (2.0, True)
+        assert settings.config.mode == "all"
+
+    def test_errors_name_flags(self) -> None:
+        error = as_flags(UnreachableError("nsq.tls_v1: or write host:tcp/http", Address("a", 1)))
+        assert str(error) == "a:1: --tls-v1: or give --nsqd-http-address"
+        assert str(as_flags(ConfigError("stagingLocation x: no"))) == "--staging x: no"
+
+    def test_state_is_in_the_output_unless_told(self, tmp_path: Path) -> None:
+        os.chdir(tmp_path)
+        assert Places.of(StreamOptions(), "lake") == (
+            f"{tmp_path}/lake",
+            f"{tmp_path}/lake/_nsqtools/checkpoint",
+            f"{tmp_path}/lake/_nsqtools/staging",
+        )
+        given = StreamOptions(checkpoint="hdfs://n/c", staging="/s")
+        assert Places.of(given, "s3a://b/lake/") == ("s3a://b/lake/", "hdfs://n/c", "/s")
+        assert Places.of(StreamOptions(), "hdfs://n/l").staging == "hdfs://n/l/_nsqtools/staging"
+
+    def test_a_schema_may_be_in_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "schema").write_text("a INT")
+        assert schema_text(str(tmp_path / "schema")) == "a INT"
+        assert schema_text("a INT") == "a INT"
+        assert schema_text("") == ""
+        with pytest.raises(ConfigError, match=r"--schema schema\.json: no such file"):
+            schema_text("schema.json")
+
+    def test_records_of_inputs_are_laid_out_as_to_file_has_them(self) -> None:
+        assert layout(InputOptions()) is None
+        found = layout(InputOptions(input_format="raw", delimiter="\\0"))
+        assert found
+        assert (found.format, found.delimiter) == ("raw", b"\0")
+
+    @pytest.mark.parametrize(
+        ("given", "kind"),
+        [
+            ({}, "console"),
+            ({"output": "d"}, "parquet"),
+            ({"output": "d", "format": "json"}, "json"),
+            ({"destination_topic": "t"}, "topic"),
+        ],
+    )
+    def test_a_result_goes_where_a_place_is_given(self, given: Any, kind: str) -> None:
+        assert QueryOptions(**given).kind == kind
+
+    def test_properties_of_spark_have_names(self) -> None:
+        assert SparkOptions(conf=("a=1", "b=x=y", "a=2")).properties == {"a": "2", "b": "x=y"}
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("archive",), "--topic TOPIC is required"),
+        (ARCHIVE[:3], "--channel CHANNEL is required"),
+        (ARCHIVE[:5], "--output DIR is required"),
+        ((*ARCHIVE, "--conf", "x"), "--conf 'x': expected KEY=VALUE"),
+        (
+            (*ARCHIVE, "--topic", "x#ephemeral"),
+            "--topic x#ephemeral: it is gone, with its messages",
+        ),
+        (
+            (*ARCHIVE, "--nsqd-http-address", "a:1", "--nsqd-http-address", "b:1"),
+            "--nsqd-http-address: there are 2, for 1 of --nsqd-tcp-address: give one for each",
+        ),
+        (
+            (*ARCHIVE, "--nsqd-http-address", "a:1", "--lookupd-http-address", "l:1"),
+            "--nsqd-http-address: nsqlookupd tells them",
+        ),
+        ((*ARCHIVE, "--format", "orc"), "'orc' is not one of parquet, json, delta"),
+        ((*ARCHIVE, "--schema", "none.json"), "--schema none.json: no such file"),
+        ((*ARCHIVE, "--staging", "s3a://b/s"), "--staging s3a://b/s: s3a: cannot rename"),
+        (("sql",), "--query SQL is required"),
+        (SQL, "--topic is required, unless --input names archives"),
+        ((*SQL, "--topic", "t"), "--channel is required, unless --input names archives"),
+        ((*SQL, "--format", "parquet"), "--format parquet: needs --output"),
+        (
+            (*SQL, "--format", "topic", "--output", "d"),
+            "--output: --format topic has no use for it",
+        ),
+        (
+            (*SQL, "--destination-topic", "t", "--output", "d"),
+            "--output and --destination-topic exclude each other",
+        ),
+        (
+            (*SQL, "--topic", "t", "--channel", "c", "--destination-topic", "u"),
+            "--checkpoint is required with --format topic",
+        ),
+        (
+            (*SQL, "--topic", "t", "--channel", "c", "--output", "d", "--output-mode", "update"),
+            "--output-mode update: rows in files stay as they are",
+        ),
+        (("sql", "--query", "@none", "--input", "x"), "--query @none: No such file or directory"),
+        (("compact", "--output", "d"), "--input PATH is required"),
+        (("compact", "--input", "x"), "--output DIR is required"),
+        (("compact", "--input", "x", "--delimiter", ","), "--delimiter: needs --input-format raw"),
+        (("replay", "--input", "x"), "--topic TOPIC is required"),
+        (
+            ("replay", "--input", "x", "--topic", "t"),
+            "--staging is required, since --input x is no",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_without_spark(
+    nsqtools: Run, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
+    code, out, err = nsqtools(*args)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+async def none_waits(*_: object) -> int:
+    return 0
+
+
+def test_nothing_but_nsqd_is_needed_to_say_that_it_is_unreachable(
+    nsqtools: Run, tmp_path: Path
+) -> None:
+    code, out, err = nsqtools(*ARCHIVE, "--nsqd-tcp-address", "127.0.0.1:1", "-q")
+    assert (code, out) == (3, "")
+    assert err.startswith("nsqtools: no nsqd answers: 127.0.0.1:2: ")
+    assert err.endswith("give --nsqd-http-address\n")
+    assert err.count("\n") == 1
+
+
+def test_a_run_is_refused_while_another_one_goes_on(nsqtools: Run, tmp_path: Path) -> None:
+    with places.only_one(str(tmp_path / "lake/_nsqtools/checkpoint")):
+        code, _, err = nsqtools(*ARCHIVE)
+    assert code == 75
+    assert f"is locked by process {os.getpid()}: try again when that has ended" in err
+    with places.only_one("mine"):
+        assert nsqtools(*ARCHIVE, "--lock", "mine/lock")[0] == 75
+
+
+def test_a_checkpoint_of_another_channel_is_refused(nsqtools: Run, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "lake/_nsqtools/checkpoint"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "nsq-source").write_text('{"topics": ["t"], "channel": "old"}')
+    code, _, err = nsqtools(*ARCHIVE)
+    assert code == 2
+    assert "it is of --channel old, not of c: give another --checkpoint, or that --channel" in err
+
+
+def test_missing_java_is_an_error_that_says_what_to_install(
+    nsqtools: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for command in (ARCHIVE, (*SQL, "--input", "x"), ("compact", "--input", "x", "--output", "d")):
+        code, _, err = nsqtools(*command)
+        assert code == 2
+        assert "Spark needs Java 17" in err
+        assert "apt-get install" in err or "brew install" in err
+
+
+def test_a_table_of_the_file_serves_all_commands_of_the_group(
+    nsqtools: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        '[pipeline]\nmaster = "local[3]"\nspark-log = "spark.log"\n'
+        '[pipeline.archive]\noutput = "hdfs://n/lake"\ncheckpoint = "state"\n'
+    )
+    assert run(cli, ("config", "show", "--json", "--config", str(file), "pipeline", "archive")) == 0
+    shown = {row["option"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert shown["master"] == "local[3]"
+    assert shown["output"] == "hdfs://n/lake"
+    assert shown["checkpoint"] == str(tmp_path / "state")
+    assert shown["spark-log"] == str(tmp_path / "spark.log")
+
+
+class TestCheckpoint:
+    @pytest.fixture
+    def checkpoint(self, tmp_path: Path) -> Path:
+        for name in ("offsets", "commits"):
+            (tmp_path / "c" / name).mkdir(parents=True)
+        (tmp_path / "c/nsq-source").write_text(json.dumps({"topics": ["t"], "channel": "c"}))
+        return tmp_path / "c"
+
+    def done(self, checkpoint: Path, batch: int, *logs: str) -> None:
+        offset = {"stream": "0" * 32, "batch": batch + 1, "quotas": []}
+        for name in logs:
+            (checkpoint / name / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(offset)}")
+            (checkpoint / name / f".{batch}.crc").write_text("")
+
+    def settled(self, checkpoint: Path, channel: str = "c") -> bool:
+        stamp = {"topics": ["t"], "channel": channel}
+        return places.is_settled(str(checkpoint), str(checkpoint.parent / "s"), stamp)
+
+    def test_nothing_is_left_to_do_once_all_that_was_planned_is_done(
+        self, checkpoint: Path
+    ) -> None:
+        assert self.settled(checkpoint)
+        self.done(checkpoint, 9, "offsets", "commits")
+        assert self.settled(checkpoint)
+        self.done(checkpoint, 10, "offsets")
+        assert not self.settled(checkpoint)
+        self.done(checkpoint, 10, "commits")
+        assert self.settled(checkpoint)
+
+    def test_a_run_unlike_the_last_one_or_a_new_one_asks_spark(self, checkpoint: Path) -> None:
+        assert not self.settled(checkpoint, "d")
+        (checkpoint / "nsq-source").unlink()
+        assert not self.settled(checkpoint)
+        assert not places.is_settled("hdfs://n/c", "/s", {})
+
+    def test_a_batch_that_is_staged_but_not_in_the_log_is_left_to_do(
+        self, checkpoint: Path
+    ) -> None:
+        from nsqtools.spark.ledger import Ledger
+        from nsqtools.spark.plans import Offset, Quota
+        from nsqtools.spark.stores import LocalStore
+
+        self.done(checkpoint, 0, "offsets", "commits")
+        staging = str(checkpoint.parent / "s")
+        ledger = Ledger(LocalStore(), staging, "0" * 32)
+        ledger.prepare(Offset("0" * 32, 2, (Quota("t", "a:1", 1),)))
+        assert not self.settled(checkpoint)
+
+    def test_two_runs_never_have_one_checkpoint(self, checkpoint: Path) -> None:
+        with (
+            places.only_one(str(checkpoint)),
+            pytest.raises(LockedError, match="give another --checkpoint"),
+            places.only_one(str(checkpoint)),
+        ):
+            pass
+        with places.only_one(str(checkpoint)):
+            pass
+
+
+class TestPlaces:
+    @pytest.mark.parametrize(
+        ("place", "url"),
+        [
+            ("/a b/c", "file:///a b/c"),
+            ("file:/a", "file:///a"),
+            ("file:///a", "file:///a"),
+            ("hdfs://n/a", "hdfs://n/a"),
+            ("s3a://b/a", "s3a://b/a"),
+        ],
+    )
+    def test_a_path_is_one_of_this_machine_whatever_sparks_default_is(
+        self, place: str, url: str
+    ) -> None:
+        assert places.as_url(place) == url
+
+    def test_who_writes_alone_removes_what_killed_writers_left(self, tmp_path: Path) -> None:
+        def leave() -> Path:
+            left = tmp_path / ".spark-staging-1/x"
+            left.mkdir(parents=True)
+            return left
+
+        left = leave()
+        with places.writing(str(tmp_path)):
+            assert not left.exists()
+            left = leave()
+            with places.writing(str(tmp_path)):
+                assert left.exists()
+        with places.writing(str(tmp_path)):
+            assert not left.exists()
+
+    def test_an_output_that_cannot_be_written_is_a_mistake_of_the_command_line(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match=r"--output .*/file: File exists"):
+            places.check_output(str(tmp_path / "file"), "--output")
+        places.check_output("s3a://b/x", "--output")
+
+
+class TestViews:
+    def progress(self, **values: Any) -> Progress:
+        known = {
+            "batch": 3,
+            "rows": 1000,
+            "written": 900,
+            "seconds": 0.5,
+            "backlog": 20,
+            "lag": 1.5,
+        }
+        return Progress(**{**known, **values})
+
+    def test_a_batch_is_a_line_and_a_look_that_finds_nothing_none(self) -> None:
+        view = StreamView("archived")
+        assert view.line == "0 messages archived"
+        line = view.add(self.progress())
+        assert line == "batch 3: 900 messages archived, 2,000/s, backlog 20, batch 0.5 s, lag 1.5 s"
+        idle = self.progress(rows=0, written=0, backlog=None, lag=None)
+        assert view.add(idle) == ""
+        assert view.line == "900 messages archived, batch 0.5 s"
+        assert view.summary == "900 messages archived, 100 left out in 1 batch"
+
+    def test_metrics_are_those_that_are_known(self) -> None:
+        view = StreamView("archived")
+        names = [metric.name for metric in view.metrics()]
+        assert names == [
+            "nsqtools_pipeline_batches_total",
+            "nsqtools_pipeline_received_total",
+            "nsqtools_pipeline_written_total",
+        ]
+        view.add(self.progress())
+        view.add(self.progress(lag=None))
+        values = {metric.name: metric.samples[0].value for metric in view.metrics()}
+        assert values == {
+            "nsqtools_pipeline_batches_total": 2,
+            "nsqtools_pipeline_received_total": 2000,
+            "nsqtools_pipeline_written_total": 1800,
+            "nsqtools_pipeline_batch_seconds": 0.5,
+            "nsqtools_pipeline_backlog": 20,
+        }
+
+    def test_a_step_is_told_once(self) -> None:
+        view = StepView()
+        assert view.add(("reading", 0, 10)) == "reading"
+        assert view.add(("reading", 5, 10)) == ""
+        assert view.line == "reading, 5 of 10"
+        assert view.add(("writing", 0, 0)) == "writing"
+        assert view.line == "writing"
+
+
+def test_messages_of_a_lost_checkpoint_are_warned_of(
+    nsqtools: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def nobody(*_: object) -> int:
+        raise UnreachableError("nobody")
+
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", nobody)
+    segment = tmp_path / "lake/_nsqtools/staging/s/b00000001/p0000/sealed-0001/seg-1.arrow"
+    segment.parent.mkdir(parents=True)
+    segment.touch()
+    with caplog.at_level(logging.WARNING):
+        assert nsqtools(*ARCHIVE)[0] == 3
+    assert "has messages of another checkpoint than" in caplog.text

@@ -1,0 +1,187 @@
+"""The commands of ``pipeline`` as processes, with a Spark of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+
+from tests.live.test_to_file_kills import seeded
+from tests.support.eventually import eventually
+from tests.support.metrics import scrape
+from tests.support.servers import at, drained
+from tests.support.spark import QUICK_JVM, needs_spark
+from tests.support.trees import descendants, is_alive, kill_tree
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+    from tests.support.process import Cli, Result
+    from tests.support.servers import MakeNsqd, Nsqd
+
+pytestmark = pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them")
+
+ENV = {"JDK_JAVA_OPTIONS": QUICK_JVM}
+START = 120.0  # seconds that Spark may take to begin on a busy machine
+KILLS = 3
+ROUND = 8_000
+
+
+class Lake:
+    """``pipeline archive`` of a topic."""
+
+    def __init__(self, cli: Cli, nsqd: Nsqd, topic: str, folder: Path) -> None:
+        needs_spark("pipelines as processes")
+        self.cli = cli
+        self.nsqd = nsqd
+        self.topic = topic
+        self.output = folder / "lake"
+        self.log = folder / "log"
+        self.spark_log = folder / "spark.log"
+        self.config = folder / "c.toml"
+        self.config.write_text(
+            f'[pipeline]\nmaster = "local[2]"\nspark-log = "{self.spark_log}"\n'
+            f'[profile.lake.pipeline.archive]\nchannel = "lake"\noutput = "{self.output}"\n'
+        )
+        nsqd.create(topic, "lake")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--config", str(self.config), "--profile", "lake", "--topic", self.topic)
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        command = ("pipeline", "archive", *self.options, *at(self.nsqd), *options)
+        with self.log.open("ab") as log:
+            return self.cli.start(*command, env=ENV, stderr=log)
+
+    def run(self, *options: str) -> Result:
+        """A run that drains and ends; what it says, without -v, is nothing."""
+        command = ("pipeline", "archive", *self.options, *at(self.nsqd), *options)
+        return self.cli(*command, env=ENV, timeout=START)
+
+    def publish(self, numbers: range) -> None:
+        """Publish, and wait until the channel has it all."""
+        count = self.nsqd.channel(self.topic, "lake")["message_count"] + len(numbers)
+        self.nsqd.publish(self.topic, (b"%d" % each for each in numbers))
+        eventually(lambda: self.nsqd.channel(self.topic, "lake")["message_count"] == count)
+
+    @property
+    def depth(self) -> int:
+        depth: int = self.nsqd.channel(self.topic, "lake")["depth"]
+        return depth
+
+    @property
+    def numbers(self) -> Counter[int]:
+        """What is in the files, as a reader sees it who knows nothing of Spark."""
+        table = ds.dataset(self.output, partitioning="hive").to_table(["body"])
+        return Counter(map(int, table["body"].to_pylist()))
+
+
+@pytest.fixture
+def lake(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path) -> Lake:
+    return Lake(nsqtools_cli, make_nsqd("-msg-timeout=2s"), topic, tmp_path)
+
+
+def test_a_service_tells_how_it_fares_and_ends_with_the_batch_on_ctrl_c(
+    lake: Lake, nsqtools_cli: Cli
+) -> None:
+    process = lake.start("--continuous", "--trigger", "100ms", "--metrics-address", ":0", "-v")
+    url = eventually(
+        lambda: re.findall("metrics are at (.*)\n", lake.log.read_text()), timeout=START
+    )[0]
+
+    def written(count: int) -> bool:
+        return scrape(url)[("nsqtools_pipeline_written_total",)] == count
+
+    lake.publish(range(1000))
+    eventually(lambda: written(1000), timeout=START)
+    known = scrape(url)
+    assert known[("nsqtools_pipeline_backlog",)] == 0
+    assert 0 < known[("nsqtools_pipeline_lag_seconds",)] < START
+    assert known[("nsqtools_pipeline_batch_seconds",)] > 0
+
+    second = lake.run()
+    assert second.code == 75
+    assert f"is locked by process {process.pid}" in second.stderr
+
+    lake.nsqd.kill()
+    lake.nsqd.start()
+    lake.publish(range(1000, 2000))
+    eventually(lambda: written(2000), timeout=START)
+
+    os.killpg(process.pid, signal.SIGINT)  # the terminal sends it to all at once
+    assert process.wait(START) == 0
+    assert lake.numbers == Counter(range(2000))
+    planned, done = (
+        {each.name for each in (lake.output / "_nsqtools/checkpoint" / name).iterdir()}
+        for name in ("offsets", "commits")
+    )
+    assert planned == done
+    said = lake.log.read_text()
+    assert "2,000 messages archived" in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == said.count("nsqtools: ")
+
+    size = lake.spark_log.stat().st_size
+    idle = lake.run("-v")
+    assert (idle.code, idle.stderr) == (0, "nsqtools: info: no message waits\n")
+    assert lake.spark_log.stat().st_size == size  # Spark was not even started
+    other = lake.run("--channel", "other")
+    assert other.code == 2
+    assert "it is of --channel lake, not of other" in other.stderr
+
+
+def test_what_is_killed_at_any_moment_archives_each_message_once_and_goes_round(
+    lake: Lake, nsqtools_cli: Cli, topic: str
+) -> None:
+    rng = seeded()
+    numbers = range((KILLS + 1) * ROUND)
+    for kill in range(KILLS):
+        process = lake.start("--continuous", "--trigger", "0s", "--max-per-trigger", "1000")
+        lake.publish(numbers[kill * ROUND : (kill + 1) * ROUND])
+        left = rng.randrange(ROUND)
+        eventually(lambda left=left: lake.depth <= left, timeout=START)  # type: ignore[misc]
+        below = descendants(process.pid)
+        assert len(below) > 1
+        if kill:
+            kill_tree(process.pid)
+        else:  # the driver alone: all else has nothing to live for
+            process.kill()
+        process.wait()
+        eventually(lambda below=below: not any(map(is_alive, below)), timeout=30)  # type: ignore[misc]
+    lake.publish(numbers[KILLS * ROUND :])
+
+    def all_taken() -> bool:
+        done = lake.run("-q")
+        assert (done.code, done.stderr) == (0, "")
+        return drained(lake.nsqd, topic, "lake")
+
+    eventually(all_taken, timeout=START)  # what was in flight comes again
+    assert lake.numbers == Counter(numbers)
+
+    common = ("--config", str(lake.config), "-v")
+    compacted = nsqtools_cli(
+        *("pipeline", "compact", "--input", str(lake.output), "--output", "few", *common),
+        env=ENV,
+        timeout=START,
+    )
+    assert compacted.code == 0, compacted.stderr
+    assert f"{len(numbers):,} records of " in compacted.stderr
+    replayed = nsqtools_cli(
+        *("pipeline", "replay", "--input", "few", "--topic", "again", *at(lake.nsqd), *common),
+        *("--order-by", "timestamp", "--where", "CAST(CAST(body AS STRING) AS INT) < 5000"),
+        env=ENV,
+        timeout=START,
+    )
+    assert replayed.code == 0, replayed.stderr
+    assert "5,000 messages published" in replayed.stderr
+    tailed = nsqtools_cli(
+        *("tail", "--topic", "again", "--channel", "c", "-n", "5000", *at(lake.nsqd))
+    )
+    assert Counter(map(int, tailed.stdout.split())) == Counter(range(5000))

@@ -1,0 +1,114 @@
+"""What tests of receiving share: a staging to pull into, and looks at nsqd."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from nsqtools.spark.ledger import ROW_SCHEMA, Claim, Ledger
+from nsqtools.spark.options import SourceSettings, parse_source
+from nsqtools.spark.plans import Offset, Quota
+from nsqtools.spark.receive import receive
+from nsqtools.spark.stores import LocalStore
+from tests.support.eventually import eventually
+from tests.support.servers import SandboxNsqd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import pytest
+
+    from nsqtools.names import Address
+    from tests.support.servers import Nsqd
+
+    Found = list[dict[str, Any]]
+
+NONE: Mapping[str, str] = {}
+STREAM = "0" * 32
+
+
+@dataclass
+class Staging:
+    """A stream's staging, in which each ``pull`` is a batch of its own."""
+
+    path: Path
+    monkeypatch: pytest.MonkeyPatch
+    batches: count[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(LocalStore(), str(self.path), STREAM)
+
+    def prepare(self, batch: int) -> None:
+        self.ledger.prepare(Offset(STREAM, batch, (Quota("t", "n:1", 1),)))
+
+    def claim(self, batch: int | None = None) -> tuple[int, Claim]:
+        """A partition, of a new batch unless it is said which."""
+        if batch is None:
+            batch = next(self.batches)
+            self.prepare(batch)
+        claim = self.ledger.claim(batch, 0)
+        assert isinstance(claim, Claim)
+        return batch, claim
+
+    def pull(
+        self,
+        address: Address,
+        topic: str,
+        number: int,
+        *,
+        batch: int | None = None,
+        on_add: Callable[[Callable[[], None], int], None] | None = None,
+        options: Mapping[str, str] = NONE,
+    ) -> Found:
+        """Receive and seal; ``on_add`` is called for each segment with its add and its length."""
+        _, claim = self.claim(batch)
+        if on_add:
+            add = claim.add
+
+            def hooked(rows: pa.RecordBatch) -> None:
+                on_add(lambda: add(rows), rows.num_rows)
+
+            self.monkeypatch.setattr(claim, "add", hooked)
+        receive(Quota(topic, str(address), number), settings(topic, options), claim)
+        table = pa.Table.from_batches(claim.seal().batches(), ROW_SCHEMA)
+        found: Found = table.to_pylist()
+        return found
+
+
+def settings(topic: str, options: Mapping[str, str] = NONE) -> SourceSettings:
+    given = {"subscribe": topic, "channel": "c", "stagingLocation": "/unused"}
+    return parse_source({**given, **options})
+
+
+def publish(nsqd: Nsqd, topic: str, bodies: Sequence[bytes], *, alert: bool = False) -> None:
+    """``alert``: nsqd notices time-outs at once, as it does in channels that it starts with."""
+    nsqd.create(topic, "c")
+    if alert and not isinstance(nsqd, SandboxNsqd):
+        nsqd.restart()
+    nsqd.publish(topic, bodies)
+    eventually(lambda: nsqd.channel(topic, "c")["depth"] == len(bodies))
+
+
+def numbered(number: int) -> list[bytes]:
+    return [b"%d" % each for each in range(number)]
+
+
+def bodies_of(*parts: Found) -> Counter[bytes]:
+    return Counter(row["body"] for rows in parts for row in rows)
+
+
+def depth(nsqd: Nsqd, topic: str) -> int:
+    found: int = nsqd.channel(topic, "c")["depth"]
+    return found
+
+
+def rests(nsqd: Nsqd, topic: str) -> bool:
+    """Whether nsqd has nothing in flight, so that its depth is all that it holds."""
+    found = nsqd.channel(topic, "c")
+    return not (found["in_flight_count"] or found["clients"])

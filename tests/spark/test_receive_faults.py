@@ -1,0 +1,214 @@
+"""Receiving when something dies: nothing is lost, and at most a window comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from nsqtools.spark.ledger import ROW_SCHEMA, Claim, FencedError
+from nsqtools.spark.plans import Quota
+from nsqtools.spark.receive import receive
+from tests.spark.pulling import Staging, bodies_of, depth, numbered, publish, rests, settings
+from tests.support.eventually import eventually
+from tests.support.proxy import Faults, Proxy
+from tests.support.servers import drained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.servers import MakeNsqd, Nsqd
+
+
+@pytest.fixture
+def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staging:
+    return Staging(tmp_path / "staging", monkeypatch)
+
+
+def test_an_attempt_takes_over_what_an_earlier_one_has_staged(
+    nsqd: Nsqd, staging: Staging, topic: str
+) -> None:
+    publish(nsqd, topic, numbered(1000))
+    batch, claim = staging.claim()
+    receive(Quota(topic, str(nsqd.tcp), 300), settings(topic), claim)
+    rows = staging.pull(nsqd.tcp, topic, 1000, batch=batch)
+    assert bodies_of(rows) == Counter(numbered(1000))
+
+
+def test_a_partition_that_has_its_quota_needs_no_nsqd(
+    nsqd: Nsqd, staging: Staging, topic: str
+) -> None:
+    publish(nsqd, topic, numbered(10))
+    batch, claim = staging.claim()
+    receive(Quota(topic, str(nsqd.tcp), 10), settings(topic), claim)
+    nsqd.stop()
+    assert len(staging.pull(nsqd.tcp, topic, 10, batch=batch)) == 10
+
+
+@pytest.mark.parametrize(("after", "cut"), [(300, "fin"), (40_000, "rst"), (100_000, "rst")])
+async def test_a_connection_that_is_cut_ends_the_partition_and_loses_nothing(
+    nsqd: Nsqd, staging: Staging, topic: str, after: int, cut: Any
+) -> None:
+    bodies = [b"%06d" % each + bytes(100) for each in range(2000)]
+    publish(nsqd, topic, bodies, alert=True)
+    quick = {"maxInFlight": "200", "nsq.msg_timeout": "1s"}
+    async with Proxy(nsqd.tcp, [Faults(cut_down_after=after, cut=cut)]) as proxy:
+        first = await asyncio.to_thread(staging.pull, proxy.address, topic, 2000, options=quick)
+    assert len(first) < 2000
+    await asyncio.to_thread(eventually, lambda: rests(nsqd, topic))
+    left = depth(nsqd, topic)
+    second = await asyncio.to_thread(staging.pull, nsqd.tcp, topic, left, options=quick)
+    found = bodies_of(first, second)
+    assert set(found) == set(bodies)
+    assert found.total() - 2000 <= 200
+    assert drained(nsqd, topic, "c")
+
+
+async def test_what_was_staged_when_the_connection_went_counts_and_comes_again(
+    nsqd: Nsqd, staging: Staging, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, numbered(100), alert=True)
+    loop = asyncio.get_running_loop()
+    segments = []
+    async with Proxy(nsqd.tcp) as proxy:
+
+        async def cut() -> None:
+            proxy.cut()
+
+        def add_and_cut(add: Callable[[], None], rows: int) -> None:
+            eventually(lambda: nsqd.channel(topic, "c")["in_flight_count"] == 10)
+            add()
+            segments.append(rows)
+            asyncio.run_coroutine_threadsafe(cut(), loop).result()
+            eventually(lambda: not nsqd.channel(topic, "c")["clients"])
+
+        rows = await asyncio.to_thread(
+            staging.pull,
+            proxy.address,
+            topic,
+            100,
+            on_add=add_and_cut,
+            options={"nsq.msg_timeout": "1s", "maxInFlight": "10"},
+        )
+    assert segments == [len(rows)]
+    assert f"{len(rows)} messages are staged but not finished" in caplog.text
+    await asyncio.to_thread(eventually, lambda: depth(nsqd, topic) == 100)
+
+
+KILLED = """
+import os, signal, sys
+from nsqtools.spark.ledger import Ledger
+from nsqtools.spark.options import parse_source
+from nsqtools.spark.plans import Quota
+from nsqtools.spark.receive import receive
+from nsqtools.spark.stores import LocalStore
+root, topic, nsqd, segments, before = sys.argv[1:]
+claim = Ledger(LocalStore(), root, "0" * 32).claim(1, 0)
+add, left = claim.add, int(segments)
+def hooked(rows):
+    global left
+    left -= 1
+    if not left and before == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(rows)
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+claim.add = hooked
+options = {"subscribe": topic, "channel": "c", "stagingLocation": "/unused", "maxInFlight": "100",
+           "nsq.msg_timeout": "1s"}
+receive(Quota(topic, nsqd, 2000), parse_source(options), claim)
+"""
+
+
+@pytest.mark.parametrize(("segments", "moment"), [(1, "after"), (7, "after"), (7, "before")])
+def test_a_death_between_staging_and_finishing_loses_nothing_and_doubles_a_window_at_most(
+    nsqd: Nsqd, staging: Staging, topic: str, segments: int, moment: str
+) -> None:
+    publish(nsqd, topic, numbered(2000), alert=True)
+    staging.prepare(next(staging.batches))
+    arguments = [str(staging.path), topic, str(nsqd.tcp), str(segments), moment]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=60)
+    assert done.returncode == -9
+    eventually(lambda: rests(nsqd, topic))
+    rows = staging.pull(nsqd.tcp, topic, 2000, batch=1, options={"idleTimeoutMs": "500"})
+    more = depth(nsqd, topic)
+    rest = staging.pull(nsqd.tcp, topic, more) if more else []
+    found = bodies_of(rows, rest)
+    assert set(found) == set(numbered(2000))
+    assert found.total() - 2000 <= (100 if moment == "after" else 0)
+    if moment == "after":
+        assert found.total() > 2000
+    assert drained(nsqd, topic, "c")
+
+
+def test_who_was_taken_over_while_pulling_finishes_nothing_more(
+    nsqd: Nsqd, staging: Staging, topic: str
+) -> None:
+    publish(nsqd, topic, numbered(2000), alert=True)
+    quick = {"maxInFlight": "100", "nsq.msg_timeout": "1s"}
+    batch, claim = staging.claim()
+    segments, add = count(1), claim.add
+    others: list[Claim] = []
+
+    def hooked(rows: pa.RecordBatch) -> None:
+        if next(segments) == 5:
+            others.append(staging.claim(batch)[1])
+        add(rows)
+
+    staging.monkeypatch.setattr(claim, "add", hooked)
+    quota = Quota(topic, str(nsqd.tcp), 2000)
+    with pytest.raises(FencedError):
+        receive(quota, settings(topic, quick), claim)
+    assert next(segments) == 6
+    eventually(lambda: rests(nsqd, topic))
+    (other,) = others
+    assert other.rows + depth(nsqd, topic) == 2000
+    receive(quota, settings(topic, quick), other)
+    rows = pa.Table.from_batches(other.seal().batches(), ROW_SCHEMA).to_pylist()
+    assert bodies_of(rows) == Counter(numbered(2000))
+    assert drained(nsqd, topic, "c")
+
+
+def test_a_message_that_timed_out_while_it_was_staged_comes_again_and_is_told(
+    nsqd: Nsqd, staging: Staging, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(nsqd, topic, numbered(20), alert=True)
+    late = count()
+
+    def stall_once(add: Callable[[], None], rows: int) -> None:
+        if next(late) == 0:
+            eventually(lambda: nsqd.channel(topic, "c")["timeout_count"] > 0)
+        add()
+
+    quick = {"nsq.msg_timeout": "1s"}
+    rows = staging.pull(nsqd.tcp, topic, 20, on_add=stall_once, options=quick)
+    more = depth(nsqd, topic)
+    rest = staging.pull(nsqd.tcp, topic, more) if more else []
+    assert set(bodies_of(rows, rest)) == set(numbered(20))
+    assert drained(nsqd, topic, "c")
+    assert "raise nsq.msg_timeout" in caplog.text
+
+
+async def test_of_several_connections_one_may_be_cut(
+    make_nsqd: MakeNsqd, staging: Staging, topic: str
+) -> None:
+    nsqd = make_nsqd("-max-rdy-count=100")
+    publish(nsqd, topic, numbered(2000), alert=True)
+    quick = {"maxInFlight": "200", "nsq.msg_timeout": "1s"}
+    async with Proxy(nsqd.tcp, [Faults(cut_down_after=5000), Faults()]) as proxy:
+        first = await asyncio.to_thread(staging.pull, proxy.address, topic, 2000, options=quick)
+    assert 1000 <= len(first) < 2000
+    await asyncio.to_thread(eventually, lambda: rests(nsqd, topic))
+    left = depth(nsqd, topic)
+    second = await asyncio.to_thread(staging.pull, nsqd.tcp, topic, left, options=quick)
+    found = bodies_of(first, second)
+    assert set(found) == set(numbered(2000))
+    assert found.total() - 2000 <= 200
+    assert drained(nsqd, topic, "c")

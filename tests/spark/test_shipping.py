@@ -1,0 +1,127 @@
+"""What goes to the executors of a cluster, and what is said when they lack something.
+
+That it works there is shown on a real one, in ``test_cluster``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools import __version__
+from nsqtools.errors import ConfigError
+from nsqtools.spark.shipping import check_executors, make_zip, ship
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+PYTHON = "/opt/python/bin/python"
+
+
+class Cluster:
+    """A session, its context and its job in one, whose executors answer as they are told."""
+
+    def __init__(self, answer: Callable[[], list[Any]]) -> None:
+        self.sparkContext = self
+        self.master = "spark://h:7077"
+        self.defaultParallelism = 2
+        self.pythonExec = PYTHON
+        self.collect = answer
+
+    def parallelize(self, _: Iterable[int], count: int) -> Cluster:
+        return self
+
+    def mapPartitions(self, _: object) -> Cluster:  # noqa: N802
+        return self
+
+
+def check(answer: Callable[[], list[Any]]) -> None:
+    session: Any = Cluster(answer)
+    check_executors(session)
+
+
+def test_the_zip_has_what_executors_import_and_not_the_command_line(tmp_path: Path) -> None:
+    made = make_zip(tmp_path / "nsqtools.zip")
+    with zipfile.ZipFile(made) as archive:
+        names = archive.namelist()
+    assert all(name.startswith("nsqtools/") and name.endswith(".py") for name in names)
+    assert not [name for name in names if name.split("/")[1] in ("cli", "sandbox")]
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import nsqtools.spark.receive as found; "
+    script += "import nsqtools.spark.sink; print(found.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(made)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == (f"{made}/nsqtools/spark/receive.py\n", "")
+
+
+def test_a_local_master_needs_no_zip_and_no_check(spark: SparkSession) -> None:
+    files = spark.sparkContext.listFiles
+    ship(spark)
+    check_executors(spark, ["a_package_that_there_is_not"])
+    assert spark.sparkContext.listFiles == files
+
+
+def test_executors_that_have_all_are_fine() -> None:
+    check(lambda: [("h1", PYTHON, [], __version__), ("h2", PYTHON, [], __version__)])
+
+
+@pytest.mark.parametrize(
+    ("lacking", "text"),
+    [
+        (["pyarrow"], f"executor h2 lacks pyarrow: run {PYTHON} -m pip install pyarrow there, or "),
+        (
+            ["pyarrow", "snappy"],
+            f"executor h2 lacks pyarrow, snappy: run {PYTHON} -m pip install pyarrow python-snappy",
+        ),
+    ],
+)
+def test_a_missing_package_names_executor_and_command(lacking: list[str], text: str) -> None:
+    found = [("h1", PYTHON, [], __version__), ("h2", PYTHON, lacking, __version__)]
+    with pytest.raises(ConfigError) as caught:
+        check(lambda: found)
+    assert str(caught.value).startswith(text)
+
+
+def test_another_nsqtools_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"executor h1 imports nsqtools 0\.0\.1, the driver"):
+        check(lambda: [("h1", PYTHON, [], "0.0.1")])
+
+
+FAILURE = (
+    "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: "
+    "Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.2 executor 0): "
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+            '  File "worker.py", line 1, in main\n    check_python_version(infile)\n'
+            "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python "
+            "in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run\n",
+            "executors run Python 3.9, the driver 3.11: install 3.11 there and name it with ",
+        ),
+        (
+            f'java.io.IOException: Cannot run program "{PYTHON}": Exec failed, error: 2 (No such '
+            "file or directory)\n\tat java.base/java.lang.ProcessBuilder.start(Unknown Source)",
+            f"executors have no {PYTHON}: install it there, or name it with --conf spark.pyspark.",
+        ),
+        ("java.io.IOException: disk is full\n\tat x.y", "executors: java.io.IOException: disk is"),
+    ],
+)
+def test_an_interpreter_that_cannot_run_is_one_clear_line(text: str, told: str) -> None:
+    def fail() -> list[Any]:
+        raise RuntimeError(FAILURE + text)
+
+    with pytest.raises(ConfigError) as caught:
+        check(fail)
+    assert str(caught.value).startswith(told)

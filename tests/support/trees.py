@@ -1,0 +1,50 @@
+"""Processes and all that they have started, as the kernel knows them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections import defaultdict
+from pathlib import Path
+
+
+def descendants(pid: int) -> list[int]:
+    """Those of a process, whatever groups and sessions they are in."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (each / "stat").read_text().rpartition(")")[2].split()
+                children[int(fields[1])].append(int(each.name))
+    found: list[int] = []
+    left = [pid]
+    while left:
+        below = children[left.pop()]
+        found += below
+        left += below
+    return found
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process and all its descendants at once: nobody sees another one die."""
+    tree = [pid]
+    while new := set(descendants(pid)) - set(tree):  # what is stopped starts nothing any more
+        for each in new:
+            signal_process(each, signal.SIGSTOP)
+        tree += new
+    for each in tree:
+        signal_process(each, signal.SIGKILL)
+
+
+def signal_process(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
