@@ -20,7 +20,7 @@ from nsqtools.cli.settings import (
 from nsqtools.cli.tables import print_json, print_rows
 from nsqtools.cli.tree import contexts, groups_of, words
 from nsqtools.config import ALL, FileOptions, ShowOptions
-from nsqtools.config.option import MASK, Option, flag_name, nearest
+from nsqtools.config.option import Option, flag_name, nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ def _rows(ctx: click.Context, chosen: Chosen) -> Iterator[Row]:
 def _shown(declared: Option, value: Any) -> Any:
     """The value as TOML would have it, or its mask."""
     if declared.multiple:
-        return list(value)
+        return [declared.show(each) for each in value]
     text = declared.show(value)
-    return text if declared.kind in ("duration", "size") or text == MASK else value
+    return text if declared.kind in ("duration", "size") or isinstance(value, str) else value
 
 
 def _text(value: Any) -> str:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.lookup import Silence
     from nsqtools.engine.membership import Subscription
     from nsqtools.names import Address
+    from nsqtools.net.connection import Dial
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,9 @@ class Consumers:
         all_fail: bool,
         on_reached: Callable[[], object],
         silence: Silence | None,
+        dial: Dial = Connection.open,
     ) -> None:
+        self._dial = dial
         self._sink = sink
         self._config = config
         self._retry = retry
@@ -258,7 +261,7 @@ class Consumers:
 
     def _dialler(self, topic: _Topic) -> Any:
         async def dial(address: Address, *args: Any, **options: Any) -> Connection:
-            connection = await Connection.open(address, *args, **options)
+            connection = await self._dial(address, *args, **options)
             self._reached(topic)
             return connection
 

@@ -7,8 +7,11 @@ import random
 import time
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.peers import warn_if_public
 from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.config import ClientConfig
+from nsqtools.net.connection import Connection
+from nsqtools.net.nobody import Nobody
 from nsqtools.net.tls import client_context, explain
 from nsqtools.policy.endpoints import make_endpoints as make_choice
 from nsqtools.policy.pace import Pace
@@ -25,7 +28,11 @@ from nsqtools.sinks.http.transport import Transport
 from nsqtools.sinks.stdout import Output
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from nsqtools.config import ConsumerConfig, DeadLetterOptions, HttpOptions, SourceOptions
+    from nsqtools.names import Address
+    from nsqtools.net.connection import Dial, Listener
     from nsqtools.sinks.http.courier import Courier
     from nsqtools.sinks.http.requests import Endpoint
 
@@ -78,16 +85,47 @@ def http_sink(
     )
 
 
+def beside(channel: str) -> Dial:
+    """Dials for a channel of copies, having seen that ``channel`` is there.
+
+    A topic that has no channel keeps its messages for the first one: they must not be lost with
+    one that is ephemeral.
+    """
+
+    async def dial(
+        address: Address,
+        config: Any,
+        listener: Listener,
+        *,
+        subscription: tuple[str, str] | None,
+        auth_secret: str,
+    ) -> Connection:
+        assert subscription
+        topic, _ = subscription
+        first = await Connection.open(
+            address, config, Nobody(), subscription=(topic, channel), auth_secret=auth_secret
+        )
+        await first.close()
+        return await Connection.open(
+            address, config, listener, subscription=subscription, auth_secret=auth_secret
+        )
+
+    return dial
+
+
 def _dry_run() -> DryRun:
     return DryRun(Output(_STDOUT, "standard output"), escape=os.isatty(_STDOUT))
 
 
 def _endpoints(options: HttpOptions) -> list[Endpoint]:
     signer = Signer.from_file(options.sign_secret_file) if options.sign_secret_file else None
+    headers = read_headers(options.header, options.header_file)
+    for path in filter(None, (options.sign_secret_file, *options.header_file)):
+        warn_if_public(path)
     return make_endpoints(
         post=options.post,
         get=options.get,
-        headers=read_headers(options.header, options.header_file),
+        headers=headers,
         content_type=options.content_type,
         batch_format=options.batch_format if options.batch > 1 else "",
         compress=options.compress == "gzip",

@@ -248,7 +248,8 @@ def _environment(node: Node) -> list[str]:
         text = (
             "Each option has a variable of this command's own, and those that commands share "
             "have one for all of them; the former is stronger. An option that may be repeated "
-            "takes values with white space between them. An empty variable counts as unset."
+            "takes values with white space between them, or where they may have spaces, as headers "
+            "do, a value a line. An empty variable counts as unset."
         )
         lines = prose(text)
     known = (*_FILE_VARIABLES, *_VARIABLES) if _reads_file(node) else _VARIABLES

@@ -63,10 +63,16 @@ class ValueType(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The value, or click's error with the option's name before the reason."""
+        if value == "" and not self.declared.values:  # an unset variable of a shell, perhaps
+            self.fail("is empty: give a value, or leave the option out", param, ctx)
         try:
             return self.declared.parse(value) if isinstance(value, str) else value
         except ConfigError as error:
             self.fail(str(error), param, ctx)
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        """The words of a variable, or its lines."""
+        return rv.splitlines() if self.declared.lines else super().split_envvar_value(rv)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

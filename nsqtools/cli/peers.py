@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from nsqtools.cli.configfile import may_be_read_by_others
@@ -26,6 +27,13 @@ def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
     return tuple(Address.parse(text, NSQD_TCP_PORT) for text in texts)
 
 
+def warn_if_public(path: str) -> None:
+    """Warn if others may read a file, which was read and holds a secret."""
+    with suppress(OSError), open(path, "rb") as file:
+        if may_be_read_by_others(file):
+            log.warning("%s may be read by others: chmod 600 it", path)
+
+
 def with_secret(config: C) -> C:
     """The configuration with the secret of ``--auth-secret-file`` read.
 
@@ -36,7 +44,6 @@ def with_secret(config: C) -> C:
         return config
     try:
         with open(path, encoding="utf-8") as file:
-            public = may_be_read_by_others(file)
             secret = file.read(_MAX_SECRET + 1).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
@@ -45,6 +52,5 @@ def with_secret(config: C) -> C:
         raise ConfigError(f"--auth-secret-file {path}: empty")
     if len(secret) > _MAX_SECRET:
         raise ConfigError(f"--auth-secret-file {path}: more than {_MAX_SECRET} characters")
-    if public:
-        log.warning("%s may be read by others: chmod 600 it", path)
+    warn_if_public(path)
     return config.with_values(auth_secret=secret)

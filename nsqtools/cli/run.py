@@ -17,6 +17,7 @@ from nsqtools.config import ArchiveSourceOptions
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.metrics import Measured
+from nsqtools.net.connection import Connection
 from nsqtools.net.systemd import Notifier
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.lookup import Silence
     from nsqtools.engine.topics import TopicFinder
     from nsqtools.metrics import Metric
+    from nsqtools.net.connection import Dial
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +95,14 @@ async def consume(
     *,
     metrics: MetricsOptions | None = None,
     hangup: Callable[[], object] | None = None,
+    dial: Dial | None = None,
 ) -> int:
     """Consume topics into one sink until a stop condition or a signal; an exit code.
 
     The topics are those named, or those that match the pattern of ArchiveSourceOptions, as they
     come and go. ``metrics`` says where metrics are served, from before the sink is opened until it
-    is closed. ``hangup`` is called for SIGHUP, which else stops.
+    is closed. ``hangup`` is called for SIGHUP, which else stops. ``dial`` is for
+    another way to connect than the usual one.
 
     Raises UnreachableError if nothing could be reached at the start, and the sink's own errors:
     of ``open``, ``failed`` and ``close``, of ``join`` if that is so of all topics named, and of
@@ -110,7 +114,7 @@ async def consume(
         raise ConfigError("--max-in-flight: 0 would never receive a message")
     if stop.count:
         config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
-    run = _Run(source, channel, config, stop, sink, hangup)
+    run = _Run(source, channel, config, stop, sink, hangup, dial or Connection.open)
     async with served(metrics.address if metrics else None, run.metrics):
         return await run.until_closed()
 
@@ -134,6 +138,7 @@ class _Run:
         stop: StopOptions,
         sink: Sink,
         hangup: Callable[[], object] | None,
+        dial: Dial,
     ) -> None:
         self._hangup = hangup
         self._signals = Signals(  # first, as what follows loads modules
@@ -169,6 +174,7 @@ class _Run:
             all_fail=self._finder is None,
             on_reached=self._notifier.ready,
             silence=silence,
+            dial=dial,
         )
         self._watch = Watch(
             stop,

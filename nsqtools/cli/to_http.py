@@ -86,18 +86,21 @@ def to_http(
     import asyncio
     import random
 
-    from nsqtools.cli.delivering import http_sink
+    from nsqtools.cli.delivering import beside, http_sink
     from nsqtools.cli.logs import show_status
     from nsqtools.cli.run import consume
 
-    channel = source.channel
+    if most_waiting := 2 * http.batch if http.batch > 1 else 0:
+        config = config.with_values(max_in_flight=max(config.max_in_flight, most_waiting))
+    channel, dial = source.channel, None
     if http.dry_run:
         channel = f"dry-run{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
+        dial = beside(source.channel)
     if http.status_every:
         show_status()
 
     async def deliver() -> int:
         sink = http_sink(source, http, dead, config)
-        return await consume(source, channel, config, stop, sink, metrics=metrics)
+        return await consume(source, channel, config, stop, sink, metrics=metrics, dial=dial)
 
     return asyncio.run(deliver())

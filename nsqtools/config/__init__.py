@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from nsqtools import __version__
 from nsqtools.config.option import (
+    URL_SECRETS,
     Options,
     flag_name,
     format_duration,
@@ -925,7 +926,11 @@ class DeadLetterOptions(Options):
         excludes=("dead_letter_url",),
     )
     dead_letter_url: str = option(
-        "", "text", "POST messages that are given up to this URL, as JSON.", metavar="URL"
+        "",
+        "text",
+        "POST messages that are given up to this URL, as JSON.",
+        metavar="URL",
+        hides=URL_SECRETS,
     )
 
     def check(self) -> None:
@@ -957,6 +962,7 @@ class HttpOptions(Options):
         "URL to POST each message to; may be repeated.",
         multiple=True,
         metavar="URL",
+        hides=URL_SECRETS,
         excludes=("get",),
     )
     get: tuple[str, ...] = option(
@@ -965,6 +971,7 @@ class HttpOptions(Options):
         "URL to GET for each message, which stands escaped for %s; may be repeated.",
         multiple=True,
         metavar="URL",
+        hides=URL_SECRETS,
     )
     mode: str = option(
         "hostpool",
@@ -993,7 +1000,12 @@ class HttpOptions(Options):
         maximum=1.0,
     )
     batch: int = option(
-        1, "integer", "Most messages of a request.", minimum=1, maximum=10000, metavar="N"
+        1,
+        "integer",
+        "Most messages of a request, of which twice as many may be in flight.",
+        minimum=1,
+        maximum=10000,
+        metavar="N",
     )
     batch_wait: float = option(
         0.2, "duration", "Longest wait for as many messages.", minimum=0.0, maximum=60.0
@@ -1006,7 +1018,10 @@ class HttpOptions(Options):
         choices=("ndjson", "json-array", "length-prefixed"),
     )
     header: tuple[str, ...] = texts(
-        "Header of every request; may be repeated.", metavar="'NAME: VALUE'"
+        "Header of every request; may be repeated.",
+        metavar="'NAME: VALUE'",
+        hides=r"(?<=:).*",
+        lines=True,
     )
     header_file: tuple[str, ...] = option(
         (),
@@ -1038,7 +1053,10 @@ class HttpOptions(Options):
         metavar="STATUSES",
     )
     drop_on: str = option(
-        "", "text", "Statuses that make it a dead letter at once.", metavar="STATUSES"
+        "",
+        "text",
+        "Statuses that make it a dead letter at once; 410 only if it is named itself.",
+        metavar="STATUSES",
     )
     retry_on: str = option(
         "",
@@ -1063,6 +1081,7 @@ class HttpOptions(Options):
         "text",
         "HTTP proxy, or none; that of the environment is not for this host.",
         metavar="URL",
+        hides=URL_SECRETS,
         default_note="$http_proxy, $https_proxy and $no_proxy",
     )
     http_tls_root_ca_file: str = option(
@@ -1149,6 +1168,7 @@ class RelayOptions(Options):
         "Name of the destination topic by that of the topic, which REGEX matches as a whole; "
         "TEMPLATE has \\1 and \\g<name>. May be repeated: the first match counts.",
         metavar="REGEX=TEMPLATE",
+        lines=True,
     )
     require_json_field: str = option(
         "", "text", "Relay only JSON objects that have this field.", metavar="FIELD"
@@ -1169,7 +1189,9 @@ class RelayOptions(Options):
         metavar="JQ",
     )
     set: tuple[str, ...] = texts(
-        "Edit JSON by this jq expression, such as '.seen = true'; may be repeated.", metavar="JQ"
+        "Edit JSON by this jq expression, such as '.seen = true'; may be repeated.",
+        metavar="JQ",
+        lines=True,
     )
     pass_invalid: bool = option(
         False,
@@ -1215,7 +1237,9 @@ class SparkOptions(Options):
         metavar="URL",
     )
     conf: tuple[str, ...] = texts(
-        "Property of Spark, such as spark.driver.memory=2g; may be repeated.", metavar="KEY=VALUE"
+        "Property of Spark, such as spark.driver.memory=2g; may be repeated.",
+        metavar="KEY=VALUE",
+        lines=True,
     )
     spark_log: str = option(
         "",

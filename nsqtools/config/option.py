@@ -46,6 +46,8 @@ _DURATION_UNITS = {
 }
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+URL_SECRETS = r"(?<=//)[^/@]+(?=@)|(?<=\?)[^#]+"
+"""What is secret in a URL: user and password, and the query."""
 _ANY_PORT = 1  # whichever the option's default is
 _LONGEST = 40  # characters of a number that is meant
 _SIZE_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -150,6 +152,10 @@ class Option:
     metavar: str = ""
     flag: bool = True
     secret: bool = False
+    hides: str = ""
+    """A pattern of what is secret in a value that is not as a whole."""
+    lines: bool = False
+    """Whether several values are the lines of a variable, not its words."""
     alias: str = ""
     values: Values = ""
     """What the values name, where a server or the configuration file knows them: for TAB."""
@@ -204,7 +210,7 @@ class Option:
                 return str(value).lower()
             case "number":
                 return f"{value:g}"
-        return str(value)
+        return re.sub(self.hides, MASK, str(value)) if self.hides else str(value)
 
     @property
     def range(self) -> str:

@@ -426,6 +426,15 @@ def test_secrets_are_masked(
     text = "nsqtools: b.toml: [tail]: auth-secret: ******** is not text: write it in quotes\n"
     assert nsqtools("config", "check", "b.toml") == (2, "", text)
     assert "s3cret" not in nsqtools("config", "show")[1]
+    file = write("""[to-http]
+post = ["https://me:s3cret@a.test/hook?key=s3cret", "https://b.test/"]
+header = "Authorization: Bearer s3cret"
+proxy = "http://me:s3cret@proxy.test:3128"
+""")
+    found = {name: value for name, (value, *_) in shown("to-http", "--config", file).items()}
+    assert found["post"] == ["https://********@a.test/hook?********", "https://b.test/"]
+    assert found["header"] == ["Authorization:********"]
+    assert found["proxy"] == "http://********@proxy.test:3128"
 
 
 def test_a_secret_in_a_file_that_others_may_read_is_a_warning(

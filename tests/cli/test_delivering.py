@@ -61,6 +61,19 @@ async def test_every_mode_has_all_urls_as_endpoints(mode: str) -> None:
     await sink.close()
 
 
+async def test_a_file_of_secrets_that_others_may_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "headers"
+    file.write_text("Authorization: Bearer x\n")
+    for mode, warned in ((0o600, 0), (0o644, 1)):
+        file.chmod(mode)
+        await make(post=("http://a/",), header_file=(str(file),)).close()
+        assert [record.message for record in caplog.records] == [
+            f"{file} may be read by others: chmod 600 it"
+        ] * warned
+
+
 async def test_nothing_is_connected_to_or_written_before_it_is_opened(tmp_path: Path) -> None:
     folder = tmp_path / "dead"
     sink = make({"dead_letter_dir": str(folder)})

@@ -15,9 +15,13 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from shlex import quote
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from nsqtools.cli import cli
@@ -27,6 +31,7 @@ from nsqtools.sinks.members import plain_chunks
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.servers import drained as is_drained
+from tests.support.spark import QUICK_JVM, needs_spark
 from tests.support.webserver import WebServer
 
 if TYPE_CHECKING:
@@ -305,7 +310,7 @@ def show_requests(stage: Stage, line: str) -> None:
     running = stage.start(line)
     stage.subscribed("events")
     stage.nsqd.publish("events", BODIES)
-    taken(stage, "events")
+    eventually(lambda: sorted(c["depth"] for c in stage.nsqd.topic("events")["channels"]) == [0, 5])
     shown = running.end(stop="to-http")
     assert shown.count(b"POST /hook HTTP/1.1\nHost: 127.0.0.1:8080\n") == len(BODIES)
     assert all(b"\n\n" + body + b"\n\n" in shown for body in BODIES)
@@ -337,7 +342,7 @@ def move_a_channel(stage: Stage, line: str) -> None:
     stage.nsqd.create("orders", "archive")
     stage.nsqd.publish("orders", BODIES)
     here = line.replace("127.0.0.1:4150", str(stage.nsqd.tcp))
-    said = "orders -> orders.old: 5 received, 5 relayed, 0 filtered, 0 dead-lettered, 0 requeued"
+    said = "orders -> orders.old: 5 received, 5 relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued"
     assert stage.run(here, said=f"nsqtools: {said}\n") == b""
     stage.published("orders.old", len(BODIES))
 
@@ -452,6 +457,96 @@ def demo(stage: Stage, line: str) -> None:
     assert b"$ nsqtools tail --topic events" in shown
 
 
+def pipelined(scenario: Scenario) -> Scenario:
+    """A scenario that runs Spark, with a JVM that starts quickly."""
+
+    def run(stage: Stage, line: str) -> None:
+        needs_spark("the examples of pipelines")
+        stage.environment["JDK_JAVA_OPTIONS"] = QUICK_JVM
+        for command in ("ARCHIVE", "SQL"):
+            http = f"NSQTOOLS_PIPELINE_{command}_NSQD_HTTP_ADDRESS"
+            stage.environment[http] = str(stage.nsqd.http)
+        scenario(stage, line)
+
+    return run
+
+
+def archive_in_parquet(stage: Stage, line: str) -> None:
+    stage.nsqd.create("events", "lake")
+    stage.nsqd.publish("events", BODIES)
+    taken_by_channel(stage, "events")
+    assert stage.run(line) == b""
+    assert sorted(parquet(stage, "lake")["body"].to_pylist()) == BODIES
+
+
+def taken_by_channel(stage: Stage, topic: str) -> None:
+    """Wait until the channels of the topic have got all that was published."""
+    stage.published(topic, len(BODIES))
+    eventually(
+        lambda: all(c["message_count"] == len(BODIES) for c in stage.nsqd.topic(topic)["channels"])
+    )
+
+
+def archive_in_parquet_until_stopped(stage: Stage, line: str) -> None:
+    stage.nsqd.create("events", "lake")
+    stage.nsqd.publish("events", BODIES)
+    running = stage.start(line.replace("--trigger 30s", "--trigger 200ms"))
+    eventually(lambda: len(parquet(stage, "lake")) == len(BODIES), timeout=TIMEOUT)
+    assert running.end(stop="pipeline") == b""
+    assert sorted(parquet(stage, "lake")["user"].to_pylist()) == [1, 2, 3, 4, 5]
+
+
+def sum_up_until_stopped(stage: Stage, line: str) -> None:
+    stage.nsqd.create("events", "sums")
+    stage.nsqd.publish("events", BODIES)
+    running = stage.start(line)
+    commits = stage.folder / "sums/_nsqtools/checkpoint/commits"
+    eventually(lambda: (commits / "0").exists(), timeout=TIMEOUT)
+    assert running.end(stop="pipeline") == b""
+    assert is_drained(stage.nsqd, "events", "sums")
+
+
+def parquet(stage: Stage, folder: str) -> pa.Table:
+    return ds.dataset(stage.folder / folder, partitioning="hive").to_table()
+
+
+def write_lake(stage: Stage) -> None:
+    """An archive of the bodies, of two batches."""
+    when = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    stamp = int(when.timestamp()) * 10**9
+    for batch, (number, body) in enumerate(NUMBERED):
+        table = pa.table(
+            {
+                "topic": ["events"],
+                "message_id": [f"{number:016}"],
+                "timestamp": pa.array([when], pa.timestamp("us", "UTC")),
+                "timestamp_ns": [stamp],
+                "body": pa.array([body], pa.binary()),
+            }
+        )
+        leaf = stage.folder / f"lake/date=2026-11-21/hour=12/batch=00000000-{batch % 2:08}"
+        leaf.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, leaf / f"part-{number}.parquet")
+
+
+def compact_a_lake(stage: Stage, line: str) -> None:
+    write_lake(stage)
+    assert stage.run(line) == b""
+    assert sorted(parquet(stage, "compacted")["body"].to_pylist()) == BODIES
+    assert len(list(stage.folder.glob("compacted/date=*/hour=*/*.parquet"))) == 1
+
+
+def replay_a_lake(stage: Stage, line: str) -> None:
+    write_lake(stage)
+    assert stage.run(line) == b""
+    stage.published("orders", len(BODIES))
+
+
+def query_a_lake(stage: Stage, line: str) -> None:
+    write_lake(stage)
+    assert stage.run(line) == b"2026-11-21\t5\n"
+
+
 EXPECTED: dict[str, Scenario] = {
     "nsqtools tail --topic events -n 5": tail_ends_by_itself,
     "nsqtools tail --topic events | jq .user": tail_into_jq,
@@ -493,6 +588,21 @@ EXPECTED: dict[str, Scenario] = {
         goal="eu.orders",
         relayed=[b'{"total":101,"from":"eu"}'],
     ),
+    "nsqtools pipeline archive --topic events --channel lake --output lake "
+    "--lock events.lock -q": pipelined(archive_in_parquet),
+    "nsqtools pipeline archive --topic events --channel lake --output lake --continuous "
+    "--trigger 30s --schema 'user INT, action STRING' --where 'user IS NOT NULL'": pipelined(
+        archive_in_parquet_until_stopped
+    ),
+    "nsqtools pipeline compact --input lake --output compacted": pipelined(compact_a_lake),
+    "nsqtools pipeline replay --input lake --topic orders --order-by timestamp --rate 100 "
+    "--where \"date = '2026-11-21'\"": pipelined(replay_a_lake),
+    "nsqtools pipeline sql --input lake "
+    "--query 'SELECT date, count(*) FROM nsq GROUP BY date ORDER BY date'": pipelined(query_a_lake),
+    "nsqtools pipeline sql --topic events --channel sums --continuous --watermark 5m "
+    "--schema 'user INT, amount DOUBLE' --output sums --query "
+    "'SELECT window.start, user, sum(amount) AS total FROM nsq "
+    'GROUP BY window(timestamp, "1 minute"), user\'': pipelined(sum_up_until_stopped),
     "nsqtools verify events.*.log.gz": verify_archives,
     "nsqtools verify --format json *.json.zst": verify_json,
     "nsqtools verify -q manifest": verify_a_manifest,
@@ -525,6 +635,11 @@ def test_every_example_is_expected_to_do_something_and_nothing_else_is() -> None
     assert set(EXPECTED) == set(LINES)
 
 
-@pytest.mark.parametrize("line", LINES)
+ONCE = pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them")
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(each, marks=ONCE) if "pipeline" in each else each for each in LINES]
+)
 def test_an_example_does_what_it_says(stage: Stage, line: str) -> None:
     EXPECTED[line](stage, line)

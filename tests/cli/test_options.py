@@ -33,6 +33,7 @@ class Where(Options):
 
     topic: tuple[str, ...] = option((), "text", "A topic.", multiple=True, metavar="TOPIC")
     address: str = option("", "text", "An address.")
+    rule: tuple[str, ...] = option((), "text", "A rule.", multiple=True, lines=True)
 
 
 @option_class
@@ -190,6 +191,11 @@ def _params(*classes: type[Options]) -> list[click.Parameter]:
         (["-n", "five"], "'-n' / '--count': 'five' is not a whole number"),
         (["-n", "-1"], "'-n' / '--count': -1 is out of range: expected at least 0"),
         (["--wait", "10m"], "'--wait': 10m is out of range: expected 1s to 5m"),
+        (["--address", ""], "'--address': is empty: give a value, or leave the option out"),
+        (
+            ["--topic", "a", "--topic="],
+            "'--topic': is empty: give a value, or leave the option out",
+        ),
         (["--mode", "slwo"], "'--mode': 'slwo' is not one of fast, slow; did you mean 'slow'?"),
     ],
 )
@@ -234,12 +240,13 @@ def test_only_a_shared_class_reads_variables_without_the_commands_name() -> None
 def test_variables_give_several_values_booleans_and_counts() -> None:
     env = {
         "NSQTOOLS_TOPIC": "a b",
+        "NSQTOOLS_RULE": "one rule\nand another",
         "NSQTOOLS_TAIL_KEEP": "yes",
         "NSQTOOLS_TAIL_VERBOSE": "2",
         "NSQTOOLS_TAIL_MODE": "",
     }
     _, got = run(env=env)
-    assert got["where"] == Where(topic=("a", "b"))
+    assert got["where"] == Where(topic=("a", "b"), rule=("one rule", "and another"))
     assert got["what"] == What(keep=True, verbose=2)
 
 

@@ -53,16 +53,21 @@ class Lake:
 
     @property
     def options(self) -> tuple[str, ...]:
-        return ("--config", str(self.config), "--profile", "lake", "--topic", self.topic)
+        """Of the archive; the ports of nsqd's two APIs have nothing to do with each other here."""
+        http = ("--nsqd-http-address", str(self.nsqd.http))
+        return (
+            *("--config", str(self.config), "--profile", "lake", "--topic", self.topic),
+            *(*at(self.nsqd), *http),
+        )
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
-        command = ("pipeline", "archive", *self.options, *at(self.nsqd), *options)
+        command = ("pipeline", "archive", *self.options, *options)
         with self.log.open("ab") as log:
             return self.cli.start(*command, env=ENV, stderr=log)
 
     def run(self, *options: str) -> Result:
         """A run that drains and ends; what it says, without -v, is nothing."""
-        command = ("pipeline", "archive", *self.options, *at(self.nsqd), *options)
+        command = ("pipeline", "archive", *self.options, *options)
         return self.cli(*command, env=ENV, timeout=START)
 
     def publish(self, numbers: range) -> None:

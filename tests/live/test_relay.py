@@ -70,7 +70,7 @@ def test_everything_arrives_exactly_once_and_is_counted(
     assert (ended.code, ended.stdout) == (0, b""), ended.stderr
     assert ended.stderr == (
         f"nsqtools: {topic} -> {topic}: 20000 received, 20000 relayed, 0 filtered, "
-        "0 dead-lettered, 0 requeued\n"
+        "0 dead-lettered, 0 lost, 0 requeued\n"
     )
     assert drained(source, topic, CHANNEL)
     assert held(nsqtools_cli, goal, topic) == Counter(numbered(20_000))

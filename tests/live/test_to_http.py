@@ -285,6 +285,18 @@ def test_a_sample_is_delivered_and_the_rest_finished(posting: Posting, share: fl
         assert abs(len(web.deliveries) - 1000 * share) <= 1000 * share / 3
 
 
+def test_a_dry_run_leaves_the_backlog_of_a_topic_without_channels(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.publish(topic, [b"precious"])
+    ended = nsqtools_cli(
+        *("to-http", "--topic", topic, "--channel", "c", "--post", "http://127.0.0.1:9/"),
+        *("--dry-run", "--max-duration", "1s", *at(nsqd)),
+    )
+    assert (ended.code, ended.stdout) == (0, b"")
+    assert nsqd.channel(topic, "c")["depth"] == 1
+
+
 def test_a_dry_run_prints_requests_and_takes_nothing(posting: Posting) -> None:
     posting.publish([b"before"])
     with WebServer() as web:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from nsqtools.names import Address
 from nsqtools.spark.ledger import ROW_SCHEMA, Claim, FencedError
 from nsqtools.spark.plans import Quota
 from nsqtools.spark.receive import receive
 from tests.spark.pulling import Staging, bodies_of, depth, numbered, publish, rests, settings
+from tests.support import wire
 from tests.support.eventually import eventually
 from tests.support.proxy import Faults, Proxy
 from tests.support.servers import drained
@@ -100,6 +102,26 @@ async def test_what_was_staged_when_the_connection_went_counts_and_comes_again(
     assert segments == [len(rows)]
     assert f"{len(rows)} messages are staged but not finished" in caplog.text
     await asyncio.to_thread(eventually, lambda: depth(nsqd, topic) == 100)
+
+
+async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
+    staging: Staging,
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent = b""
+        while b"RDY" not in sent:
+            sent += await reader.read(65536)
+            if b"SUB" in sent:
+                writer.write(wire.OK)
+            elif b"IDENTIFY" in sent:
+                writer.write(wire.negotiated())
+        writer.write(wire.message(1) + wire.message(2))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        address = Address(*server.sockets[0].getsockname())
+        assert await asyncio.to_thread(staging.pull, address, "t", 100) == []
 
 
 KILLED = """

@@ -14,12 +14,7 @@ from nsqtools.config import CompactOptions, InputOptions, MetricsOptions, SparkO
     examples=(
         (
             "Merge the batches of an archive into a few files an hour",
-            "nsqtools pipeline compact --input lake --output compact",
-        ),
-        (
-            "Make Parquet of what to-file has archived, and delete that",
-            "nsqtools pipeline compact --input archive --input-format json --output compact "
-            "--delete-inputs",
+            "nsqtools pipeline compact --input lake --output compacted",
         ),
     ),
     notes={

@@ -11,16 +11,16 @@ from nsqtools.cli.pipeline.sources import as_flags
 from nsqtools.errors import LockedError, NSQError, PeerError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
+from nsqtools.net.nobody import Nobody
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.depths import Depths
 from nsqtools.spark.options import parse_source, with_secret
 from nsqtools.spark.session import is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from nsqtools.config import ConsumerConfig
-    from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
 
@@ -76,21 +76,8 @@ async def _greet(nsqds: Sequence[Address], config: ConsumerConfig) -> None:
 
 async def _try(nsqd: Address, config: ConsumerConfig) -> PeerError | None:
     try:
-        connection = await Connection.open(nsqd, config, _Nobody(), auth_secret=config.auth_secret)
+        connection = await Connection.open(nsqd, config, Nobody(), auth_secret=config.auth_secret)
     except PeerError as error:
         return error
     await connection.close(drain=0)
     return None
-
-
-class _Nobody:
-    """Listens to a connection that nothing comes from."""
-
-    def messages_received(self, connection: Connection, messages: Iterable[Message]) -> None:
-        """Nothing."""
-
-    def command_failed(self, connection: Connection, error: NSQError) -> None:
-        """Nothing."""
-
-    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """Nothing."""

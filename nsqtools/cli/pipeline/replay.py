@@ -20,13 +20,9 @@ from nsqtools.config import (
     cls=Command,
     examples=(
         (
-            "Publish an archive again, in its order",
-            "nsqtools pipeline replay --input lake --topic again --order-by timestamp",
-        ),
-        (
-            "Publish what came on a day and could not be handled, slowly",
-            "nsqtools pipeline replay --input lake --topic orders --rate 100 "
-            "--where \"date = '2026-11-21' AND attempts > 3\"",
+            "Publish what an archive has of a day, in its order and slowly",
+            "nsqtools pipeline replay --input lake --topic orders --order-by timestamp --rate 100 "
+            "--where \"date = '2026-11-21'\"",
         ),
     ),
     notes={

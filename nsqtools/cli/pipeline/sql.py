@@ -36,12 +36,6 @@ from nsqtools.errors import ConfigError
             "'SELECT window.start, user, sum(amount) AS total FROM nsq "
             'GROUP BY window(timestamp, "1 minute"), user\'',
         ),
-        (
-            "Publish some messages of a topic to another",
-            "nsqtools pipeline sql --topic events --channel errors --destination-topic errors "
-            '--checkpoint errors --query "SELECT body FROM nsq WHERE '
-            "get_json_object(CAST(body AS STRING), '$.level') = 'error'\"",
-        ),
     ),
     notes={
         "TABLE": """\

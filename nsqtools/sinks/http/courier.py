@@ -37,7 +37,7 @@ _Key = tuple[str, bytes, int]
 
 UNFIT = Outcome(
     Verdict.RETRY,
-    reason="the body cannot be in this form of request",
+    reason="a body is not what this form of request can hold",
     blames_messages=True,
     may_blame_one=True,
 )

@@ -143,7 +143,7 @@ class Post:
         for name, tally in self.tallies.items():
             p50, p95, p99 = (1000 * tally.latency.percentile(p) for p in (50, 95, 99))
             status.info(
-                "%s: %d delivered, %d failed, %d dropped, latency %.3g ms, p95 %.3g, p99 %.3g",
+                "%s: %d delivered, %d failed, %d dropped, latency %.1f ms, p95 %.1f, p99 %.1f",
                 name,
                 tally.delivered,
                 tally.failed,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Verdict
-from nsqtools.sinks.http.courier import NOT_TRIED
+from nsqtools.sinks.http.courier import NOT_TRIED, UNFIT
 from nsqtools.sinks.http.post import Outcome
 
 if TYPE_CHECKING:
@@ -111,23 +111,28 @@ class HttpSink:
         self._wake(1)
 
     async def drain(self, topic: str) -> None:
-        """Wait until all of the topic is settled; what no endpoint can be tried with goes back."""
+        """Wait for the requests of the topic that are under way; what is queued goes back.
+
+        What waits for more is sent if nothing has to be waited for first.
+        """
         if work := self._topics.get(topic):
             work.leaving.set()
-            self._gather(work, [], now=True)
+            self._return_waiting(topic, work)
             self._courier.look()
-            try:
-                while work.unsettled > 0:
-                    work.empty.clear()
-                    await work.empty.wait()
-            except asyncio.CancelledError:
-                self._return_queued(topic)
-                raise
+            while work.unsettled > 0:
+                work.empty.clear()
+                await work.empty.wait()
             self._topics.pop(topic, None)
 
-    def _return_queued(self, topic: str) -> None:
+    def _return_waiting(self, topic: str, work: _Topic) -> None:
         queue, self._queue = self._queue, deque()
-        for parcel in queue:
+        if self._resting:
+            self._gather(work, [], now=True)
+        else:
+            work.stop_timer()
+            queue.append(work.waiting)
+            work.waiting = []
+        for parcel in filter(None, queue):
             if parcel[0][0].topic == topic:
                 self._give_back(parcel, NOT_TRIED)
             else:
@@ -229,8 +234,22 @@ class HttpSink:
             self._wake(len(sound))
         elif outcome.verdict is Verdict.DROP:
             await self._drop(sound, outcome)
+        elif outcome is UNFIT:
+            await self._refuse(sound)
         else:
             self._give_back(sound, outcome)
+
+    async def _refuse(self, parcel: Parcel) -> None:
+        """What can never be sent is a dead letter if there is a place for those."""
+        if not self._dead_letters.is_lossy:
+            await self._drop(parcel, UNFIT)
+            return
+        for batch, messages in _by_batch(parcel):
+            log.warning(
+                "topic %s: %d messages go back to nsqd, they cannot be delivered: %s",
+                *(batch.topic, len(messages), UNFIT.reason),
+            )
+        self._give_back(parcel, UNFIT)
 
     async def _try(self, parcel: Parcel, topic: _Topic) -> Outcome:
         try:

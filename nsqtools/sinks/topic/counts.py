@@ -21,6 +21,7 @@ class Counts:
     relayed: int = 0
     filtered: int = 0
     dead_lettered: int = 0
+    lost: int = 0
     requeued: int = 0
 
     def __str__(self) -> str:
@@ -37,6 +38,7 @@ _HELP = {
     "relayed": "Messages that the destination has taken.",
     "filtered": "Messages that were finished because the rules leave them out.",
     "dead_lettered": "Messages that went to the dead letters.",
+    "lost": "Messages that were given up without a place for dead letters.",
 }
 
 

@@ -289,6 +289,7 @@ class Work:
             return False
         if self._sink.dead_letters.is_lossy:
             self._sink.lost += len(messages)
+            counts.lost += len(messages)
         else:
             counts.dead_lettered += len(messages)
         batch.finish(messages)

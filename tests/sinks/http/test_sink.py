@@ -267,19 +267,20 @@ class TestDrops:
 
 class TestDraining:
     @virtual
-    async def test_it_waits_for_all_that_is_under_way(self) -> None:
+    async def test_it_waits_for_all_that_is_under_way_and_gives_back_the_rest(self) -> None:
         async with delivering(workers=2) as running:
             await running.handle(b"early")
             await elapse(1)
             running.web.ever["a"] = Answer(after=2)
-            await running.handle(*[b"x"] * 4)
+            await running.handle(*[b"x"] * 2, *[b"y"] * 2)
+            await elapse(0.1)
             draining = asyncio.ensure_future(running.sink.drain("events"))
-            await elapse(3.9)
+            await elapse(1.8)
             assert not draining.done()
-            assert len(running.finished) == 3
+            assert running.requeued == [(b"y", 0, False)] * 2
             await elapse(0.2)
             assert draining.done()
-            assert len(running.finished) == 5
+            assert running.finished == [b"early", b"x", b"x"]
 
     @virtual
     async def test_with_nothing_held_it_is_over_at_once(self) -> None:

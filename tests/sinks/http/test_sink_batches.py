@@ -8,6 +8,7 @@ import json
 import pytest
 
 from nsqtools.policy.verdicts import Statuses
+from nsqtools.sinks.http.courier import UNFIT
 from tests.sinks.http.delivering import (
     SOON,
     Answer,
@@ -96,6 +97,7 @@ class TestGathering:
         async with delivering(topics=("events", "others"), size=10, wait=60.0) as running:
             await running.handle(b"1")
             await running.handle(b"2", topic="others")
+            await elapse(SOON)
             await running.sink.drain("events")
             assert sent(running) == [[b"1"]]
             assert running.finished == [b"1"]
@@ -192,9 +194,21 @@ class TestSettling:
         async with delivering(size=3, batch_format="json-array", workers=1) as running:
             await running.handle(b'{"a":1}', b"no json", b"2")
             await elapse(SOON)
+            assert sorted(running.finished) == [b"2", b"no json", b'{"a":1}']
+            assert running.letters.written == [(b"no json", UNFIT.reason)]
+            assert [json.loads(body) for body in running.web.bodies()] == [[{"a": 1}], [2]]
+
+    @virtual
+    async def test_without_dead_letters_a_body_that_is_no_json_is_told_of_and_given_back(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with delivering(size=3, batch_format="json-array", workers=1) as running:
+            running.letters.is_lossy = True
+            await running.handle(b'{"a":1}', b"no json", b"2")
+            await elapse(SOON)
             assert running.finished == [b'{"a":1}', b"2"]
             assert running.requeued == [(b"no json", None, True)]
-            assert [json.loads(body) for body in running.web.bodies()] == [[{"a": 1}], [2]]
+        assert UNFIT.reason in caplog.text
 
     @virtual
     async def test_what_a_lost_connection_brought_leaves_the_batch(self) -> None:

@@ -350,8 +350,8 @@ async def test_counts_are_told_now_and_then_and_at_the_end(
         assert [text.split()[3] for text in told] == ["10", "20"]
         caplog.clear()
     assert caplog.messages == [
-        "t -> T: 30 received, 30 relayed, 0 filtered, 0 dead-lettered, 0 requeued",
-        "u -> U: 0 received, 0 relayed, 0 filtered, 0 dead-lettered, 0 requeued",
+        "t -> T: 30 received, 30 relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued",
+        "u -> U: 0 received, 0 relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued",
     ]
 
 
