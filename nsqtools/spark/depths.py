@@ -52,18 +52,20 @@ class Depths:
         topics = await self._places()
         asked = [self._ask(url, places) for url, places in topics.items()]
         found: dict[tuple[str, str], int] = {}
-        failures = []
-        for answer in await asyncio.gather(*asked):
-            if isinstance(answer, UnreachableError):
-                failures.append(answer)
+        failures: dict[str, HTTPError] = {}
+        for url, answer in zip(topics, await asyncio.gather(*asked), strict=True):
+            if isinstance(answer, HTTPError):
+                failures[url] = answer
             else:
                 found |= answer
         if failures and not (found or self._heard or self._lookups):
             raise UnreachableError(
-                f"no nsqd answers: {failures[0]}: the depth is asked for over HTTP: where its port "
-                "is not the one after the TCP port, write host:tcp/http"
+                f"no nsqd answers: {next(iter(failures.values()))}: the depth is asked for over "
+                "HTTP: where its port is not the one after the TCP port, write host:tcp/http"
             )
-        self._heard = True
+        for url, error in failures.items():
+            log.log(logging.DEBUG if url in self._silent else logging.WARNING, "nsqd %s", error)
+        self._heard, self._silent = True, set(failures)
         silent = {key: 0 for places in topics.values() for key in places if key not in found}
         return found | silent
 
@@ -88,7 +90,7 @@ class Depths:
 
     async def _ask(
         self, url: str, places: Iterable[tuple[str, str]]
-    ) -> dict[tuple[str, str], int] | UnreachableError:
+    ) -> dict[tuple[str, str], int] | HTTPError:
         found = {}
         try:
             async with _Nsqd(
@@ -107,11 +109,7 @@ class Depths:
                         fixed = bool(self._settings.nsqds)
                         await nsqd.create(topic, channel, with_topic=fixed)
         except HTTPError as error:
-            known = url in self._silent
-            log.log(logging.DEBUG if known else logging.WARNING, "nsqd %s", error)
-            self._silent.add(url)
             return error
-        self._silent.discard(url)
         return found
 
     def _make_lookups(self) -> list[Lookups]:

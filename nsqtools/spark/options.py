@@ -89,7 +89,7 @@ class SourceSettings:
     """Most messages of a micro-batch; 0 for no limit."""
     connections: int = 1
     """Partitions for each topic on an nsqd."""
-    max_in_flight: int = 10_000
+    max_in_flight: int = 5_000
     """For each partition. nsqd allows a connection 2500 by default, so several share it."""
     idle_timeout: float = 2.0
     """A partition ends when nothing came for this long, short of its quota."""

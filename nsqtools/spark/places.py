@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,12 @@ OURS = "_nsqtools"
 """The directory of an output that has our own files; readers skip it for its underscore."""
 
 _STAMP = "nsq-source"
+_LOCK = "lock"
+_JAVA = "java"
+_JAVA_ENDS = 60.0  # seconds
+_LOOK = 0.1
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_WILD = re.compile(r"([\\{}\[\]*?])")
 _KILLED = ".spark-staging-"
 
 
@@ -80,13 +86,49 @@ def only_one(checkpoint: str) -> Iterator[None]:
         yield
         return
     path.mkdir(parents=True, exist_ok=True)
-    lock = Lock(str(path / "lock"))
+    lock = Lock(str(path / _LOCK))
     if not lock.acquire():
         raise LockedError(f"{lock}: try again when that has ended, or give another --checkpoint")
     try:
+        _outlive(path / _JAVA)
         yield
     finally:
         lock.release()
+
+
+def note_java(checkpoint: str, spark: SparkSession) -> None:
+    """Note the Java process that works for a checkpoint, for who holds its lock next."""
+    path = local(checkpoint)
+    gateway: Any = spark.sparkContext._gateway
+    process = gateway.proc if gateway else None
+    if path is not None and process is not None:
+        (path / _JAVA).write_text(f"{process.pid} {_began(process.pid)}")
+
+
+def _outlive(note: Path) -> None:
+    """Wait until the Java process of a run that was killed has ended.
+
+    That takes it a moment, in which it might still put a batch in place, in the midst of the same
+    being done anew. Raises LockedError if it does not end.
+    """
+    try:
+        pid, began = note.read_text().split()
+    except (OSError, ValueError):
+        return
+    deadline = time.monotonic() + _JAVA_ENDS
+    while began and _began(int(pid)) == began:
+        if time.monotonic() > deadline:
+            raise LockedError(f"the Java process {pid} of a run that was killed has not ended yet")
+        time.sleep(_LOOK)
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the kernel's words; empty if it has ended or nobody knows."""
+    try:
+        state, *_, began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
+    except (OSError, ValueError):
+        return ""
+    return "" if state == "Z" else began
 
 
 @contextlib.contextmanager
@@ -229,7 +271,8 @@ def claim(spark: SparkSession, checkpoint: str, stamp: Mapping[str, Any]) -> Non
 
 def remove_all(spark: SparkSession, output: str, pattern: str) -> None:
     """Remove directories in an output, by a pattern such as ``date=*/hour=*``."""
-    _, files, path = _hadoop(spark, below(as_url(output), pattern))
+    found = _WILD.sub(r"\\\1", as_url(output))
+    _, files, path = _hadoop(spark, below(found, pattern))
     for each in files.globStatus(path) or ():
         files.delete(each.getPath(), True)
 

@@ -2,7 +2,8 @@
 
 A message is finished when the segment it is in is durable and still ours (``Claim.add``), never
 before. So whatever dies, nothing is lost, and what comes twice is at most what was staged and not
-yet finished: the window of one connection.
+yet finished: the window of the partition. What cannot be staged is given back to nsqd at once, so
+that the next attempt finds it.
 
 The quota is exact: RDY never promises more than what is not finished of it, and a lower RDY is sent
 before the FINs that make room. So nothing beyond the quota is ever in flight here, to be missing
@@ -59,7 +60,7 @@ def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> None:
     Returns early, with fewer, when nothing came for ``idle_timeout``, after ``max_read``, and when
     nsqd cannot be reached or is lost: its messages are still there. Raises what the query must
     fail of: UnreachableError or ProtocolError when nsqd would not have us, ConfigError for files
-    of TLS or secret, and of ``claim`` that it is another's now.
+    of TLS or secret, and what ``claim.add`` raises.
     """
     if quota.count > claim.rows:
         with _no_collection():
@@ -115,14 +116,15 @@ def _no_collection() -> Iterator[None]:
 class _Link:
     """One connection, and its part of the quota: ``left`` at the start, ``finished`` of that.
 
-    It listens to its connection; ``pending`` is what waits to be staged, of ``size`` bytes.
-    ``in_flight`` is the most that this connection may have, by count and by bytes.
+    It listens to its connection; ``pending`` is what waits to be staged, of ``size`` bytes, and
+    ``taken`` what is being staged.
     """
 
     def __init__(self, wake: asyncio.Event) -> None:
         self.connection: Connection
         self.error: PeerError | None = None
         self.pending: list[Message] = []
+        self.taken: list[Message] = []
         self.size = 0
         self.left = self.received = self.finished = self.too_late = 0
         self.last = 0.0
@@ -132,7 +134,7 @@ class _Link:
         self._now = asyncio.get_running_loop().time
 
     def begin(self, left: int, in_flight: tuple[int, int]) -> None:
-        """Ask for the first messages."""
+        """Ask for the first messages; ``in_flight`` may be so many, and of so many bytes."""
         self.left, self._in_flight = left, in_flight
         self.last = self._now()
         self._renew_ready()
@@ -149,27 +151,34 @@ class _Link:
         """
         if self.connection.is_lost:
             self.pending, self.size = [], 0
-            return []
         taken, self.pending = self.pending, []
         if self.size > most_bytes:
             sizes = accumulate(len(message.body) for message in taken)
             count = max(1, sum(size <= most_bytes for size in sizes))
             taken, self.pending = taken[:count], taken[count:]
         self.size = sum(len(message.body) for message in self.pending)
+        self.taken = taken
         return taken
 
-    def finish(self, messages: Sequence[Message]) -> None:
-        """Send FINs, and before them the RDY that holds after them."""
-        if self.connection.is_lost:
+    def finish(self) -> None:
+        """Send FINs for what was taken, and before them the RDY that holds after them."""
+        taken, self.taken = self.taken, []
+        if self.connection.is_lost and taken:
             log.warning(
                 "%s: connection lost: %d messages are staged but not finished, and come again",
-                *(self.connection.address, len(messages)),
+                *(self.connection.address, len(taken)),
             )
-            return
-        self.finished += len(messages)
-        self._renew_ready()
-        self.connection.settle(finish=[message.id for message in messages])
-        self.last = self._now()
+        elif taken:
+            self.finished += len(taken)
+            self._renew_ready()
+            self.connection.settle(finish=[message.id for message in taken])
+            self.last = self._now()
+
+    def give_back(self) -> None:
+        """Requeue all that is not finished."""
+        if not self.connection.is_lost:
+            left = [*self.taken, *self.pending]
+            self.connection.settle(requeue=[(message.id, 0) for message in left])
 
     async def stop_messages(self) -> None:
         """CLS; when this returns, all that was under way has come."""
@@ -253,10 +262,13 @@ class _Pull:
             await asyncio.gather(*(link.stop_messages() for link in self._links))
             while any(link.pending and not link.connection.is_lost for link in self._links):
                 await self._stage()
-            await asyncio.gather(*(link.connection.close() for link in self._links))
-        finally:
+        except Exception:
+            await asyncio.gather(*(link.stop_messages() for link in self._links))
             for link in self._links:
-                link.connection.abort()  # does nothing after a clean end
+                link.give_back()
+            raise
+        finally:
+            await asyncio.gather(*(link.connection.close() for link in self._links))
         self._tell_end(reason)
 
     async def _connect(self, config: ConsumerConfig) -> None:
@@ -335,14 +347,12 @@ class _Pull:
 
     async def _stage(self) -> None:
         """Make what is pending durable, then finish it."""
-        taken = [(link, link.take(_MOST_BYTES // len(self._links))) for link in self._links]
-        segment = [message for _, messages in taken for message in messages]
-        if not segment:
-            return
-        await self._loop.run_in_executor(None, self._write, segment)
-        for link, messages in taken:
-            if messages:
-                link.finish(messages)
+        most = _MOST_BYTES // len(self._links)
+        segment = [message for link in self._links for message in link.take(most)]
+        if segment:
+            await self._loop.run_in_executor(None, self._write, segment)
+            for link in self._links:
+                link.finish()
 
     def _write(self, segment: Sequence[Message]) -> None:
         self._claim.add(self._rows.make(segment))

@@ -315,5 +315,5 @@ def _text(error: BaseException) -> str:
     # py4j has this bare error, without a trace, for a call that got no answer.
     lost = kind.__name__ == "Py4JError" and "Trace:" not in text
     if lost or kind.__name__ == "Py4JNetworkError" or isinstance(error, ConnectionError):
-        return "its Java process has ended"
+        return "Spark's Java process has ended: --spark-log FILE shows why"
     return text

@@ -93,8 +93,8 @@ def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequen
 
     def probe(_: Iterable[int]) -> Iterator[Sequence[Any]]:
         import importlib
-        import socket
         import sys
+        from socket import gethostname
 
         lacking = []
         for name in wanted:
@@ -102,9 +102,9 @@ def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequen
                 importlib.import_module(name)
             except ImportError:
                 lacking.append(name)
-        import nsqtools
+        from nsqtools import __version__ as version
 
-        yield socket.gethostname(), sys.executable, lacking, nsqtools.__version__
+        yield gethostname(), sys.executable, lacking, version
 
     return probe
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from nsqtools.spark.outputs import replace_batch, write_once
 from nsqtools.spark.places import as_url, claim, is_unlike, local, remove_all, sync, writing
 from nsqtools.spark.progress import Totals, Written
 from nsqtools.spark.session import first_line
-from nsqtools.spark.streams import Stream, named, read, run
+from nsqtools.spark.streams import Stream, named, read, run, seen_in
 
 if TYPE_CHECKING:
     import threading
@@ -217,19 +218,22 @@ class _Writer:
         if self._changed and self._output:
             remove_all(self._spark, self._output, f"batch={name}")
         self.settle()
-        seen = Observation()
-        rows = batch.observe(seen, F.count(F.lit(1)).alias("rows"))
         if target.kind == "console":
             assert target.show
-            target.show(rows.columns, rows.toLocalIterator())
-        elif target.kind == "topic":
+            counter = itertools.count()
+            shown = (row for row, _ in zip(batch.toLocalIterator(), counter, strict=False))
+            target.show(batch.columns, shown)
+            return Written(next(counter))
+        seen = Observation()
+        rows = batch.observe(seen, F.count(F.lit(1)).alias("rows"))
+        if target.kind == "topic":
             _publish(rows, target.sink)
         else:
             replace_batch(rows, target.kind, self._output, name)
             root = local(target.output)
             if root is not None and (leaf := root / f"batch={name}").is_dir():
                 sync(root, [leaf])
-        return Written(seen.get["rows"])
+        return Written(seen_in(seen)["rows"])
 
 
 def _publish(rows: DataFrame, sink: Mapping[str, str]) -> None:

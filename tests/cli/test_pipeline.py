@@ -416,7 +416,7 @@ class TestViews:
         assert line == "batch 3: 900 messages archived, 2,000/s, backlog 20, batch 0.5 s, lag 1.5 s"
         idle = self.progress(rows=0, written=0, backlog=None, lag=None)
         assert view.add(idle) == ""
-        assert view.line == "900 messages archived, batch 0.5 s"
+        assert view.line == "900 messages archived, idle"
         assert view.summary == "900 messages archived, 100 left out in 1 batch"
 
     def test_metrics_are_those_that_are_known(self) -> None:

@@ -177,7 +177,7 @@ def test_what_is_killed_at_any_moment_archives_each_message_once_and_goes_round(
         timeout=START,
     )
     assert compacted.code == 0, compacted.stderr
-    assert f"{len(numbers):,} records of " in compacted.stderr
+    assert f" now of {len(numbers):,} records in " in compacted.stderr
     replayed = nsqtools_cli(
         *("pipeline", "replay", "--input", "few", "--topic", "again", *at(lake.nsqd), *common),
         *("--order-by", "timestamp", "--where", "CAST(CAST(body AS STRING) AS INT) < 5000"),

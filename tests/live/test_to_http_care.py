@@ -223,8 +223,8 @@ def test_messages_that_are_given_up_with_no_place_for_them_are_status_4(posting:
     assert all(re.search(f"are lost: .*{identity}", poster.said) for identity in ids)
 
 
-def test_a_signal_drains_what_is_in_flight_and_no_more(posting: Posting) -> None:
-    """What was taken of nsqd is delivered once, the rest stays."""
+def test_a_signal_lets_requests_end_and_gives_back_the_rest(posting: Posting) -> None:
+    """What was sent is delivered once, the rest stays."""
     posting.numbers(200)
     with WebServer() as web:
         web.hold()
@@ -233,11 +233,12 @@ def test_a_signal_drains_what_is_in_flight_and_no_more(posting: Posting) -> None
         poster.process.send_signal(signal.SIGTERM)
         web.release()
         assert poster.process.wait(20) == 0
-        assert len(web.deliveries) == web.deliveries.total() == 50
+        delivered = len(web.deliveries)
+        assert 10 <= delivered == web.deliveries.total() <= 50
         assert web.accepted() == web.deliveries
         channel = posting.channel()
-        assert (channel["depth"], channel["in_flight_count"]) == (150, 0)
-        assert channel["requeue_count"] == 0
+        assert (channel["depth"], channel["in_flight_count"]) == (200 - delivered, 0)
+        assert channel["requeue_count"] == 50 - delivered
         posting.start("--post", web.url()).finish()
         assert len(web.deliveries) == web.deliveries.total() == 200
     assert poster.said == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -19,11 +20,16 @@ from nsqtools.names import Address
 from nsqtools.sinks.compression import make_encoder, method_of
 from nsqtools.sinks.formats import make_format
 from nsqtools.sinks.verification import Layout
+from nsqtools.spark.compact import Compacted, CompactSettings, compact
 from nsqtools.spark.ledger import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from nsqtools.spark.inputs import Report
 
 HOUR = 3600 * 10**9
 NINE = 1_795_251_600 * 10**9
@@ -126,6 +132,25 @@ def at(path: Path, ns: int) -> Path:
     """The file, last changed then."""
     os.utime(path, ns=(ns, ns))
     return path
+
+
+class Compacting:
+    """Compacts places into ``out``."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._output = str(folder / "out")
+
+    def __call__(
+        self,
+        *places: Path,
+        layout: Layout | None = None,
+        stop: threading.Event | None = None,
+        report: Report = lambda *_: None,
+        **settings: Any,
+    ) -> Compacted:
+        chosen = CompactSettings(tuple(map(str, places)), self._output, layout=layout, **settings)
+        return compact(self._spark, chosen, stop or threading.Event(), report)
 
 
 def files(output: Path) -> list[Path]:

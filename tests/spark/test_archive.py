@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 from collections import Counter
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.errors import ConfigError, OutputError
+from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.archive import ArchiveSettings, Shape, archive
-from tests.spark.streaming import Told, publish, rows, source, stream
+from tests.spark.streaming import Told, publish, rows, stream
+from tests.spark.streaming import source as made
+from tests.support.binaries import needs
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -42,9 +47,9 @@ class Lake:
     def publish(self, *bodies: bytes) -> None:
         publish(self.nsqd, self.topic, bodies)
 
-    def archive(self, **shape: str) -> Totals:
+    def archive(self, source: Mapping[str, str] | None = None, **shape: str) -> Totals:
         settings = ArchiveSettings(
-            source=source(self.nsqd, self.topic, self.folder),
+            source={**made(self.nsqd, self.topic, self.folder), **(source or {})},
             output=str(self.folder),
             stream=stream(self.folder),
             shape=Shape(**shape),
@@ -154,10 +159,11 @@ def test_a_new_checkpoint_overwrites_nothing(lake: Lake) -> None:
     assert len(batches(lake, "0")) == 2
 
 
-def test_nothing_to_do_is_no_batch(lake: Lake) -> None:
+def test_nothing_to_do_is_no_batch_and_nothing_that_is_wanted_no_file(lake: Lake) -> None:
     assert lake.archive().batches == 0
-    lake.nsqd.create(lake.topic, "lake")
-    assert lake.archive().batches == 0
+    lake.publish(b"1", b"2")
+    totals = lake.archive(where="body = ''", select="DISTINCT body, timestamp_ns")
+    assert (totals.batches, totals.received, totals.written) == (1, 2, 0)
     assert not list(lake.folder.glob("date=*"))
 
 
@@ -199,6 +205,52 @@ def test_what_cannot_be_written_is_known_before_a_message_moves(
         lake.nsqd.topic(lake.topic)
 
 
+def test_a_condition_that_fails_on_a_body_ends_the_run_and_another_one_goes_on(
+    lake: Lake,
+) -> None:
+    lake.publish(b"1", b"x")
+    with pytest.raises(NSQError, match="CAST_INVALID_INPUT") as caught:
+        lake.archive(where="CAST(CAST(body AS STRING) AS INT) > 0")
+    assert "\n" not in str(caught.value)
+    lake.archive(where="try_cast(CAST(body AS STRING) AS INT) > 0")
+    assert lake.bodies == Counter([b"1"])
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    mount, umount = (needs(name, "archives on a full disk") for name in ("mount", "umount"))
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = [mount, "-t", "tmpfs", "-o", "size=4194304", "nsqtools-test", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no right to mount a small disk: {done.stderr.strip()}")
+    with ExitStack() as mounted:
+        mounted.callback(subprocess.run, [umount, "-l", str(folder)], check=True)
+        yield folder
+
+
+@pytest.mark.parametrize("where", ["output", "staging"])
+def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on(
+    lake: Lake, disk: Path, tmp_path: Path, where: str
+) -> None:
+    numbers = Counter(b"%d" % n + os.urandom(1000) for n in range(3000))
+    ballast = disk / "_ballast"
+    lake.publish(*numbers)
+    free = {"output": tmp_path / "free", "staging": disk / "staging"}[where]
+    lake.folder = {"output": disk / "lake", "staging": tmp_path / "lake"}[where]
+    more = {"stagingLocation": str(free)}
+    room = os.statvfs(disk)
+    ballast.write_bytes(b"\0" * (room.f_bavail * room.f_bsize - 1_500_000))
+    with pytest.raises(NSQError, match="No space left on device") as caught:
+        lake.archive(source=more)
+    assert "\n" not in str(caught.value)
+    ballast.unlink()
+    eventually(lambda: lake.archive(source=more).received or lake.bodies == numbers, timeout=60)
+    assert lake.bodies == numbers
+
+
 def test_a_checkpoint_of_another_topic_or_channel_is_refused(lake: Lake) -> None:
     lake.archive()
     mine = lake.topic
@@ -210,7 +262,7 @@ def test_a_checkpoint_of_another_topic_or_channel_is_refused(lake: Lake) -> None
 def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(lake: Lake) -> None:
     lake.publish(*(b"%d" % n for n in range(500)))
     settings = ArchiveSettings(
-        source=source(lake.nsqd, lake.topic, lake.folder, maxMessagesPerTrigger="100"),
+        source=made(lake.nsqd, lake.topic, lake.folder, maxMessagesPerTrigger="100"),
         output=str(lake.folder),
         stream=stream(lake.folder),
     )
@@ -227,7 +279,7 @@ def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(lake: Lake
 
 def test_a_continuous_run_takes_what_comes_until_it_is_stopped(lake: Lake) -> None:
     settings = ArchiveSettings(
-        source=source(lake.nsqd, lake.topic, lake.folder),
+        source=made(lake.nsqd, lake.topic, lake.folder),
         output=str(lake.folder),
         stream=stream(lake.folder, trigger=0.05),
     )

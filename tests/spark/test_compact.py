@@ -7,25 +7,22 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsqtools.errors import ConfigError, LockedError, OutputError, RecordError
-from nsqtools.sinks.files.locks import Lock
+from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.verification import Layout
-from nsqtools.spark import compact as job
 from nsqtools.spark.compact import Compacted, CompactSettings, compact
-from nsqtools.spark.compacted import Output
 from tests.spark.lakes import (
     HOUR,
     JSON,
     NINE,
     PREFIXED,
     RAW,
+    Compacting,
     Sent,
     again,
     at,
@@ -42,29 +39,21 @@ from tests.spark.lakes import (
 from tests.support.servers import at as at_nsqd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
-    Run = Callable[..., Compacted]
 
 HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b'{"body":"x"}', b" "]
 
 
 @pytest.fixture
-def run(spark: SparkSession, tmp_path: Path) -> Run:
-    """Compact these places into ``out``."""
-
-    def compacted(*places: Path, layout: Layout | None = None, **settings: Any) -> Compacted:
-        chosen = CompactSettings(
-            tuple(map(str, places)), str(tmp_path / "out"), layout=layout, **settings
-        )
-        return compact(spark, chosen, threading.Event(), lambda *_: None)
-
-    return compacted
+def run(spark: SparkSession, tmp_path: Path) -> Compacting:
+    return Compacting(spark, tmp_path)
 
 
 def rows_of(messages: Iterable[Sent]) -> Counter[tuple[str, str, int]]:
@@ -82,7 +71,7 @@ def is_sorted(path: Path) -> bool:
 
 
 def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(
-    run: Run, tmp_path: Path
+    run: Compacting, tmp_path: Path
 ) -> None:
     """An odd directory, messages in several files, hours in several files, ids that repeat."""
     messages = sent(*HOSTILE, *(b"%d" % n for n in range(3000)), step=3 * 10**9)
@@ -108,7 +97,7 @@ def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(
 
 
 def test_a_second_run_changes_nothing_and_a_third_only_the_hours_of_what_is_new(
-    run: Run, tmp_path: Path
+    run: Compacting, tmp_path: Path
 ) -> None:
     messages = sent(*(b"%d" % n for n in range(30)), step=HOUR // 10)
     to_parquet(tmp_path / "lake" / "part-1.parquet", messages)
@@ -126,7 +115,9 @@ def test_a_second_run_changes_nothing_and_a_third_only_the_hours_of_what_is_new(
     assert {name.rpartition("/")[0] for name in changed} == {"date=2026-11-21/hour=10", "_nsqtools"}
 
 
-def test_records_without_metadata_are_told_apart_by_their_place(run: Run, tmp_path: Path) -> None:
+def test_records_without_metadata_are_told_apart_by_their_place(
+    run: Compacting, tmp_path: Path
+) -> None:
     """Equal bodies are as many messages; the same file is one however it is given."""
     for folder, layout in (("raw", RAW), ("prefixed", PREFIXED)):
         for number in range(2):
@@ -145,7 +136,9 @@ def test_records_without_metadata_are_told_apart_by_their_place(run: Run, tmp_pa
     assert run(tmp_path / "backup", tmp_path / "raw", layout=RAW) == Compacted(known=2)
 
 
-def test_of_a_file_that_was_continued_the_new_records_are_added(run: Run, tmp_path: Path) -> None:
+def test_of_a_file_that_was_continued_the_new_records_are_added(
+    run: Compacting, tmp_path: Path
+) -> None:
     path = to_file(tmp_path / "events.log", sent(b"tick", b"tick"), RAW)
     run(path, layout=RAW)
     with path.open("ab") as file:
@@ -158,7 +151,7 @@ def test_of_a_file_that_was_continued_the_new_records_are_added(run: Run, tmp_pa
     assert bodies(tmp_path / "out") == {b"tick": 4, b"last": 1, b"another file": 1}
 
 
-def test_inputs_without_rows_are_remembered_too(run: Run, tmp_path: Path) -> None:
+def test_inputs_without_rows_are_remembered_too(run: Compacting, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert run(tmp_path / "none") == Compacted()
     to_parquet(tmp_path / "lake" / "part-1.parquet", [])
@@ -169,7 +162,7 @@ def test_inputs_without_rows_are_remembered_too(run: Run, tmp_path: Path) -> Non
     assert files(tmp_path / "out") == []
 
 
-def test_columns_of_parsed_bodies_are_kept(run: Run, tmp_path: Path) -> None:
+def test_columns_of_parsed_bodies_are_kept(run: Compacting, tmp_path: Path) -> None:
     messages = sent(b"a", b"b", b"c")
     to_parquet(tmp_path / "lake" / "part-1.parquet", messages[:2], price=pa.array([1.5, 2.5]))
     run(tmp_path / "lake")
@@ -185,7 +178,7 @@ def test_columns_of_parsed_bodies_are_kept(run: Run, tmp_path: Path) -> None:
 
 
 def test_json_of_the_pipeline_is_read_with_its_columns(
-    run: Run, spark: SparkSession, tmp_path: Path
+    run: Compacting, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Bodies that are no UTF-8 stand in body_b64, and null columns are left out."""
     folder = tmp_path / "lake" / "date=2026-11-21" / "hour=09" / "batch=0a0a0a0a-00000001"
@@ -218,7 +211,7 @@ def test_json_of_the_pipeline_is_read_with_its_columns(
     assert "\n" not in str(caught.value)
 
 
-def test_what_compact_wrote_can_be_compacted_again(run: Run, tmp_path: Path) -> None:
+def test_what_compact_wrote_can_be_compacted_again(run: Compacting, tmp_path: Path) -> None:
     messages = sent(b"a", b"b")
     to_parquet(tmp_path / "lake" / "part-1.parquet", messages)
     logs = at(to_file(tmp_path / "logs" / "x.log", sent(b"raw", b"raw"), RAW), NINE)
@@ -228,7 +221,9 @@ def test_what_compact_wrote_can_be_compacted_again(run: Run, tmp_path: Path) -> 
     assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1, b"raw": 2}
 
 
-def test_a_big_hour_becomes_several_files_one_after_the_other(run: Run, tmp_path: Path) -> None:
+def test_a_big_hour_becomes_several_files_one_after_the_other(
+    run: Compacting, tmp_path: Path
+) -> None:
     messages = sent(*(b"%d" % n * 50 for n in range(2000)), step=HOUR // 2001)
     to_parquet(tmp_path / "lake" / "part-1.parquet", messages)
     assert run(tmp_path / "lake", file_size=100_000).files in (3, 4)
@@ -242,7 +237,7 @@ def test_a_big_hour_becomes_several_files_one_after_the_other(run: Run, tmp_path
     assert all(before[1] < after[0] for before, after in pairwise(spans))
 
 
-def test_extreme_times_are_exact(run: Run, tmp_path: Path) -> None:
+def test_extreme_times_are_exact(run: Compacting, tmp_path: Path) -> None:
     stamps = [0, 999, 2**53 + 1, NINE + 999_999_999, NINE + HOUR - 1, NINE + HOUR, 2**63 - 1]
     messages = [Sent(b"%d" % ns, ns, f"{n:016x}") for n, ns in enumerate(stamps)]
     to_file(tmp_path / "x.json", messages, JSON)
@@ -258,136 +253,7 @@ def test_extreme_times_are_exact(run: Run, tmp_path: Path) -> None:
     }
 
 
-class TestFailures:
-    @pytest.fixture
-    def before(self, run: Run, tmp_path: Path) -> dict[str, bytes]:
-        """An output that a run has made."""
-        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a", b"b"))
-        run(tmp_path / "lake")
-        return dict(walk(tmp_path / "out"))
-
-    def test_a_damaged_file_is_named_and_changes_nothing(
-        self, run: Run, tmp_path: Path, before: dict[str, bytes]
-    ) -> None:
-        good = to_file(tmp_path / "logs" / "good.json.gz", sent(b"c"), JSON)
-        bad = to_file(tmp_path / "logs" / "bad.json.gz", sent(*[b"c" * 500] * 100), JSON)
-        os.truncate(bad, bad.stat().st_size - 9)
-        with pytest.raises(RecordError, match=rf"^{bad}: gzip member 3 at byte \d+: the file ends"):
-            run(tmp_path / "logs", layout=JSON, delete_inputs=True)
-        assert dict(walk(tmp_path / "out")) == before
-        assert good.exists()
-
-    def test_parquet_whose_pages_are_damaged_is_named(
-        self, run: Run, tmp_path: Path, before: dict[str, bytes]
-    ) -> None:
-        bad = to_parquet(tmp_path / "lake" / "part-2.parquet", sent(*[b"c" * 500] * 1000))
-        data = bytearray(bad.read_bytes())
-        data[20:200] = bytes(180)
-        bad.write_bytes(data)
-        with pytest.raises(RecordError, match=f"^{bad}: ") as caught:
-            run(tmp_path / "lake", delete_inputs=True)
-        assert "\n" not in str(caught.value)
-        assert dict(walk(tmp_path / "out")) == before
-        assert bad.exists()
-
-    def test_a_file_that_is_written_to_meanwhile_changes_nothing(
-        self,
-        run: Run,
-        tmp_path: Path,
-        before: dict[str, bytes],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        path = to_file(tmp_path / "logs" / "x.log", sent(b"c"), RAW)
-        read_back = job._read_back
-
-        def disturbed(*args: Any) -> Any:
-            with path.open("ab") as file:
-                file.write(b"d\n")
-            return read_back(*args)
-
-        monkeypatch.setattr(job, "_read_back", disturbed)
-        with pytest.raises(RecordError, match=r"x\.log: changed while it was read"):
-            run(path, layout=RAW, delete_inputs=True)
-        assert dict(walk(tmp_path / "out")) == before
-        monkeypatch.undo()
-        assert run(path, layout=RAW).read == 2
-
-    def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
-        self,
-        run: Run,
-        tmp_path: Path,
-        before: dict[str, bytes],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        path = to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c", start=NINE + 1))
-        read_back = job._read_back
-
-        def damaged(spark: SparkSession, made: str) -> Any:
-            [part] = files(Path(made))
-            found = pq.ParquetFile(part).read()
-            bodies = pa.array([b"x", b"y", b"z"], pa.binary())
-            pq.write_table(
-                found.set_column(found.schema.get_field_index("body"), "body", bodies), part
-            )
-            for crc in part.parent.glob(".*.crc"):
-                crc.unlink()
-            return read_back(spark, made)
-
-        monkeypatch.setattr(job, "_read_back", damaged)
-        with pytest.raises(OutputError, match="3 rows were written, and 3 read again or others"):
-            run(tmp_path / "lake", delete_inputs=True)
-        assert dict(walk(tmp_path / "out")) == before
-        assert path.exists()
-
-    def test_a_second_run_at_once_is_refused(
-        self, run: Run, tmp_path: Path, before: dict[str, bytes]
-    ) -> None:
-        path = tmp_path / "out" / "_nsqtools" / "compact.lock"
-        with Lock(str(path)), pytest.raises(LockedError, match=f"{path} is locked by process"):
-            run(tmp_path / "lake")
-        assert dict(walk(tmp_path / "out")) == before
-
-    @pytest.mark.parametrize("step", ["reading", "writing", "verifying"])
-    def test_a_run_that_is_told_to_end_changes_nothing(
-        self, spark: SparkSession, tmp_path: Path, before: dict[str, bytes], step: str
-    ) -> None:
-        to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c"))
-        chosen = CompactSettings((str(tmp_path / "lake"),), str(tmp_path / "out"))
-        stop = threading.Event()
-
-        def report(said: str, done: int, total: int) -> None:
-            if said == step:
-                stop.set()
-
-        assert compact(spark, chosen, stop, report) == Compacted(known=1, stopped=True)
-        assert dict(walk(tmp_path / "out")) == before
-
-    def test_a_run_killed_between_hours_and_state_is_finished_by_the_next(
-        self, run: Run, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        class KilledError(BaseException):
-            pass
-
-        def killed(*_: Any) -> None:
-            raise KilledError
-
-        path = to_file(tmp_path / "x.log", sent(b"tick", b"tick"), RAW)
-        for name in ("_swap", "_sweep"):
-            monkeypatch.setattr(Output, name, killed)
-            with pytest.raises(KilledError):
-                run(path, layout=RAW)
-            monkeypatch.undo()
-        assert run(path, layout=RAW) == Compacted(known=1)
-        assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1, b"tick": 2}
-
-    def test_an_output_of_others_is_refused_before_any_work(self, run: Run, tmp_path: Path) -> None:
-        hour = tmp_path / "out" / "date=2026-11-21" / "hour=08"
-        to_parquet(hour / "batch=0a-1" / "part-1.parquet", sent(b"a"))
-        with pytest.raises(ConfigError, match="hour=08: is not as compact left it"):
-            run(tmp_path)
-
-
-def test_inputs_are_deleted_once_they_are_in(run: Run, tmp_path: Path) -> None:
+def test_inputs_are_deleted_once_they_are_in(run: Compacting, tmp_path: Path) -> None:
     """Also those that an earlier run has taken in."""
     lake = tmp_path / "lake" / "date=2026-11-21" / "hour=09"
     old = to_parquet(lake / "batch=0a-1" / "part-1.parquet", sent(b"a"))
@@ -403,7 +269,7 @@ def test_inputs_are_deleted_once_they_are_in(run: Run, tmp_path: Path) -> None:
     assert run(tmp_path / "lake").duplicates == 1, "the pipeline wrote a batch again"
 
 
-def test_an_output_may_lie_in_an_input(run: Run, tmp_path: Path) -> None:
+def test_an_output_may_lie_in_an_input(run: Compacting, tmp_path: Path) -> None:
     to_parquet(tmp_path / "part-1.parquet", sent(b"a"))
     assert run(tmp_path).rows == 1
     assert run(tmp_path, delete_inputs=True) == Compacted(known=1, deleted=1)
@@ -418,7 +284,7 @@ def test_remote_outputs_are_refused(spark: SparkSession, tmp_path: Path) -> None
 
 @pytest.mark.nsqd_only("what to-file does with the sandbox is tested elsewhere")
 def test_archives_of_to_file_hold_every_message(
-    run: Run, tmp_path: Path, nsqd: Nsqd, nsqtools_cli: Cli
+    run: Compacting, tmp_path: Path, nsqd: Nsqd, nsqtools_cli: Cli
 ) -> None:
     """By the real command, in all formats, of which each gives back what it can hold."""
     hostile = [*HOSTILE, *(os.urandom(50) for _ in range(2000))]

@@ -119,14 +119,18 @@ async def test_an_nsqd_that_does_not_answer_is_empty_and_told_once_until_it_does
     assert len(caplog.messages) == 2
 
 
-async def test_that_nobody_answers_is_an_error_at_the_start_alone(nsqd: Nsqd, topic: str) -> None:
+async def test_that_nobody_answers_is_an_error_at_the_start_alone(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     nsqd.publish(topic, BODIES)
     heard, deaf = Depths(settings(nsqd, topics=topic)), Depths(settings(nsqd, topics=topic))
     await heard.ask()
     nsqd.stop()
-    assert await heard.ask() == {(topic, str(nsqd.tcp)): 0}
     with pytest.raises(UnreachableError, match=r"no nsqd answers: .* write host:tcp/http"):
         await deaf.ask()
+    assert not caplog.messages
+    assert await heard.ask() == {(topic, str(nsqd.tcp)): 0}
+    assert len(caplog.messages) == 1
 
 
 async def test_that_no_nsqlookupd_answers_is_an_error_at_the_start_alone(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from nsqtools.errors import OutputError
 from nsqtools.names import Address
 from nsqtools.spark.ledger import ROW_SCHEMA, Claim, FencedError
 from nsqtools.spark.plans import Quota
@@ -196,6 +197,27 @@ def test_who_was_taken_over_while_pulling_finishes_nothing_more(
     rows = pa.Table.from_batches(other.seal().batches(), ROW_SCHEMA).to_pylist()
     assert bodies_of(rows) == Counter(numbered(2000))
     assert drained(nsqd, topic, "c")
+
+
+def test_what_cannot_be_staged_goes_back_to_nsqd_at_once_and_is_an_error(
+    nsqd: Nsqd, staging: Staging, topic: str
+) -> None:
+    publish(nsqd, topic, numbered(2000))
+    segments = count(1)
+
+    def fill_up(add: Callable[[], None], rows: int) -> None:
+        if next(segments) == 5:
+            raise OutputError("no space left on device")
+        add()
+
+    with pytest.raises(OutputError, match="no space left"):
+        staging.pull(nsqd.tcp, topic, 2000, on_add=fill_up, options={"maxInFlight": "100"})
+    eventually(lambda: rests(nsqd, topic))
+    assert nsqd.channel(topic, "c")["timeout_count"] == 0
+    left = depth(nsqd, topic)
+    assert 0 < left < 2000
+    rows = staging.pull(nsqd.tcp, topic, 2000, batch=1, options={"idleTimeoutMs": "300"})
+    assert bodies_of(rows) == Counter(numbered(2000))
 
 
 def test_a_message_that_timed_out_while_it_was_staged_comes_again_and_is_told(

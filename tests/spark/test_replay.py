@@ -18,74 +18,44 @@ from nsqtools.errors import (
     ConfigError,
     LockedError,
     PublishError,
-    RecordError,
     UnreachableError,
 )
 from nsqtools.names import Address
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark import replay as job
 from nsqtools.spark import replayed
-from nsqtools.spark.compact import CompactSettings, compact
 from nsqtools.spark.replay import (
     Replayed,
     ReplaySettings,
     _identity,
     is_staged,
     publish,
-    replay,
-    stage,
 )
 from nsqtools.spark.replayed import State
-from tests.spark.lakes import HOUR, JSON, PREFIXED, again, sent, to_file, to_parquet
+from tests.spark import replays
+from tests.spark.lakes import JSON
+from tests.spark.replays import HOSTILE, Taken, nothing, numbered
 from tests.support.eventually import eventually
-from tests.support.servers import empty, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
-    Taken = Callable[[], list[bytes]]
 
-HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b" "]
 QUICK = ProducerConfig(publish_timeout=0.5)
-
-
-def nothing(*_: object) -> None:
-    pass
 
 
 @pytest.fixture
 def settings(nsqd: Nsqd, topic: str, tmp_path: Path) -> ReplaySettings:
-    nsqd.create(topic, "c")
-    return ReplaySettings(
-        (str(tmp_path / "lake"),), topic, (nsqd.tcp,), str(tmp_path / "staging"), ProducerConfig()
-    )
+    return replays.settings(nsqd, topic, tmp_path)
 
 
 @pytest.fixture
 def taken(nsqd: Nsqd, topic: str, nsqtools_cli: Cli) -> Taken:
-    """The bodies that are in the topic, in their order."""
-
-    def bodies() -> list[bytes]:
-        tailed = nsqtools_cli(
-            *("tail", "--topic", topic, "--channel", "c", "--length-prefix", *empty(nsqd))
-        )
-        assert tailed.code == 0, tailed
-        return list(records(tailed.stdout))
-
-    return bodies
-
-
-def records(data: bytes) -> Iterator[bytes]:
-    while data:
-        end = 4 + int.from_bytes(data[:4], "big")
-        yield data[4:end]
-        data = data[end:]
+    return replays.Taken(nsqtools_cli, nsqd, topic)
 
 
 def staged(settings: ReplaySettings, tmp_path: Path, *parts: Sequence[bytes | None]) -> None:
@@ -98,10 +68,6 @@ def staged(settings: ReplaySettings, tmp_path: Path, *parts: Sequence[bytes | No
         pq.write_table(pa.table({"body": pa.array(bodies, pa.binary())}), folder / name)
         names.append((name, len(bodies)))
     replayed.save(str(tmp_path / "staging"), State(_identity(settings), names))
-
-
-def numbered(count: int, size: int = 0) -> list[bytes]:
-    return [b"%d " % number + b"x" * size for number in range(count)]
 
 
 class TestPublish:
@@ -285,138 +251,3 @@ class TestPublish:
         (tmp_path / "staging" / "replay.json").write_text(json.dumps({"format": "2"}))
         with pytest.raises(ConfigError, match=r"replay\.json: is not a state of replay"):
             is_staged(settings)
-
-
-@pytest.mark.nsqd_only("what Spark stages does not depend on who takes it")
-class TestStage:
-    def test_archives_go_to_a_topic_and_come_back_the_same(
-        self, spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
-    ) -> None:
-        """Through compact, which leaves out what was delivered twice."""
-        messages = sent(*HOSTILE, *numbered(2000))
-        to_parquet(tmp_path / "raw" / "part-1.parquet", [*messages[:1500], *again(messages[:99])])
-        to_file(tmp_path / "raw" / "x.json.gz", messages[1000:], JSON)
-        stop = threading.Event()
-        compact(
-            spark,
-            CompactSettings((str(tmp_path / "raw"),), str(tmp_path / "lake"), JSON),
-            stop,
-            nothing,
-        )
-        chosen = replace(settings, order_by="timestamp")
-        done = replay(spark, chosen, stop, nothing)
-        assert done == Replayed(rows=2005, published=2005)
-        assert taken() == [each.body for each in messages]
-
-    def test_rows_are_chosen_and_ordered_by_sql(
-        self, spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
-    ) -> None:
-        hours = sent(*numbered(40), step=HOUR // 10)
-        to_parquet(tmp_path / "lake" / "part-1.parquet", hours[::2], price=pa.array(range(20)))
-        to_parquet(tmp_path / "lake" / "part-2.parquet", hours[1::2])
-        where = "date = '2026-11-21' and hour in (10, 11) and (price is null or price <> 7)"
-        chosen = replace(settings, where=where, order_by="timestamp desc, price")
-        assert replay(spark, chosen, threading.Event(), nothing).rows == 19
-        assert taken() == [each.body for each in reversed(hours[10:30]) if each is not hours[14]]
-
-    def test_bare_records_go_back_too(
-        self, spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
-    ) -> None:
-        to_file(tmp_path / "lake" / "x.bin.sz", sent(b"", *HOSTILE, *HOSTILE), PREFIXED)
-        chosen = replace(settings, layout=PREFIXED, order_by="timestamp")
-        done = replay(spark, chosen, threading.Event(), nothing)
-        assert done == Replayed(rows=11, published=10, empty=1)
-        assert taken() == [*HOSTILE, *HOSTILE]
-
-    def test_what_is_staged_is_not_chosen_again(
-        self, spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
-    ) -> None:
-        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a", b"b"))
-        stage(spark, settings, threading.Event(), nothing)
-        to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c"))
-        no_spark: Any = None
-        assert replay(no_spark, settings, threading.Event(), nothing).published == 2
-        assert sorted(taken()) == [b"a", b"b"]
-
-    def test_a_staging_that_was_killed_is_done_again(
-        self,
-        spark: SparkSession,
-        settings: ReplaySettings,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        class KilledError(BaseException):
-            pass
-
-        def killed(*_: object) -> None:
-            raise KilledError
-
-        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a", b"b"))
-        monkeypatch.setattr(job, "save", killed)
-        with pytest.raises(KilledError):
-            stage(spark, settings, threading.Event(), nothing)
-        monkeypatch.undo()
-        assert replay(spark, settings, threading.Event(), nothing).published == 2
-
-    def test_a_damaged_file_is_named_and_nothing_published(
-        self, spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
-    ) -> None:
-        to_file(tmp_path / "lake" / "a.json", sent(b"a"), JSON)
-        bad = to_file(tmp_path / "lake" / "b.json", sent(b"b"), JSON)
-        with bad.open("ab") as file:
-            file.write(b"{")
-        with pytest.raises(RecordError, match=f"^{bad}: line 2 at byte .* is torn"):
-            replay(spark, replace(settings, layout=JSON), threading.Event(), nothing)
-        assert not is_staged(replace(settings, layout=JSON))
-        assert taken() == []
-
-    @pytest.mark.parametrize(
-        ("wrong", "text"),
-        [
-            ({"where": "hour ="}, "^--where 'hour =': "),
-            ({"where": "price > 1"}, "^--where 'price > 1': .*price"),
-            ({"order_by": "price"}, "^--order-by 'price': .*price"),
-            ({"order_by": "timestamp,"}, "^--order-by 'timestamp,': expected columns"),
-            ({"staging": "s3a://bucket/x"}, "^s3a://bucket/x: "),
-            ({"inputs": ("/nowhere",)}, "^/nowhere: No such file"),
-        ],
-    )
-    def test_settings_that_cannot_be_are_named(
-        self,
-        spark: SparkSession,
-        settings: ReplaySettings,
-        tmp_path: Path,
-        wrong: dict[str, Any],
-        text: str,
-    ) -> None:
-        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
-        with pytest.raises(ConfigError, match=text) as caught:
-            replay(spark, replace(settings, **wrong), threading.Event(), nothing)
-        assert "\n" not in str(caught.value)
-
-    def test_parquet_without_bodies_is_named(
-        self, settings: ReplaySettings, tmp_path: Path
-    ) -> None:
-        (tmp_path / "lake").mkdir()
-        pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / "part-1.parquet")
-        no_spark: Any = None
-        with pytest.raises(ConfigError, match=r"part-1\.parquet: has no column body"):
-            stage(no_spark, settings, threading.Event(), nothing)
-
-    def test_without_an_nsqd_nothing_is_staged(
-        self, settings: ReplaySettings, tmp_path: Path
-    ) -> None:
-        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
-        no_spark: Any = None
-        there = (Address("127.0.0.1", free_port()),)
-        with pytest.raises(UnreachableError):
-            stage(no_spark, replace(settings, nsqds=there), threading.Event(), nothing)
-
-    def test_a_staging_that_is_told_to_end_is_done_by_the_next_run(
-        self, spark: SparkSession, settings: ReplaySettings, tmp_path: Path
-    ) -> None:
-        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
-        stop = threading.Event()
-        stop.set()
-        assert replay(spark, settings, stop, nothing) == Replayed(stopped=True)
-        assert not is_staged(settings)

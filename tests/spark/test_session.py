@@ -269,6 +269,6 @@ def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path
         "ignores": True,
         "master": "local[2,4]",
         "python": sys.executable,
-        "dead": "its Java process has ended",
+        "dead": "Spark's Java process has ended: --spark-log FILE shows why",
     }
     assert "WARN" in log.read_text()

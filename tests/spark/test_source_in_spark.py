@@ -265,7 +265,6 @@ def test_what_cannot_work_ends_the_query_with_one_line(
         given = {"nsqd__tcp__addresses": at(nsqd)} | options
         return Query(spark, tmp_path, topic, **given).error()
 
-    assert "nsqtools pipeline compact" in error(stagingLocation="s3a://bucket/staging")
     assert "no nsqd answers" in error(nsqd__tcp__addresses=f"127.0.0.1:{free_port()}")
     assert "set nsq.auth_secret_file" in error()
     assert nsqd.channel(topic, "lake")["depth"] == 10

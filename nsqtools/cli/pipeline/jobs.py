@@ -7,8 +7,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.pipeline.preflight import check_free
 from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.views import StepView, conclude
+from nsqtools.cli.pipeline.views import StepView, conclude, counted
+from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError
 from nsqtools.spark.compact import Compacted, compact
 from nsqtools.spark.interrupts import StoppedError
@@ -34,6 +36,10 @@ def run_compact(settings: CompactSettings, spark: SparkOptions, metrics: Metrics
         nonlocal done
         done = compact(spark, settings, stop, _steps(report))
 
+    root = local(settings.output)
+    if root is not None:
+        check_free(str(root / OURS / "compact.lock"))
+
     async def run() -> int:
         running = Run(spark, metrics, StepView())
         code = await running.until_done(work)
@@ -45,12 +51,13 @@ def run_compact(settings: CompactSettings, spark: SparkOptions, metrics: Metrics
     code = asyncio.run(run())
     if not done.stopped:
         conclude(
-            f"{done.read:,} records of {done.inputs:,} new files, {done.duplicates:,} of them "
-            f"duplicates: {done.rows:,} in {done.files:,} files of {done.hours:,} hours; "
-            f"{done.deleted:,} files deleted"
+            f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
+            f"{counted(done.duplicates, 'duplicate')} left out: {counted(done.hours, 'hour')} now "
+            f"of {counted(done.rows, 'record')} in {counted(done.files, 'file')}"
+            + (f"; {counted(done.deleted, 'file')} of --input deleted" if done.deleted else "")
         )
     if done.kept:
-        log.error("%d files of --input could not be deleted", done.kept)
+        log.error("%s of --input could not be deleted", counted(done.kept, "file"))
         return Exit.PARTIAL
     return code
 
@@ -66,7 +73,7 @@ def replay_staging(place: str, topic: str) -> str:
 def run_replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> int:
     """Choose, unless an earlier run did, and publish; an exit code."""
     code, done = asyncio.run(_replay(settings, spark, metrics))
-    told = f"{done.published - done.before:,} messages published"
+    told = f"{counted(done.published - done.before, 'message')} published"
     if done.before:
         told += f", and {done.before:,} by earlier runs"
     if done.stopped:
@@ -75,7 +82,7 @@ def run_replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOp
         told += f"; {done.empty:,} empty ones left out"
     conclude(told)
     if done.refused:
-        log.error("%d messages were refused: %s", done.refused, done.reason)
+        log.error("%s refused: %s", counted(done.refused, "message"), done.reason)
         return Exit.PARTIAL
     return code
 
@@ -94,6 +101,9 @@ async def _replay(
         done = publish(settings, run.stop, _steps(report))
 
     code: int = Exit.DONE
+    check_free(f"{settings.staging}/replay.lock")
+    async with Producer(settings.nsqds, settings.config):
+        pass  # or raise now, and not after Spark has done its work
     if not is_staged(settings):
         try:
             code = await run.until_done(choose)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.pipeline.sources import as_flags
@@ -14,13 +15,13 @@ from nsqtools.net.connection import Connection
 from nsqtools.net.nobody import Nobody
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.depths import Depths
-from nsqtools.spark.options import parse_source, with_secret
+from nsqtools.spark.options import parse_sink, parse_source, with_secret
 from nsqtools.spark.session import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from nsqtools.config import ConsumerConfig
+    from nsqtools.config import ClientConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,13 @@ def locked(path: str) -> Iterator[None]:
     finally:
         if lock:
             lock.release()
+
+
+def check_free(path: str) -> None:
+    """Raise LockedError if another process has this lock now, which a job takes later."""
+    if os.path.exists(path):
+        with locked(path):
+            pass
 
 
 async def waiting(options: Mapping[str, str], master: str) -> int:
@@ -65,7 +73,17 @@ def check_staging(staging: str) -> None:
         raise as_flags(error) from None
 
 
-async def _greet(nsqds: Sequence[Address], config: ConsumerConfig) -> None:
+async def check_sink(options: Mapping[str, str], master: str) -> None:
+    """Raise a PeerError if executors of this machine would be refused by all nsqds of a sink."""
+    settings = parse_sink(options)
+    if is_local(master):
+        try:
+            await _greet(settings.nsqds, with_secret(settings))
+        except NSQError as error:
+            raise as_flags(error) from None
+
+
+async def _greet(nsqds: Sequence[Address], config: ClientConfig) -> None:
     """Connect to each; raises the first's error if none lets us in."""
     errors = [each for each in await asyncio.gather(*(_try(n, config) for n in nsqds)) if each]
     if errors and len(errors) == len(nsqds):
@@ -74,7 +92,7 @@ async def _greet(nsqds: Sequence[Address], config: ConsumerConfig) -> None:
         log.warning("nsqd %s", error)
 
 
-async def _try(nsqd: Address, config: ConsumerConfig) -> PeerError | None:
+async def _try(nsqd: Address, config: ClientConfig) -> PeerError | None:
     try:
         connection = await Connection.open(nsqd, config, Nobody(), auth_secret=config.auth_secret)
     except PeerError as error:

@@ -93,7 +93,8 @@ def of_topics(
             return _explain(settings, spark, metrics)
         work = partial(query_stream, settings=settings)
         prints = asked.kind == "console"
-        job = StreamJob(work, "queried", settings.source, places, settings.stamp, prints)
+        sink = settings.target.sink if asked.kind == "topic" else None
+        job = StreamJob(work, "queried", settings.source, places, settings.stamp, prints, sink)
         return run_stream(job, stream, spark, metrics)
 
 

@@ -138,7 +138,7 @@ class Run:
 
     def _interrupted(self) -> None:
         self._notifier.stopping()
-        self._state = "finishing the batch under way"
+        self._state = "finishing what is under way"
         self._show(f"{self._state}, Ctrl-C again to leave now")
         self.stop.set()
 

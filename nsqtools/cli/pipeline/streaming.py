@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.pipeline.preflight import check_staging, locked, waiting
+from nsqtools.cli.pipeline.preflight import check_sink, check_staging, locked, waiting
 from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.views import StreamView, conclude
 from nsqtools.errors import PeerError
@@ -20,6 +20,7 @@ from nsqtools.spark.places import (
     is_finished,
     is_settled,
     local,
+    note_java,
     only_one,
 )
 
@@ -59,6 +60,7 @@ class StreamJob(NamedTuple):
     """A streaming query as its command knows it.
 
     ``stamp`` is what makes a run another one; one that ``prints`` has the terminal to itself.
+    ``source`` and ``sink`` are options of these.
     """
 
     work: Work
@@ -67,6 +69,7 @@ class StreamJob(NamedTuple):
     places: Places
     stamp: Mapping[str, Any]
     prints: bool = False
+    sink: Mapping[str, str] | None = None
 
 
 def run_stream(
@@ -95,6 +98,8 @@ async def _run(
     packages = ("pyarrow", *(("snappy",) if "nsq.snappy" in job.source else ()))
     run = Run(spark, metrics, view, packages=packages, prints=job.prints)
     idle = False
+    if job.sink:
+        await check_sink(job.sink, spark.master)
     try:
         count = await waiting(job.source, spark.master)
     except PeerError as error:
@@ -107,6 +112,11 @@ async def _run(
         log.info("no message waits")
         return Exit.DONE
     check_staging(job.places.staging)
-    code = await run.until_done(job.work)
+
+    def work(spark: Any, **given: Any) -> None:
+        note_java(job.places.checkpoint, spark)
+        job.work(spark, **given)
+
+    code = await run.until_done(work)
     conclude(view.summary)
     return code

@@ -47,24 +47,24 @@ class StreamView:
         self.totals.add(fact)
         if not fact.rows:
             return ""
-        return f"batch {fact.batch}: {fact.written:,} messages {self._verb}, {_details(fact)}"
+        written = counted(fact.written, "message")
+        return f"batch {fact.batch}: {written} {self._verb}, {_details(fact)}"
 
     @property
     def line(self) -> str:
         """As View."""
         last = self.totals.last
-        text = f"{self.totals.written:,} messages {self._verb}"
+        text = f"{counted(self.totals.written, 'message')} {self._verb}"
         return f"{text}, {_details(last)}" if last else text
 
     @property
     def summary(self) -> str:
         """Of the run."""
-        batches = self.totals.batches
-        what = f"{self.totals.written:,} messages {self._verb}"
+        what = f"{counted(self.totals.written, 'message')} {self._verb}"
         left_out = self.totals.received - self.totals.written
         if left_out > 0:
             what += f", {left_out:,} left out"
-        return f"{what} in {batches} {'batch' if batches == 1 else 'batches'}"
+        return f"{what} in {counted(self.totals.batches, 'batch', 'batches')}"
 
     def metrics(self) -> Iterator[Metric]:
         """As View; what is not known is left out."""
@@ -110,14 +110,21 @@ class StepView:
         yield from ()
 
 
+def counted(count: int, one: str, many: str = "") -> str:
+    """``1 file``, ``2,000 files``."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def _details(last: Progress) -> str:
+    """Of a batch, or of a look that found nothing."""
     parts = [f"{last.rate:,.0f}/s"] if last.rows else []
     if last.backlog is not None:
         parts.append(f"backlog {last.backlog:,}")
-    parts.append(f"batch {last.seconds:.1f} s")
+    if last.rows:
+        parts.append(f"batch {last.seconds:.1f} s")
     if last.lag is not None:
         parts.append(f"lag {last.lag:.1f} s")
-    return ", ".join(parts)
+    return ", ".join(parts) or "idle"
 
 
 def _metric(name: str, kind: Kind, text: str, value: float) -> Metric:

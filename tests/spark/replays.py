@@ -1,0 +1,58 @@
+"""What tests of ``replay`` share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqtools.config import ProducerConfig
+from nsqtools.spark.replay import ReplaySettings
+from tests.support.servers import empty
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.process import Cli
+    from tests.support.servers import Nsqd
+
+HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b" "]
+
+
+def nothing(*_: object) -> None:
+    """A report that nobody reads."""
+
+
+def numbered(count: int, size: int = 0) -> list[bytes]:
+    return [b"%d " % number + b"x" * size for number in range(count)]
+
+
+def settings(nsqd: Nsqd, topic: str, folder: Path) -> ReplaySettings:
+    """``lake`` into a topic that has a channel, by way of ``staging``."""
+    nsqd.create(topic, "c")
+    return ReplaySettings(
+        (str(folder / "lake"),), topic, (nsqd.tcp,), str(folder / "staging"), ProducerConfig()
+    )
+
+
+class Taken:
+    """The bodies that are in the topic, in their order."""
+
+    def __init__(self, cli: Cli, nsqd: Nsqd, topic: str) -> None:
+        self._cli = cli
+        self._nsqd = nsqd
+        self._topic = topic
+
+    def __call__(self) -> list[bytes]:
+        tailed = self._cli(
+            *("tail", "--topic", self._topic, "--channel", "c", "--length-prefix"),
+            *empty(self._nsqd),
+        )
+        assert tailed.code == 0, tailed
+        return list(_records(tailed.stdout))
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    while data:
+        end = 4 + int.from_bytes(data[:4], "big")
+        yield data[4:end]
+        data = data[end:]

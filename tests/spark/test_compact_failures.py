@@ -1,0 +1,179 @@
+"""``compact`` when something goes wrong: the output is as it was, and the inputs are there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nsqtools.errors import ConfigError, LockedError, OutputError, RecordError
+from nsqtools.sinks.files.locks import Lock
+from nsqtools.spark import compact as job
+from nsqtools.spark.compact import Compacted
+from nsqtools.spark.compacted import Output
+from tests.spark.lakes import (
+    JSON,
+    NINE,
+    RAW,
+    Compacting,
+    bodies,
+    files,
+    sent,
+    to_file,
+    to_parquet,
+    walk,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def run(spark: SparkSession, tmp_path: Path) -> Compacting:
+    return Compacting(spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output that a run has made of two messages."""
+    folder = tmp_path_factory.mktemp("made")
+    to_parquet(folder / "lake" / "part-1.parquet", sent(b"a", b"b"))
+    Compacting(spark, folder)(folder / "lake")
+    return folder / "out"
+
+
+@pytest.fixture
+def before(made: Path, tmp_path: Path) -> dict[str, bytes]:
+    """What is in the output of this test."""
+    shutil.copytree(made, tmp_path / "out")
+    return dict(walk(tmp_path / "out"))
+
+
+def test_a_damaged_file_is_named_and_changes_nothing(
+    run: Compacting, tmp_path: Path, before: dict[str, bytes]
+) -> None:
+    good = to_file(tmp_path / "logs" / "good.json.gz", sent(b"c"), JSON)
+    bad = to_file(tmp_path / "logs" / "bad.json.gz", sent(*[b"c" * 500] * 100), JSON)
+    os.truncate(bad, bad.stat().st_size - 9)
+    with pytest.raises(RecordError, match=rf"^{bad}: gzip member 3 at byte \d+: the file ends"):
+        run(tmp_path / "logs", layout=JSON, delete_inputs=True)
+    assert dict(walk(tmp_path / "out")) == before
+    assert good.exists()
+
+
+def test_parquet_whose_pages_are_damaged_is_named(
+    run: Compacting, tmp_path: Path, before: dict[str, bytes]
+) -> None:
+    bad = to_parquet(tmp_path / "lake" / "part-2.parquet", sent(*[b"c" * 500] * 1000))
+    data = bytearray(bad.read_bytes())
+    data[20:200] = bytes(180)
+    bad.write_bytes(data)
+    with pytest.raises(RecordError, match=f"^{bad}: ") as caught:
+        run(tmp_path / "lake", delete_inputs=True)
+    assert "\n" not in str(caught.value)
+    assert dict(walk(tmp_path / "out")) == before
+    assert bad.exists()
+
+
+def test_a_file_that_is_written_to_meanwhile_changes_nothing(
+    run: Compacting,
+    tmp_path: Path,
+    before: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = to_file(tmp_path / "logs" / "x.log", sent(b"c"), RAW)
+    read_back = job._read_back
+
+    def disturbed(*args: Any) -> Any:
+        with path.open("ab") as file:
+            file.write(b"d\n")
+        return read_back(*args)
+
+    monkeypatch.setattr(job, "_read_back", disturbed)
+    with pytest.raises(RecordError, match=r"x\.log: changed while it was read"):
+        run(path, layout=RAW, delete_inputs=True)
+    assert dict(walk(tmp_path / "out")) == before
+    monkeypatch.undo()
+    assert run(path, layout=RAW).read == 2
+
+
+def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
+    run: Compacting,
+    tmp_path: Path,
+    before: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c", start=NINE + 1))
+    read_back = job._read_back
+
+    def damaged(spark: SparkSession, made: str) -> Any:
+        [part] = files(Path(made))
+        found = pq.ParquetFile(part).read()
+        bodies = pa.array([b"x", b"y", b"z"], pa.binary())
+        pq.write_table(found.set_column(found.schema.get_field_index("body"), "body", bodies), part)
+        for crc in part.parent.glob(".*.crc"):
+            crc.unlink()
+        return read_back(spark, made)
+
+    monkeypatch.setattr(job, "_read_back", damaged)
+    with pytest.raises(OutputError, match="3 rows were written, and 3 read again or others"):
+        run(tmp_path / "lake", delete_inputs=True)
+    assert dict(walk(tmp_path / "out")) == before
+    assert path.exists()
+
+
+def test_a_second_run_at_once_is_refused(
+    run: Compacting, tmp_path: Path, before: dict[str, bytes]
+) -> None:
+    path = tmp_path / "out" / "_nsqtools" / "compact.lock"
+    with Lock(str(path)), pytest.raises(LockedError, match=f"{path} is locked by process"):
+        run(tmp_path / "lake")
+    assert dict(walk(tmp_path / "out")) == before
+
+
+@pytest.mark.parametrize("step", ["reading", "writing", "verifying"])
+def test_a_run_that_is_told_to_end_changes_nothing(
+    run: Compacting, tmp_path: Path, before: dict[str, bytes], step: str
+) -> None:
+    to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c"))
+    stop = threading.Event()
+
+    def report(said: str, done: int, total: int) -> None:
+        if said == step:
+            stop.set()
+
+    stopped = Compacted(stopped=True)
+    assert run(tmp_path / "lake", stop=stop, report=report) == stopped
+    assert dict(walk(tmp_path / "out")) == before
+
+
+def test_a_run_killed_between_hours_and_state_is_finished_by_the_next(
+    run: Compacting, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise KilledError
+
+    path = to_file(tmp_path / "x.log", sent(b"tick", b"tick"), RAW)
+    for name in ("_swap", "_sweep"):
+        monkeypatch.setattr(Output, name, killed)
+        with pytest.raises(KilledError):
+            run(path, layout=RAW)
+        monkeypatch.undo()
+    assert run(path, layout=RAW) == Compacted(known=1)
+    assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1, b"tick": 2}
+
+
+def test_an_output_of_others_is_refused_before_any_work(run: Compacting, tmp_path: Path) -> None:
+    hour = tmp_path / "out" / "date=2026-11-21" / "hour=08"
+    to_parquet(hour / "batch=0a-1" / "part-1.parquet", sent(b"a"))
+    with pytest.raises(ConfigError, match="hour=08: is not as compact left it"):
+        run(tmp_path)
