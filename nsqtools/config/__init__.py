@@ -1378,7 +1378,7 @@ class StreamOptions(Options):
         500_000, "integer", "Most messages of a batch; 0 for no limit.", minimum=0, metavar="N"
     )
     connections: int = option(
-        1,
+        2,
         "integer",
         "Tasks that receive from an nsqd at the same time, each over connections of its own.",
         minimum=1,

@@ -87,7 +87,7 @@ class SourceSettings:
     auth_secret_env: str = ""
     max_messages: int = 0
     """Most messages of a micro-batch; 0 for no limit."""
-    connections: int = 1
+    connections: int = 2
     """Partitions for each topic on an nsqd."""
     max_in_flight: int = 5_000
     """For each partition. nsqd allows a connection 2500 by default, so several share it."""

@@ -16,6 +16,7 @@ from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.tab import LINE
 from tests.bench.archiving import archiving
 from tests.bench.delivering import delivering
+from tests.bench.lakes import Lakes
 from tests.bench.measuring import BODY, Pair, Side, compare, consume, measure
 from tests.support.binaries import require_nsq
 from tests.support.nginx import nginx
@@ -101,13 +102,17 @@ def main() -> int:
         nginx(Path(scratch, "nginx")) as endpoint,
     ):
         print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
+        lakes = Lakes(nsqd, nsq, args.n, scratch)
         every = [
             *pairs(nsqd, nsq, args.n, Path(scratch)),
             *archiving(nsqd, nsq, args.n, scratch),
             *delivering(nsqd, nsq, args.n, endpoint),
+            *lakes.pairs(),
         ]
         wanted = [pair for pair in every if args.only in pair.ours.name]
         kept = [compare(pair, args.rounds) for pair in wanted]
+        if args.only in "pipeline":
+            lakes.tell()
         if args.long:
             argv = [sys.executable, "-m", "nsqtools", "tail", "--topic", "TOPIC"]
             argv += ["--channel", "bench", "-n", str(args.long), *at(nsqd)]

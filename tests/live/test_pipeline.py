@@ -31,6 +31,8 @@ ENV = {"JDK_JAVA_OPTIONS": QUICK_JVM}
 START = 120.0  # seconds that Spark may take to begin on a busy machine
 KILLS = 3
 ROUND = 8_000
+WINDOW = 1000  # --max-in-flight: what may be staged and not finished yet when the kill comes
+STEPS = ("--max-per-trigger", "1000", "--max-in-flight", str(WINDOW))
 
 
 class Lake:
@@ -83,9 +85,13 @@ class Lake:
 
     @property
     def numbers(self) -> Counter[int]:
-        """What is in the files, as a reader sees it who knows nothing of Spark."""
-        table = ds.dataset(self.output, partitioning="hive").to_table(["body"])
-        return Counter(map(int, table["body"].to_pylist()))
+        return numbers_in(self.output)
+
+
+def numbers_in(folder: Path) -> Counter[int]:
+    """What is in the files, as a reader sees it who knows nothing of Spark."""
+    table = ds.dataset(folder, partitioning="hive").to_table(["body"])
+    return Counter(map(int, table["body"].to_pylist()))
 
 
 @pytest.fixture
@@ -142,13 +148,13 @@ def test_a_service_tells_how_it_fares_and_ends_with_the_batch_on_ctrl_c(
     assert "it is of --channel lake, not of other" in other.stderr
 
 
-def test_what_is_killed_at_any_moment_archives_each_message_once_and_goes_round(
+def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight_which_compact_undoes(
     lake: Lake, nsqtools_cli: Cli, topic: str
 ) -> None:
     rng = seeded()
     numbers = range((KILLS + 1) * ROUND)
     for kill in range(KILLS):
-        process = lake.start("--continuous", "--trigger", "0s", "--max-per-trigger", "1000")
+        process = lake.start("--continuous", "--trigger", "0s", *STEPS)
         lake.publish(numbers[kill * ROUND : (kill + 1) * ROUND])
         left = rng.randrange(ROUND)
         eventually(lambda left=left: lake.depth <= left, timeout=START)  # type: ignore[misc]
@@ -168,25 +174,17 @@ def test_what_is_killed_at_any_moment_archives_each_message_once_and_goes_round(
         return drained(lake.nsqd, topic, "lake")
 
     eventually(all_taken, timeout=START)  # what was in flight comes again
-    assert lake.numbers == Counter(numbers)
+    found = lake.numbers
+    assert set(found) == set(numbers)
+    assert found.total() - len(found) <= KILLS * WINDOW
 
-    common = ("--config", str(lake.config), "-v")
+    few = lake.output.parent / "few"
     compacted = nsqtools_cli(
-        *("pipeline", "compact", "--input", str(lake.output), "--output", "few", *common),
+        *("pipeline", "compact", "--input", str(lake.output), "--output", str(few)),
+        *("--config", str(lake.config), "-v"),
         env=ENV,
         timeout=START,
     )
     assert compacted.code == 0, compacted.stderr
     assert f" now of {len(numbers):,} records in " in compacted.stderr
-    replayed = nsqtools_cli(
-        *("pipeline", "replay", "--input", "few", "--topic", "again", *at(lake.nsqd), *common),
-        *("--order-by", "timestamp", "--where", "CAST(CAST(body AS STRING) AS INT) < 5000"),
-        env=ENV,
-        timeout=START,
-    )
-    assert replayed.code == 0, replayed.stderr
-    assert "5,000 messages published" in replayed.stderr
-    tailed = nsqtools_cli(
-        *("tail", "--topic", "again", "--channel", "c", "-n", "5000", *at(lake.nsqd))
-    )
-    assert Counter(map(int, tailed.stdout.split())) == Counter(range(5000))
+    assert numbers_in(few) == Counter(numbers)

@@ -32,7 +32,7 @@ def test_defaults_stand_where_nothing_is_given() -> None:
     assert found.staging == "/staging"
     assert found.nsqds == (Nsqd(Address("127.0.0.1", 4150), "127.0.0.1:4151"),)
     assert found.lookupds == ()
-    assert (found.max_messages, found.connections, found.max_in_flight) == (0, 1, 5_000)
+    assert (found.max_messages, found.connections, found.max_in_flight) == (0, 2, 5_000)
     assert (found.idle_timeout, found.max_read, found.poll_interval) == (2.0, 60.0, 0.5)
     assert not found.drain
 

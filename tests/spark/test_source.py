@@ -53,6 +53,7 @@ def options(
         "channel": "lake",
         "stagingLocation": str(staging),
         "pollIntervalMs": "1",
+        "connectionsPerNsqd": "1",
         "idleTimeoutMs": "300",
         **more,
     }

@@ -52,7 +52,7 @@ limits:
 
 What nsqd delivers twice
   is there twice, with one message_id and timestamp_ns: messages that were in flight, at most
-  --max-in-flight for each connection, when a connection broke, a process was killed between the
+  --max-in-flight for each task, when a connection broke, a process was killed between the
   sync and the finish, or nsqd crashed. pipeline compact keeps one of each.
 The memory of nsqd
   is lost with it: what -mem-queue-size keeps there, and what is in flight.
@@ -81,8 +81,9 @@ partition. For few and large files choose --trigger 1m or more, or run from cron
 is older than an hour. --max-per-trigger bounds a batch, and so the time until its messages can be
 read; 500000 messages of 200 bytes take a few seconds.
 
-One connection receives as fast as nsqd sends to one client. More --connections help where bodies
-are big, or where each is parsed at length, and use one core each.
+Each of the --connections is a task, which receives and then writes: two keep a machine of two cores
+busy. More help where there are more cores, and bodies are big or are parsed at length; each writes
+a file of its own.
 
 The driver and its Java take about 1 GB, Python workers some 150 MB each. --conf
 spark.driver.memory=512m is enough for an archive."""
@@ -94,13 +95,14 @@ messages to do:
 
 \b
 nsqtools pipeline archive --topic events --channel lake --output lake \\
-  --conf spark.driver.extraJavaOptions=-XX:ArchiveClassesAtExit=/var/cache/nsqtools.jsa
+  --conf 'spark.driver.extraJavaOptions=-Xlog:disable
+  -XX:ArchiveClassesAtExit=/var/cache/nsqtools.jsa'
 
 Then have it used, in the configuration file:
 
 \b
 [pipeline]
-conf = "spark.driver.extraJavaOptions=-XX:SharedArchiveFile=/var/cache/nsqtools.jsa -Xshare:auto"
+conf = "spark.driver.extraJavaOptions=-Xlog:disable -XX:SharedArchiveFile=/var/cache/nsqtools.jsa"
 
 Record it anew after an update of Java or Spark; until then it is not used. A run that finds nothing
 to do ends without starting Java at all."""
@@ -177,7 +179,8 @@ stagingLocation
 maxMessagesPerTrigger
   Most messages of a batch; 0, the default, for no limit.
 connectionsPerNsqd, maxInFlight
-  Connections to each nsqd (1), and messages in flight on each (2500).
+  Partitions for each topic on an nsqd (2), and messages in flight for each of them (5000); where
+  nsqd allows a connection fewer (-max-rdy-count), several share them.
 idleTimeoutMs, maxReadMs, pollIntervalMs
   After how much silence, and after how long at most, a partition ends without all that was
   planned for it; and how often it is looked for messages.

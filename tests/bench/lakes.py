@@ -1,0 +1,195 @@
+"""The pipeline: a warm archive and the sink beside the Go tools, then what it takes by itself."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.bench.archiving import events
+from tests.bench.measuring import BODY, ENVIRONMENT, Pair, Run, Side, drain, filled, measure
+from tests.support.servers import at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from nsqtools.spark.progress import Written
+    from tests.support.binaries import Nsq
+    from tests.support.servers import Nsqd
+
+FEW = 10_000
+PINGS = 50
+CDS = "--conf=spark.driver.extraJavaOptions=-Xshare:auto -Xlog:disable -XX:{}={}"
+
+
+class Lakes:
+    """The benches of the pipeline; one Spark session serves all that are to find it warm."""
+
+    def __init__(self, nsqd: Nsqd, nsq: Nsq, n: int, scratch: str) -> None:
+        self._nsqd = nsqd
+        self._nsq = nsq
+        self._n = n
+        self._scratch = Path(scratch)
+        self._folder = self._scratch / "lake"
+        self._stack = ExitStack()
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        from nsqtools.spark import register
+        from nsqtools.spark.session import open_session
+
+        spark = self._stack.enter_context(open_session("local[2]", {}))
+        register(spark)
+        return spark
+
+    def pairs(self) -> list[Pair]:
+        """What is compared, in order."""
+        return [
+            Pair(
+                Side("pipeline archive, warm", self._archive),
+                Side("nsq_to_file --sync-interval 1s", self._to_file),
+            ),
+            Pair(Side("pipeline sink", self._sink), Side("to_nsq", self._to_nsq)),
+        ]
+
+    def tell(self) -> None:
+        """Print what there is nothing to compare with."""
+        print(f"pipeline, from publishing to the file, median: {self._latency():.3f} s")
+        self._stack.close()
+        shared = self._scratch / "spark.jsa"
+        self._process(FEW, CDS.format("ArchiveClassesAtExit", shared))
+        cold, _ = self._process(FEW)
+        quick, _ = self._process(FEW, CDS.format("SharedArchiveFile", shared))
+        seconds, memory = self._process(self._n)
+        print(f"pipeline archive of {FEW:,}, start to exit: {cold:.1f} s, AppCDS {quick:.1f} s")
+        print(f"the same of {self._n:,}: {seconds:.1f} s, at most {memory:.0f} MiB in all")
+
+    def _archive(self) -> Run:
+        from nsqtools.spark.archive import ArchiveSettings, archive
+        from nsqtools.spark.streams import Stream
+
+        seconds = []
+        for messages in (FEW, self._n):  # the first query of a JVM takes seconds
+            folder = self._emptied()
+            with filled(self._nsqd, messages, events(FEW)) as topic:
+                settings = ArchiveSettings(
+                    self._options(topic), str(folder / "out"), Stream(str(folder / "checkpoint"))
+                )
+                spark = self.spark
+                started = time.perf_counter()
+                archive(spark, settings, stop=threading.Event(), report=lambda _: None)
+                seconds.append(time.perf_counter() - started)
+        return Run(self._n, seconds[-1], 0.0, 0.0)
+
+    def _to_file(self) -> Run:
+        argv = [self._nsq.path("nsq_to_file"), "--sync-interval=1s", "--max-in-flight=2500"]
+        argv += ["--output-dir", str(self._emptied())]
+        return drain(self._nsqd, self._n, argv, bodies=events(FEW), settled=True)
+
+    def _sink(self) -> Run:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        body = F.lit(BODY.decode()).alias("body")
+        rows = self.spark.range(0, self._n, numPartitions=2).select(body)
+        for frame in (rows.limit(FEW), rows):
+            started = time.perf_counter()
+            frame.write.format("nsq").mode("append").options(
+                **{"nsqd.tcp.addresses": str(self._nsqd.tcp), "topic": "lake#ephemeral"}
+            ).save()
+            seconds = time.perf_counter() - started
+        return Run(self._n, seconds, 0.0, 0.0)
+
+    def _to_nsq(self) -> Run:
+        lines = self._scratch / "lake.lines"
+        fewer = self._n // 4
+        lines.write_bytes((BODY + b"\n") * fewer)
+        argv = [self._nsq.path("to_nsq"), "--topic=lake#ephemeral", *at(self._nsqd)]
+        return measure(argv, fewer, stdin=lines)
+
+    def _latency(self) -> float:
+        """Seconds from when a message was published to when its file was there."""
+        from nsqtools.spark import archive as archives
+        from nsqtools.spark.streams import Stream, read, run
+
+        folder, stop, late = self._emptied(), threading.Event(), list[float]()
+        with filled(self._nsqd, 0) as topic:
+            stream = Stream(str(folder / "checkpoint"), 0.0)
+            settings = archives.ArchiveSettings(
+                {**self._options(topic), "pollIntervalMs": "50"}, str(folder / "out"), stream
+            )
+            writer = archives._Writer(self.spark, settings)
+
+            def write(batch: DataFrame, query: str, number: int) -> Written:
+                written = writer.write(batch, query, number)
+                if written.newest:
+                    late.append(time.time() - written.newest)
+                if len(late) >= PINGS:
+                    stop.set()
+                return written
+
+            pinging = threading.Thread(target=self._ping, args=(topic, stop))
+            pinging.start()
+            run(read(self.spark, settings.source), write, stream, stop=stop, report=lambda _: None)
+            pinging.join()
+        return statistics.median(late[5:])
+
+    def _ping(self, topic: str, stop: threading.Event) -> None:
+        while not stop.wait(0.7):
+            self._nsqd.publish(topic, [BODY])
+
+    def _process(self, messages: int, *options: str) -> tuple[float, float]:
+        """Seconds from start to exit of a command, and MiB of all its processes at most."""
+        folder = self._emptied()
+        argv = [sys.executable, "-m", "nsqtools", "pipeline", "archive", "-q", *options]
+        with filled(self._nsqd, messages, events(FEW)) as topic:
+            argv += ["--topic", topic, "--channel", "bench", "--output", str(folder / "out")]
+            argv += [*at(self._nsqd), "--nsqd-http-address", str(self._nsqd.http)]
+            started = time.perf_counter()
+            process = subprocess.Popen(argv, env=ENVIRONMENT)
+            most = 0.0
+            while process.poll() is None:
+                most = max(most, sum(map(_proportional, _family(process.pid))))
+                time.sleep(0.2)
+            seconds = time.perf_counter() - started
+        if process.returncode:
+            raise RuntimeError(f"pipeline archive ended with {process.returncode}")
+        return seconds, most
+
+    def _options(self, topic: str) -> dict[str, str]:
+        return {
+            "nsqd.tcp.addresses": f"{self._nsqd.tcp}/{self._nsqd.http.port}",
+            "subscribe": topic,
+            "channel": "bench",
+            "stagingLocation": str(self._folder / "staging"),
+        }
+
+    def _emptied(self) -> Path:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        return self._folder
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in children.read_text().split():
+                yield from _family(int(child))
+
+
+def _proportional(pid: int) -> float:
+    """MiB of a process, with its part of what it shares."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
