@@ -65,8 +65,8 @@ stay in their order, and their values as they are written; of one that occurs tw
 Numbers are compared by value, however many digits they have.
 
 --where and --set need the Python package jq. It writes objects anew, without spaces, but leaves the
-order of the fields and the digits of numbers it does not touch, of which it spells exponents its own
-way. A --set that makes nothing of a message, as 'empty' does, filters it out.
+order of the fields and the digits of numbers it does not touch, except that it spells exponents in
+its own way. A --set that makes nothing of a message, as 'empty' does, filters it out.
 
 Messages that are filtered out are finished. What is not JSON, or no object where a field is asked
 for, and what an expression fails with, is a dead letter; so is what the destination does not take,

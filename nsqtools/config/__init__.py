@@ -1325,7 +1325,7 @@ class StreamConfig(ClientConfig):
     opt_flag: ClassVar[str] = "consumer-opt"
 
     max_in_flight: int = option(
-        10_000,
+        5_000,
         "integer",
         "Most messages in flight from an nsqd, of each topic and for each of --connections.",
         minimum=1,

@@ -270,6 +270,8 @@ _PYTHON = re.compile(
     r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE
 )
 _TERMINATED = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
+_CALLING = re.compile(r"An error occurred while calling \S+$")
+_CAUSE = re.compile(r"^(?:Caused by: |: )(?:[\w.$]+(?:Exception|Error): )?(\S.*)$", re.MULTILINE)
 _STAGE = re.compile(r"^Job aborted due to stage failure: .*?\): (?=\S)")
 
 
@@ -292,6 +294,8 @@ def explain(error: BaseException) -> NSQError:
     if found := list(_PYTHON.finditer(text)):
         return NSQError(found[-1][1].strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and _CALLING.match(lines[0]):  # what pyspark does not convert comes with its stack
+        lines = _CAUSE.findall(text)[-1:] or lines[1:]
     line = lines[0] if lines else type(error).__name__
     return NSQError(_STAGE.sub("", _TERMINATED.sub("", line)))
 

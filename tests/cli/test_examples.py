@@ -342,7 +342,8 @@ def move_a_channel(stage: Stage, line: str) -> None:
     stage.nsqd.create("orders", "archive")
     stage.nsqd.publish("orders", BODIES)
     here = line.replace("127.0.0.1:4150", str(stage.nsqd.tcp))
-    said = "orders -> orders.old: 5 received, 5 relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued"
+    counts = "5 received, 5 relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued"
+    said = f"orders -> orders.old: {counts}"
     assert stage.run(here, said=f"nsqtools: {said}\n") == b""
     stage.published("orders.old", len(BODIES))
 

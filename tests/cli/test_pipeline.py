@@ -1,4 +1,4 @@
-"""The commands of ``pipeline`` up to where Spark begins."""
+"""The commands of ``pipeline`` up to where Spark begins; the lines are a table of mistakes."""
 
 from __future__ import annotations
 

@@ -218,11 +218,11 @@ def test_a_condition_that_fails_on_a_body_ends_the_run_and_another_one_goes_on(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
+    """A file system of 16 MiB."""
     mount, umount = (needs(name, "archives on a full disk") for name in ("mount", "umount"))
     folder = tmp_path / "disk"
     folder.mkdir()
-    command = [mount, "-t", "tmpfs", "-o", "size=4194304", "nsqtools-test", str(folder)]
+    command = [mount, "-t", "tmpfs", "-o", "size=16777216", "nsqtools-test", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"no right to mount a small disk: {done.stderr.strip()}")
