@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FEW = 10_000
 PINGS = 50
+_LOOK = 0.2
 CDS = "--conf=spark.driver.extraJavaOptions=-Xshare:auto -Xlog:disable -XX:{}={}"
 
 
@@ -158,7 +159,8 @@ class Lakes:
             most = 0.0
             while process.poll() is None:
                 most = max(most, sum(map(_proportional, _family(process.pid))))
-                time.sleep(0.2)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK)
             seconds = time.perf_counter() - started
         if process.returncode:
             raise RuntimeError(f"pipeline archive ended with {process.returncode}")
