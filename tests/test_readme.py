@@ -25,6 +25,7 @@ from nsqtools.cli.settings import Settings, variables
 from nsqtools.cli.tree import groups_of, walk
 from nsqtools.errors import ConfigError
 from tests.support import picture
+from tests.support.spark import needs_spark
 from tests.support.eventually import eventually
 from tests.support.servers import drained
 
@@ -280,6 +281,7 @@ def test_the_pytest_plugin_gives_its_fixture(tmp_path: Path) -> None:
 
 
 def test_the_picture_shows_what_the_demo_prints_now() -> None:
+    needs_spark("the picture of the demo")
     assert picture.difference() == [], "python -m tests.support.picture makes it anew"
 
 

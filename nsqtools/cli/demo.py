@@ -15,6 +15,7 @@ import click
 
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command
+from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _EVENTS = 5000
 _CONFIG = "nsqtools.toml"
-_TIMEOUT = 60.0
+_TIMEOUT = 180.0
 
 # This very installation, whatever PATH says and whatever lies in the current folder.
 _NSQTOOLS = (
@@ -41,6 +42,16 @@ class Step(NamedTuple):
     line: str
     expected: str = ""
 
+
+_LAKE = (
+    Step(
+        "Load them into a data lake: Spark writes Parquet.",
+        "nsqtools pub --topic events --file events.ndjson",
+    ),
+    Step("", "nsqtools pipeline archive --topic events --channel archive --output parquet"),
+    Step("", "find parquet -name '*.parquet' | sort"),
+)
+"""What is shown where Spark is installed."""
 
 STEPS = (
     Step(
@@ -81,6 +92,7 @@ STEPS = (
         f" --destination-nsqd-tcp-address $NSQD_TCP -n {_EVENTS}",
     ),
     Step("", f"nsqtools tail --topic copy --channel mine -n {_EVENTS} | wc -l", str(_EVENTS)),
+    *_LAKE,
     Step(
         "Publish a message from a pipe, and print it with its metadata.",
         "echo '{\"user\": 42}' | nsqtools pub --topic users",
@@ -104,13 +116,24 @@ def demo() -> int:
         line = stage.start_sandbox()
         click.echo(line)
         stage.know(json.loads(line))
-        for step in STEPS:
+        for step in steps():
             if step.story:
                 _tell(step.story)
             _prompt(step.line)
             stage.run(step)
     _tell("That was all; nothing is left behind. 'nsqtools sandbox' gives you one to play with.")
     return Exit.DONE
+
+
+def steps() -> Sequence[Step]:
+    """The steps that this installation can show."""
+    from nsqtools.spark.session import require_spark
+
+    try:
+        require_spark()
+    except ConfigError:
+        return [step for step in STEPS if step not in _LAKE]
+    return STEPS
 
 
 class _Stage:

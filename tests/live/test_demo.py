@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.cli.demo import STEPS
+from nsqtools.cli.demo import steps
 from tests.support.eventually import eventually
 from tests.support.process import COMMAND
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
 
 PIPE = subprocess.PIPE
-TIMEOUT = 60.0
+TIMEOUT = 180.0
 PUBLISHED = "nsqtools: info: 5000 messages published\n"
-LINES = ["nsqtools sandbox --port 0", *(step.line for step in STEPS)]
+LINES = ["nsqtools sandbox --port 0", *(step.line for step in steps())]
 DRAIN = "nsqtools tail --topic events --channel archive --until-empty | wc -l"
 
 

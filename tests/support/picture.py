@@ -36,7 +36,8 @@ PICTURE = Path(__file__).parents[2] / ".github" / "demo.svg"
 WIDTH = 92
 _TIMEOUT = 120.0
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ESCAPE = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
+_ERASED = "starting Spark"  # by moving the cursor up
 _ADDRESSES = {
     "nsqd_tcp_address": "127.0.0.1:4150",
     "nsqd_http_address": "127.0.0.1:4151",
@@ -48,6 +49,10 @@ _FIXED = (
     (r'("timestamp":)\d+', r"\g<1>1773480413589793238"),
     (r'("id":)"[0-9a-f]{16}"', r'\1"0f7a3c5e1b402000"'),
     (r"^(lake/events\.)\S+(: .*) \d+ bytes", r"\1laptop-000000.2026-03-14_09.log.gz\2 51234 bytes"),
+    (
+        r"^(parquet/date=)[^/]+/hour=../batch=[0-9a-f]{8}-0{8}/(part-\d{5})-\S+",
+        r"\g<1>2026-03-14/hour=09/batch=5e0fa0a1-00000000/\2-9c1d.c000.zstd.parquet",
+    ),
 )
 _TABLE = ["tcp", "http", "hostname", "version"]
 _HOSTNAME = "laptop"
@@ -99,7 +104,8 @@ def text_lines(svg: str) -> list[str]:
 
 def normalised(output: str) -> list[str]:
     """The lines of a run, with their colours, as they are in any other run."""
-    lines = [_overwritten(line) for line in output.rstrip().split("\n")]
+    written = (_overwritten(line) for line in output.rstrip().split("\n"))
+    lines = [line for line in written if _ERASED not in line]
     while not _ESCAPE.sub("", lines[0]):
         lines[1] = lines[0] + lines[1]  # a colour begins there
         del lines[0]
