@@ -336,7 +336,7 @@ def test_a_real_nsqd_registers(ours: Lookupd, tmp_path: Path) -> None:
         # It asks for channels before a new topic's messages flow.
         http_ask(ours.http, "POST /channel/create?topic=new&channel=waiting")
         nsqd.publish("new", [b"x"])
-        assert nsqd.channel("new", "waiting")["depth"] == 1
+        eventually(lambda: nsqd.channel("new", "waiting")["depth"] == 1)
     eventually(lambda: http_ask(ours.http, "GET /lookup?topic=t").json["producers"] == [])
 
 

@@ -24,6 +24,7 @@ def source(nsqd: Nsqd, topic: str, folder: Path, **more: str) -> dict[str, str]:
     """Options of the source, for an archive in this folder."""
     return {
         "nsqd.tcp.addresses": f"{nsqd.tcp}/{nsqd.http.port}",
+        "connectionsPerNsqd": "1",
         "subscribe": topic,
         "channel": CHANNEL,
         "stagingLocation": str(folder / "_nsqtools/staging"),
