@@ -25,9 +25,9 @@ from nsqtools.cli.settings import Settings, variables
 from nsqtools.cli.tree import groups_of, walk
 from nsqtools.errors import ConfigError
 from tests.support import picture
-from tests.support.spark import needs_spark
 from tests.support.eventually import eventually
 from tests.support.servers import drained
+from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
