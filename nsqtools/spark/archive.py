@@ -81,7 +81,7 @@ def archive(
         totals.add(progress)
         report(progress)
 
-    frame = read(spark, settings.source)
+    frame = read(spark, settings.source, settings.stream)
     writer = _Writer(spark, settings)
     writer.check(frame)
     with writing(settings.output):
@@ -138,12 +138,17 @@ class _Writer:
         if shape.format == "delta":
             writer = rows.write.format("delta").mode("append").partitionBy(*PARTITIONS[:2])
             writer.option("txnAppId", query).option("txnVersion", number).save(self._output)
-            return told()
+            written = told()
+            root = local(self._settings.output)
+            if root is not None and written.rows:
+                sync(root, [root / "_delta_log", *hours(root, written)])
+            return written
         replace_batch(rows, shape.format, self._output, name, PARTITIONS[:2])
         written = told()
         root = local(self._settings.output)
         if root is not None and written.rows:
-            sync(root, leaves(root, name, written))
+            leaves = [hour / f"batch={name}" for hour in hours(root, written)]
+            sync(root, [leaf for leaf in leaves if leaf.is_dir()])
         return written
 
 
@@ -178,8 +183,8 @@ def shaped(frame: DataFrame, select: str) -> DataFrame:
     return found
 
 
-def leaves(root: Path, name: str, written: Written) -> Iterator[Path]:
-    """The directories of a batch, of the hours that its rows are of."""
+def hours(root: Path, written: Written) -> Iterator[Path]:
+    """The directories of the hours that a batch's rows are of."""
     assert written.oldest is not None
     assert written.newest is not None
     first, last = (
@@ -189,6 +194,5 @@ def leaves(root: Path, name: str, written: Written) -> Iterator[Path]:
     for day in root.glob("date=*"):
         if first <= day.name <= last:
             for hour in range(24):
-                leaf = day / f"hour={hour:02d}" / f"batch={name}"
-                if leaf.is_dir():
-                    yield leaf
+                if (folder := day / f"hour={hour:02d}").is_dir():
+                    yield folder

@@ -361,5 +361,5 @@ def _finished(made: Path) -> dict[str, dict[str, Part]]:
             continue
         hour = path.parent.relative_to(made).as_posix()
         hours.setdefault(hour, {})[path.name] = Part(path.stat().st_size, parquet(str(path)).rows)
-    sync(made, [made / hour for hour in hours])
+    sync(made.parent, [made / hour for hour in hours])
     return hours

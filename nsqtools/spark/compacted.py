@@ -272,6 +272,7 @@ class Output:
             made, old, target = (
                 os.path.join(base, hour) for base in (f"{folder}/new", f"{folder}/old", self.root)
             )
+            changed.add(os.path.dirname(target))  # by a run that was stopped, perhaps
             if not os.path.lexists(made):
                 continue
             if os.path.lexists(target):
@@ -279,8 +280,7 @@ class Output:
                 os.rename(target, old)
             make_directory(os.path.dirname(target))
             os.rename(made, target)
-            changed.add(os.path.dirname(target))
-        for parent in changed:
+        for parent in filter(os.path.isdir, changed):
             sync_directory(parent)
 
     def _sweep(self) -> None:

@@ -38,7 +38,8 @@ _NUMBERS = {
     "pollIntervalMs": Option("integer", "", minimum=1),
 }
 _SERVERS = ("nsqd.tcp.addresses", "nsqlookupd.http.addresses")
-_SOURCE = (*_SERVERS, "subscribe", "channel", "stagingLocation", *_NUMBERS, "drain")
+_PLACES = ("stagingLocation", "checkpointPath")
+_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, *_NUMBERS, "drain")
 _SINK = (*_SERVERS, "topic")
 
 # Spark puts what the query itself is told among the options of its sink.
@@ -85,6 +86,8 @@ class SourceSettings:
     lookupds: tuple[str, ...]
     config: ConsumerConfig
     auth_secret_env: str = ""
+    checkpoint: str = ""
+    """Path of the query's checkpoint, where that is local: its logs are synced."""
     max_messages: int = 0
     """Most messages of a micro-batch; 0 for no limit."""
     connections: int = 2
@@ -141,6 +144,7 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
         config=given.config(ConsumerConfig),
         auth_secret_env=given.secret_env,
         **_present(
+            checkpoint=given.text("checkpointPath") or None,
             max_messages=numbers["maxMessagesPerTrigger"],
             connections=numbers["connectionsPerNsqd"],
             max_in_flight=numbers["maxInFlight"],

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from nsqtools.spark.places import local
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -29,9 +31,10 @@ def replace_batch(
 
 
 def write_once(rows: DataFrame, form: str, output: str) -> None:
-    """Write files into a directory that has none yet."""
+    """Write files into a directory that has none yet; a local one was looked at, and may exist."""
     named = texts(rows) if form == "json" else rows
-    named.write.format(form).mode("append").options(**_NO_MARK).save(output)
+    mode = "errorifexists" if local(output) is None else "append"
+    named.write.format(form).mode(mode).options(**_NO_MARK).save(output)
 
 
 def texts(frame: DataFrame) -> DataFrame:

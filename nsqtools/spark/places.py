@@ -203,7 +203,7 @@ def is_settled(checkpoint: str, staging: str, stamp: Mapping[str, Any]) -> bool:
             return False
         batch = _last(path / "offsets")
         return batch < 0 or not _forgotten(path / "offsets" / str(batch), staging)
-    except (OSError, ValueError, NSQError):
+    except (OSError, ValueError, LookupError, NSQError):
         return False
 
 

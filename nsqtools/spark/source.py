@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 )
 
 from nsqtools.errors import ConfigError
+from nsqtools.spark.checkpoints import sync_log
 from nsqtools.spark.ledger import Claim, Ledger
 from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset, Quota, plan
@@ -266,6 +267,7 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         """Of the batch that ``end`` plans, which ``start`` says nothing of."""
         offset = Offset.from_json(end)
         self._prepared = offset.batch
+        self._sync("offsets")
         return self._prepare(offset)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -274,8 +276,13 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def _clean(self, offset: Offset) -> None:
         if offset.batch > self._cleaned:
+            self._sync("commits")
             self._ledger(offset.stream).clean(offset.batch)
             self._cleaned = offset.batch
+
+    def _sync(self, log: str) -> None:
+        if self._settings.checkpoint:
+            sync_log(self._settings.checkpoint, log)
 
     def _account(self, offset: Offset) -> None:
         """Look at what a batch of this run has got: a quota may be short of its count.

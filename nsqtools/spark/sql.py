@@ -164,7 +164,7 @@ def explain(spark: SparkSession, settings: StreamSettings | ArchivesSettings) ->
 
 
 def _of_topics(spark: SparkSession, settings: StreamSettings) -> DataFrame:
-    frame = read(spark, settings.source)
+    frame = read(spark, settings.source, settings.stream)
     if settings.query.watermark:
         return frame.withWatermark(
             "timestamp", f"{settings.query.watermark * 1000:.0f} milliseconds"
@@ -205,6 +205,12 @@ class _Writer:
             raise ConfigError("--query: batch is the name of a directory: name it otherwise")
         if not rows.isStreaming:
             raise ConfigError(f"--query: expected a SELECT from the table {_TABLE}")
+        plan = rows._jdf.queryExecution().analyzed().toString()
+        if max(plan.count("StreamingRelationV2"), plan.count("CTERelationRef")) > 1:
+            raise ConfigError(
+                f"--query: the table {_TABLE} stands in it more than once, and each would get only "
+                "a part of the messages: archive them first, and query that with --input"
+            )
 
     def settle(self) -> None:
         """From now on batches are the results of this query, and none was left by another."""

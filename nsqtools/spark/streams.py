@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from nsqtools.spark.places import as_url
+from nsqtools.spark.places import as_url, local
 from nsqtools.spark.progress import Listener, Notes, Written
 from nsqtools.spark.session import explain
 
@@ -46,12 +46,14 @@ class Stream:
     output_mode: str = "append"
 
 
-def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+def read(spark: SparkSession, options: Mapping[str, str], stream: Stream) -> DataFrame:
     """The messages that the source gives with these options."""
     from nsqtools.spark import register
 
     register(spark)
-    return spark.readStream.format("nsq").options(**options).load()
+    path = local(stream.checkpoint)
+    known = {} if path is None else {"checkpointPath": str(path)}
+    return spark.readStream.format("nsq").options(**options, **known).load()
 
 
 def run(
@@ -109,7 +111,8 @@ def _wait(query: StreamingQuery, batches: _Batches, stop: threading.Event) -> No
 def _ours(error: Exception) -> Exception:
     """An error of Spark, or of the way to it, as one of ours; others are what they are."""
     theirs = type(error).__module__.startswith(("pyspark", "py4j"))
-    return explain(error) if theirs or isinstance(error, ConnectionError) else error
+    lost = isinstance(error, ConnectionError) and not isinstance(error, BrokenPipeError)
+    return explain(error) if theirs or lost else error
 
 
 class _Stopped(Exception):  # noqa: N818 - no error

@@ -139,7 +139,8 @@ class Lakes:
 
             pinging = threading.Thread(target=self._ping, args=(topic, stop))
             pinging.start()
-            run(read(self.spark, settings.source), write, stream, stop=stop, report=lambda _: None)
+            rows = read(self.spark, settings.source, stream)
+            run(rows, write, stream, stop=stop, report=lambda _: None)
             pinging.join()
         return statistics.median(late[5:])
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
+from nsqtools.spark import archive as archives
 from nsqtools.spark.archive import ArchiveSettings, Shape, archive
+from nsqtools.spark.outputs import replace_batch
 from tests.spark.streaming import Told, publish, rows, stream
 from tests.spark.streaming import source as made
 from tests.support.binaries import needs
@@ -259,7 +261,9 @@ def test_a_checkpoint_of_another_topic_or_channel_is_refused(lake: Lake) -> None
         lake.archive()
 
 
-def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(lake: Lake) -> None:
+def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake.publish(*(b"%d" % n for n in range(500)))
     settings = ArchiveSettings(
         source=made(lake.nsqd, lake.topic, lake.folder, maxMessagesPerTrigger="100"),
@@ -267,12 +271,15 @@ def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(lake: Lake
         stream=stream(lake.folder),
     )
 
-    def report(fact: Any) -> None:
-        lake.told.facts.append(fact)
+    write = replace_batch
+
+    def stop_after(*args: Any) -> None:
+        write(*args)
         lake.told.stop.set()
 
-    archive(lake.spark, settings, stop=lake.told.stop, report=report)
-    assert 100 <= len(rows(lake.folder)) < 500
+    monkeypatch.setattr(archives, "replace_batch", stop_after)
+    archive(lake.spark, settings, **lake.told.given)
+    assert len(rows(lake.folder)) == 100
     archive(lake.spark, settings, stop=threading.Event(), report=lake.told.facts.append)
     assert lake.bodies == Counter(b"%d" % n for n in range(500))
 

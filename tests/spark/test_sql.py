@@ -165,6 +165,19 @@ def test_a_plan_is_explained_and_nothing_consumed(asking: Asking) -> None:
         asking.nsqd.topic(asking.topic)
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT a.body FROM nsq a JOIN nsq b ON a.message_id = b.message_id",
+        "SELECT body FROM nsq UNION ALL SELECT body FROM nsq",
+        "WITH t AS (SELECT * FROM nsq) SELECT a.body FROM t a JOIN t b ON a.body = b.body",
+    ],
+)
+def test_a_stream_is_read_once_or_each_reader_would_miss_some(asking: Asking, query: str) -> None:
+    with pytest.raises(ConfigError, match="--query: the table nsq stands in it more than once"):
+        asking.ask(query, Target("parquet", output=str(asking.folder / "out")))
+
+
 def test_archives_are_queried_once(asking: Asking, tmp_path: Path) -> None:
     publish(asking.nsqd, asking.topic, ORDERS)
     lake = tmp_path / "lake"

@@ -181,6 +181,9 @@ maxMessagesPerTrigger
 connectionsPerNsqd, maxInFlight
   Partitions for each topic on an nsqd (2), and messages in flight for each of them (5000); where
   nsqd allows a connection fewer (-max-rdy-count), several share them.
+checkpointPath
+  The checkpoint of the query, where that is a local directory. Spark does not sync what it notes
+  there; the source does, and nothing is lost in a power failure.
 idleTimeoutMs, maxReadMs, pollIntervalMs
   After how much silence, and after how long at most, a partition ends without all that was
   planned for it; and how often it is looked for messages.

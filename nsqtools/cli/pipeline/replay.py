@@ -36,8 +36,8 @@ their file.
 Spark chooses the messages and orders them, once, into --staging; then it ends, and they are
 published from there. How far that is, is noted there after each OK of nsqd. A run that ended early
 is continued by the next one with the same --input, --where, --order-by and --topic; the messages
-that were on their way then, at most a MiB, may be published again. Without --order-by messages are
-in the order of files.
+that were on their way then, at most a MiB, may be published again. Without --order-by messages come
+in no particular order, but always in the same.
 
 Empty bodies are left out, since nsqd takes none. One that nsqd refuses for its size is left out,
 too, and the exit status is then 4.""",

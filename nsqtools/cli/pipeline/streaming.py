@@ -108,8 +108,9 @@ async def _run(
         log.warning("%s", error)  # what is staged already needs no nsqd
     else:
         idle = not count and not stream.continuous and is_settled(*job.places[1:], job.stamp)
-    if idle or run.stop.is_set():
+    if idle:
         log.info("no message waits")
+    if idle or run.stop.is_set():
         return Exit.DONE
     check_staging(job.places.staging)
 
