@@ -308,6 +308,7 @@ def deliver_batches(stage: Stage, line: str) -> None:
 
 def show_requests(stage: Stage, line: str) -> None:
     running = stage.start(line)
+    eventually(lambda: any(stage.nsqd.topic("events")["channels"][1:]))
     stage.subscribed("events")
     stage.nsqd.publish("events", BODIES)
     eventually(lambda: sorted(c["depth"] for c in stage.nsqd.topic("events")["channels"]) == [0, 5])
