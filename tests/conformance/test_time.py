@@ -96,7 +96,7 @@ def test_a_message_that_timed_out_belongs_to_the_consumer_that_gets_it_next(
 
 def test_timeouts_are_each_consumers_own(connect: Connect, nsqd: Nsqd, topic: str) -> None:
     short, long = connect(), connect()
-    short.identify(msg_timeout=200)
+    short.identify(msg_timeout=1000)
     long.identify(msg_timeout=2000)
     long.subscribe(topic, ready=1)
     nsqd.publish(topic, [b"long"])
