@@ -1,7 +1,7 @@
 """What happens by itself: timeouts, deferred messages, heartbeats.
 
 The real nsqd looks for new channels every 5 s, and before that nothing in them is due; so all
-channels of this file are there from the beginning, and the first test waits longest.
+channels of this file are made first, and no test begins before nsqd has come to see them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def nsqd(nsqd_class: type[Nsqd], tmp_path_factory: pytest.TempPathFactory) -> It
     with nsqd_class(tmp_path_factory.mktemp("nsqd"), "-max-msg-timeout=2s") as running:
         for number in range(POOL):
             running.create(f"old{number}", "c")
+        running.create("seen", "c")
+        running.request("POST", "/pub", b"x", topic="seen", defer=1)
+        eventually(lambda: running.channel("seen", "c")["depth"] == 1)
         yield running
 
 
