@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import binaries
 from tests.support.authd import Authd
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.servers import MakeNsqd, MakeNsqlookupd
+
+
+IN_SPARK = "tests/spark/in_session/"
+SLOW = (IN_SPARK, "tests/fuzz/", "tests/live/", "tests/spark/", "tests/sinks/")
+"""What is begun first, so that at the end of a run no process waits for one of the others."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,16 +46,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server", kinds, indirect=True, scope="module")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if {"nsq", "server"} & fixtures:
+        if {"nsq", "server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("live")
-        # Processes share nothing: one of them has the Spark session, and each module its servers.
-        group = "spark" if "spark" in fixtures else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
     items[:] = [item for item in items if not _has_no_such_variant(item)]
+    items.sort(key=_turn)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Processes share nothing: one has the Spark session, and a module's servers are in one."""
+
+    class ByModule(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return IN_SPARK if nodeid.startswith(IN_SPARK) else nodeid.partition("::")[0]
+
+    return ByModule(config, log)
+
+
+def _turn(item: pytest.Item) -> int:
+    return next((n for n, each in enumerate(SLOW) if item.nodeid.startswith(each)), len(SLOW))
 
 
 def _has_no_such_variant(item: pytest.Item) -> bool:
