@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """Processes share nothing: one has the Spark session, and a module's servers are in one."""
 
-    class ByModule(LoadScopeScheduling):
+    class ByModule(LoadScopeScheduling):  # type: ignore[misc] # it has no types
         def _split_scope(self, nodeid: str) -> str:
             return IN_SPARK if nodeid.startswith(IN_SPARK) else nodeid.partition("::")[0]
 
