@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 _NO_MARK = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 """A file _SUCCESS would say nothing: batches come and go."""
 
+_NO_DICTIONARY = {
+    f"parquet.enable.dictionary#{name}": "false"
+    for name in ("message_id", "timestamp", "timestamp_ns", "body")
+}
+"""Values that hardly repeat: to look each up takes an eighth of the time of an archive."""
+
 
 def replace_batch(
     rows: DataFrame, form: str, output: str, name: str, partitions: Sequence[str] = ()
@@ -27,6 +33,7 @@ def replace_batch(
     named = texts(rows) if form == "json" else rows
     writer = named.withColumn("batch", F.lit(name)).write.format(form).mode("overwrite")
     writer = writer.option("partitionOverwriteMode", "dynamic").options(**_NO_MARK)
+    writer = writer.options(**_NO_DICTIONARY if form == "parquet" else {})
     writer.partitionBy(*partitions, "batch").save(output)
 
 

@@ -46,10 +46,13 @@ class Lakes:
 
     @cached_property
     def spark(self) -> SparkSession:
+        from nsqtools.cli.pipeline.running import session_conf
+        from nsqtools.config import SparkOptions
         from nsqtools.spark import register
         from nsqtools.spark.session import open_session
 
-        spark = self._stack.enter_context(open_session("local[2]", {}))
+        conf = session_conf(SparkOptions())
+        spark = self._stack.enter_context(open_session("local[2]", conf))
         register(spark)
         return spark
 
