@@ -5,6 +5,7 @@
      |    +-- ConfigFileError     ... because the configuration file is wrong
      +-- UnreachableError     nothing usable answered (exit 3)
      |    +-- ConnectError        dialling, TLS or IDENTIFY failed
+     |    |    +-- RefusedError        ... because the peer would not have us, or we not it
      |    +-- AuthError           AUTH is required, or was refused
      |    +-- HTTPError           an HTTP API gave no usable reply
      +-- ConnectionLostError  an established connection ended
@@ -61,16 +62,30 @@ class ConnectError(UnreachableError):
     """Dialling, the TLS handshake or IDENTIFY failed."""
 
 
+class RefusedError(ConnectError):
+    """The peer is there, and one of us refused the other: the next try would end like this one.
+
+    TLS that it does not offer, certificates, and what nsqd says E_* to before a subscription is
+    made. A secret that is refused is an AuthError.
+    """
+
+
 class AuthError(UnreachableError):
     """The peer requires AUTH and no secret is set, or it refused the secret."""
 
 
 class HTTPError(UnreachableError):
-    """An HTTP API could not be reached or gave no usable reply; ``status`` is 0 without a reply."""
+    """An HTTP API could not be reached or gave no usable reply; ``status`` is 0 without a reply.
 
-    def __init__(self, text: str, address: Address | None = None, *, status: int = 0) -> None:
+    ``code`` is the server's own word for a refusal, such as TOPIC_NOT_FOUND; empty if it has none.
+    """
+
+    def __init__(
+        self, text: str, address: Address | None = None, *, status: int = 0, code: str = ""
+    ) -> None:
         super().__init__(text, address)
         self.status = status
+        self.code = code
 
 
 class ConnectionLostError(PeerError):

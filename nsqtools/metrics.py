@@ -9,8 +9,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Kind", "Measured", "Metric", "Sample"]
 
-Kind = Literal["counter", "gauge"]
-"""A counter only grows while the process lives, and its name ends in ``_total``."""
+Kind = Literal["counter", "gauge", "summary"]
+"""A counter only grows while the process lives, and its name ends in ``_total``.
+
+A summary has quantiles of a time just past: the label ``quantile`` says which.
+"""
 
 
 class Sample(NamedTuple):

@@ -36,8 +36,23 @@ COMMANDS = {
         "Consume",
     ),
     "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
+    "stats": Entry(
+        "nsqtools.cli.stats:stats",
+        "Report depths, rates and consumers of topics and channels.",
+        "Look",
+    ),
     "verify": Entry("nsqtools.cli.verify:verify", "Check archives and manifests.", "Look"),
     "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
+    "doctor": Entry(
+        "nsqtools.cli.doctor:doctor", "Find out why a consumer sees nothing.", "Look"
+    ),
+    "topic": Entry(
+        "nsqtools.cli.topic:topic", "Make, empty, pause and delete topics.", "Administer"
+    ),
+    "channel": Entry(
+        "nsqtools.cli.channel:channel", "Make, empty, pause and delete channels.", "Administer"
+    ),
+    "node": Entry("nsqtools.cli.node:node", "Take an nsqd out of a topic.", "Administer"),
     "demo": Entry(
         "nsqtools.cli.demo:demo", "Show the main commands at work on an embedded nsqd.", "Try out"
     ),

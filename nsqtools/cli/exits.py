@@ -33,7 +33,11 @@ class Exit(IntEnum):
     FAILURE = 1, "Something failed; standard error says what."
     USAGE = 2, "A wrong command line, environment or configuration file; nothing was done."
     UNREACHABLE = 3, "No server could be reached, or none accepted us."
-    PARTIAL = 4, "Finished, but messages were given up, rejected or left behind, or a file is bad."
+    PARTIAL = (
+        4,
+        "Finished, but messages were given up, rejected or left behind, a file is bad, or some of "
+        "several servers failed.",
+    )
     LOCKED = 75, "Another process holds the lock; nothing was done."
     INTERRUPTED = 130, "Interrupted by SIGINT."
     PIPE_CLOSED = 141, "The reader of standard output went away (killed by SIGPIPE)."
@@ -128,10 +132,9 @@ def _color() -> bool | None:
 
 def _outcome(error: BaseException) -> int:
     """The exit code of an error, after it was reported."""
-    from nsqtools.errors import ConfigError, LockedError, NSQError, OutputClosedError, PeerError
+    from nsqtools.errors import ConfigError, LockedError, OutputClosedError, PeerError
 
-    while isinstance(error, BaseExceptionGroup):  # of a TaskGroup: the first error is the cause
-        error = error.exceptions[0]
+    error = cause(error)
     match error:
         case click.UsageError():
             return _usage(error)
@@ -143,18 +146,7 @@ def _outcome(error: BaseException) -> int:
         from traceback import format_exception
 
         _write("".join(format_exception(error)))
-    match error:
-        case click.ClickException():
-            _report(error.format_message())
-        case NSQError():
-            _report(describe(error))
-        case OSError():
-            _report(_os_error(error))
-        case _:
-            _report(
-                f"internal error: {describe(error)}, please report; "
-                "run with NSQTOOLS_DEBUG=1 for the traceback"
-            )
+    _report(words(error))
     match error:
         case ConfigError():
             return Exit.USAGE
@@ -163,6 +155,30 @@ def _outcome(error: BaseException) -> int:
         case PeerError():  # later ones lead to a new connection, so it is one of the start
             return Exit.UNREACHABLE
     return Exit.FAILURE
+
+
+def cause(error: BaseException) -> BaseException:
+    """The error itself, or the first one of a TaskGroup."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def words(error: BaseException) -> str:
+    """One line for who reads how a run ended."""
+    from nsqtools.errors import NSQError
+
+    match error:
+        case click.ClickException():
+            return error.format_message()
+        case NSQError():
+            return describe(error)
+        case OSError():
+            return _os_error(error)
+    return (
+        f"internal error: {describe(error)}, please report; "
+        "run with NSQTOOLS_DEBUG=1 for the traceback"
+    )
 
 
 def _usage(error: click.UsageError) -> int:

@@ -27,8 +27,10 @@ from nsqtools.cli.roff import (
 )
 from nsqtools.cli.settings import variables
 from nsqtools.config import (
+    ChangeOptions,
     CompactOptions,
     ConsumerConfig,
+    DoctorOptions,
     ProducerConfig,
     QueryOptions,
     VerifyOptions,
@@ -40,7 +42,10 @@ if TYPE_CHECKING:
 
     from nsqtools.cli.tree import Node
 
-_MAY_BE_PARTIAL = (ConsumerConfig, ProducerConfig, VerifyOptions, CompactOptions)
+_MAY_BE_PARTIAL = (ConsumerConfig, ProducerConfig, VerifyOptions, CompactOptions, ChangeOptions)
+_NEVER_PARTIAL = {QueryOptions, DoctorOptions}
+
+_EXITS = "EXIT STATUS"
 
 _FILE_VARIABLES = (
     ("NSQTOOLS_CONFIG", "The configuration file, or none for no file."),
@@ -69,10 +74,10 @@ def page(node: Node, nodes: Sequence[Node]) -> str:
         "ARGUMENTS": _arguments(node),
         "OPTIONS": _options(node),
         "SIGNALS": [],
-        **{title: paragraphs(text) for title, text in notes.items()},
+        **{title: paragraphs(text) for title, text in notes.items() if title != _EXITS},
         "ENVIRONMENT": _environment(node),
         "FILES": _files(node),
-        "EXIT STATUS": _exits(node, nodes),
+        _EXITS: _exits(node, nodes),
         "EXAMPLES": _examples(node, nodes),
         "SEE ALSO": _see_also(node, nodes),
     }
@@ -284,7 +289,8 @@ def exits(node: Node, nodes: Sequence[Node]) -> list[Exit]:
         return [code for code in Exit if code in found]
     left_out = set()
     classes = [cls for cls, _ in node.groups]
-    if QueryOptions in classes or not any(issubclass(cls, _MAY_BE_PARTIAL) for cls in classes):
+    partial = any(issubclass(cls, _MAY_BE_PARTIAL) for cls in classes)
+    if not partial or _NEVER_PARTIAL.intersection(classes):
         left_out.add(Exit.PARTIAL)
     if CompactOptions not in classes and all(each.name != "lock" for each in node.options):
         left_out.add(Exit.LOCKED)
@@ -294,7 +300,9 @@ def exits(node: Node, nodes: Sequence[Node]) -> list[Exit]:
 
 
 def _exits(node: Node, nodes: Sequence[Node]) -> list[str]:
-    return listed([(str(int(code)), prose(code.meaning)) for code in exits(node, nodes)])
+    lines = listed([(str(int(code)), prose(code.meaning)) for code in exits(node, nodes)])
+    more = getattr(node.command, "notes", {}).get(_EXITS)
+    return [*lines, ".Pp", *paragraphs(more)] if more else lines
 
 
 def _examples(node: Node, nodes: Sequence[Node]) -> list[str]:

@@ -11,14 +11,15 @@ import logging
 import os
 from contextlib import asynccontextmanager
 from functools import partial
+from inspect import isawaitable
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools import __version__
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.metrics import Metric, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric as Family
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
     from nsqtools.sandbox.http import Request, Response
 
-    Collect = Callable[[], Iterable[Metric]]
+    Collect = Callable[[], Iterable[Metric] | Awaitable[Iterable[Metric]]]
 
 log = logging.getLogger(__name__)
 
@@ -105,11 +106,14 @@ _BUILD = Metric(
 
 
 @asynccontextmanager
-async def served(address: Address | None, collect: Collect) -> AsyncIterator[Address | None]:
+async def served(
+    address: Address | None, collect: Collect, option: str = "--metrics-address"
+) -> AsyncIterator[Address | None]:
     """Serve what ``collect`` returns, which is called in the event loop; yields where that is.
 
-    Without an address nothing is served, and nothing is loaded. Raises ConfigError if it cannot
-    listen there.
+    It may return an awaitable, and that raise UnreachableError: the reply is 503 then. Without an
+    address nothing is served, and nothing is loaded. Raises ConfigError if it cannot listen there,
+    naming the ``option``.
     """
     if address is None:
         yield None
@@ -124,8 +128,8 @@ async def served(address: Address | None, collect: Collect) -> AsyncIterator[Add
         number = error.errno if isinstance(error, OSError) else None
         reason = os.strerror(number).lower() if number and number > 0 else "no such host"
         raise ConfigError(
-            f"--metrics-address: cannot listen on {address}: {reason}; give another address, or "
-            "port 0 for a free one"
+            f"{option}: cannot listen on {address}: {reason}; give another address, or port 0 for "
+            "a free one"
         ) from error
     try:
         log.info("metrics are at http://%s/metrics", server.address)
@@ -141,20 +145,30 @@ async def _answer(collect: Collect, request: Request) -> Response:
         return Response(404, b"metrics are at /metrics\n", "text/plain; charset=utf-8", ())
     if request.method not in _METHODS:
         return Response(405, headers=(("Allow", ", ".join(_METHODS)),))
-    metrics = [_BUILD, *collect()]
+    try:
+        found = collect()
+        metrics = await found if isawaitable(found) else found
+    except UnreachableError as error:
+        return Response(503, f"{error}\n".encode(), "text/plain; charset=utf-8", ())
     accepted = request.headers.get("accept", "")
-    body, content_type = await asyncio.to_thread(_render, metrics, accepted)
+    body, content_type = await asyncio.to_thread(render, [_BUILD, *metrics], accepted)
     return Response(200, body, content_type, ())
 
 
-def _render(metrics: Iterable[Metric], accepted: str) -> tuple[bytes, str]:
-    """The text in the format that the client prefers, and its content type."""
+def render(
+    metrics: Iterable[Metric], accepted: str = "", *, process: bool = True
+) -> tuple[bytes, str]:
+    """The text in the format that the client prefers, and its content type.
+
+    With ``process`` it tells of this one too, as Prometheus' libraries do.
+    """
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry()
     registry.register(_Collector(metrics))
-    ProcessCollector(registry=registry)
+    if process:
+        ProcessCollector(registry=registry)
     encode, content_type = choose_encoder(accepted)
     return encode(registry), content_type
 
@@ -171,8 +185,21 @@ class _Collector:
 
         families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
         for metric in self._metrics:
+            if metric.kind == "summary":
+                yield _summary(metric)
+                continue
             names = list(metric.samples[0].labels) if metric.samples else []
             family = families[metric.kind](metric.name, metric.help, labels=names)
             for labels, value in metric.samples:
                 family.add_metric([labels[name] for name in names], value)
             yield family
+
+
+def _summary(metric: Metric) -> Family:
+    """prometheus_client has a method for a summary's count and sum, but none for quantiles."""
+    from prometheus_client.core import SummaryMetricFamily
+
+    family = SummaryMetricFamily(metric.name, metric.help)
+    for labels, value in metric.samples:
+        family.add_sample(metric.name, dict(labels), value)
+    return family

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from nsqtools.cli.configfile import may_be_read_by_others
-from nsqtools.errors import ConfigError
+from nsqtools.config import secrets
 from nsqtools.names import NSQD_TCP_PORT, Address
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound="ClientConfig")
-
-_MAX_SECRET = 65536
 
 
 def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
@@ -42,15 +40,6 @@ def with_secret(config: C) -> C:
     path = config.auth_secret_file
     if not path:
         return config
-    try:
-        with open(path, encoding="utf-8") as file:
-            secret = file.read(_MAX_SECRET + 1).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise ConfigError(f"--auth-secret-file {path}: {reason}") from error
-    if not secret:
-        raise ConfigError(f"--auth-secret-file {path}: empty")
-    if len(secret) > _MAX_SECRET:
-        raise ConfigError(f"--auth-secret-file {path}: more than {_MAX_SECRET} characters")
+    secret = secrets.read(path, f"--auth-secret-file {path}")
     warn_if_public(path)
     return config.with_values(auth_secret=secret)

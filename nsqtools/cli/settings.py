@@ -36,6 +36,7 @@ class Setting(NamedTuple):
 
 def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]:
     """Environment variables of an option: the command's own before the one all commands share."""
+    name = name.rstrip("_")
     own = "_".join(("NSQTOOLS", *words(ctx), name)).replace("-", "_").upper()
     return (own, f"NSQTOOLS_{name.upper()}") if shared else (own,)
 
@@ -154,7 +155,7 @@ class Settings:
                 for other in excluded & fresh.keys():
                     if fresh[other].value:
                         raise _contradiction(name, other, fresh)
-                silenced |= excluded
+                silenced |= cls.silenced_by(name)
         found = {}
         for name, declared in cls.declared().items():
             default = cls.default(name, presets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,8 @@ def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
         if values == "profile":
             return tuple(sorted(_profiles(ctx)))
         # The shell would run what else a server may say.
-        return tuple(sorted(filter(is_valid_name, ask(questions(values, ctx)))))
+        valid = is_address if values == "node" else is_valid_name
+        return tuple(sorted(filter(valid, ask(questions(values, ctx)))))
     return ()
 
 
@@ -64,17 +66,18 @@ def questions(values: Values, ctx: click.Context) -> list[Question]:
     settings = _settings(ctx)
     cafile = settings["tls_root_ca_file"].value
     topics = settings["topic"].value if "topic" in settings else ctx.params.get("topic")
-    if values == "topic":
+    if values in ("topic", "node"):
         topics = ""
-    known = {name: settings[name] for name in _SERVERS if name in settings}
+    servers_of = (_LOOKUPD,) if values == "node" else _SERVERS
+    known = {name: settings[name] for name in servers_of if name in settings}
     given = {n: s for n, s in known.items() if s.value and s.source is not Source.DEFAULT}
-    servers = _HERE
+    servers = {name: _HERE[name] for name in servers_of if name in _HERE}
     if given:
         ranks = list(Source)
         name = min(given, key=lambda name: ranks.index(given[name].source))
         servers = {name: given[name].value}
     return [
-        _question(name, text, topic, cafile)
+        _question(name, text, topic, cafile, nodes=values == "node")
         for topic in ([topics] if isinstance(topics, str) else topics or ())
         for name, texts in servers.items()
         for text in texts
@@ -94,14 +97,19 @@ def _settings(ctx: click.Context) -> dict[str, Setting]:
     return found
 
 
-def _question(server: str, text: str, topic: str, cafile: str) -> Question:
+def is_address(text: str) -> bool:
+    """Whether a shell takes it as it is: ``host:port``, with brackets around IPv6."""
+    return re.fullmatch(r"[a-zA-Z0-9._:\[\]-]+", text) is not None
+
+
+def _question(server: str, text: str, topic: str, cafile: str, *, nodes: bool) -> Question:
     from urllib.parse import urlencode, urlsplit
 
     port, step = _SERVERS[server]
     base = urlsplit(text if "://" in text else f"http://{text}")
     address = Address.parse(base.netloc, port)
     query = {"topic": topic} if topic else {}
-    path = "/channels" if topic else "/topics"
+    path = "/nodes" if nodes else "/channels" if topic else "/topics"
     if server != _LOOKUPD:
         path = "/stats"
         query |= {"format": "json", "include_clients": "false", "include_mem": "false"}
@@ -112,4 +120,5 @@ def _question(server: str, text: str, topic: str, cafile: str) -> Question:
         path=f"{base.path.rstrip('/')}{path}?{joined}",
         topic=topic,
         cafile=cafile,
+        nodes=nodes,
     )

@@ -10,7 +10,7 @@ This file is over 400 lines because it is a table, and a table in two places is 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from nsqtools import __version__
 from nsqtools.config.option import (
@@ -23,13 +23,28 @@ from nsqtools.config.option import (
     texts,
 )
 from nsqtools.errors import ConfigError
-from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_TCP_PORT, Address, is_ephemeral
+from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address, is_ephemeral
 
 
 def _hostname() -> str:
     from socket import gethostname
 
     return gethostname()
+
+
+def _listening(text: str) -> Address | None:
+    """Where to listen: ``:PORT`` is one of 127.0.0.1, and the port may be 0."""
+    text = text.strip()
+    if not text:
+        return None
+    if text.startswith(":") and text.count(":") == 1:
+        text = f"127.0.0.1{text}"
+    return Address.parse(text, 0 if text.endswith(":0") else None)
+
+
+def _threshold(help: str, kind: Literal["integer", "number"] = "number") -> Any:  # noqa: A002
+    """A number that is not to be exceeded; -1 is none, for 0 is one."""
+    return option(-1, kind, help, minimum=-1, default_note="-1, not checked")
 
 
 @option_class
@@ -895,12 +910,7 @@ class MetricsOptions(Options):
     @property
     def address(self) -> Address | None:
         """Where to listen; the port may be 0."""
-        text = self.metrics_address.strip()
-        if not text:
-            return None
-        if text.startswith(":") and text.count(":") == 1:
-            text = f"127.0.0.1{text}"
-        return Address.parse(text, 0 if text.endswith(":0") else None)
+        return _listening(self.metrics_address)
 
 
 @option_class
@@ -1590,6 +1600,12 @@ class CompactOptions(Options):
         metavar="DIR",
         required=True,
     )
+    older_than: float = option(
+        0.0,
+        "duration",
+        "Leave files of --input for a later run that were changed in this time.",
+        minimum=0.0,
+    )
     file_size: int = option(
         256 << 20, "size", "Bodies of a file, before compression.", minimum=1 << 20
     )
@@ -1652,6 +1668,282 @@ class LookupOptions(Options):
     )
     tls_root_ca_file: str = option(
         "", "path", "CA certificates to trust for https, instead of the system's (PEM)."
+    )
+    json: bool = option(False, "flag", "Print JSON.", own=True)
+
+
+@option_class
+class ClusterOptions(Options):
+    """Which nsqds a command looks at, over HTTP."""
+
+    title: ClassVar[str] = "Cluster"
+    shared: ClassVar[bool] = True
+
+    lookupd_http_address: tuple[str, ...] = option(
+        (),
+        "url",
+        "nsqlookupd to ask for nsqds; may be repeated.",
+        multiple=True,
+        metavar="HOST:PORT",
+    )
+    nsqd_http_address: tuple[str, ...] = option(
+        (),
+        "url",
+        "HTTP address of an nsqd, asked right there; may be repeated, beside nsqlookupds too.",
+        multiple=True,
+        metavar="HOST:PORT",
+        outranks=("lookupd_http_address",),
+        default_note=f"127.0.0.1:{NSQD_HTTP_PORT}, unless an nsqlookupd is given",
+    )
+    http_client_connect_timeout: float = option(
+        2.0, "duration", "Limit for a connection to be made.", minimum=0.001
+    )
+    http_client_request_timeout: float = option(
+        5.0, "duration", "Limit for an answer.", minimum=0.001
+    )
+    tls_root_ca_file: str = option(
+        "", "path", "CA certificates to trust for https, instead of the system's (PEM)."
+    )
+
+    @property
+    def nsqds(self) -> tuple[str, ...]:
+        """The given nsqds: the one of this host, if neither is given."""
+        if self.nsqd_http_address or self.lookupd_http_address:
+            return self.nsqd_http_address
+        return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
+
+
+@option_class
+class StatsOptions(Options):
+    """What ``stats`` reports, how often and how."""
+
+    title: ClassVar[str] = "Report"
+
+    topic: str = option(
+        "",
+        "text",
+        "Only this topic.",
+        metavar="TOPIC",
+        values="topic",
+        default_note="all",
+    )
+    channel: str = option(
+        "",
+        "text",
+        "Only channels of this name.",
+        metavar="CHANNEL",
+        values="channel",
+        default_note="all",
+    )
+    interval: float = option(2.0, "duration", "Time between reports.", minimum=0.01)
+    count: int = option(
+        0,
+        "integer",
+        "End after this many reports.",
+        minimum=0,
+        short="n",
+        default_note="no limit",
+    )
+    once: bool = option(
+        False, "flag", "Report once and at once, with no rates.", excludes=("count", "watch")
+    )
+    clients: bool = option(False, "flag", "Report consumers, a row for each.")
+    watch: bool = option(
+        False,
+        "flag",
+        "Show a live view: sort with s, filter with /, end with q.",
+        excludes=("json", "csv", "clients"),
+    )
+    json: bool = option(False, "flag", "Print an object for each report.", excludes=("csv",))
+    csv: bool = option(False, "flag", "Print rows with commas between, after a header.")
+
+
+@option_class
+class CheckOptions(Options):
+    """What monitoring wants of ``stats``: to be told of trouble, or to be served the numbers."""
+
+    title: ClassVar[str] = "Monitoring"
+
+    check_: bool = option(
+        False,
+        "flag",
+        "Check once, as monitoring plugins do: the exit status is 0 for OK, 1 for WARNING, 2 for "
+        "CRITICAL and 3 for UNKNOWN.",
+        in_file=False,
+        excludes=("serve",),
+    )
+    depth_warn: int = _threshold("WARNING if more messages than this wait.", "integer")
+    depth_crit: int = _threshold("CRITICAL if more messages than this wait.", "integer")
+    inflight_warn: int = _threshold("WARNING if more than this are in flight.", "integer")
+    inflight_crit: int = _threshold("CRITICAL if more than this are in flight.", "integer")
+    requeue_rate_warn: float = _threshold("WARNING if more than this are requeued per second.")
+    requeue_rate_crit: float = _threshold("CRITICAL if more than this are requeued per second.")
+    timeout_rate_warn: float = _threshold("WARNING if more than this time out per second.")
+    timeout_rate_crit: float = _threshold("CRITICAL if more than this time out per second.")
+    age_warn: float = option(
+        0.0,
+        "duration",
+        "WARNING if messages wait longer than this, by an estimate.",
+        minimum=0.0,
+        default_note="not checked",
+    )
+    age_crit: float = option(
+        0.0,
+        "duration",
+        "CRITICAL if messages wait longer than this, by an estimate.",
+        minimum=0.0,
+        default_note="not checked",
+    )
+    clients_min: int = option(
+        0,
+        "integer",
+        "CRITICAL if a channel has fewer clients, on all nsqds together.",
+        minimum=0,
+        default_note="not checked",
+    )
+    nsqds_min: int = option(
+        0,
+        "integer",
+        "CRITICAL if fewer nsqds answer.",
+        minimum=0,
+        default_note="not checked",
+    )
+    paused: bool = option(False, "flag", "CRITICAL if a topic or channel is paused.")
+    format: str = option(
+        "nagios",
+        "choice",
+        "Form of the result of --check.",
+        choices=("nagios", "json", "prometheus", "text"),
+    )
+    outfile: str = option(
+        "",
+        "path",
+        "Replace this file by the result of --check, which then is not printed: a reader sees all "
+        "of it or what was there before.",
+        metavar="FILE",
+        default_note="standard output",
+    )
+    timeout: float = option(
+        8.0,
+        "duration",
+        "Limit for --check, besides --interval, and for an answer of --serve.",
+        minimum=0.1,
+    )
+    serve: str = option(
+        "",
+        "text",
+        "Serve metrics of all nsqds for Prometheus here, over HTTP, until stopped: :PORT is one of "
+        "127.0.0.1, and port 0 a free one, which -v tells.",
+        metavar="HOST:PORT",
+        default_note="not served",
+        in_file=False,
+    )
+
+    def check(self) -> None:
+        """The address is one, and WARNING comes before CRITICAL."""
+        try:
+            _ = self.serve_address
+        except ConfigError as error:
+            raise ConfigError(f"--serve: {error}") from None
+        for name in ("depth", "inflight", "requeue_rate", "timeout_rate", "age"):
+            warn, crit = getattr(self, f"{name}_warn"), getattr(self, f"{name}_crit")
+            unset = 0.0 if name == "age" else -1
+            if crit != unset and warn > crit:
+                flag = flag_name(name)
+                raise ConfigError(f"--{flag}-warn is over --{flag}-crit: it would never be told")
+
+    @property
+    def serve_address(self) -> Address | None:
+        """Where to listen; the port may be 0."""
+        return _listening(self.serve)
+
+
+@option_class
+class ChangeOptions(ClusterOptions):
+    """Which servers ``topic``, ``channel`` and ``node`` change, and how they say so."""
+
+    dry_run: bool = option(False, "flag", "Only print what would be asked of whom.", own=True)
+    json: bool = option(False, "flag", "Print JSON.", own=True)
+
+
+@option_class
+class LossOptions(ChangeOptions):
+    """As ChangeOptions, where messages are lost."""
+
+    yes: bool = option(
+        False,
+        "flag",
+        "Do not ask; needed where there is no terminal to ask on.",
+        short="y",
+        own=True,
+        in_file=False,
+    )
+
+
+@option_class
+class TombstoneOptions(LossOptions):
+    """How ``node tombstone`` hides an nsqd."""
+
+    delete: bool = option(
+        False,
+        "flag",
+        "Then delete the topic on that nsqd, with its messages, as nsqadmin does.",
+        own=True,
+    )
+
+    def check_complete(self) -> None:
+        """A tombstone is nsqlookupd's."""
+        if not self.lookupd_http_address:
+            raise ConfigError("--lookupd-http-address is required: nsqlookupd keeps tombstones")
+
+
+@option_class
+class DoctorOptions(Options):
+    """What ``doctor`` looks at: the topic and the servers of a command that sees nothing."""
+
+    title: ClassVar[str] = "Source"
+    shared: ClassVar[bool] = True
+
+    topic: str = option(
+        "",
+        "text",
+        "Topic that is consumed.",
+        metavar="TOPIC",
+        values="topic",
+        own=True,
+        required=True,
+    )
+    channel: str = option(
+        "", "text", "Channel it is consumed on.", metavar="CHANNEL", values="channel", own=True
+    )
+    nsqd_tcp_address: tuple[str, ...] = option(
+        (f"127.0.0.1:{NSQD_TCP_PORT}",),
+        "address",
+        "nsqd to consume from; may be repeated.",
+        multiple=True,
+        metavar="HOST:PORT",
+        excludes=("lookupd_http_address",),
+    )
+    lookupd_http_address: tuple[str, ...] = option(
+        (),
+        "url",
+        "nsqlookupd to ask for nsqds instead; may be repeated.",
+        multiple=True,
+        metavar="HOST:PORT",
+    )
+    nsqd_http_address: tuple[str, ...] = option(
+        (),
+        "url",
+        "HTTP address of an nsqd to look at; may be repeated.",
+        multiple=True,
+        metavar="HOST:PORT",
+        default_note="what nsqlookupd says, or the port after the TCP port",
+    )
+    http_client_connect_timeout: float = option(
+        2.0, "duration", "Limit for a connection to an HTTP API.", minimum=0.001
+    )
+    http_client_request_timeout: float = option(
+        5.0, "duration", "Limit for an answer.", minimum=0.001
     )
     json: bool = option(False, "flag", "Print JSON.", own=True)
 

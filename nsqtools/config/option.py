@@ -27,7 +27,7 @@ Kind = Literal[
 ]
 """An address is HOST:PORT or HOST; a url may have a scheme before it and a path behind."""
 
-Values = Literal["", "topic", "channel", "profile"]
+Values = Literal["", "topic", "channel", "node", "profile"]
 
 C = TypeVar("C", bound="Options")
 
@@ -165,6 +165,9 @@ class Option:
     in_file: bool = True
     excludes: tuple[str, ...] = ()
     """Options of the same class that contradict it; their weaker values give way to its own."""
+    outranks: tuple[str, ...] = ()
+    """Options of the same class that may stand beside it; weaker values of them, and of it, give
+    way to stronger ones."""
     default_note: str = ""
     """What is taken without a value, where that depends on other things."""
 
@@ -243,8 +246,8 @@ def texts(help: str, *, metavar: str, **rest: Any) -> Any:  # noqa: A002
 
 
 def flag_name(name: str) -> str:
-    """``max_in_flight`` to ``max-in-flight``."""
-    return name.replace("_", "-")
+    """``max_in_flight`` to ``max-in-flight``; a last ``_`` only makes it another name."""
+    return name.rstrip("_").replace("_", "-")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -320,6 +323,13 @@ class Options:
         return {n for n, each in declared.items() if name in each.excludes} | {
             *declared[name].excludes
         }
+
+    @classmethod
+    def silenced_by(cls, name: str) -> set[str]:
+        """The options whose weaker values a value of this one makes void."""
+        declared = cls.declared()
+        beside = {n for n, each in declared.items() if name in each.outranks}
+        return cls.excluded_by(name) | beside | {*declared[name].outranks}
 
     @classmethod
     def shares(cls, declared: Option) -> bool:

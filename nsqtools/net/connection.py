@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import socket
+import ssl
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
@@ -19,6 +20,7 @@ from nsqtools.errors import (
     ConnectionLostError,
     NSQError,
     PeerError,
+    RefusedError,
     ServerError,
     UnreachableError,
 )
@@ -374,7 +376,8 @@ class Connection(asyncio.Protocol):
             if self._config.uses_tls and self._written:
                 from nsqtools.net.tls import explain
 
-                return ConnectError(explain(cause), self.address)
+                refused = isinstance(cause, ssl.SSLError)
+                return (RefusedError if refused else ConnectError)(explain(cause), self.address)
             return ConnectError(_plain(cause), self.address)
         if type(error) is ConnectionLostError:
             return ConnectError(error.text, self.address)

@@ -1,56 +1,53 @@
 """Clients of the HTTP APIs of nsqd and nsqlookupd (``nsqd/http.go``, ``nsqlookupd/http.go``).
 
-Replies of version 1 and the envelope of earlier servers, ``{"status_code", "status_txt", "data"}``,
-read the same. Every failure of a server is an HTTPError of one line that names it.
+What cannot be had is an HTTPError: its ``code`` is the server's own word, such as TOPIC_NOT_FOUND.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import socket
-import ssl
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import httpx
-
-from nsqtools import __version__
-from nsqtools.config import ClientConfig
-from nsqtools.config.option import format_duration
-from nsqtools.errors import ConfigError, HTTPError
-from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address
+from nsqtools.errors import HTTPError
+from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
+from nsqtools.net.exchange import URL, HTTPClient, parse_url
 from nsqtools.net.replies import (
     ChannelStats,
+    ClientStats,
+    Latency,
     Lookup,
     NsqdInfo,
+    NsqdStats,
     Producer,
     TopicStats,
     decode_info,
     decode_lookup,
     decode_nodes,
-    decode_stats,
+    decode_report,
     decode_texts,
     select_stats,
     show,
     union_producers,
 )
-from nsqtools.net.tls import client_context, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from nsqtools.names import Address
 
 __all__ = [
     "URL",
     "Answers",
     "ChannelStats",
+    "ClientStats",
     "HTTPClient",
+    "Latency",
     "Lookup",
     "Lookupd",
     "NsqdHTTP",
     "NsqdInfo",
+    "NsqdStats",
     "Producer",
     "TopicStats",
     "ask_all",
@@ -60,197 +57,6 @@ __all__ = [
 
 T = TypeVar("T")
 C = TypeVar("C", bound="HTTPClient")
-
-MAX_REPLY = 64 << 20
-"""Longest reply that is read, in bytes; /stats of a very large nsqd is a few MiB."""
-
-_V1 = "nsq; version=1.0"
-
-# What an unknown topic is called: nsqlookupd before 0.3 said 500 INVALID_ARG_TOPIC.
-_UNKNOWN_TOPIC = frozenset({"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"})
-
-
-class URL(NamedTuple):
-    """Base of a server's API; ``path`` is escaped, ``query`` is not."""
-
-    scheme: str
-    address: Address
-    path: str = ""
-    query: tuple[tuple[str, str], ...] = ()
-
-
-def parse_url(text: str, default_port: int | None = None) -> URL:
-    """Read ``host:port`` or ``http(s)://host:port/path?query``, as go-nsq does (``consumer.go``).
-
-    Raises ConfigError naming what is wrong; a missing port is, unless there is a default one.
-    """
-    try:
-        parts = urlsplit(text.strip() if "://" in text else f"http://{text.strip()}")
-    except ValueError as error:
-        raise ConfigError(f"address {text!r}: {error}") from error
-    if parts.scheme not in ("http", "https"):
-        raise ConfigError(f"address {text!r}: expected host:port, http:// or https://")
-    if "@" in parts.netloc:
-        host = parts.netloc.rpartition("@")[2]
-        raise ConfigError(f"address of {host!r}: a user name in an address is not supported")
-    address = Address.parse(parts.netloc, default_port)
-    if " " in address.host or not address.host.isprintable():
-        raise ConfigError(f"address {text!r}: expected a host name without spaces")
-    try:
-        httpx.URL(scheme=parts.scheme, host=address.host, path=parts.path or "/")
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"address {text!r}: {error}") from error
-    query = tuple(parse_qsl(parts.query, keep_blank_values=True))
-    return URL(parts.scheme, address, parts.path, query)
-
-
-class _Reply(NamedTuple):
-    status: int
-    headers: httpx.Headers
-    body: bytes
-
-
-class HTTPClient:
-    """One server; an async context manager.
-
-    ``connect_timeout`` is the limit, in seconds, for TCP and for the TLS handshake each,
-    ``request_timeout`` for all of a request. ``tls`` serves https, by default verifying against
-    the system's CAs. ``token`` goes out as a bearer token. Raises ConfigError for a bad ``url``.
-    """
-
-    default_port: ClassVar[int]
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        connect_timeout: float,
-        request_timeout: float,
-        tls: ssl.SSLContext | None = None,
-        token: str = "",
-    ) -> None:
-        self.url = parse_url(url, self.default_port)
-        self.address = self.url.address
-        self._connect_timeout = connect_timeout
-        self._request_timeout = request_timeout
-        headers = [
-            (b"Accept", f"application/vnd.{_V1}".encode()),
-            (b"Accept-Encoding", b"identity"),
-            (b"User-Agent", f"nsqtools/{__version__}".encode()),
-        ]
-        if token:
-            if not token.isprintable():
-                raise ConfigError("auth_secret: a bearer token cannot hold control characters")
-            headers.append((b"Authorization", f"Bearer {token}".encode()))
-        if tls is None and self.url.scheme == "https":
-            tls = client_context(ClientConfig())
-        self._client = httpx.AsyncClient(
-            headers=headers,
-            # For plain http an empty context: httpx's own would load its CAs.
-            verify=tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
-            trust_env=False,
-            follow_redirects=False,
-            timeout=httpx.Timeout(request_timeout, connect=connect_timeout),
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close the connections that are kept alive."""
-        await self._client.aclose()
-
-    def _path(self, name: str) -> str:
-        return f"{self.url.path.rstrip('/')}/{name}"
-
-    async def _read(
-        self,
-        name: str,
-        params: Mapping[str, str],
-        decode: Callable[[Any], T],
-        *,
-        unknown: T | None = None,
-    ) -> T:
-        """GET an endpoint and decode its data; ``unknown`` is the answer for an unknown topic.
-
-        ``decode`` raises ValueError for data of the wrong shape.
-        """
-        reply = await self._exchange("GET", name, params)
-        try:
-            status, code, data = _unwrap(reply)
-            if status == 200:
-                return decode(data)
-        except ValueError as error:
-            text = f"/{name}: unexpected reply: {error}"
-            raise HTTPError(text, self.address, status=reply.status) from error
-        if unknown is not None and code in _UNKNOWN_TOPIC:
-            return unknown
-        raise self._refused(name, reply)
-
-    async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> _Reply:
-        """One request, and its reply whatever its status; raises HTTPError."""
-        scheme, address, _, query = self.url
-        url = httpx.URL(
-            scheme=scheme,
-            host=address.host,
-            port=address.port,
-            path=self._path(name),
-            params=[*(pair for pair in query if pair[0] not in params), *params.items()],
-        )
-        replying = False
-        try:
-            async with (
-                asyncio.timeout(self._request_timeout),
-                self._client.stream(method, url) as response,
-            ):
-                replying = True
-                body = bytearray()
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > MAX_REPLY:
-                        text = f"/{name}: the reply is longer than {MAX_REPLY >> 20} MiB"
-                        raise HTTPError(text, address, status=response.status_code)
-                return _Reply(response.status_code, response.headers, bytes(body))
-        except (httpx.HTTPError, OSError) as error:
-            raise HTTPError(self._explain(error, replying=replying), address) from error
-
-    def _refused(self, name: str, reply: _Reply) -> HTTPError:
-        """The error for a reply that is not a success."""
-        status, code, data = _unwrap(reply)
-        text = show(code)
-        if code == "TLS_REQUIRED":
-            port = data.get("https_port") if isinstance(data, dict) else None
-            where = Address(self.address.host, port) if type(port) is int and port else "..."
-            text = f"TLS_REQUIRED: give its HTTPS address instead, https://{where}"
-        elif 300 <= status < 400:
-            target = show(reply.headers.get("Location", ""))
-            text = f"redirect to {target!r}: redirects are not followed, give the final address"
-        return HTTPError(f"/{name}: {status} {text}".rstrip(), self.address, status=status)
-
-    def _explain(self, error: BaseException, *, replying: bool) -> str:
-        """One line for what httpx, or the time limit, raised."""
-        if isinstance(error, httpx.ConnectTimeout):
-            return f"no connection within {format_duration(self._connect_timeout)}"
-        if isinstance(error, httpx.TimeoutException | TimeoutError):
-            return f"no answer within {format_duration(self._request_timeout)}"
-        cause = next(_system_errors(error), None)
-        if isinstance(cause, socket.gaierror):
-            return f"cannot resolve {self.address.host!r}"
-        tls = isinstance(cause, ssl.SSLError) or (self.url.scheme == "https" and not replying)
-        if cause and tls and not isinstance(cause, ConnectionRefusedError):
-            text = explain(cause)
-        elif cause:
-            text = os.strerror(cause.errno or 0).lower()
-        else:
-            text = show(str(error)).rstrip(".") or type(error).__name__
-        if replying:
-            return f"the reply broke off: {text}"
-        if cause:
-            return text
-        return f"no usable reply: {text}: check that this is the server's HTTP port"
 
 
 class Lookupd(HTTPClient):
@@ -283,6 +89,33 @@ class Lookupd(HTTPClient):
         """All nsqds, with their topics."""
         return await self._read("nodes", {}, decode_nodes)
 
+    async def create_topic(self, topic: str) -> None:
+        """Make a topic known, without an nsqd that has it."""
+        await self._change("topic/create", topic=topic)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Forget a topic with its channels; one that it does not know is no error.
+
+        An nsqd that still has the topic makes it known again when it registers anew.
+        """
+        await self._change("topic/delete", topic=topic)
+
+    async def create_channel(self, topic: str, channel: str) -> None:
+        """Make a channel known, and its topic: an nsqd that makes the topic makes it too."""
+        await self._change("channel/create", topic=topic, channel=channel)
+
+    async def delete_channel(self, topic: str, channel: str) -> None:
+        """Forget a channel; CHANNEL_NOT_FOUND if it does not know it, or its topic."""
+        await self._change("channel/delete", topic=topic, channel=channel)
+
+    async def tombstone(self, topic: str, node: Address) -> None:
+        """Hide an nsqd from the topic's lookups for a while; ``node`` is its ``Producer.http``.
+
+        An nsqd that it does not know is no error.
+        """
+        # Compared with "host:port" as text, so IPv6 stands without brackets (nsqlookupd/http.go).
+        await self._change("topic/tombstone", topic=topic, node=f"{node.host}:{node.port}")
+
     def _path(self, name: str) -> str:
         lookup = self.url.path if self.url.path not in ("", "/") else "/lookup"
         return lookup if name == "lookup" else f"{lookup.rpartition('/')[0]}/{name}"
@@ -313,6 +146,12 @@ class NsqdHTTP(HTTPClient):
 
         ``include_clients`` is only for servers that count no clients unless they list them.
         """
+        return list((await self.report(topic, channel, include_clients=include_clients)).topics)
+
+    async def report(
+        self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
+    ) -> NsqdStats:
+        """``stats`` with what nsqd says of itself; channels have ``clients`` if included."""
         params = {
             "format": "json",
             "include_clients": "true" if include_clients else "false",
@@ -320,8 +159,54 @@ class NsqdHTTP(HTTPClient):
             **({} if topic is None else {"topic": topic}),
             **({} if channel is None else {"channel": channel}),
         }
-        topics = await self._read("stats", params, decode_stats)
-        return select_stats(topics, topic, channel)
+        said = await self._read("stats", params, decode_report)
+        return replace(said, topics=tuple(select_stats(said.topics, topic, channel)))
+
+    async def create_topic(self, topic: str) -> None:
+        """Make a topic; one that is there is left as it is."""
+        await self._change("topic/create", topic=topic)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Drop a topic, its channels and their messages, and hang up on who consumes it.
+
+        As all that follow, it says TOPIC_NOT_FOUND of a topic that is not there.
+        """
+        await self._change("topic/delete", topic=topic)
+
+    async def empty_topic(self, topic: str) -> None:
+        """Drop the messages that are in none of its channels yet."""
+        await self._change("topic/empty", topic=topic)
+
+    async def pause_topic(self, topic: str) -> None:
+        """Keep what is published in the topic, away from its channels, until ``unpause_topic``."""
+        await self._change("topic/pause", topic=topic)
+
+    async def unpause_topic(self, topic: str) -> None:
+        """Give the channels what was kept from them."""
+        await self._change("topic/unpause", topic=topic)
+
+    async def create_channel(self, topic: str, channel: str) -> None:
+        """Make a channel of a topic that is there; one that is there is left as it is."""
+        await self._change("channel/create", topic=topic, channel=channel)
+
+    async def delete_channel(self, topic: str, channel: str) -> None:
+        """Drop a channel and its messages, and hang up on who consumes it.
+
+        As all that follow, it says CHANNEL_NOT_FOUND of a channel that is not there.
+        """
+        await self._change("channel/delete", topic=topic, channel=channel)
+
+    async def empty_channel(self, topic: str, channel: str) -> None:
+        """Drop a channel's messages, those in flight and deferred too."""
+        await self._change("channel/empty", topic=topic, channel=channel)
+
+    async def pause_channel(self, topic: str, channel: str) -> None:
+        """Deliver nothing of a channel until ``unpause_channel``; it goes on filling."""
+        await self._change("channel/pause", topic=topic, channel=channel)
+
+    async def unpause_channel(self, topic: str, channel: str) -> None:
+        """Deliver again."""
+        await self._change("channel/unpause", topic=topic, channel=channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,36 +239,3 @@ async def ask_all(clients: Sequence[C], call: Callable[[C], Awaitable[T]]) -> An
         else:
             answers.append((address, said))
     return Answers(answers, failures)
-
-
-def _unwrap(reply: _Reply) -> tuple[int, str, Any]:
-    """Status, error code and data of a reply, in an envelope or not.
-
-    Raises ValueError for a success that is not JSON; of another reply, the text is the code.
-    """
-    try:
-        data = json.loads(reply.body)
-    except (ValueError, RecursionError) as error:
-        text = show(reply.body)
-        if reply.status != 200:
-            return reply.status, text, None
-        hint = "check that this is the HTTP port of the right server"
-        raise ValueError(f"not JSON, but {text!r}: {hint}") from error
-    fields = data if isinstance(data, dict) else {}
-    if reply.headers.get("X-NSQ-Content-Type") == _V1 or "status_code" not in fields:
-        return reply.status, str(fields.get("message", "")), data
-    status = fields["status_code"]
-    if reply.status != 200 or type(status) is not int:
-        status = reply.status
-    return status, str(fields.get("status_txt", "")), fields.get("data")
-
-
-def _system_errors(error: BaseException | None) -> Iterator[OSError]:
-    """The errors with a number behind an error, outermost first."""
-    while error is not None:
-        if isinstance(error, BaseExceptionGroup):
-            for each in error.exceptions:
-                yield from _system_errors(each)
-        elif isinstance(error, OSError) and error.errno:
-            yield error
-        error = error.__cause__ or error.__context__

@@ -10,12 +10,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsqtools.names import Address
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from socket import socket
     from ssl import SSLSocket
-
-    from nsqtools.names import Address
 
 LIMIT = 0.3
 
@@ -25,7 +25,8 @@ _READ_SIZE = 65536
 class Question(NamedTuple):
     """A GET of ``path``, with its query, about all topics or the channels of one.
 
-    For https ``cafile`` names the CAs to trust, or is empty for the system's.
+    For https ``cafile`` names the CAs to trust, or is empty for the system's. ``nodes`` asks
+    nsqlookupd for nsqds, by the addresses of their HTTP APIs.
     """
 
     tls: bool
@@ -33,6 +34,7 @@ class Question(NamedTuple):
     path: str
     topic: str
     cafile: str
+    nodes: bool = False
 
 
 def ask(questions: Iterable[Question]) -> set[str]:
@@ -75,7 +77,8 @@ def _get(question: Question) -> list[str]:
     if head.split(None, 2)[1] != b"200":
         return []
     reply = json.loads(body)
-    return _read(reply.get("data", reply), question.topic)
+    found = reply.get("data", reply)
+    return _read_nodes(found) if question.nodes else _read(found, question.topic)
 
 
 def _over_tls(plain: socket, question: Question) -> SSLSocket:
@@ -97,4 +100,10 @@ def _read(reply: dict[str, Any], topic: str) -> list[str]:
         for each in entries
         if each["topic_name"] == topic
         for channel in each["channels"]
+    ]
+
+
+def _read_nodes(reply: dict[str, Any]) -> list[str]:
+    return [
+        str(Address(each["broadcast_address"], each["http_port"])) for each in reply["producers"]
     ]

@@ -65,8 +65,43 @@ class NsqdInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientStats:
+    """A consumer in /stats; ``connect_ts`` is in seconds since the epoch.
+
+    ``state`` is 3 while it consumes and 4 when it is about to leave (``nsqd/client_v2.go``).
+    """
+
+    client_id: str
+    hostname: str
+    user_agent: str
+    remote_address: str
+    state: int
+    ready_count: int
+    in_flight: int
+    message_count: int
+    finish_count: int
+    requeue_count: int
+    connect_ts: int
+    tls: bool
+    snappy: bool
+    deflate: bool
+    authed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """From publishing to FIN: pairs of a quantile and seconds, over nsqd's window of time."""
+
+    count: int
+    percentiles: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelStats:
-    """A channel in /stats. ``depth`` includes ``backend_depth``, but not in flight or deferred."""
+    """A channel in /stats. ``depth`` includes ``backend_depth``, but not in flight or deferred.
+
+    ``latency`` is None unless nsqd is told to keep percentiles; ``clients`` come if asked for.
+    """
 
     name: str
     depth: int
@@ -78,6 +113,8 @@ class ChannelStats:
     timeout_count: int
     client_count: int
     paused: bool
+    latency: Latency | None = None
+    clients: tuple[ClientStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +127,18 @@ class TopicStats:
     message_count: int
     paused: bool
     channels: tuple[ChannelStats, ...]
+    message_bytes: int = 0
+    latency: Latency | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NsqdStats:
+    """/stats; ``start_time`` is in seconds since the epoch, ``health`` is OK or what is wrong."""
+
+    version: str
+    health: str
+    start_time: int
+    topics: tuple[TopicStats, ...]
 
 
 def union_producers(answers: Iterable[Iterable[Producer]]) -> dict[Address, Producer]:
@@ -138,6 +187,16 @@ def decode_info(data: object) -> NsqdInfo:
     )
 
 
+def decode_report(data: object) -> NsqdStats:
+    """/stats of nsqd with what it says of itself; of an early nsqd that is missing."""
+    return NsqdStats(
+        _field(data, "version", str, ""),
+        _field(data, "health", str, ""),
+        _field(data, "start_time", int, 0),
+        tuple(decode_stats(data)),
+    )
+
+
 def decode_stats(data: object) -> list[TopicStats]:
     """/stats of nsqd, where Go writes an empty list as null."""
     return [
@@ -148,6 +207,8 @@ def decode_stats(data: object) -> list[TopicStats]:
             _field(topic, "message_count", int, 0),
             _field(topic, "paused", bool, False),
             tuple(_channel(channel) for channel in _nullable(topic, "channels")),
+            _field(topic, "message_bytes", int, 0),
+            _latency(topic),
         )
         for topic in _nullable(data, "topics")
     ]
@@ -183,6 +244,40 @@ def _channel(entry: object) -> ChannelStats:
         _field(entry, "timeout_count", int, 0),
         _field(entry, "client_count", int, len(clients)),
         _field(entry, "paused", bool, False),
+        _latency(entry),
+        tuple(map(_client, clients)),
+    )
+
+
+def _client(entry: object) -> ClientStats:
+    return ClientStats(
+        _field(entry, "client_id", str, ""),
+        _field(entry, "hostname", str, ""),
+        _field(entry, "user_agent", str, ""),
+        _field(entry, "remote_address", str, ""),
+        _field(entry, "state", int, 0),
+        _field(entry, "ready_count", int, 0),
+        _field(entry, "in_flight_count", int, 0),
+        _field(entry, "message_count", int, 0),
+        _field(entry, "finish_count", int, 0),
+        _field(entry, "requeue_count", int, 0),
+        _field(entry, "connect_ts", int, 0),
+        _field(entry, "tls", bool, False),
+        _field(entry, "snappy", bool, False),
+        _field(entry, "deflate", bool, False),
+        _field(entry, "authed", bool, False),
+    )
+
+
+def _latency(entry: object) -> Latency | None:
+    """None without percentiles: those of nsqd are in nanoseconds (``internal/quantile``)."""
+    found = _keys(entry).get("e2e_processing_latency")
+    if found is None or not _keys(found).get("percentiles"):
+        return None
+    percentiles = _field(found, "percentiles", list)
+    return Latency(
+        _field(found, "count", int, 0),
+        tuple((_number(each, "quantile"), _number(each, "value") / 1e9) for each in percentiles),
     )
 
 
@@ -248,6 +343,17 @@ def _field(entry: object, name: str, kind: type[T], default: T | None = None) ->
     if type(value) is not kind:  # a JSON boolean must not pass for an integer
         raise ValueError(f"{name!r} is {_name(value)}, expected {_KINDS[kind]}")
     return value
+
+
+def _number(entry: object, name: str) -> float:
+    """A field that JSON may write with or without a fraction."""
+    value: Any = _keys(entry).get(name)
+    if type(value) not in (int, float):
+        raise ValueError(f"{name!r} is {_name(value)}, expected a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name!r} is out of range") from None
 
 
 def _keys(entry: object) -> dict[str, Any]:

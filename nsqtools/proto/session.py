@@ -26,6 +26,7 @@ from nsqtools.errors import (
     ConnectionLostError,
     PeerError,
     ProtocolError,
+    RefusedError,
     ServerError,
 )
 from nsqtools.proto import commands
@@ -266,7 +267,7 @@ class Session:
         elif self.state in _STREAMING:
             raise error
         else:
-            raise ConnectError(f"nsqd refused the connection: {text}")
+            raise RefusedError(f"nsqd refused the connection: {text}")
 
     def _close(self, error: PeerError | None) -> None:
         if self.state is not State.CLOSED:
@@ -278,7 +279,7 @@ class Session:
         self.features = _read_features(data)
         if self._identify.get("tls_v1"):
             if not self.features.tls:
-                raise ConnectError("nsqd does not offer TLS (start it with --tls-cert)")
+                raise RefusedError("nsqd does not offer TLS (start it with --tls-cert)")
             self.state = State.SECURING
             self._events.append(TLSRequested())
         else:

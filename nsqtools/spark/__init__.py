@@ -16,11 +16,13 @@ __all__ = ["register"]
 def register(spark: SparkSession) -> None:
     """Make ``format("nsq")`` known to a session.
 
-    Raises ConfigError, naming the command that installs it, without pyspark, pyarrow or Java.
+    Raises ConfigError, naming the command that installs it, without pyspark, pyarrow or Java, and
+    for a session that starts tasks twice.
     """
-    from nsqtools.spark.session import require_spark
+    from nsqtools.spark.session import refuse_speculation, require_spark
 
     require_spark()
+    refuse_speculation(spark)
     from nsqtools.spark.source import NsqDataSource
 
     spark.dataSource.register(NsqDataSource)

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 CORRUPT = "_corrupt"
 PARTITIONS = ("date", "hour", "batch")
 
+# Of the timestamp itself they would depend on the session's time zone.
+_MICROS = "unix_micros(timestamp)"
+_DAY_US, _HOUR_US = 86_400_000_000, 3_600_000_000
+_DAY = f"({_MICROS} - pmod({_MICROS}, {_DAY_US})) div {_DAY_US}"
+DATE = f"date_from_unix_date(cast({_DAY} as int))"
+HOUR = f"cast(pmod({_MICROS}, {_DAY_US}) div {_HOUR_US} as int)"
+"""SQL for the day and the hour of the column timestamp, in UTC."""
+
 _JSON = "_nsqtools_json"
 
 

@@ -1,13 +1,23 @@
-"""Spark's own logs in a checkpoint, which it does not fsync."""
+"""Spark's own logs in a checkpoint: what they say of its batches, and that it lasts."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from heapq import nlargest
+from typing import TYPE_CHECKING
 
-from nsqtools.errors import OutputError
+from nsqtools.errors import NSQError, OutputError
 from nsqtools.sinks.files.publish import sync_directory
+from nsqtools.spark.folders import sync_file
+from nsqtools.spark.ledger import Ledger
+from nsqtools.spark.places import local
+from nsqtools.spark.plans import Offset
+from nsqtools.spark.stores import make_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _NEWEST = 4
 """Entries that a batch can have written: its own and its checksum, and those of one before."""
@@ -16,8 +26,8 @@ _NEWEST = 4
 def sync_log(checkpoint: str, log: str) -> None:
     """Have the newest entries of a log, ``offsets`` or ``commits``, last; raises OutputError.
 
-    Messages are finished under an offset, and rows are removed after a commit: neither may be
-    forgotten in a power failure while those are not.
+    Spark does not sync them. Messages are finished under an offset, and rows are removed after a
+    commit: neither may be forgotten in a power failure while those are not.
     """
     folder = os.path.join(checkpoint, log)
     try:
@@ -25,8 +35,8 @@ def sync_log(checkpoint: str, log: str) -> None:
             with os.scandir(folder) as entries:
                 files = [(each.stat().st_mtime_ns, each.path) for each in entries if each.is_file()]
             for _, path in nlargest(_NEWEST, files):
-                _sync(path)
-            _sync(os.path.join(checkpoint, "metadata"))
+                sync_file(path)
+            sync_file(os.path.join(checkpoint, "metadata"))
             sync_directory(folder)
             sync_directory(checkpoint)
             sync_directory(os.path.dirname(checkpoint))
@@ -34,9 +44,48 @@ def sync_log(checkpoint: str, log: str) -> None:
         raise OutputError(f"{error.filename or folder}: {error.strerror}") from error
 
 
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
+def is_finished(checkpoint: str) -> bool:
+    """Whether a local checkpoint has no batch that was begun and is not done."""
+    path = local(checkpoint)
+    if path is None:
+        return False
+    with contextlib.suppress(OSError):
+        return _last(path / "offsets") == _last(path / "commits")
+    return False
+
+
+def has_forgotten(checkpoint: str, staging: str) -> bool:
+    """Whether a batch is staged that a power failure has taken out of a local checkpoint's log.
+
+    True also where nobody can tell.
+    """
+    path = local(checkpoint)
+    if path is None:
+        return True
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        batch = _last(path / "offsets")
+        if batch < 0:
+            return False
+        log = (path / "offsets" / str(batch)).read_text()
+        offset = Offset.from_json(json.loads(log.splitlines()[-1]))
+        ledger = Ledger(*make_store(staging), offset.stream)
+        return ledger.staged(offset.batch + 1) is not None
+    except (OSError, ValueError, LookupError, NSQError):
+        return True
+
+
+def has_orphans(checkpoint: str, staging: str) -> bool:
+    """Whether there is no checkpoint yet, and messages are staged that it cannot know."""
+    state, stage = local(checkpoint), local(staging)
+    if state is None or stage is None or (state / "offsets").exists():
+        return False
+    return any(stage.glob("*/b*/p*/*/*.arrow"))
+
+
+def _last(folder: Path) -> int:
+    """The highest batch of a log of Spark's; -1 if there is none."""
+    try:
+        names = [each.name for each in folder.iterdir()]
+    except FileNotFoundError:
+        return -1
+    return max((int(name) for name in names if name.isdecimal()), default=-1)

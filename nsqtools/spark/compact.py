@@ -8,7 +8,9 @@ leaves behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,14 +21,14 @@ from pyspark import StorageLevel
 from pyspark.sql import Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from nsqtools.errors import ConfigError, OutputError, RecordError
-from nsqtools.sinks.files.locks import Lock
-from nsqtools.sinks.files.publish import make_directory
+from nsqtools.errors import OutputError, RecordError
 from nsqtools.spark.compacted import Known, Output, Part
-from nsqtools.spark.frames import FILE, STRICT, as_pattern, dated, frame, is_keyed, united
+from nsqtools.spark.folders import sync
+from nsqtools.spark.frames import FILE, STRICT, dated, frame, is_keyed, united
 from nsqtools.spark.inputs import find, parquet
 from nsqtools.spark.interrupts import StoppedError, interruptible
-from nsqtools.spark.places import OURS, as_url, local, sync
+from nsqtools.spark.mounted import held, real
+from nsqtools.spark.places import OURS, as_url, literal
 
 if TYPE_CHECKING:
     import threading
@@ -37,7 +39,10 @@ if TYPE_CHECKING:
     from nsqtools.sinks.verification import Layout
     from nsqtools.spark.inputs import Input, Report
 
-__all__ = ["CompactSettings", "Compacted", "compact"]
+__all__ = ["LOCK", "CompactSettings", "Compacted", "compact"]
+
+LOCK = "compact.lock"
+"""The lock of an output, in its directory OURS."""
 
 _NAME, _FIRST, _SLICES = "_nsqtools_hour", "_nsqtools_first", "_nsqtools_slices"
 _TASK, _NTH = "_nsqtools_task", "_nsqtools_nth"
@@ -54,12 +59,14 @@ _UNHASHABLE = ("map<", "variant")
 class CompactSettings:
     """``inputs`` and ``layout`` are those of ``inputs.find``.
 
+    Files that were changed in the last ``older_than`` seconds are left for another run.
     ``file_size`` is how many bytes of bodies, before compression, a file should have at most.
     """
 
     inputs: tuple[str, ...]
     output: str
     layout: Layout | None = None
+    older_than: float = 0.0
     delete_inputs: bool = False
     file_size: int = 256 << 20
 
@@ -70,7 +77,7 @@ class Compacted:
 
     ``inputs`` files were read, with ``read`` records; ``known`` ones an earlier run had read.
     ``hours`` were written, with ``files`` that have ``rows``, which ``duplicates`` have left.
-    ``kept`` inputs could not be deleted. ``stopped``: it was told to end, and has changed nothing.
+    ``kept`` inputs could not be deleted.
     """
 
     inputs: int = 0
@@ -82,7 +89,6 @@ class Compacted:
     duplicates: int = 0
     deleted: int = 0
     kept: int = 0
-    stopped: bool = False
 
 
 class _Content(NamedTuple):
@@ -97,33 +103,19 @@ def compact(
 ) -> Compacted:
     """Merge what is new in the inputs into the output.
 
-    ``stop`` ends it soon, with the output as it was. Raises ConfigError for settings, inputs and
-    outputs that cannot be, RecordError for a file that is damaged or still written, LockedError if
-    another run has the output, OutputError if that cannot be written. After any of them the output
-    is as it was, but for what it says a killed run had still to do.
+    ``stop`` ends it soon, by StoppedError, unless the hours are about to be replaced. Raises
+    ConfigError for settings, inputs and outputs that cannot be, RecordError for a file that is
+    damaged or still written, LockedError if another run has the output, OutputError if that cannot
+    be written, and NSQError for what else Spark says. After any of them the output is as it was,
+    but for what it says a killed run had still to do.
     """
-    root = _root(settings.output)
-    try:
-        make_directory(os.path.join(root, OURS))
-        with Lock(os.path.join(root, OURS, "compact.lock")):
-            return _Compaction(spark, settings, stop, report, Output(root)).run()
-    except OSError as error:
-        raise OutputError(f"{error.filename or root}: {error.strerror or error}") from error
-
-
-def _root(output: str) -> str:
-    path = local(output)
-    if path is None:
-        raise ConfigError(
-            f"{output}: compact writes to a file system that is mounted here, where hours can be "
-            "replaced as a whole: copy them from there"
-        )
-    root = os.path.realpath(path)
-    try:
-        root.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"{root!r}: its name is not UTF-8") from None
-    return root
+    root = real(
+        settings.output,
+        "compact writes to a file system that is mounted here, where hours can be replaced as a "
+        "whole: copy them from there",
+    )
+    with held(os.path.join(root, OURS), LOCK):
+        return _Compaction(spark, settings, stop, report, Output(root)).run()
 
 
 class _Compaction:
@@ -145,16 +137,13 @@ class _Compaction:
 
     def run(self) -> Compacted:
         settings, output = self._settings, self._output
-        found = find(settings.inputs, settings.layout, exclude=[output.root])
+        until = time.time_ns() - round(settings.older_than * 1e9)
+        limit = until if settings.older_than else None
+        found = find(settings.inputs, settings.layout, exclude=[output.root], until=limit)
         new, known = output.divide(found)
-        done = Compacted()
-        if new:
-            try:
-                done = self._merge(new)
-            except StoppedError:
-                return Compacted(known=len(known), stopped=True)
+        done = self._merge(new) if new else Compacted()
         deleted = kept = 0
-        if settings.delete_inputs and not self._stop.is_set():
+        if settings.delete_inputs:
             self._report("deleting", 0, len(found))
             deleted, kept = output.delete(found)
         return replace(done, known=len(known), deleted=deleted, kept=kept)
@@ -203,7 +192,8 @@ class _Compaction:
             tasks, count = self._tasks(sizes)
             written = _write(_merged(united(parts), tasks, count), made)
         finally:
-            data.unpersist()
+            with contextlib.suppress(Exception):  # Java may be gone, and that is what is told
+                data.unpersist()
         self._report("verifying", 0, written.rows)
         if (again := _read_back(self._spark, made)) != written:
             raise OutputError(
@@ -332,7 +322,7 @@ def _write(data: DataFrame, made: str) -> _Content:
 
 def _read_back(spark: SparkSession, made: str) -> _Content:
     reader = spark.read.options(recursiveFileLookup="true", **STRICT)
-    data = reader.parquet(as_pattern(made))
+    data = reader.parquet(literal(made))
     row = data.agg(*_content(data)).first()
     assert row
     return _Content(**row.asDict())

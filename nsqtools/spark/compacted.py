@@ -28,6 +28,7 @@ from uuid import uuid4
 
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.files.publish import is_at, make_directory, sync_directory
+from nsqtools.spark.mounted import replace_json
 from nsqtools.spark.places import OURS
 
 if TYPE_CHECKING:
@@ -245,13 +246,7 @@ class Output:
             },
             "inputs": {path: asdict(known) for path, known in self.inputs.items()},
         }
-        path = os.path.join(self._ours, _STATE)
-        with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(f"{path}.new", path)
-        sync_directory(self._ours)
+        replace_json(os.path.join(self._ours, _STATE), state)
 
     def _settle(self, deleting: Iterable[str]) -> None:
         """Forget inputs that a killed run has deleted: another of that name is a new one."""

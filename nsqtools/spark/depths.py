@@ -41,7 +41,7 @@ class Depths:
             self._tls = client_context(settings.config) if settings.config.uses_tls else None
             self._lookups = self._make_lookups()
         except ConfigError as error:
-            raise respelled(error) from None
+            raise respelled(error, flags=settings.flags) from None
 
     async def ask(self) -> dict[tuple[str, str], int]:
         """Messages by topic and nsqd's ``host:tcp_port``; 0 for one that does not answer.
@@ -59,9 +59,10 @@ class Depths:
             else:
                 found |= answer
         if failures and not (found or self._heard or self._lookups):
+            way = "give --nsqd-http-address" if self._settings.flags else "write host:tcp/http"
             raise UnreachableError(
                 f"no nsqd answers: {next(iter(failures.values()))}: the depth is asked for over "
-                "HTTP: where its port is not the one after the TCP port, write host:tcp/http"
+                f"HTTP: where its port is not the one after the TCP port, {way}"
             )
         for url, error in failures.items():
             log.log(logging.DEBUG if url in self._silent else logging.WARNING, "nsqd %s", error)
@@ -93,7 +94,7 @@ class Depths:
     ) -> dict[tuple[str, str], int] | HTTPError:
         found = {}
         try:
-            async with _Nsqd(
+            async with NsqdHTTP(
                 url,
                 connect_timeout=_CONNECT_TIMEOUT,
                 request_timeout=_STATS_TIMEOUT,
@@ -107,7 +108,7 @@ class Depths:
                         # nsqd gives a channel what is published after it was made, and it is made
                         # by its first consumer: without messages there would never be one.
                         fixed = bool(self._settings.nsqds)
-                        await nsqd.create(topic, channel, with_topic=fixed)
+                        await _create_channel(nsqd, topic, channel, with_topic=fixed)
         except HTTPError as error:
             return error
         return found
@@ -151,16 +152,15 @@ def _has_channel(stats: Mapping[str, TopicStats], topic: str, channel: str) -> b
     return topic in stats and any(each.name == channel for each in stats[topic].channels)
 
 
-class _Nsqd(NsqdHTTP):
-    async def create(self, topic: str, channel: str, *, with_topic: bool) -> None:
-        """Make a channel as SUB would; raises HTTPError.
+async def _create_channel(nsqd: NsqdHTTP, topic: str, channel: str, *, with_topic: bool) -> None:
+    """Make a channel as SUB would; raises HTTPError.
 
-        A topic that is gone is not made again unless ``with_topic``.
-        """
-        steps = [("channel/create", {"topic": topic, "channel": channel})]
+    A topic that is gone is not made again unless ``with_topic``.
+    """
+    try:
         if with_topic:
-            steps.insert(0, ("topic/create", {"topic": topic}))
-        for name, params in steps:
-            reply = await self._exchange("POST", name, params)
-            if reply.status != 200 and not (reply.status == 404 and not with_topic):
-                raise self._refused(name, reply)
+            await nsqd.create_topic(topic)
+        await nsqd.create_channel(topic, channel)
+    except HTTPError as error:
+        if with_topic or error.code != "TOPIC_NOT_FOUND":
+            raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -21,9 +20,11 @@ from pyspark.sql.types import (
 )
 
 from nsqtools.errors import ConfigError
-from nsqtools.spark.bodies import PARTITIONS
+from nsqtools.spark.bodies import DATE, HOUR, PARTITIONS
 from nsqtools.spark.ledger import ROW_SCHEMA
+from nsqtools.spark.places import literal
 from nsqtools.spark.reading import Archive, ArchiveSource, as_option
+from nsqtools.spark.shipping import check_executors, readers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,23 +33,17 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.inputs import Input
 
-__all__ = ["FILE", "STRICT", "as_pattern", "dated", "frame", "is_keyed", "united", "view"]
+__all__ = ["FILE", "STRICT", "dated", "frame", "is_keyed", "united", "view"]
 
 FILE = "_nsqtools_file"
 """The column of a frame with the path of the file that a row was read from."""
 STRICT = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 """Options of Spark's readers: what cannot be read is an error, whatever the session says."""
 
-_GLOB = re.compile(r"([\\{}\[\]*?])")
 _CORRUPT = "_nsqtools_corrupt"
 _CHANGED = "_nsqtools_changed"
 _URL = "replace(regexp_replace(_metadata.file_path, '^file:/+', '/'), '+', '%2B')"
 _PATH = f"url_decode({_URL})"
-_MICROS = "unix_micros(timestamp)"
-_DAY_US, _HOUR_US = 86_400_000_000, 3_600_000_000
-_DAY = f"({_MICROS} - pmod({_MICROS}, {_DAY_US})) div {_DAY_US}"
-_DATE = f"date_add(DATE'1970-01-01', cast({_DAY} as int))"
-_HOUR = f"cast(pmod({_MICROS}, {_DAY_US}) div {_HOUR_US} as int)"
 _CASTS: dict[str, tuple[type[DataType], ...]] = {
     "timestamp": (TimestampNTZType,),  # in the session's time zone, which is UTC
     "timestamp_ns": (IntegerType,),
@@ -64,7 +59,8 @@ def frame(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
     change. The place of a row, ``source_file`` and ``source_record``, is where it was first read.
     A file that is damaged, or has changed, fails the job that reads it.
 
-    Raises ConfigError for columns that have other types in other files.
+    Raises ConfigError for columns that have other types in other files, and for executors that lack
+    what unpacks them.
     """
     records = [each for each in inputs if each.kind == "records"]
     rows = [each.path for each in inputs if each.kind == "rows"]
@@ -91,7 +87,7 @@ def united(parts: Sequence[DataFrame]) -> DataFrame:
 
 def dated(found: DataFrame) -> DataFrame:
     """With ``date`` and ``hour`` (0 to 23) behind, by ``timestamp`` in UTC."""
-    return found.withColumn("date", F.expr(_DATE)).withColumn("hour", F.expr(_HOUR))
+    return found.withColumn("date", F.expr(DATE)).withColumn("hour", F.expr(HOUR))
 
 
 def view(found: DataFrame) -> DataFrame:
@@ -122,6 +118,8 @@ def _records(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
                 each.skip,
             )
         )
+    if packages := readers_of(each.path for each in archives):
+        check_executors(spark, packages)
     spark.dataSource.register(ArchiveSource)
     cores = spark.sparkContext.defaultParallelism
     options = {"archives": as_option(archives), "cores": str(cores)}
@@ -130,7 +128,7 @@ def _records(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
 
 
 def _parquet(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    raw = spark.read.options(**STRICT).parquet(*map(as_pattern, paths))
+    raw = spark.read.options(**STRICT).parquet(*map(literal, paths))
     return _aligned(raw, F.col("_metadata.row_index"))
 
 
@@ -138,7 +136,7 @@ def _json(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     """``pipeline archive --format json``: a body that is not UTF-8 is in ``body_b64``."""
     reader = spark.read.options(mode="FAILFAST", **STRICT)
     looker = spark.read.option("columnNameOfCorruptRecord", _CORRUPT)  # FAILFAST names no file
-    patterns = list(map(as_pattern, paths))
+    patterns = list(map(literal, paths))
     types = {field.name: field for field in _row_schema()}
     types |= {name: StructField(name, StringType()) for name in ("body", "body_b64")}
     inferred = looker.json(patterns).schema
@@ -224,8 +222,3 @@ def _check_types(parts: Sequence[DataFrame]) -> None:
                     f"column {field.name} is {field.dataType.simpleString()} in some inputs and "
                     f"{other.dataType.simpleString()} in others: read them apart"
                 )
-
-
-def as_pattern(path: str) -> str:
-    """A path of this machine as Spark's readers take it: what would be a wildcard is none."""
-    return "file://" + _GLOB.sub(r"\\\1", path)

@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.compression import method_of
 from nsqtools.sinks.members import plain_chunks
-from nsqtools.spark.places import OURS, local
+from nsqtools.spark.mounted import real
+from nsqtools.spark.places import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -97,14 +98,18 @@ class Input:
 
 
 def find(
-    places: Iterable[str], layout: Layout | None, *, exclude: Sequence[str] = ()
+    places: Iterable[str],
+    layout: Layout | None,
+    *,
+    exclude: Sequence[str] = (),
+    until: int | None = None,
 ) -> list[Input]:
     """The files of archives, by path: each once, by whatever names and copies it was given.
 
     ``places`` are files and directories of this machine's file system, ``layout`` says how records
     stand in files that are not those of ``pipeline archive``. What is in a directory of ``exclude``
-    is no input. A manifest of ``to-file`` is none either. A copy is a file of the same name, time
-    and content.
+    is no input. A manifest of ``to-file`` is none either, nor a file that was changed after
+    ``until``, in ns since the epoch. A copy is a file of the same name, time and content.
 
     Raises ConfigError for a place that cannot be, and for a file that needs a layout or a library;
     RecordError for a damaged Parquet file.
@@ -113,6 +118,8 @@ def find(
     files: dict[tuple[int, int], tuple[str, os.stat_result]] = {}
     for place in places:
         for path, status in _files_of(place, excluded):
+            if until is not None and status.st_mtime_ns > until:
+                continue
             known = files.setdefault((status.st_dev, status.st_ino), (path, status))
             if path < known[0]:
                 files[status.st_dev, status.st_ino] = path, status
@@ -130,25 +137,22 @@ def parquet(path: str) -> Input:
 
 
 def _files_of(place: str, excluded: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
-    path = local(place)
-    if path is None:
-        raise ConfigError(f"{place}: inputs are read from a file system that is mounted here")
-    real = os.path.realpath(path)
+    path = real(place, "inputs are read from a file system that is mounted here")
     for folder in excluded:
-        if _is_within(real, folder):
+        if _is_within(path, folder):
             raise ConfigError(f"{place}: is in {folder}, where the result goes: leave it out")
     try:
-        status = os.stat(real)
+        status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
-            yield from _walk(real, excluded, set())
+            yield from _walk(path, excluded, set())
             return
     except OSError as error:
         raise ConfigError(f"{error.filename or place}: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{place}: is neither a file nor a directory")
-    if real.endswith(_UNPUBLISHED):
+    if path.endswith(_UNPUBLISHED):
         raise ConfigError(f"{place}: is not published: to-file gives it its name when it is whole")
-    yield real, status
+    yield path, status
 
 
 def _walk(
@@ -164,13 +168,13 @@ def _walk(
                 raise ConfigError(f"{folder}: is a Delta table: compact it with its OPTIMIZE")
             if entry.name.startswith(".") or entry.name in _NO_DATA:
                 continue
-            real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
-            if any(_is_within(real, each) for each in excluded):
+            path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+            if any(_is_within(path, each) for each in excluded):
                 continue
             if entry.is_dir():
-                yield from _walk(real, excluded, seen)
-            elif entry.is_file() and not real.endswith(_UNPUBLISHED):
-                yield real, os.stat(real)
+                yield from _walk(path, excluded, seen)
+            elif entry.is_file() and not path.endswith(_UNPUBLISHED):
+                yield path, os.stat(path)
 
 
 def _is_within(path: str, folder: str) -> bool:

@@ -34,7 +34,8 @@ class StoppedError(Exception):
 def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
     """Cancel the jobs that this thread starts, and raise StoppedError, once ``stop`` is set.
 
-    What Spark raises is an NSQError of one line, and RecordError where it could not read a file.
+    What Spark raises, or the way to it when its Java process has ended, is an NSQError of one line,
+    and RecordError where it could not read a file.
     """
     if stop.is_set():
         raise StoppedError
@@ -44,27 +45,33 @@ def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
     def watch() -> None:
         while not over.wait(_POLL):
             if stop.is_set():
-                context.cancelJobGroup(group)  # again and again: one may begin only now
+                with contextlib.suppress(Exception):  # of a Java process that has ended
+                    context.cancelJobGroup(group)  # again and again: one may begin only now
 
     watcher = threading.Thread(target=watch, name="nsqtools-interrupts", daemon=True)
-    context.setJobGroup(group, "nsqtools", interruptOnCancel=True)
     watcher.start()
     try:
+        context.setJobGroup(group, "nsqtools", interruptOnCancel=True)
         yield
     except Exception as error:
         if stop.is_set():
             raise StoppedError from error
-        if isinstance(error, (PySparkException, Py4JError)):
+        # The latter are of the sockets between this process and Java.
+        if isinstance(error, (PySparkException, Py4JError, ConnectionError, EOFError)):
             raise _explained(error) from error
         raise
     finally:
         over.set()
         watcher.join()
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        with contextlib.suppress(Exception):  # which would hide why it ends
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def _explained(error: Exception) -> NSQError:
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # that of some asks Java
+        text = ""
     found = _UNREADABLE.search(text)
     if not found:
         return explain(error)

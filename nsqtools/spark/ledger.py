@@ -6,6 +6,7 @@ directory says what counts:
     <root>/<stream>/b<batch>/p<partition>/a-<generation>-<segments>-<attempt>/   being filled
                                           sealed-<generation>/                   complete
     <root>/<stream>/done-<batch>-<uuid>/   committed, and removed but for the name of the newest
+    <root>/<stream>/again-<batch>-...      what of such batches may come again
 
 A partition has exactly one such directory, from ``prepare`` to ``clean``; its name is changed by
 rename alone. Whoever wants it, renames it, and of two who try from the same name one succeeds.
@@ -24,13 +25,14 @@ rename alone. Whoever wants it, renames it, and of two who try from the same nam
   counted have a lower one than who counted it; nobody writes it after. So of several files for
   one ``n`` the highest generation counts.
 * Seal. The list of segments is written and fsynced under the generation's name, then the
-  directory is renamed to ``sealed-<generation>``, which nobody claims any more.
+  directory is renamed to ``sealed-<generation>``, which nobody claims any more. The list also says
+  how the attempt ended: that is how the driver learns of it.
 * Clean. Spark has committed the batch. It is renamed before it is removed, so nobody reads half a
   batch, and the new name is what remains: a driver that wakes up late, or one whose checkpoint
   was set back, must not make the batch anew and fill it with other messages.
 
-What is left is the crash after a segment was counted and before its FINs were processed: nsqd
-delivers those messages again, at most those in flight on a connection.
+After a crash between counting a segment and its FINs nsqd delivers its messages again: they are
+known by what is here, and finished without being staged twice (again.py).
 
 More than 400 lines, because these steps have to be read together.
 """
@@ -47,13 +49,23 @@ from uuid import uuid4
 import pyarrow as pa
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.spark import naming
+from nsqtools.spark import again, naming
 from nsqtools.spark.naming import Holder, Segment
 from nsqtools.spark.plans import Offset
+from nsqtools.spark.segments import (
+    Ending,
+    Manifest,
+    as_output_error,
+    counted,
+    damaged,
+    reason_of,
+    rows_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Sequence, Set
 
+    from nsqtools.spark.again import Key
     from nsqtools.spark.stores import Store
 
 log = logging.getLogger(__name__)
@@ -101,7 +113,7 @@ class Ledger:
         Raises StaleError if the batch, or a later one, was cleaned.
         """
         folder = self._batch(offset.batch)
-        with _as_output_error(folder):
+        with as_output_error(folder):
             try:
                 self._prepare(offset)
             except FileNotFoundError as error:
@@ -157,7 +169,7 @@ class Ledger:
         failure the last offset may be gone from it, while messages were finished under it.
         """
         file = f"{self._batch(batch)}/{naming.OFFSET}"
-        with _as_output_error(file):
+        with as_output_error(file):
             try:
                 data = self._store.read(file).to_pybytes()
             except FileNotFoundError:
@@ -165,7 +177,7 @@ class Ledger:
         try:
             return Offset.from_json(json.loads(data))
         except (ValueError, ConfigError):
-            raise _damaged(file) from None
+            raise damaged(file) from None
 
     def claim(self, batch: int, k: int) -> Claim | Sealed:
         """Executor: a complete partition, or one to fill that nobody else can fill any more.
@@ -182,27 +194,25 @@ class Ledger:
             if holder is None:
                 continue
             mine = holder._replace(generation=holder.generation + 1, attempt=attempt)
-            with _as_output_error(partition):
+            with as_output_error(partition):
                 try:
                     store.rename(f"{partition}/{holder}", f"{partition}/{mine}")
                 except FileNotFoundError:
                     continue
-            return Claim(store, partition, mine)
+            return Claim(store, partition, mine, again.Staged(store, self._dir))
         raise OutputError(f"{partition}: damaged: no attempt of a task can claim it")
 
-    def rows(self, batch: int, partitions: int) -> list[int]:
-        """Driver: how many rows each partition has; 0 where it is not complete, or is gone."""
-        return [
-            self._rows(f"{self._batch(batch)}/{naming.partition(k)}") for k in range(partitions)
-        ]
+    def complete(self, batch: int, partitions: int) -> list[Sealed | None]:
+        """Driver: the partitions of a batch; None where one is not complete, or is gone."""
+        places = [f"{self._batch(batch)}/{naming.partition(k)}" for k in range(partitions)]
+        return [self._complete(place) for place in places]
 
-    def _rows(self, partition: str) -> int:
-        with _as_output_error(partition):
+    def _complete(self, partition: str) -> Sealed | None:
+        with as_output_error(partition):
             try:
-                sealed = Sealed.find(self._store, partition, self._store.list(partition))
+                return Sealed.find(self._store, partition, self._store.list(partition))
             except (FileNotFoundError, StaleError):
-                return 0
-        return sealed.rows if sealed else 0
+                return None
 
     def clean(self, upto: int) -> None:
         """Driver: batches up to this one were committed: remove them, as far as they are there.
@@ -214,17 +224,19 @@ class Ledger:
         except FileNotFoundError:
             pass
         except OSError as error:
-            log.warning("%s: committed rows are not removed: %s", self._dir, _reason(error))
+            log.warning("%s: committed rows are not removed: %s", self._dir, reason_of(error))
 
     def _clean(self, upto: int) -> None:
         store = self._store
         for batch in naming.batches("b", store.list(self._dir)).values():
             if batch <= upto:
                 self._warn_of_unread(batch)
+                self._remember(batch)
                 done = f"{self._dir}/{naming.done(batch, uuid4().hex)}"
                 with contextlib.suppress(FileNotFoundError):
                     store.rename(self._batch(batch), done)
         store.sync_dir(self._dir)
+        again.prune(store, self._dir)
         names = store.list(self._dir)
         cleaned = naming.batches("done-", names)
         newest = max(cleaned.values(), default=-1)
@@ -235,6 +247,14 @@ class Ledger:
                     store.remove(f"{path}/{child}")
             elif batch <= upto:
                 store.remove(path)
+
+    def _remember(self, batch: int) -> None:
+        try:
+            again.keep(self._store, self._dir, batch)
+        except FileNotFoundError:  # another driver is faster
+            pass
+        except OutputError as error:
+            log.warning("messages of a committed batch may come twice: %s", error)
 
     def _warn_of_unread(self, batch: int) -> None:
         """Messages were finished, and Spark has committed the batch without reading them."""
@@ -252,7 +272,7 @@ class Ledger:
 
     def _entries(self, batch: int, partition: str) -> list[str]:
         store = self._store
-        with _as_output_error(partition):
+        with as_output_error(partition):
             try:
                 return store.list(partition)
             except FileNotFoundError:
@@ -261,7 +281,7 @@ class Ledger:
                 names = store.list(self._dir)
             except FileNotFoundError:
                 raise OutputError(
-                    f"{self._dir}: not there: stagingLocation must be a directory that the driver "
+                    f"{self._dir}: not there: the staging must be a directory that the driver "
                     "and all executors share"
                 ) from None
             if naming.batch(batch) in names:
@@ -279,10 +299,11 @@ class Claim:
     attempt goes on with what was.
     """
 
-    def __init__(self, store: Store, partition: str, holder: Holder) -> None:
+    def __init__(self, store: Store, partition: str, holder: Holder, staged: again.Staged) -> None:
         self._store = store
         self._partition = partition
         self._holder = holder
+        self._staged = staged
         self._usable = True
         with self._step():
             store.sync_dir(partition)  # before a file has the generation, which must be its alone
@@ -292,6 +313,13 @@ class Claim:
     def rows(self) -> int:
         """How many rows count, those of earlier attempts with them."""
         return sum(segment.rows for segment in self._segments)
+
+    def staged(self, keys: Set[Key]) -> set[Key]:
+        """Which of these messages, that come again, are staged: to be finished, not to be added.
+
+        Raises OutputError.
+        """
+        return self._staged.find(keys)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Make rows of ROW_SCHEMA last: once this has returned, their messages may be finished.
@@ -304,20 +332,21 @@ class Claim:
             segment = Segment(holder.segments, holder.generation, batch.num_rows, zlib.crc32(data))
             self._store.write(f"{self._path}/{segment}", data)
             self._store.sync_dir(self._path)
-            self._rename(str(counted := holder._replace(segments=holder.segments + 1)))
-            self._holder = counted
+            self._rename(str(longer := holder._replace(segments=holder.segments + 1)))
+            self._holder = longer
             self._segments.append(segment)
 
-    def seal(self) -> Sealed:
+    def seal(self, ending: Ending = Ending()) -> Sealed:  # noqa: B008 - frozen
         """Say that the partition is complete; raises as ``add`` does."""
         generation = self._holder.generation
+        manifest = Manifest(tuple(self._segments), ending)
         with self._step():
-            data = json.dumps([str(segment) for segment in self._segments]).encode()
-            self._store.write(f"{self._path}/{naming.manifest(generation)}", data)
+            file = f"{self._path}/{naming.manifest(generation)}"
+            self._store.write(file, manifest.to_bytes())
             self._store.sync_dir(self._path)
             self._rename(sealed := naming.sealed(generation))
         self._usable = False
-        return Sealed(self._store, f"{self._partition}/{sealed}", self._segments)
+        return Sealed(self._store, f"{self._partition}/{sealed}", manifest)
 
     @property
     def _path(self) -> str:
@@ -333,7 +362,7 @@ class Claim:
             raise OutputError(f"{self._path}: sealed, or an earlier step has failed")
         self._usable = False
         try:
-            with _as_output_error(self._path):
+            with as_output_error(self._path):
                 yield
         except FileNotFoundError as error:
             raise FencedError(
@@ -345,10 +374,11 @@ class Claim:
 class Sealed:
     """A complete partition: the same rows for everyone who reads it."""
 
-    def __init__(self, store: Store, path: str, segments: Sequence[Segment]) -> None:
+    def __init__(self, store: Store, path: str, manifest: Manifest) -> None:
         self._store = store
         self._path = path
-        self._segments = tuple(segments)
+        self._segments = manifest.segments
+        self.ending = manifest.ending
 
     @classmethod
     def find(cls, store: Store, partition: str, names: Sequence[str]) -> Self | None:
@@ -361,14 +391,7 @@ class Sealed:
             return None
         path = f"{partition}/{naming.sealed(generation)}"
         file = f"{path}/{naming.manifest(generation)}"
-        data = _read(store, path, file)
-        try:
-            segments = [Segment.parse(name) for name in json.loads(data.to_pybytes())]
-        except (ValueError, TypeError):
-            raise _damaged(file) from None
-        if None in segments:
-            raise _damaged(file)
-        return cls(store, path, [segment for segment in segments if segment])
+        return cls(store, path, Manifest.parse(_read(store, path, file), file))
 
     @property
     def rows(self) -> int:
@@ -383,24 +406,13 @@ class Sealed:
         for segment in self._segments:
             file = f"{self._path}/{segment}"
             data = _read(self._store, self._path, file)
-            if zlib.crc32(data) != segment.crc:
-                raise _damaged(file)
-            with pa.ipc.open_stream(data) as reader:
-                yield from reader
+            yield from rows_of(data, segment, file)
 
 
 def _adopt(store: Store, path: str, count: int) -> list[Segment]:
     """The segments that count, in order; whatever else is there is removed."""
     names = store.list(path)
-    best: dict[int, Segment] = {}
-    for segment in filter(None, map(Segment.parse, names)):
-        rival = best.get(segment.number)
-        if rival is None or segment.generation > rival.generation:
-            best[segment.number] = segment
-    for number in range(count):
-        if number not in best:
-            raise OutputError(f"{path}: damaged: segment {number} of {count} is missing")
-    adopted = [best[number] for number in range(count)]
+    adopted = counted(path, names, count)
     for name in set(names).difference(map(str, adopted)):
         with contextlib.suppress(OSError):  # it does not count, it only takes room
             store.remove(f"{path}/{name}")
@@ -415,7 +427,7 @@ def _serialise(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _read(store: Store, path: str, file: str) -> pa.Buffer:
-    with _as_output_error(file):
+    with as_output_error(file):
         try:
             return store.read(file)
         except FileNotFoundError:
@@ -424,26 +436,4 @@ def _read(store: Store, path: str, file: str) -> pa.Buffer:
             store.list(path)
         except FileNotFoundError:
             raise StaleError(f"{path}: its batch was committed: this task is a leftover") from None
-        raise _damaged(file)
-
-
-def _damaged(file: str) -> OutputError:
-    return OutputError(
-        f"{file}: missing or damaged, and its messages were finished in nsqd: restore the file, or "
-        "go on without the batch with a new checkpoint directory"
-    )
-
-
-@contextlib.contextmanager
-def _as_output_error(path: str) -> Iterator[None]:
-    """OSErrors are for callers to show; that something is gone is for ours to explain."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise OutputError(f"{error.filename or path}: {_reason(error)}") from error
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error).strip().partition("\n")[0]
+        raise damaged(file)

@@ -12,6 +12,8 @@ _HOLDER = re.compile(r"a-(\d{4,})-(\d{6,})-([0-9a-f]+)")
 _SEALED = re.compile(r"sealed-(\d{4,})")
 _SEGMENT = re.compile(r"seg-(\d{6,})-(\d{4,})-(\d+)-([0-9a-f]{8})\.arrow")
 _BATCH = re.compile(r"(b|new-|done-)(\d{8,})(?:-[0-9a-f]{32})?")
+_PARTITION = re.compile(r"p\d{4,}")
+_AGAIN = re.compile(r"again-(\d{8,})-(\d+)-([0-9a-f]{32})\.arrow")
 
 
 class Holder(NamedTuple):
@@ -61,6 +63,42 @@ class Segment(NamedTuple):
             return None
         return cls(int(found[1]), int(found[2]), int(found[3]), int(found[4], 16))
 
+    @classmethod
+    def counted(cls, names: Iterable[str], count: int) -> list[Self]:
+        """The segments below ``count``, in order, as far as they are there."""
+        best: dict[int, Self] = {}
+        for segment in filter(None, map(cls.parse, names)):
+            if segment.number < count:
+                best[segment.number] = max(segment, best.get(segment.number, segment))
+        return [best[number] for number in sorted(best)]
+
+
+class Again(NamedTuple):
+    """A file of messages of a committed batch that may come again: how many they are."""
+
+    batch: int
+    rows: int
+    tag: str
+
+    def __str__(self) -> str:
+        return f"again-{self.batch:08}-{self.rows}-{self.tag}.arrow"
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """The file of this name, if it is one."""
+        found = _AGAIN.fullmatch(name)
+        return cls(int(found[1]), int(found[2]), found[3]) if found else None
+
+
+def unnamed(again: Again) -> str:
+    """Such a file while it is written."""
+    return f"new-{again}"
+
+
+def is_unnamed(name: str) -> bool:
+    """Whether it is one of these."""
+    return name.startswith("new-again-")
+
 
 def sealed(generation: int) -> str:
     """A partition's directory once it is complete."""
@@ -80,6 +118,11 @@ def manifest(generation: int) -> str:
 def partition(k: int) -> str:
     """A partition's place in its batch."""
     return f"p{k:04}"
+
+
+def partitions(names: Iterable[str]) -> list[str]:
+    """The partitions among the names in a batch."""
+    return [name for name in names if _PARTITION.fullmatch(name)]
 
 
 def batch(number: int) -> str:

@@ -4,6 +4,9 @@ Names are in the style of Spark's Kafka source. Spark hands them over in lower c
 them as the documentation does. ``nsq.NAME`` is the option NAME of a connection, as
 ``--consumer-opt`` takes it. Secrets have no value here, since options travel and are logged: they
 are read where the connection is made, from a file or from an environment variable.
+
+The errors of what these options lead to name options. Where a command of nsqtools has made them of
+its flags, ``flags`` is true, and the errors name those.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nsqtools.config import ClientConfig, ConsumerConfig, ProducerConfig
+from nsqtools.config import ClientConfig, ConsumerConfig, ProducerConfig, secrets
 from nsqtools.config.option import Option, nearest
 from nsqtools.errors import ConfigError, NSQError, PeerError
 from nsqtools.names import NSQD_TCP_PORT, Address, check_name, is_ephemeral
@@ -25,7 +28,6 @@ C = TypeVar("C", bound=ClientConfig)
 C_co = TypeVar("C_co", bound=ClientConfig, covariant=True)
 
 _NSQ = "nsq."
-_MAX_SECRET = 65536
 _SECRET_ENV = "auth_secret_env"  # noqa: S105 - names a variable
 
 # Milliseconds and counts: the default is the field's in SourceSettings.
@@ -39,8 +41,9 @@ _NUMBERS = {
 }
 _SERVERS = ("nsqd.tcp.addresses", "nsqlookupd.http.addresses")
 _PLACES = ("stagingLocation", "checkpointPath")
-_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, *_NUMBERS, "drain")
-_SINK = (*_SERVERS, "topic")
+_FLAGS = "flags"
+_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, *_NUMBERS, "drain", _FLAGS)
+_SINK = (*_SERVERS, "topic", _FLAGS)
 
 # Spark puts what the query itself is told among the options of its sink.
 _OF_QUERIES = ("checkpointlocation", "queryname")
@@ -65,6 +68,10 @@ class Settings(Protocol[C_co]):
     @property
     def auth_secret_env(self) -> str:
         """The variable that has the secret, or nothing."""
+
+    @property
+    def flags(self) -> bool:
+        """Whether errors name flags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,7 @@ class SourceSettings:
     """A partition ends after this time; 0 for no limit."""
     poll_interval: float = 0.5
     drain: bool = False
+    flags: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,7 @@ class SinkSettings:
     lookupds: tuple[str, ...]
     config: ProducerConfig
     auth_secret_env: str = ""
+    flags: bool = False
 
 
 def parse_source(options: Mapping[str, str]) -> SourceSettings:
@@ -143,6 +152,7 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
         lookupds=lookupds,
         config=given.config(ConsumerConfig),
         auth_secret_env=given.secret_env,
+        flags=given.flags,
         **_present(
             checkpoint=given.text("checkpointPath") or None,
             max_messages=numbers["maxMessagesPerTrigger"],
@@ -168,6 +178,7 @@ def parse_sink(options: Mapping[str, str]) -> SinkSettings:
         lookupds=lookupds,
         config=given.config(ProducerConfig),
         auth_secret_env=given.secret_env,
+        flags=given.flags,
     )
 
 
@@ -176,31 +187,26 @@ def with_secret(settings: Settings[C]) -> C:
 
     Raises ConfigError if it cannot be read.
     """
-    config, path, variable = settings.config, settings.config.auth_secret_file, ""
+    config, path = settings.config, settings.config.auth_secret_file
     if path:
-        where = f"nsq.auth_secret_file {path}"
-        try:
-            with open(path, encoding="utf-8") as file:
-                secret = file.read(_MAX_SECRET + 1)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not text"
-            raise ConfigError(f"{where}: {reason}") from error
+        secret = secrets.read(path, f"{_spelled('auth_secret_file', settings.flags)} {path}")
     elif variable := settings.auth_secret_env:
-        where = f"nsq.{_SECRET_ENV} {variable}"
+        where = f"{_spelled(_SECRET_ENV, settings.flags)} {variable}"
         if variable not in os.environ:
             raise ConfigError(f"{where}: no such variable where the connection is made")
-        secret = os.environ[variable]
+        secret = secrets.checked(os.environ[variable], where)
     else:
         return config
-    if not (secret := secret.strip()):
-        raise ConfigError(f"{where}: empty")
-    if len(secret) > _MAX_SECRET:
-        raise ConfigError(f"{where}: more than {_MAX_SECRET} characters")
     return config.with_values(auth_secret=secret)
 
 
-def respelled(error: NSQError) -> NSQError:
-    """The error with the flags it names replaced by options, as ``--tls-v1`` by ``nsq.tls_v1``."""
+def respelled(error: NSQError, *, flags: bool) -> NSQError:
+    """The error with the flags it names replaced by options, as ``--tls-v1`` by ``nsq.tls_v1``.
+
+    With ``flags`` it stays as it is.
+    """
+    if flags:
+        return error
     if isinstance(error, PeerError):
         error.text = _respell(error.text)
     error.args = tuple(_respell(each) if isinstance(each, str) else each for each in error.args)
@@ -209,9 +215,14 @@ def respelled(error: NSQError) -> NSQError:
 
 def _respell(text: str) -> str:
     def option(match: re.Match[str]) -> str:
-        return _NSQ + match[1].replace("-", "_")
+        return _spelled(match[1].replace("-", "_"), flags=False)
 
     return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])", option, text)
+
+
+def _spelled(name: str, flags: bool) -> str:
+    """An option of connections, as errors name it."""
+    return f"--{name.replace('_', '-')}" if flags else _NSQ + name
 
 
 class _Given:
@@ -278,7 +289,12 @@ class _Given:
         try:
             return kind(**values)
         except ConfigError as error:
-            raise respelled(error) from None
+            raise respelled(error, flags=self.flags) from None
+
+    @property
+    def flags(self) -> bool:
+        """Whether errors name flags."""
+        return bool(self.parsed(_FLAGS, Option("flag", "")))
 
     @property
     def secret_env(self) -> str:

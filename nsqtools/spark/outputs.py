@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from nsqtools.spark.places import local
+from nsqtools.spark.folders import sync
+from nsqtools.spark.places import as_url, local
+from nsqtools.spark.progress import Written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from pyspark.sql import DataFrame
 
@@ -23,18 +28,81 @@ _NO_DICTIONARY = {
 """Values that hardly repeat: to look each up takes an eighth of the time of an archive."""
 
 
+def named(query: str, batch: int) -> str:
+    """The name of a batch's directories: 16 digits of the query's id, and the batch's number.
+
+    It keeps checkpoints that write to one output from replacing each other's batches unnoticed.
+    Spark draws the id at random for each of them, and these digits have 60 random bits: the odds
+    that two of a million checkpoints share them are 1 in 2,000,000. With the first 8 alone they
+    would be 1 in 9,000 for a thousand checkpoints.
+    """
+    return f"{query.replace('-', '')[:16]}-{batch:08d}"
+
+
+def observed(batch: DataFrame, *, published: bool) -> tuple[DataFrame, Callable[[], Written]]:
+    """The batch, and what is known of its rows once an action of it was run.
+
+    ``published`` is for rows with the column ``timestamp`` of messages.
+    """
+    seen = Observation()
+    facts = [F.count(F.lit(1)).alias("rows")]
+    if published:
+        seconds = F.col("timestamp").cast("double")
+        facts += [F.min(seconds).alias("oldest"), F.max(seconds).alias("newest")]
+    return batch.observe(seen, *facts), lambda: Written(**_seen(seen))
+
+
+def _seen(seen: Observation) -> dict[str, Any]:
+    """What was observed; no rows where Spark found out before that there are none."""
+    try:
+        return seen.get
+    except Exception as error:
+        if "AssertionError" in str(error):  # as it does not observe what it leaves out
+            return {"rows": 0}
+        raise
+
+
 def replace_batch(
-    rows: DataFrame, form: str, output: str, name: str, partitions: Sequence[str] = ()
-) -> None:
+    rows: DataFrame,
+    written: Callable[[], Written],
+    form: str,
+    output: str,
+    name: str,
+    partitions: Sequence[str] = (),
+) -> Written:
     """Write files below ``<partition>=*/batch=<name>``, in place of what is in each of these.
 
-    ``form`` is parquet or json; what is in directories that the rows do not fall into stays.
+    ``form`` is parquet or json; what is in directories that the rows do not fall into stays. There
+    are either no partitions or ``date`` and ``hour``. Local files last when this returns what
+    ``written`` says. Raises OutputError.
     """
-    named = texts(rows) if form == "json" else rows
-    writer = named.withColumn("batch", F.lit(name)).write.format(form).mode("overwrite")
+    files = texts(rows) if form == "json" else rows
+    writer = files.withColumn("batch", F.lit(name)).write.format(form).mode("overwrite")
     writer = writer.option("partitionOverwriteMode", "dynamic").options(**_NO_MARK)
     writer = writer.options(**_NO_DICTIONARY if form == "parquet" else {})
-    writer.partitionBy(*partitions, "batch").save(output)
+    writer.partitionBy(*partitions, "batch").save(as_url(output))
+    done = written()
+    root = local(output)
+    if root is not None:
+        folders = hours(root, done) if partitions else [root]
+        leaves = (folder / f"batch={name}" for folder in folders)
+        sync(root, [leaf for leaf in leaves if leaf.is_dir()])
+    return done
+
+
+def hours(root: Path, written: Written) -> Iterator[Path]:
+    """The directories ``date=*/hour=*`` there are of the hours that a batch's rows are of."""
+    if written.oldest is None or written.newest is None:
+        return
+    first, last = (
+        f"date={datetime.fromtimestamp(each, UTC):%Y-%m-%d}"
+        for each in (written.oldest, written.newest)
+    )
+    for day in root.glob("date=*"):
+        if first <= day.name <= last:
+            for hour in range(24):
+                if (folder := day / f"hour={hour:02d}").is_dir():
+                    yield folder
 
 
 def write_once(rows: DataFrame, form: str, output: str) -> None:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -46,6 +46,8 @@ class Progress:
     """Messages that waited in nsqd when the batch was planned, without those in it."""
     lag: float | None
     """From the publishing of the newest message to the end of the batch."""
+    notes: tuple[str, ...] = ()
+    """What went wrong in this run in reading batches before, each in one line."""
 
     @property
     def rate(self) -> float:
@@ -119,18 +121,20 @@ def facts(progress: StreamingQueryProgress, written: Written, now: float) -> Pro
     """What Spark and the writer say of a batch."""
     rows = progress.numInputRows
     fresh = written.newest is not None and rows > 0
+    said = _said([source.latestOffset for source in progress.sources])
     return Progress(
         batch=progress.batchId,
         rows=rows,
         written=written.rows if rows else 0,
         seconds=progress.batchDuration / 1000,
-        backlog=_backlog([source.latestOffset for source in progress.sources]),
+        backlog=_backlog(said),
         lag=max(0.0, now - written.newest) if fresh and written.newest is not None else None,
+        notes=tuple(note for each in said for note in each.get("notes", ())),
     )
 
 
-def _backlog(offsets: list[str | None]) -> int | None:
-    """The sum of what sources say in ``reportLatestOffset``; None if none says anything."""
+def _said(offsets: list[str | None]) -> list[dict[str, Any]]:
+    """What sources say in ``reportLatestOffset``, those of ours."""
     found = []
     for text in filter(None, offsets):
         try:
@@ -138,5 +142,10 @@ def _backlog(offsets: list[str | None]) -> int | None:
         except (TypeError, ValueError):
             continue
         if isinstance(said, dict) and isinstance(said.get("backlog"), int):
-            found.append(said["backlog"])
-    return sum(found) if found else None
+            found.append(said)
+    return found
+
+
+def _backlog(said: list[dict[str, Any]]) -> int | None:
+    """The sum; None if none says anything."""
+    return sum(each["backlog"] for each in said) if said else None

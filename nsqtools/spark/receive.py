@@ -1,9 +1,10 @@
 """A quota of messages from one nsqd into the staging of a partition; runs on executors.
 
 A message is finished when the segment it is in is durable and still ours (``Claim.add``), never
-before. So whatever dies, nothing is lost, and what comes twice is at most what was staged and not
-yet finished: the window of the partition. What cannot be staged is given back to nsqd at once, so
-that the next attempt finds it.
+before. So whatever dies, nothing is lost. What was staged and not finished comes again, then or
+much later: it is finished without being staged again (``Claim.staged``). What cannot be staged is
+given back to nsqd at once, so that the next attempt finds it. Once a connection is lost, or a FIN
+was too late, the partition ends, so that what is in doubt stays among its last rows.
 
 The quota is exact: RDY never promises more than what is not finished of it, and a lower RDY is sent
 before the FINs that make room. So nothing beyond the quota is ever in flight here, to be missing
@@ -19,20 +20,20 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from nsqtools.errors import (
     AuthError,
     ConfigError,
-    ConnectError,
     NSQError,
     PeerError,
     ProtocolError,
+    RefusedError,
 )
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
-from nsqtools.spark.ledger import ROW_SCHEMA
+from nsqtools.spark.again import WINDOW
 from nsqtools.spark.options import respelled, with_secret
+from nsqtools.spark.rows import Rows
+from nsqtools.spark.segments import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from nsqtools.config import ConsumerConfig
     from nsqtools.errors import ServerError
     from nsqtools.proto.messages import Message
+    from nsqtools.spark.again import Key
     from nsqtools.spark.ledger import Claim
     from nsqtools.spark.options import SourceSettings
     from nsqtools.spark.plans import Quota
@@ -54,51 +56,22 @@ _MOST_LINKS = 8
 _MOST_BYTES = 1 << 30
 
 
-def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> None:
+def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
     """Stage what is left of a quota: ``quota.count`` less the rows that ``claim`` has adopted.
 
-    Returns early, with fewer, when nothing came for ``idle_timeout``, after ``max_read``, and when
-    nsqd cannot be reached or is lost: its messages are still there. Raises what the query must
-    fail of: UnreachableError or ProtocolError when nsqd would not have us, ConfigError for files
-    of TLS or secret, and what ``claim.add`` raises.
+    Returns how that ended. It does so early, with fewer, when nothing came for ``idle_timeout``,
+    after ``max_read``, and when nsqd cannot be reached, is lost, or has taken messages back: they
+    are still there. Raises what the query must fail of: UnreachableError or ProtocolError when
+    nsqd would not have us, ConfigError for files of TLS or secret, and what ``claim`` raises.
     """
-    if quota.count > claim.rows:
-        with _no_collection():
-            asyncio.run(_run(quota, settings, claim))
+    if quota.count <= claim.rows:
+        return Ending()
+    with _no_collection():
+        return asyncio.run(_run(quota, settings, claim))
 
 
-async def _run(quota: Quota, settings: SourceSettings, claim: Claim) -> None:
-    await _Pull(quota, settings, claim).run()
-
-
-class Rows:
-    """Makes rows of ROW_SCHEMA; column by column, as Arrow takes lists faster than anything."""
-
-    def __init__(self, topic: str, channel: str, nsqd: str) -> None:
-        self._names = (topic, channel, nsqd)
-        self._repeated: tuple[pa.Array, ...] = ()
-
-    def make(self, messages: Sequence[Message]) -> pa.RecordBatch:
-        """One row a message. Raises ProtocolError for an id that is not text."""
-        count = len(messages)
-        if not self._repeated or len(self._repeated[0]) < count:
-            self._repeated = tuple(pa.repeat(name, count) for name in self._names)
-        try:
-            ids = pa.array([message.id for message in messages], pa.string())
-        except pa.ArrowInvalid as error:
-            nsqd = Address.parse(self._names[2])
-            raise ProtocolError("sent a message id that is not text: not nsqd", nsqd) from error
-        nanoseconds = pa.array([message.timestamp for message in messages], pa.int64())
-        timestamps = nanoseconds.view(pa.timestamp("ns", "UTC"))
-        columns = [
-            *(each.slice(0, count) for each in self._repeated),
-            ids,
-            timestamps.cast(pa.timestamp("us", "UTC"), safe=False),
-            nanoseconds,
-            pa.array([message.attempts for message in messages], pa.int32()),
-            pa.array([message.body for message in messages], pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+async def _run(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
+    return await _Pull(quota, settings, claim).run()
 
 
 @contextmanager
@@ -127,6 +100,7 @@ class _Link:
         self.taken: list[Message] = []
         self.size = 0
         self.left = self.received = self.finished = self.too_late = 0
+        self.settled = False
         self.last = 0.0
         self._received_bytes = 0
         self._in_flight = (1, 1)
@@ -163,12 +137,10 @@ class _Link:
     def finish(self) -> None:
         """Send FINs for what was taken, and before them the RDY that holds after them."""
         taken, self.taken = self.taken, []
-        if self.connection.is_lost and taken:
-            log.warning(
-                "%s: connection lost: %d messages are staged but not finished, and come again",
-                *(self.connection.address, len(taken)),
-            )
-        elif taken:
+        if not taken:
+            return
+        self.settled = False
+        if not self.connection.is_lost:
             self.finished += len(taken)
             self._renew_ready()
             self.connection.settle(finish=[message.id for message in taken])
@@ -181,12 +153,16 @@ class _Link:
             self.connection.settle(requeue=[(message.id, 0) for message in left])
 
     async def stop_messages(self) -> None:
-        """CLS; when this returns, all that was under way has come."""
+        """CLS; when this returns, all that was under way has come.
+
+        nsqd takes commands in order: with its answer all FINs are settled that were sent before.
+        """
         if not self.connection.is_lost:
             self.connection.stop_messages()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLS_TIMEOUT):
                     await self.connection.wait_closing()
+                    self.settled = not self.connection.is_lost
 
     def _renew_ready(self) -> None:
         """RDY for the window that count and bytes allow, and never more than what is to be had.
@@ -218,6 +194,7 @@ class _Link:
     def command_failed(self, connection: Connection, error: ServerError) -> None:
         """As Listener."""
         self.too_late += 1
+        self._wake.set()
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
         """As Listener."""
@@ -238,23 +215,25 @@ class _Pull:
         self._settings = settings
         self._claim = claim
         self._left = quota.count - claim.rows
+        self._window = min(settings.max_in_flight, WINDOW)
         self._rows = Rows(quota.topic, settings.channel, quota.nsqd)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._links: list[_Link] = []
         self._end = 0.0
+        self._again = 0
 
-    async def run(self) -> None:
+    async def run(self) -> Ending:
         """Connect, pull, hang up."""
         try:
             config = with_secret(self._settings)
             await self._connect(config)
         except NSQError as error:
-            respelled(error)
+            respelled(error, flags=self._settings.flags)
             if refuses(error):
                 raise
-            self._tell(f"cannot be reached: {getattr(error, 'text', error)}", logging.WARNING)
-            return
+            reason = f"cannot be reached: {getattr(error, 'text', error)}"
+            return Ending(notes=(self._warn(reason),))
         try:
             self._end = self._loop.time() + (self._settings.max_read or float("inf"))
             self._begin(config)
@@ -269,14 +248,13 @@ class _Pull:
             raise
         finally:
             await asyncio.gather(*(link.connection.close() for link in self._links))
-        self._tell_end(reason)
+        return self._ending(reason)
 
     async def _connect(self, config: ConsumerConfig) -> None:
         """Open one connection, and as many more as the window needs; raises as Connection.open."""
         self._links.append(await self._open(config))
         most = self._links[0].connection.features.max_rdy_count
-        window = min(self._settings.max_in_flight, self._left)
-        number = min(-(-window // most), _MOST_LINKS)
+        number = min(-(-min(self._window, self._left) // most), _MOST_LINKS)
         others = [self._open(config) for _ in range(1, number)]
         for each in await asyncio.gather(*others, return_exceptions=True):
             if isinstance(each, _Link):
@@ -301,7 +279,7 @@ class _Pull:
         """Share quota and window among the connections."""
         number = len(self._links)
         each, more = divmod(self._left, number)
-        window = -(-self._settings.max_in_flight // number)
+        window = -(-self._window // number)
         for index, link in enumerate(self._links):
             share = (window, max(1, config.max_in_flight_bytes // number))
             link.begin(each + (index < more), share)
@@ -311,14 +289,18 @@ class _Pull:
         while True:
             reason = await self._next_segment()
             await self._stage()
-            if reason or all(link.is_done and not link.pending for link in self._links):
+            done = all(link.is_done and not link.pending for link in self._links)
+            if reason or done or self._in_trouble:
                 return reason
-            if all(link.connection.is_lost for link in self._links):
-                return "connection lost"
+
+    @property
+    def _in_trouble(self) -> bool:
+        """Whether FINs are lost or were too late, so that no more is to be staged after that."""
+        return any(link.connection.is_lost or link.too_late for link in self._links)
 
     async def _next_segment(self) -> str:
         """Wait until there is enough for one, or a reason to stop: then with what there is."""
-        while not self._is_segment():
+        while not (self._is_segment() or self._in_trouble):
             now, last = self._loop.time(), max(link.last for link in self._links)
             quiet = last + _QUIET
             idle = last + self._settings.idle_timeout
@@ -350,26 +332,51 @@ class _Pull:
         most = _MOST_BYTES // len(self._links)
         segment = [message for link in self._links for message in link.take(most)]
         if segment:
-            await self._loop.run_in_executor(None, self._write, segment)
+            self._again += await self._loop.run_in_executor(None, self._write, segment)
             for link in self._links:
                 link.finish()
 
-    def _write(self, segment: Sequence[Message]) -> None:
-        self._claim.add(self._rows.make(segment))
+    def _write(self, segment: Sequence[Message]) -> int:
+        """Add those that are not staged yet; how many are."""
+        fresh = self._fresh(segment)
+        if fresh:
+            self._claim.add(self._rows.make(fresh))
+        return len(segment) - len(fresh)
 
-    def _tell_end(self, reason: str) -> None:
+    def _fresh(self, segment: Sequence[Message]) -> Sequence[Message]:
+        """Each message once, without those that come again and are staged."""
+        again = [message for message in segment if message.attempts > 1]
+        if not again:
+            return segment
+        once = {self._key(message): message for message in segment}
+        staged = self._claim.staged({self._key(message) for message in again})
+        return [message for key, message in once.items() if key not in staged]
+
+    def _key(self, message: Message) -> Key:
+        quota = self._quota
+        return quota.topic, quota.nsqd, message.id.decode("latin-1"), message.timestamp
+
+    def _ending(self, reason: str) -> Ending:
         """Log how it ended, unless it is as planned."""
-        if too_late := sum(link.too_late for link in self._links):
-            log.warning(
-                "%s: %d messages timed out before they were staged and come again: raise "
-                "nsq.msg_timeout or lower maxInFlight",
-                *(self._quota.nsqd, too_late),
-            )
+        notes = []
+        too_late = any(link.too_late for link in self._links)
+        if too_late:
+            fix = "raise nsq.msg_timeout or lower maxInFlight"
+            if self._settings.flags:
+                fix = "raise --msg-timeout or lower --max-in-flight"
+            notes.append(self._warn(f"messages timed out before they were finished: {fix}"))
         errors = [link.error for link in self._links if link.error]
         if errors:
-            self._tell(f"connection lost: {errors[0].text}", logging.WARNING)
-        elif reason:
+            notes.append(self._warn(f"connection lost: {errors[0].text}"))
+        elif reason and not notes:
             self._tell(reason, logging.INFO)
+        settled = not too_late and all(link.settled for link in self._links)
+        return Ending(self._again, settled, tuple(notes))
+
+    def _warn(self, reason: str) -> str:
+        """Log it here, and return it for the driver, in the same words each time."""
+        self._tell(reason, logging.WARNING)
+        return f"{self._quota.nsqd}: topic {self._quota.topic}: {reason}"
 
     def _tell(self, reason: str, level: int) -> None:
         log.log(
@@ -381,11 +388,4 @@ class _Pull:
 
 def refuses(error: NSQError) -> bool:
     """Whether nsqd is there but would not have us, now or at the next try; else it may be back."""
-    if isinstance(error, AuthError | ConfigError | ProtocolError):
-        return True
-    cause: BaseException | None = error.__cause__
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__ if cause.__cause__ is not cause else None
-    if cause is not None:
-        return hasattr(cause, "library")  # ssl.SSLError, which only net knows
-    return isinstance(error, ConnectError) and not error.text.startswith("closed by")
+    return isinstance(error, AuthError | ConfigError | ProtocolError | RefusedError)

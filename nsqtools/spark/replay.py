@@ -10,7 +10,6 @@ new ids and timestamps.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import shutil
@@ -23,15 +22,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import REFUSED_BODY, ConfigError, OutputError, PublishError, ServerError
+from nsqtools.errors import REFUSED_BODY, ConfigError, PublishError, ServerError
 from nsqtools.policy.pace import Pace
 from nsqtools.proto.commands import publish_many_size
-from nsqtools.sinks.files.locks import Lock
-from nsqtools.sinks.files.publish import make_directory
+from nsqtools.spark.folders import sync
 from nsqtools.spark.frames import frame, view
 from nsqtools.spark.inputs import find, parquet
-from nsqtools.spark.interrupts import StoppedError, interruptible
-from nsqtools.spark.places import as_url, local, sync
+from nsqtools.spark.interrupts import interruptible
+from nsqtools.spark.mounted import held, real
+from nsqtools.spark.places import as_url, local
 from nsqtools.spark.replayed import State, forget, load, save
 from nsqtools.spark.session import first_line
 
@@ -46,7 +45,10 @@ if TYPE_CHECKING:
     from nsqtools.sinks.verification import Layout
     from nsqtools.spark.inputs import Input, Report
 
-__all__ = ["ReplaySettings", "Replayed", "is_staged", "publish", "replay", "stage"]
+__all__ = ["LOCK", "ReplaySettings", "Replayed", "is_staged", "publish", "reach", "stage"]
+
+LOCK = "replay.lock"
+"""The lock of a staging directory."""
 
 _PARTS = "parts"
 _BATCH_BYTES = 1 << 20
@@ -95,16 +97,10 @@ class Replayed:
     empty: int = 0
     stopped: bool = False
 
-
-def replay(
-    spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: Report
-) -> Replayed:
-    """``stage``, unless an earlier run has, and ``publish``."""
-    try:
-        stage(spark, settings, stop, report)
-    except StoppedError:
-        return Replayed(stopped=True)
-    return publish(settings, stop, report)
+    @property
+    def left(self) -> int:
+        """Rows that the next run has still to publish."""
+        return self.rows - self.published - self.refused - self.empty
 
 
 def is_staged(settings: ReplaySettings) -> bool:
@@ -115,20 +111,25 @@ def is_staged(settings: ReplaySettings) -> bool:
     return load(_root(settings), _identity(settings)) is not None
 
 
+async def reach(settings: ReplaySettings) -> None:
+    """Raise UnreachableError now, and not after all the work of Spark."""
+    async with Producer(settings.nsqds, settings.config):
+        pass
+
+
 def stage(
     spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: Report
 ) -> None:
     """Write the chosen rows to the staging directory; does nothing if they are there.
 
-    Raises StoppedError when told to end, UnreachableError if no nsqd can be reached, ConfigError
-    for settings and inputs that cannot be, RecordError for a damaged file, LockedError if another
-    run has the staging directory, and OutputError.
+    Raises StoppedError when told to end, ConfigError for settings and inputs that cannot be,
+    RecordError for a damaged file, LockedError if another run has the staging directory,
+    OutputError, and NSQError for what else Spark says.
     """
     root = _root(settings)
-    with _held(root):
+    with held(root, LOCK):
         if load(root, _identity(settings)):
             return
-        asyncio.run(_reach(settings))
         found = find(settings.inputs, settings.layout, exclude=[root])
         _check_bodies(found)
         folder = os.path.join(root, _PARTS)
@@ -153,12 +154,12 @@ def publish(settings: ReplaySettings, stop: threading.Event, report: Report) -> 
     staged.
     """
     root = _root(settings)
-    with _held(root):
+    with held(root, LOCK):
         state = load(root, _identity(settings))
         if not state:
             raise ConfigError(f"{root}: there is no replay to go on with")
         before = state.published
-        finished = asyncio.run(_publish(root, settings, state, stop, report))
+        finished = not stop.is_set() and asyncio.run(_publish(root, settings, state, stop, report))
         if finished:
             forget(root)
             shutil.rmtree(os.path.join(root, _PARTS), ignore_errors=True)
@@ -174,23 +175,7 @@ def publish(settings: ReplaySettings, stop: threading.Event, report: Report) -> 
 
 
 def _root(settings: ReplaySettings) -> str:
-    path = local(settings.staging)
-    if path is None:
-        raise ConfigError(
-            f"{settings.staging}: replay stages in a file system that is mounted here"
-        )
-    return os.path.realpath(path)
-
-
-@contextlib.contextmanager
-def _held(root: str) -> Iterator[None]:
-    """Hold the lock of the staging directory, which is made; OSError becomes OutputError."""
-    try:
-        make_directory(root)
-        with Lock(os.path.join(root, "replay.lock")):
-            yield
-    except OSError as error:
-        raise OutputError(f"{error.filename or root}: {error.strerror or error}") from error
+    return real(settings.staging, "replay stages in a file system that is mounted here")
 
 
 def _identity(settings: ReplaySettings) -> dict[str, Any]:
@@ -243,12 +228,6 @@ def _numbered(folder: str) -> list[tuple[str, int]]:
     names.sort(key=lambda name: (int(name.split("-")[1]), name))
     sync(Path(folder).parent, [Path(folder)])
     return [(name, parquet(os.path.join(folder, name)).rows) for name in names]
-
-
-async def _reach(settings: ReplaySettings) -> None:
-    """Raise UnreachableError now, and not after all the work of Spark."""
-    async with Producer(settings.nsqds, settings.config):
-        pass
 
 
 async def _publish(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.sinks.files.publish import sync_directory
+from nsqtools.spark.mounted import replace_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,13 +77,7 @@ def load(root: str, wanted: Mapping[str, Any]) -> State | None:
 
 def save(root: str, state: State) -> None:
     """Replace the state, and have it last."""
-    path = os.path.join(root, _NAME)
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump({"format": _FORMAT, **asdict(state)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)
-    sync_directory(root)
+    replace_json(os.path.join(root, _NAME), {"format": _FORMAT, **asdict(state)})
 
 
 def forget(root: str) -> None:

@@ -102,6 +102,19 @@ def _require_same_spark(version: str) -> None:
             )
 
 
+def refuse_speculation(spark: SparkSession) -> None:
+    """Raise ConfigError if the session starts a second copy of a task that takes long.
+
+    A copy adopts what the first has staged, as a retry does, and so makes that fail, whose retry
+    does the same to the copy, until the query fails. In the sink both would publish their rows.
+    """
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise ConfigError(
+            "spark.speculation is true: two copies of a task would take its messages from each "
+            "other until both fail: set it to false"
+        )
+
+
 @contextlib.contextmanager
 def open_session(
     master: str,
@@ -168,7 +181,8 @@ def _start(
             if SparkContext._active_spark_context:
                 raise ConfigError("this process has a Spark session already: stop that before")
             launch: Any = java_gateway.launch_gateway
-            gateway = launch(settings, {"stderr": log})
+            # A signal to the group of this process, as of a terminal or systemd, is not for Java.
+            gateway = launch(settings, {"stderr": log, "start_new_session": True})
             stack.callback(_end_jvm, gateway)
             context = SparkContext(conf=settings, gateway=gateway)
             stack.callback(_stop, context)
@@ -318,6 +332,7 @@ def _text(error: BaseException) -> str:
     kind = type(error)
     # py4j has this bare error, without a trace, for a call that got no answer.
     lost = kind.__name__ == "Py4JError" and "Trace:" not in text
-    if lost or kind.__name__ == "Py4JNetworkError" or isinstance(error, ConnectionError):
+    lost |= kind.__name__ == "Py4JNetworkError" or isinstance(error, (ConnectionError, EOFError))
+    if lost:
         return "Spark's Java process has ended: --spark-log FILE shows why"
     return text

@@ -13,16 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigError, NSQError
+from nsqtools.sinks.compression import method_of
 from nsqtools.spark.session import explain, is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
 _PACKAGE = Path(__file__).parents[1]
 _STAYS = ("cli", "sandbox")
 """Parts that no executor imports."""
+
+_READERS = {
+    "snappy": "snappy",
+    "zstd": "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd",
+}
+"""What unpacks a compression of archives."""
 
 _INSTALLED_BY = {
     "pyarrow": "pyarrow",
@@ -85,6 +92,18 @@ def check_executors(spark: SparkSession, packages: Iterable[str] = ("pyarrow",))
                 f"executor {host} imports nsqtools {version}, the driver is {__version__}: "
                 "remove it there"
             )
+
+
+def packages_of(*connections: Mapping[str, str]) -> Sequence[str]:
+    """What executors need for sources and sinks with these options."""
+    snappy = any("nsq.snappy" in options for options in connections)
+    return ("pyarrow", "snappy") if snappy else ("pyarrow",)
+
+
+def readers_of(paths: Iterable[str]) -> Sequence[str]:
+    """What executors need to read archives of ``to-file``, besides pyarrow."""
+    methods = {method_of(path) for path in paths}
+    return [_READERS[each] for each in sorted(methods & _READERS.keys())]
 
 
 def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequence[Any]]]:

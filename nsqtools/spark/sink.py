@@ -124,7 +124,7 @@ class Publishing:
         try:
             return Published(asyncio.run(self._publish(batches)))
         except NSQError as error:
-            raise respelled(error)  # noqa: B904 - it is the same error
+            raise respelled(error, flags=self.settings.flags)  # noqa: B904 - it is the same error
 
     async def _publish(self, batches: Iterator[pa.RecordBatch]) -> int:
         """Rows are read in a thread while what came before them is on its way."""

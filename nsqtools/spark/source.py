@@ -47,7 +47,7 @@ from nsqtools.spark.receive import receive
 from nsqtools.spark.stores import make_store, probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pyarrow import RecordBatch
 
@@ -147,8 +147,7 @@ class _Reading:
             return  # Spark makes one of its own where none were planned
         held = self._ledger(partition.stream).claim(partition.batch, partition.number)
         if isinstance(held, Claim):
-            receive(partition.quota, self._settings, held)
-            held = held.seal()
+            held = held.seal(receive(partition.quota, self._settings, held))
         yield from held.batches()
 
     def _depths(self) -> dict[tuple[str, str], int]:
@@ -200,6 +199,7 @@ class _Rest(NamedTuple):
 
 _NO_REST = _Rest(0.0, 0.25)
 _LONGEST_REST = 30.0
+_MOST_NOTES = 20
 
 
 class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -215,6 +215,9 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         self._prepared = self._cleaned = 0
         self._probed = False
         self._backlog = 0
+        # What executors had to say in this run, and whether a batch was planned since.
+        self._notes: dict[str, None] = {}
+        self._untold = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Before the first batch of a new checkpoint; asked for twice."""
@@ -253,15 +256,21 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         quotas = plan(depths, limit=most, connections=self._settings.connections)
         self._backlog = sum(depths.values()) - sum(quota.count for quota in quotas)
-        if quotas:
+        if quotas or (self._untold and self._available_now):
+            # One of no messages has a report at least, and a run that ends has none without.
+            self._untold = False
             return Offset(offset.stream, offset.batch + 1, quotas).to_json()
         if not self._available_now:
             time.sleep(self._settings.poll_interval)
         return start
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """For the query's progress: messages that wait beyond the batches that are planned."""
-        return {"backlog": self._backlog}
+        """For the query's progress.
+
+        ``backlog`` is messages that wait beyond the batches that are planned, ``notes`` what went
+        wrong in reading those before, each of this run in one line.
+        """
+        return {"backlog": self._backlog, "notes": list(self._notes)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Of the batch that ``end`` plans, which ``start`` says nothing of."""
@@ -288,22 +297,33 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         """Look at what a batch of this run has got: a quota may be short of its count.
 
         A topic on an nsqd that gave nothing at all is done with, where a run is to come to its end,
-        and else rests for a while: it may be that executors cannot reach that nsqd.
+        and else rests for a while: it may be that executors cannot reach that nsqd. What was staged
+        before and came again is something, but was taken off the target then.
         """
         if self._prepared != offset.batch or offset.batch <= self._cleaned:
             return
-        rows = self._ledger(offset.stream).rows(offset.batch, len(offset.quotas))
-        got: Counter[tuple[str, str]] = Counter()
-        for quota, count in zip(offset.quotas, rows, strict=True):
-            got[quota.topic, quota.nsqd] += count
-        for key, count in got.items():
+        complete = self._ledger(offset.stream).complete(offset.batch, len(offset.quotas))
+        rows: Counter[tuple[str, str]] = Counter()
+        gave: set[tuple[str, str]] = set()
+        for quota, sealed in zip(offset.quotas, complete, strict=True):
+            key = quota.topic, quota.nsqd
+            rows[key] += sealed.rows if sealed else 0
+            if sealed:
+                gave |= {key} if sealed.rows or sealed.ending.again else set()
+                self._note(sealed.ending.notes)
+        for key, count in rows.items():
             if self._target is not None:
-                self._target[key] = max(0, self._target[key] - count) if count else 0
-            if count:
+                self._target[key] = max(0, self._target[key] - count) if key in gave else 0
+            if key in gave:
                 self._resting.pop(key, None)
             else:
                 rest = min(2 * self._resting.get(key, _NO_REST).length, _LONGEST_REST)
                 self._resting[key] = _Rest(time.monotonic() + rest, rest)
+
+    def _note(self, notes: Iterable[str]) -> None:
+        new = dict.fromkeys(note for note in notes if note not in self._notes)
+        self._notes = dict(list((self._notes | new).items())[-_MOST_NOTES:])
+        self._untold = self._untold or bool(new)
 
     def _waiting(self) -> dict[tuple[str, str], int]:
         """Depths that count now."""

@@ -9,26 +9,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark.bodies import read_schema, with_columns
+from nsqtools.spark.claims import Stamp, stamp_of
+from nsqtools.spark.folders import sync
+from nsqtools.spark.frames import frame, view
+from nsqtools.spark.inputs import find
 from nsqtools.spark.interrupts import interruptible
-from nsqtools.spark.outputs import replace_batch, write_once
-from nsqtools.spark.places import as_url, claim, is_unlike, local, remove_all, sync, writing
-from nsqtools.spark.progress import Totals, Written
+from nsqtools.spark.outputs import named, observed, replace_batch, write_once
+from nsqtools.spark.places import as_url, local
+from nsqtools.spark.progress import Written
 from nsqtools.spark.session import first_line
-from nsqtools.spark.streams import Stream, named, read, run, seen_in
+from nsqtools.spark.streams import Stream, read, run_stamped
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from nsqtools.sinks.verification import Layout
-    from nsqtools.spark.progress import Progress
+    from nsqtools.spark.progress import Progress, Totals
 
     Show = Callable[[Sequence[str], Iterator[Sequence[Any]]], None]
     """Shows rows, given the names of their columns; called in the thread of the job."""
@@ -70,17 +73,15 @@ class StreamSettings:
 
     @property
     def stamp(self) -> dict[str, Any]:
-        """What makes a run another one: a batch may then have other rows."""
-        topics = sorted({each.strip() for each in self.source["subscribe"].split(",")})
-        return {
-            "topics": topics,
-            "channel": self.source["channel"],
-            "query": self.query.text,
-            "schema": self.query.schema,
-            "watermark": self.query.watermark,
-            "mode": self.stream.output_mode,
-            "kind": self.target.kind,
-        }
+        """What makes a run another one."""
+        return stamp_of(
+            self.source,
+            query=self.query.text,
+            schema=self.query.schema,
+            watermark=self.query.watermark,
+            mode=self.stream.output_mode,
+            kind=self.target.kind,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +102,19 @@ def query_stream(
     report: Callable[[Progress], None],
 ) -> Totals:
     """Query batch after batch; as ``archive.archive``."""
-    totals = Totals()
-
-    def told(progress: Progress) -> None:
-        totals.add(progress)
-        report(progress)
-
     found = _asked(_of_topics(spark, settings), settings.query)
-    writer = _Writer(spark, settings)
+    stamp = Stamp(spark, settings.stream.checkpoint, settings.stamp)
+    writer = _Writer(settings.target, stamp)
     writer.check(found)
-    stream, target = settings.stream, settings.target
-    if target.output:
-        with writing(target.output):
-            run(found, writer.write, stream, stop=stop, report=told)
-    else:
-        run(found, writer.write, stream, stop=stop, report=told)
-    if stream.trigger is None and not stop.is_set():
-        writer.settle()
-    return totals
+    return run_stamped(
+        found,
+        writer.write,
+        settings.stream,
+        stamp=stamp,
+        output=settings.target.output,
+        stop=stop,
+        report=report,
+    )
 
 
 def query_archives(
@@ -131,18 +127,23 @@ def query_archives(
     """Query once.
 
     Raises ConfigError for SQL that Spark does not understand, and for an output that has files,
-    StoppedError if ``stop`` has ended it.
+    StoppedError if ``stop`` has ended it, NSQError for what else Spark says, and whatever ``show``
+    raises.
     """
     target = settings.target
-    found = _asked(_of_archives(spark, settings), settings.query)
+    with interruptible(spark, stop):
+        found = _asked(_of_archives(spark, settings), settings.query)
+        columns = found.columns
     if target.output:
         _check_empty(target.output)
     report(("querying", 0, 0))
+    if target.kind == "console":
+        assert target.show
+        with contextlib.closing(_rows(found, stop)) as rows:
+            target.show(columns, rows)
+        return
     with interruptible(spark, stop):
-        if target.kind == "console":
-            assert target.show
-            target.show(found.columns, found.toLocalIterator())
-        elif target.kind == "topic":
+        if target.kind == "topic":
             _publish(found, target.sink)
         else:
             write_once(found, target.kind, as_url(target.output))
@@ -151,13 +152,21 @@ def query_archives(
                 sync(root, [root])
 
 
-def explain(spark: SparkSession, settings: StreamSettings | ArchivesSettings) -> str:
-    """Spark's plan for the query, several lines; nothing is consumed."""
-    if isinstance(settings, StreamSettings):
-        frame = _of_topics(spark, settings)
-    else:
-        frame = _of_archives(spark, settings)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+def _rows(found: DataFrame, stop: threading.Event) -> Generator[Sequence[Any]]:
+    """The rows; who takes them has errors of its own, which are none of Spark's."""
+    with interruptible(found.sparkSession, stop):
+        yield from found.toLocalIterator()
+
+
+def explain(
+    spark: SparkSession, settings: StreamSettings | ArchivesSettings, *, stop: threading.Event
+) -> str:
+    """Spark's plan for the query, several lines; nothing is consumed. As ``query_archives``."""
+    with interruptible(spark, stop), contextlib.redirect_stdout(io.StringIO()) as printed:
+        if isinstance(settings, StreamSettings):
+            frame = _of_topics(spark, settings)
+        else:
+            frame = _of_archives(spark, settings)
         # Spark looks for streams in what was parsed, which has no more than the name of a table.
         _asked(frame, settings.query).select("*").explain(mode="formatted")
     return printed.getvalue()
@@ -173,9 +182,6 @@ def _of_topics(spark: SparkSession, settings: StreamSettings) -> DataFrame:
 
 
 def _of_archives(spark: SparkSession, settings: ArchivesSettings) -> DataFrame:
-    from nsqtools.spark.frames import frame, view
-    from nsqtools.spark.inputs import find
-
     return view(frame(spark, find(settings.inputs, settings.layout)))
 
 
@@ -191,17 +197,13 @@ def _asked(frame: DataFrame, query: Query) -> DataFrame:
 
 
 class _Writer:
-    def __init__(self, spark: SparkSession, settings: StreamSettings) -> None:
-        self._spark = spark
-        self._target = settings.target
-        self._output = as_url(self._target.output) if self._target.output else ""
-        self._checkpoint = settings.stream.checkpoint
-        self._stamp = settings.stamp
-        self._changed = is_unlike(spark, self._checkpoint, self._stamp)
+    def __init__(self, target: Target, stamp: Stamp) -> None:
+        self._target = target
+        self._stamp = stamp
 
     def check(self, rows: DataFrame) -> None:
         """Raise ConfigError if the result cannot be written where it was asked for."""
-        if self._output and "batch" in [name.lower() for name in rows.columns]:
+        if self._target.output and "batch" in [name.lower() for name in rows.columns]:
             raise ConfigError("--query: batch is the name of a directory: name it otherwise")
         if not rows.isStreaming:
             raise ConfigError(f"--query: expected a SELECT from the table {_TABLE}")
@@ -212,34 +214,21 @@ class _Writer:
                 "a part of the messages: archive them first, and query that with --input"
             )
 
-    def settle(self) -> None:
-        """From now on batches are the results of this query, and none was left by another."""
-        if self._changed:
-            claim(self._spark, self._checkpoint, self._stamp)
-            self._changed = False
-
     def write(self, batch: DataFrame, query: str, number: int) -> Written:
         """Write the result of a batch, in place of what an earlier try left of it."""
         target, name = self._target, named(query, number)
-        if self._changed and self._output:
-            remove_all(self._spark, self._output, f"batch={name}")
-        self.settle()
+        self._stamp.make_way(target.output, f"batch={name}")
         if target.kind == "console":
             assert target.show
             counter = itertools.count()
             shown = (row for row, _ in zip(batch.toLocalIterator(), counter, strict=False))
             target.show(batch.columns, shown)
             return Written(next(counter))
-        seen = Observation()
-        rows = batch.observe(seen, F.count(F.lit(1)).alias("rows"))
+        rows, written = observed(batch, published=False)
         if target.kind == "topic":
             _publish(rows, target.sink)
-        else:
-            replace_batch(rows, target.kind, self._output, name)
-            root = local(target.output)
-            if root is not None and (leaf := root / f"batch={name}").is_dir():
-                sync(root, [leaf])
-        return Written(seen_in(seen)["rows"])
+            return written()
+        return replace_batch(rows, written, target.kind, target.output, name)
 
 
 def _publish(rows: DataFrame, sink: Mapping[str, str]) -> None:

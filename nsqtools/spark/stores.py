@@ -207,13 +207,13 @@ def make_store(location: str) -> tuple[Store, str]:
             filesystem, path = fs.FileSystem.from_uri(location)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"stagingLocation {location}: {_line(error)}: libhdfs needs JAVA_HOME, HADOOP_HOME "
+                f"staging {location}: {_line(error)}: libhdfs needs JAVA_HOME, HADOOP_HOME "
                 "and CLASSPATH (hadoop classpath --glob) on the driver and every executor"
             ) from error
         return ArrowStore(filesystem), path
     if scheme != "file":
         raise ConfigError(
-            f"stagingLocation {location}: {scheme}: cannot rename a directory atomically, and only "
+            f"staging {location}: {scheme}: cannot rename a directory atomically, and only "
             "that keeps two attempts of a task apart: stage on a shared file system or hdfs://, or "
             "archive with `nsqtools to-file` and load that with `nsqtools pipeline compact`"
         )
@@ -222,7 +222,7 @@ def make_store(location: str) -> tuple[Store, str]:
         host, slash, rest = path[2:].partition("/")
         path = slash + rest if host in ("", "localhost") else ""
     if not path.startswith("/"):
-        raise ConfigError(f"stagingLocation {location!r}: give an absolute path, or file:///path")
+        raise ConfigError(f"staging {location!r}: give an absolute path, or file:///path")
     return LocalStore(), posixpath.normpath(path)
 
 
@@ -237,13 +237,13 @@ def probe(store: Store, path: str) -> None:
             store.make_dir(before)
             store.rename(before, after)
             if posixpath.basename(after) not in store.list(path):
-                raise ConfigError(f"stagingLocation {path}: a renamed directory has another name")
+                raise ConfigError(f"staging {path}: a renamed directory has another name")
             store.sync_dir(path)
         finally:
             store.remove(before)
             store.remove(after)
     except OSError as error:
-        text = f"stagingLocation {path}: {_line(error)}"
+        text = f"staging {path}: {_line(error)}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutputError(text) from error
         raise ConfigError(f"{text}: name a directory that this user can write to") from error

@@ -6,13 +6,11 @@ import contextlib
 import logging
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql import Observation
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-
+from nsqtools.spark.folders import writing
 from nsqtools.spark.places import as_url, local
-from nsqtools.spark.progress import Listener, Notes, Written
+from nsqtools.spark.progress import Listener, Notes, Totals
 from nsqtools.spark.session import explain
 
 if TYPE_CHECKING:
@@ -21,10 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from nsqtools.spark.progress import Progress
+    from nsqtools.spark.claims import Stamp
+    from nsqtools.spark.progress import Progress, Written
 
     Write = Callable[[DataFrame, str, int], Written]
-    """Writes a batch, given the first eight digits of the query's id and the batch's number.
+    """Writes a batch, given the query's id and the batch's number.
 
     It may be called again for a batch, after a crash and with the same rows: what it left the first
     time it must replace.
@@ -56,6 +55,27 @@ def read(spark: SparkSession, options: Mapping[str, str], stream: Stream) -> Dat
     return spark.readStream.format("nsq").options(**options, **known).load()
 
 
+def run_stamped(
+    frame: DataFrame,
+    write: Write,
+    stream: Stream,
+    *,
+    stamp: Stamp,
+    output: str,
+    stop: threading.Event,
+    report: Callable[[Progress], None],
+) -> Totals:
+    """As ``run``, for a checkpoint whose batches are like ``stamp`` once it is drained.
+
+    ``output`` is where they are written, empty if that is no file system.
+    """
+    with writing(output) if output else contextlib.nullcontext():
+        totals = run(frame, write, stream, stop=stop, report=report)
+    if stream.trigger is None and not stop.is_set():
+        stamp.settle()
+    return totals
+
+
 def run(
     frame: DataFrame,
     write: Write,
@@ -63,14 +83,20 @@ def run(
     *,
     stop: threading.Event,
     report: Callable[[Progress], None],
-) -> None:
+) -> Totals:
     """Write batch after batch; returns when all is drained, or soon after ``stop`` is set.
 
     A batch under way is finished before; if another has been planned already, which has not begun,
     the next run begins with that. Raises NSQError, and whatever ``write`` raises.
     """
+    totals = Totals()
+
+    def told(progress: Progress) -> None:
+        totals.add(progress)
+        report(progress)
+
     batches = _Batches(write, stop)
-    listener = Listener(batches.notes, report)
+    listener = Listener(batches.notes, told)
     streams = frame.sparkSession.streams
     streams.addListener(listener)
     try:
@@ -90,12 +116,12 @@ def run(
             query.stop()
             listener.ended.wait(_LAST_REPORT)
     except Exception as error:
-        if batches.refused:  # that is how a query is stopped between two batches
-            return
-        raise batches.error or _ours(error) from error
+        if not batches.refused:  # that is how a query is stopped between two batches
+            raise batches.error or _ours(error) from error
     finally:
         with contextlib.suppress(Exception):
             streams.removeListener(listener)
+    return totals
 
 
 def _wait(query: StreamingQuery, batches: _Batches, stop: threading.Event) -> None:
@@ -145,37 +171,9 @@ class _Batches:
             raise _Stopped
         self.busy = True
         try:
-            self.notes.put(number, self._write(batch, self._query[:8], number))
+            self.notes.put(number, self._write(batch, self._query, number))
         except Exception as error:
             self.error = _ours(error)
             raise
         finally:
             self.busy = False
-
-
-def named(query: str, batch: int) -> str:
-    """The name of a batch that no other has, whichever checkpoint it is of."""
-    return f"{query}-{batch:08d}"
-
-
-def observed(batch: DataFrame) -> tuple[DataFrame, Callable[[], Written]]:
-    """The batch, and what is known of its rows once an action of it was run."""
-    seen = Observation()
-    published = F.col("timestamp").cast("double")
-    watched = batch.observe(
-        seen,
-        F.count(F.lit(1)).alias("rows"),
-        F.min(published).alias("oldest"),
-        F.max(published).alias("newest"),
-    )
-    return watched, lambda: Written(**seen_in(seen))
-
-
-def seen_in(seen: Observation) -> dict[str, Any]:
-    """What was observed; no rows where Spark found out before that there are none."""
-    try:
-        return seen.get
-    except Exception as error:
-        if "AssertionError" in str(error):  # as it does not observe what it leaves out
-            return {"rows": 0}
-        raise

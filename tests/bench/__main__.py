@@ -17,6 +17,7 @@ from nsqtools.cli.tab import LINE
 from tests.bench.archiving import archiving
 from tests.bench.delivering import delivering
 from tests.bench.lakes import Lakes
+from tests.bench.looking import large_cluster, looking
 from tests.bench.measuring import BODY, Pair, Side, compare, consume, measure
 from tests.support.binaries import require_nsq
 from tests.support.nginx import nginx
@@ -100,6 +101,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as scratch,
         Nsqd(Path(scratch, "nsqd"), "-mem-queue-size=10000000") as nsqd,
         nginx(Path(scratch, "nginx")) as endpoint,
+        large_cluster(scratch) as addresses,
     ):
         print(f"{args.n:,} messages of {len(BODY)} bytes, medians of {args.rounds} rounds")
         lakes = Lakes(nsqd, nsq, args.n, scratch)
@@ -107,6 +109,7 @@ def main() -> int:
             *pairs(nsqd, nsq, args.n, Path(scratch)),
             *archiving(nsqd, nsq, args.n, scratch),
             *delivering(nsqd, nsq, args.n, endpoint),
+            *looking(addresses, nsq),
             *lakes.pairs(),
         ]
         wanted = [pair for pair in every if args.only in pair.ours.name]

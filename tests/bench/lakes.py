@@ -125,6 +125,7 @@ class Lakes:
     def _latency(self) -> float:
         """Seconds from when a message was published to when its file was there."""
         from nsqtools.spark import archive as archives
+        from nsqtools.spark.claims import Stamp
         from nsqtools.spark.streams import Stream, read, run
 
         folder, stop, late = self._emptied(), threading.Event(), list[float]()
@@ -133,7 +134,8 @@ class Lakes:
             settings = archives.ArchiveSettings(
                 {**self._options(topic), "pollIntervalMs": "50"}, str(folder / "out"), stream
             )
-            writer = archives._Writer(self.spark, settings)
+            stamp = Stamp(self.spark, stream.checkpoint, settings.stamp)
+            writer = archives.Writer(self.spark, settings, stamp)
 
             def write(batch: DataFrame, query: str, number: int) -> Written:
                 written = writer.write(batch, query, number)

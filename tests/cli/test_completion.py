@@ -174,7 +174,7 @@ def test_every_command_and_option_of_the_product_is_offered() -> None:
 
 
 def test_config_completes_the_line_it_shows_and_the_file_it_checks() -> None:
-    assert offers("config show t", cli) == ["tail", "to-file", "to-http"]
+    assert offers("config show t", cli) == ["tail", "to-file", "to-http", "topic"]
     assert offers("config show --profile p tail --max-in-flight-", cli) == ["--max-in-flight-bytes"]
     assert offers("config show lookup ch", cli) == ["channels"]
     assert offers("config show pub --mode r", cli) == ["round-robin"]

@@ -154,6 +154,18 @@ def test_a_weaker_value_gives_way_to_one_that_excludes_it(shown: Shown, write: A
     assert (found["lookupd-http-address"][0], found["nsqd-tcp-address"][0]) == ([], ["n:4150"])
 
 
+def test_nsqds_and_nsqlookupds_may_be_given_together_but_a_flag_silences_weaker_values(
+    shown: Shown, write: Any
+) -> None:
+    file = ["--config", write("[defaults]\nlookupd-http-address='l:4161'\n")]
+    found = shown("stats", *file, "--nsqd-http-address", "n:4151")
+    assert (found["lookupd-http-address"][0], found["nsqd-http-address"][0]) == ([], ["n:4151"])
+    both = ["--nsqd-http-address", "n:4151", "--lookupd-http-address", "m:4161"]
+    found = shown("stats", *file, *both)
+    assert found["lookupd-http-address"][0] == ["m:4161"]
+    assert found["nsqd-http-address"][0] == ["n:4151"]
+
+
 @pytest.mark.parametrize(
     ("key", "args"),
     [
@@ -230,7 +242,7 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
         ("[defaults]\nuntil-empty = true\n", "[defaults]: unknown key 'until-empty': it is not "
          "shared by commands, so put it into a command's table"),
         ("[tial]\n", "unknown table [tial]; did you mean 'tail'?"),
-        ("topic = 'x'\n", "'topic' stands outside any table: put it into [defaults] or a "
+        ("tls-cert = 'x'\n", "'tls-cert' stands outside any table: put it into [defaults] or a "
          "command's table"),
         ("default_profle = 'x'\n", "'default_profle' stands outside any table; did you mean "
          "'default_profile'?"),

@@ -99,7 +99,7 @@ def test_the_default_column_tells_values_from_phrases_and_marks_what_is_required
     assert "| `--nsqd-tcp-address HOST:PORT` | `127.0.0.1:4150` |" in text
     assert "| `--profile NAME` | its `default_profile` |" in text
     assert "| `--channel CHANNEL` |  |" in text
-    assert text.count("| `--topic TOPIC` | *required* |") == 2
+    assert text.count("| `--topic TOPIC` | *required* |") == 3
 
 
 def test_options_that_commands_have_in_common_are_listed_once() -> None:

@@ -30,7 +30,11 @@ from nsqtools.cli.tree import walk
 from nsqtools.sinks.members import plain_chunks
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
+from tests.support.metrics import scrape, values
+from tests.support.nagios import read
+from tests.support.raw import Raw
 from tests.support.servers import drained as is_drained
+from tests.support.servers import free_port
 from tests.support.spark import QUICK_JVM, needs_spark
 from tests.support.webserver import WebServer
 
@@ -409,6 +413,147 @@ def nodes(stage: Stage, line: str) -> None:
     assert (node["tcp_port"], node["topics"]) == (stage.nsqd.tcp.port, ["events"])
 
 
+def report_a_channel(stage: Stage, line: str) -> None:
+    announced(stage)
+    stage.nsqd.publish("events", BODIES)
+    running = stage.start(line)
+    assert running.process.stdout
+    titles, row = [running.process.stdout.readline().split() for _ in range(3)][1:]
+    assert (titles[0], row[3], row[11]) == (b"ingress", b"5", b"5")
+    running.end(stop="stats")
+
+
+def report_all(stage: Stage, line: str) -> None:
+    announced(stage)
+    stage.nsqd.publish("events", BODIES)
+    eventually(lambda: stage.nsqd.channel("events", "archive")["depth"] == 5)
+    rows = [row.split() for row in stage.run(line).splitlines()[2:] if row]
+    assert [(row[3], *row[14:]) for row in rows] == [
+        (b"0", b"events", b"-"),
+        (b"5", b"events", b"archive"),
+    ]
+
+
+def watch_all(stage: Stage, line: str) -> None:
+    script = needs("script", "that the example of a live view runs")
+    announced(stage)
+    running = stage.start(f"TERM=xterm {script} -qec {quote(line)} /dev/null")
+    shown = b""
+    assert running.process.stdout
+    while not (b"archive" in shown and b"q quit" in shown):
+        data = os.read(running.process.stdout.fileno(), 65536)
+        assert data, shown
+        shown += data
+    running.end(stop="stats")
+
+
+def find_the_deepest(stage: Stage, line: str) -> None:
+    announced(stage)
+    stage.nsqd.publish("events", BODIES)
+    stage.nsqd.create("other", "shallow")
+    eventually(lambda: stage.nsqd.channel("events", "archive")["depth"] == 5)
+    assert stage.run(line).split(b",")[1:3] == [b"events", b"archive"]
+
+
+def find_the_idle(stage: Stage, line: str) -> None:
+    needs("jq", "that reports can be piped to jq")
+    announced(stage)
+    with Raw(stage.nsqd.tcp) as consumer:
+        consumer.identify(hostname="idle.example")
+        consumer.subscribe("events", "archive")
+        assert stage.run(line) == b"idle.example\n"
+
+
+def at_home(stage: Stage, line: str) -> str:
+    """The line with the servers of the stage in place of those on the default ports."""
+    here = {"127.0.0.1:4161": stage.lookupd.http, "127.0.0.1:4151": stage.nsqd.http}
+    for usual, address in here.items():
+        line = line.replace(usual, str(address))
+    return line
+
+
+def changes(state: str, wanted: object, *, paused: bool = False) -> Scenario:
+    """What a command leaves of a topic with one message in its channel and, if paused, another."""
+
+    def scenario(stage: Stage, line: str) -> None:
+        announced(stage)
+        stage.nsqd.publish("events", [b"x"])
+        eventually(lambda: stage.nsqd.channel("events", "archive")["depth"] == 1)
+        if paused:
+            stage.nsqd.pause("events")
+            stage.nsqd.pause("events", "archive")
+            stage.nsqd.publish("events", [b"y"])
+        assert b"failed" not in stage.run(at_home(stage, line))
+        assert state_of(stage)[state] == wanted
+
+    return scenario
+
+
+def state_of(stage: Stage) -> dict[str, object]:
+    """The topic and its channel, on nsqd and on nsqlookupd."""
+    found = {each["topic_name"]: each for each in stage.nsqd.stats()["topics"] or ()}
+    topic = found.get("events", {"channels": [], "depth": None, "paused": None})
+    channels = {each["channel_name"]: each for each in topic["channels"]}
+    archive = channels.get("archive", {"depth": None, "paused": None})
+    known = json.loads(stage.lookupd.request("GET", "/channels", topic="events"))["channels"]
+    return {
+        "topic depth": topic["depth"],
+        "topic paused": topic["paused"],
+        "depth": archive["depth"],
+        "paused": archive["paused"],
+        "channels": (sorted(channels), sorted(known)),
+        "lookup": stage.lookupd.lookup("events"),
+    }
+
+
+def make_a_topic_known(stage: Stage, line: str) -> None:
+    assert stage.run(at_home(stage, line)) == f"nsqlookupd\t{stage.lookupd.http}\tdone\n".encode()
+    assert json.loads(stage.lookupd.request("GET", "/topics")) == {"topics": ["events"]}
+
+
+def make_a_channel(stage: Stage, line: str) -> None:
+    stage.nsqd.create("events")
+    eventually(lambda: stage.lookupd.lookup("events"))
+    stage.run(line)
+    assert state_of(stage)["channels"] == (["archive"], ["archive"])
+
+
+def ask_the_doctor(stage: Stage, line: str) -> None:
+    announced(stage)
+    stage.nsqd.publish("events", [b"x"])
+    eventually(lambda: stage.nsqd.channel("events", "archive")["depth"] == 1)
+    shown = stage.run(at_home(stage, line)).decode().splitlines()
+    assert {each.split()[0] for each in shown} == {"ok"}
+    assert shown[-1].endswith("channel archive: depth 1, in flight 0, deferred 0, 0 consumers")
+
+
+def check_a_channel(stage: Stage, line: str) -> None:
+    announced(stage)
+    output = read(stage.run(line).decode())
+    assert (output.state, output.data["events/archive:depth"].value) == ("OK", 0)
+    stage.nsqd.publish("events", [b"x"] * 1001)
+    eventually(lambda: stage.nsqd.channel("events", "archive")["depth"] == 1001)
+    assert read(stage.start(line).end(code=1).decode()).state == "WARNING"
+
+
+def check_into_a_file(stage: Stage, line: str) -> None:
+    announced(stage)
+    assert stage.run(line) == b""
+    found = values((stage.folder / "nsq.prom").read_text())
+    assert found["nsqtools_check_status", "", ""] == 0
+    assert found["nsq_channel_depth", "archive", str(stage.nsqd.http), "events"] == 0
+
+
+def serve_metrics(stage: Stage, line: str) -> None:
+    """At another port, as that one may be taken here."""
+    announced(stage)
+    port = free_port()
+    running = stage.start(line.replace("9117", str(port)))
+    found = eventually(lambda: scrape(f"http://127.0.0.1:{port}/metrics"))
+    assert found["nsq_channel_depth", "archive", str(stage.nsqd.http), "events"] == 0
+    assert running.end(stop="stats") == b""
+
+
 def show_settings(*wanted: str) -> Scenario:
     """Lines of option, value, source and place."""
 
@@ -538,6 +683,16 @@ def compact_a_lake(stage: Stage, line: str) -> None:
     assert len(list(stage.folder.glob("compacted/date=*/hour=*/*.parquet"))) == 1
 
 
+def compact_what_is_old(stage: Stage, line: str) -> None:
+    write_lake(stage)
+    new, *old = sorted(stage.folder.glob("lake/**/*.parquet"), key=lambda path: path.name)
+    for path in old:
+        os.utime(path, (0, time.time() - 3 * 3600))
+    assert stage.run(line) == b""
+    assert sorted(parquet(stage, "compacted")["body"].to_pylist()) == BODIES[1:]
+    assert list(stage.folder.glob("lake/**/*.parquet")) == [new]
+
+
 def replay_a_lake(stage: Stage, line: str) -> None:
     write_lake(stage)
     assert stage.run(line) == b""
@@ -597,6 +752,8 @@ EXPECTED: dict[str, Scenario] = {
         archive_in_parquet_until_stopped
     ),
     "nsqtools pipeline compact --input lake --output compacted": pipelined(compact_a_lake),
+    "nsqtools pipeline compact --input lake --output compacted --older-than 2h "
+    "--delete-inputs -q": pipelined(compact_what_is_old),
     "nsqtools pipeline replay --input lake --topic orders --order-by timestamp --rate 100 "
     "--where \"date = '2026-11-21'\"": pipelined(replay_a_lake),
     "nsqtools pipeline sql --input lake "
@@ -612,10 +769,39 @@ EXPECTED: dict[str, Scenario] = {
     "nsqtools lookup channels events": names("archive"),
     "nsqtools lookup producers events": producers,
     "nsqtools lookup nodes --json": nodes,
+    "nsqtools stats --topic events --channel archive": report_a_channel,
+    "nsqtools stats --once": report_all,
+    "nsqtools stats --watch": watch_all,
+    "nsqtools stats --once --csv | sort -t, -k6 -nr | head": find_the_deepest,
+    "nsqtools stats --once --clients --json | jq -r '.topics[].channels[].consumers[] | "
+    "select(.finished == 0).hostname'": find_the_idle,
+    "nsqtools doctor --topic events": ask_the_doctor,
+    "nsqtools doctor --topic events --channel archive "
+    "--lookupd-http-address 127.0.0.1:4161": ask_the_doctor,
+    "nsqtools topic create events --lookupd-http-address 127.0.0.1:4161": make_a_topic_known,
+    "nsqtools topic delete events --dry-run": changes("depth", 1),
+    "nsqtools topic delete events --yes": changes("channels", ([], [])),
+    "nsqtools topic empty events --yes": changes("topic depth", 0, paused=True),
+    "nsqtools topic pause events": changes("topic paused", True),
+    "nsqtools topic unpause events": changes("topic paused", False, paused=True),
+    "nsqtools channel create events archive": make_a_channel,
+    "nsqtools channel delete events archive --yes": changes("channels", ([], [])),
+    "nsqtools channel empty events archive --yes --json": changes("depth", 0),
+    "nsqtools channel pause events archive": changes("paused", True),
+    "nsqtools channel unpause events archive": changes("paused", False, paused=True),
+    "nsqtools node tombstone events 127.0.0.1:4151 --lookupd-http-address 127.0.0.1:4161": changes(
+        "lookup", set()
+    ),
     "nsqtools config show tail": show_settings("count=0"),
     "nsqtools config show tail --topic events -n 5": show_settings("count=5", "topic=events"),
     "nsqtools config check": check_the_file,
     "nsqtools config init > nsqtools.toml": begin_a_file,
+    "nsqtools stats --check --topic events --channel archive --depth-warn 1000 "
+    "--depth-crit 10000": check_a_channel,
+    "nsqtools stats --check --age-crit 15m --format prometheus --outfile nsq.prom": (
+        check_into_a_file
+    ),
+    "nsqtools stats --serve 127.0.0.1:9117": serve_metrics,
     "nsqtools sandbox --seed-topic events": sandbox,
     "nsqtools sandbox --port 0": sandbox,
     "nsqtools demo": demo,

@@ -25,7 +25,7 @@ from nsqtools.cli.roff import argument, escape, macro, paragraphs, prose, verbat
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tomlpage import EXAMPLE
 from nsqtools.cli.tree import Node, walk
-from nsqtools.config import ProducerConfig, SandboxOptions, SparkOptions, StopOptions
+from nsqtools.config import ProducerConfig, SandboxOptions, SparkOptions, StatsOptions, StopOptions
 from nsqtools.config.option import Options, flag_name, option
 from tests.support.binaries import needs
 
@@ -108,9 +108,8 @@ def test_every_option_is_described_with_its_variables_and_key(node: Node) -> Non
     text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
     assert node.options
     for each in node.options:
-        entry = next(
-            e for e in text.split("\n.It ") if f"Fl {each.opts[-1][1:]}" in e.split("\n")[0]
-        )
+        flag = re.compile(rf"Fl {re.escape(each.opts[-1][1:])}(?![\w-])")
+        entry = next(e for e in text.split("\n.It ") if flag.search(e.split("\n")[0]))
         first, *body = entry.split("\n")
         for name in (*each.opts, *each.secondary_opts):
             assert f"Fl {name[1:]}" in first
@@ -219,7 +218,7 @@ def test_exit_codes_of_known_commands() -> None:
 
 @EACH_NODE
 def test_what_signals_do_is_said_of_commands_that_run_until_one_comes(node: Node) -> None:
-    runs = (StopOptions, ProducerConfig, SandboxOptions, SparkOptions)
+    runs = (StopOptions, ProducerConfig, SandboxOptions, SparkOptions, StatsOptions)
     text = section(PAGES[f"{node.page}.1"], "SIGNALS")
     if any(issubclass(cls, runs) for cls, _ in node.groups):
         assert {"SIGINT,", "SIGTERM,", "SIGHUP"} <= set(text.split())

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import threading
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from nsqtools.cli import cli
 from nsqtools.cli.exits import run
+from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.sources import (
-    as_flags,
     connection_options,
     layout,
     schema_text,
@@ -33,23 +36,24 @@ from nsqtools.config import (
 )
 from nsqtools.errors import ConfigError, LockedError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.spark import places
-from nsqtools.spark.options import parse_sink, parse_source
+from nsqtools.spark import claims, folders, places
+from nsqtools.spark.options import parse_sink, parse_source, with_secret
 from nsqtools.spark.progress import Progress
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
-class Run(Protocol):
+class Nsqtools(Protocol):
     def __call__(self, *args: str) -> tuple[int, str, str]: ...
 
 
 @pytest.fixture
 def nsqtools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+) -> Nsqtools:
     """Runs a command line in this process, in ``tmp_path``: exit code, stdout, stderr."""
     needs_spark("what commands of the pipeline say before they start it")
     monkeypatch.chdir(tmp_path)
@@ -130,10 +134,20 @@ class TestOptions:
         assert (settings.config.publish_timeout, settings.config.snappy) == (2.0, True)
         assert settings.config.mode == "all"
 
-    def test_errors_name_flags(self) -> None:
-        error = as_flags(UnreachableError("nsq.tls_v1: or write host:tcp/http", Address("a", 1)))
-        assert str(error) == "a:1: --tls-v1: or give --nsqd-http-address"
-        assert str(as_flags(ConfigError("stagingLocation x: no"))) == "--staging x: no"
+    @pytest.mark.parametrize("parse", [parse_source, parse_sink])
+    def test_errors_name_flags(self, parse: Any, tmp_path: Path) -> None:
+        given = {"subscribe": "t", "channel": "c", "stagingLocation": "/s"}
+        missing = tmp_path / "none"
+
+        def error(**config: Any) -> str:
+            made = connection_options(StreamConfig(**config), "local")
+            options = made | (given if parse is parse_source else {"topic": "t"})
+            with pytest.raises(ConfigError) as caught:
+                with_secret(parse(options))
+            return str(caught.value)
+
+        found = error(auth_secret_file=str(missing))
+        assert found == f"--auth-secret-file {missing}: No such file or directory"
 
     def test_state_is_in_the_output_unless_told(self, tmp_path: Path) -> None:
         os.chdir(tmp_path)
@@ -197,7 +211,7 @@ class TestOptions:
         ),
         ((*ARCHIVE, "--format", "orc"), "'orc' is not one of parquet, json, delta"),
         ((*ARCHIVE, "--schema", "none.json"), "--schema none.json: no such file"),
-        ((*ARCHIVE, "--staging", "s3a://b/s"), "--staging s3a://b/s: s3a: cannot rename"),
+        ((*ARCHIVE, "--staging", "s3a://b/s"), "staging s3a://b/s: s3a: cannot rename"),
         (("sql",), "--query SQL is required"),
         (SQL, "--topic is required, unless --input names archives"),
         ((*SQL, "--topic", "t"), "--channel is required, unless --input names archives"),
@@ -230,7 +244,7 @@ class TestOptions:
     ],
 )
 def test_what_cannot_be_is_said_without_spark(
-    nsqtools: Run, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], said: str
+    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
     code, out, err = nsqtools(*args)
@@ -242,8 +256,142 @@ async def none_waits(*_: object) -> int:
     return 0
 
 
+COMPACT = ("compact", "--input", "lake", "--output", "few")
+REPLAY = ("replay", "--input", "lake", "--topic", "t")
+
+
+class Interrupted:
+    """A Spark that a signal comes to; ``there`` is called in its thread when the run knows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+        self._number = number
+        self._known = threading.Event()
+        told = Run._interrupted
+
+        def interrupted(run: Run) -> None:
+            told(run)
+            self._known.set()
+
+        monkeypatch.setattr(Run, "_interrupted", interrupted)
+
+    @contextmanager
+    def starting(self, *_: object, **__: object) -> Iterator[None]:
+        self.signal()
+        yield
+
+    def signal(self) -> None:
+        os.kill(os.getpid(), self._number)
+        assert self._known.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("command", "codes", "said"),
+    [
+        (COMPACT, (1, 130), "stopped: the output is as it was"),
+        (REPLAY, (1, 130), "stopped before the messages were chosen: none is published"),
+        ((*SQL, "--input", "lake"), (1, 130), "stopped before all was done"),
+        ((*SQL, "--input", "lake", "--explain"), (1, 130), "stopped before all was done"),
+        (ARCHIVE, (0, 0), ""),
+    ],
+    ids=["compact", "replay", "sql", "explain", "archive"],
+)
+def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_stream(
+    nsqtools: Nsqtools,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    command: tuple[str, ...],
+    codes: tuple[int, int],
+    said: str,
+) -> None:
+    (tmp_path / "lake").mkdir()
+    monkeypatch.setattr("nsqtools.spark.replay.reach", none_waits)
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
+    for number, code in zip((signal.SIGTERM, signal.SIGINT), codes, strict=True):
+        with monkeypatch.context() as patching:
+            spark = Interrupted(patching, number)
+            patching.setattr("nsqtools.cli.pipeline.running.open_session", spark.starting)
+            caplog.clear()
+            assert nsqtools(*command)[:2] == (code, "")
+            assert [each.message for each in caplog.records if each.levelname == "WARNING"] == (
+                [said] if said else []
+            )
+
+
+async def one_waits(*_: object) -> int:
+    return 1
+
+
+def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_are_left(
+    nsqtools: Nsqtools,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from nsqtools.spark import replay, replayed
+
+    (tmp_path / "lake").mkdir()
+    spark = Interrupted(monkeypatch, signal.SIGTERM)
+
+    def stage(_: object, settings: replay.ReplaySettings, *__: object) -> None:
+        os.makedirs(settings.staging)
+        state = replayed.State(replay._identity(settings), [("part-0", 2000)])
+        replayed.save(settings.staging, state)
+        spark.signal()
+
+    monkeypatch.setattr("nsqtools.spark.replay.reach", none_waits)
+    monkeypatch.setattr("nsqtools.spark.replay.stage", stage)
+    for name in ("open_session", "ship", "check_executors"):
+        monkeypatch.setattr(f"nsqtools.cli.pipeline.running.{name}", lambda *_, **__: nullcontext())
+    assert nsqtools(*REPLAY, "-v")[0] == 1
+    said = [each.message for each in caplog.records]
+    assert "0 messages published; 2,000 are left, with which the next run goes on" in said
+    assert "stopped before a message was published: 2,000 are left" in said
+
+
+def test_a_replay_looks_for_nsqd_before_it_starts_spark(
+    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "lake").mkdir()
+    monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
+    code, _, err = nsqtools(*REPLAY, "--nsqd-tcp-address", "127.0.0.1:1")
+    assert code == 3
+    assert "127.0.0.1:1" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "packages"),
+    [
+        ((*ARCHIVE, "--snappy"), ["pyarrow", "snappy"]),
+        (ARCHIVE, ["pyarrow"]),
+        ((*SQL, "--input", "lake"), ["pyarrow"]),
+        ((*SQL, "--input", "lake", "--destination-topic", "u", "--snappy"), ["pyarrow", "snappy"]),
+    ],
+)
+def test_executors_are_asked_for_what_their_connections_need(
+    nsqtools: Nsqtools,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    packages: list[str],
+) -> None:
+    asked: list[str] = []
+
+    def check(_: object, wanted: Iterable[str]) -> None:
+        asked.extend(wanted)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
+    monkeypatch.setattr(
+        "nsqtools.cli.pipeline.running.open_session", lambda *_, **__: nullcontext()
+    )
+    monkeypatch.setattr("nsqtools.cli.pipeline.running.ship", lambda _: None)
+    monkeypatch.setattr("nsqtools.cli.pipeline.running.check_executors", check)
+    assert nsqtools(*command)[0] == 2
+    assert asked == packages
+
+
 def test_nothing_but_nsqd_is_needed_to_say_that_it_is_unreachable(
-    nsqtools: Run, tmp_path: Path
+    nsqtools: Nsqtools, tmp_path: Path
 ) -> None:
     code, out, err = nsqtools(*ARCHIVE, "--nsqd-tcp-address", "127.0.0.1:1", "-q")
     assert (code, out) == (3, "")
@@ -252,16 +400,16 @@ def test_nothing_but_nsqd_is_needed_to_say_that_it_is_unreachable(
     assert err.count("\n") == 1
 
 
-def test_a_run_is_refused_while_another_one_goes_on(nsqtools: Run, tmp_path: Path) -> None:
-    with places.only_one(str(tmp_path / "lake/_nsqtools/checkpoint")):
+def test_a_run_is_refused_while_another_one_goes_on(nsqtools: Nsqtools, tmp_path: Path) -> None:
+    with claims.only_one(str(tmp_path / "lake/_nsqtools/checkpoint")):
         code, _, err = nsqtools(*ARCHIVE)
     assert code == 75
     assert f"is locked by process {os.getpid()}: try again when that has ended" in err
-    with places.only_one("mine"):
+    with claims.only_one("mine"):
         assert nsqtools(*ARCHIVE, "--lock", "mine/lock")[0] == 75
 
 
-def test_a_checkpoint_of_another_channel_is_refused(nsqtools: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_channel_is_refused(nsqtools: Nsqtools, tmp_path: Path) -> None:
     checkpoint = tmp_path / "lake/_nsqtools/checkpoint"
     checkpoint.mkdir(parents=True)
     (checkpoint / "nsq-source").write_text('{"topics": ["t"], "channel": "old"}')
@@ -271,7 +419,7 @@ def test_a_checkpoint_of_another_channel_is_refused(nsqtools: Run, tmp_path: Pat
 
 
 def test_missing_java_is_an_error_that_says_what_to_install(
-    nsqtools: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -283,7 +431,7 @@ def test_missing_java_is_an_error_that_says_what_to_install(
 
 
 def test_a_table_of_the_file_serves_all_commands_of_the_group(
-    nsqtools: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nsqtools: Nsqtools, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
@@ -314,7 +462,7 @@ class TestCheckpoint:
 
     def settled(self, checkpoint: Path, channel: str = "c") -> bool:
         stamp = {"topics": ["t"], "channel": channel}
-        return places.is_settled(str(checkpoint), str(checkpoint.parent / "s"), stamp)
+        return claims.is_settled(str(checkpoint), str(checkpoint.parent / "s"), stamp)
 
     def test_nothing_is_left_to_do_once_all_that_was_planned_is_done(
         self, checkpoint: Path
@@ -331,7 +479,7 @@ class TestCheckpoint:
         assert not self.settled(checkpoint, "d")
         (checkpoint / "nsq-source").unlink()
         assert not self.settled(checkpoint)
-        assert not places.is_settled("hdfs://n/c", "/s", {})
+        assert not claims.is_settled("hdfs://n/c", "/s", {})
 
     def test_a_batch_that_is_staged_but_not_in_the_log_is_left_to_do(
         self, checkpoint: Path
@@ -348,12 +496,12 @@ class TestCheckpoint:
 
     def test_two_runs_never_have_one_checkpoint(self, checkpoint: Path) -> None:
         with (
-            places.only_one(str(checkpoint)),
+            claims.only_one(str(checkpoint)),
             pytest.raises(LockedError, match="give another --checkpoint"),
-            places.only_one(str(checkpoint)),
+            claims.only_one(str(checkpoint)),
         ):
             pass
-        with places.only_one(str(checkpoint)):
+        with claims.only_one(str(checkpoint)):
             pass
 
 
@@ -380,12 +528,12 @@ class TestPlaces:
             return left
 
         left = leave()
-        with places.writing(str(tmp_path)):
+        with folders.writing(str(tmp_path)):
             assert not left.exists()
             left = leave()
-            with places.writing(str(tmp_path)):
+            with folders.writing(str(tmp_path)):
                 assert left.exists()
-        with places.writing(str(tmp_path)):
+        with folders.writing(str(tmp_path)):
             assert not left.exists()
 
     def test_an_output_that_cannot_be_written_is_a_mistake_of_the_command_line(
@@ -393,8 +541,8 @@ class TestPlaces:
     ) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(ConfigError, match=r"--output .*/file: File exists"):
-            places.check_output(str(tmp_path / "file"), "--output")
-        places.check_output("s3a://b/x", "--output")
+            folders.check_output(str(tmp_path / "file"), "--output")
+        folders.check_output("s3a://b/x", "--output")
 
 
 class TestViews:
@@ -418,6 +566,14 @@ class TestViews:
         assert view.add(idle) == ""
         assert view.line == "900 messages archived, idle"
         assert view.summary == "900 messages archived, 100 left out in 1 batch"
+
+    def test_what_went_wrong_is_logged_once_in_each_wording(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        view = StreamView("archived")
+        for notes in (("a: lost",), ("a: lost", "b: late"), ("b: late",), ()):
+            view.add(self.progress(notes=notes))
+        assert caplog.messages == ["a: lost", "b: late"]
 
     def test_metrics_are_those_that_are_known(self) -> None:
         view = StreamView("archived")
@@ -446,9 +602,26 @@ class TestViews:
         assert view.add(("writing", 0, 0)) == "writing"
         assert view.line == "writing"
 
+    def test_metrics_of_a_step_are_how_much_is_done_and_of_how_much(self) -> None:
+        view = StepView()
+        assert list(view.metrics()) == []
+        view.add(("publishing", 5, 10))
+        name = "nsqtools_pipeline_step"
+        found = {each.name: each.samples for each in view.metrics()}
+        assert found == {
+            name: [({"step": "publishing"}, 1)],
+            f"{name}_done": [({}, 5)],
+            f"{name}_size": [({}, 10)],
+        }
+        view.add(("verifying", 0, 0))
+        assert [each.name for each in view.metrics()] == [name, f"{name}_done"]
+
 
 def test_messages_of_a_lost_checkpoint_are_warned_of(
-    nsqtools: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    nsqtools: Nsqtools,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def nobody(*_: object) -> int:
         raise UnreachableError("nobody")

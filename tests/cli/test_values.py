@@ -76,6 +76,19 @@ OF_EVENTS = "/stats?topic=events&format=json&include_clients=false&include_mem=f
                 f"http://127.0.0.1:4151{OF_EVENTS}",
             ],
         ),
+        ("topic", "topic pause --nsqd-http-address a", [f"http://a:4151{STATS}"]),
+        (
+            "channel",
+            "channel delete events --lookupd-http-address a",
+            ["http://a:4161/channels?topic=events"],
+        ),
+        ("channel", "doctor --topic events --nsqd-tcp-address a", [f"http://a:4151{OF_EVENTS}"]),
+        ("node", "node tombstone events", ["http://127.0.0.1:4161/nodes?"]),
+        (
+            "node",
+            "node tombstone events --lookupd-http-address a --nsqd-http-address b",
+            ["http://a:4161/nodes?"],
+        ),
         ("topic", "tail --nsqd-tcp-address a:5150", [f"http://a:5151{STATS}"]),
         ("topic", "pub -nsqd-tcp-address=a", [f"http://a:4151{STATS}"]),
         (
@@ -233,3 +246,14 @@ def test_nsqd_names_its_topics_and_channels() -> None:
         known = ("tail", "--nsqd-http-address", url, "--topic", "events")
         assert names("topic", typed(*known)) == ("events", "other")
         assert names("channel", typed(*known)) == ("archive", "x#ephemeral")
+
+
+@pytest.mark.usefixtures("alone", "patient")
+def test_nsqlookupd_names_its_nsqds() -> None:
+    hosts = ("web1", "::1", "$(reboot)")
+    replies = {
+        "/nodes": {"producers": [{"broadcast_address": h, "http_port": 4151} for h in hosts]}
+    }
+    with server(replies) as known:
+        line = typed("node", "tombstone", "events", *known)
+        assert names("node", line) == ("[::1]:4151", "web1:4151")

@@ -33,6 +33,7 @@ REACHED = {
     "Message",
     "ProtocolError",
     "Ready",
+    "RefusedError",
     "Reply",
     "ServerError",
     "TLSRequested",

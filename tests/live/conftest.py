@@ -1,4 +1,4 @@
-"""Fixtures for tests of ``to-http``."""
+"""Fixtures that several files share: for tests of ``to-http`` and of whole clusters."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from tests.support.posting import Pool
     from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,14 @@ def known_channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 def posting(nsqtools_cli: Cli, known_channels: Pool, tmp_path: Path) -> Posting:
     """A topic of this test's own on an nsqd that tests share."""
     return Posting(nsqtools_cli, known_channels.nsqd, known_channels.take(), tmp_path)
+
+
+@pytest.fixture
+def lookupds(make_nsqlookupd: MakeNsqlookupd) -> list[Nsqlookupd]:
+    return [make_nsqlookupd(), make_nsqlookupd()]
+
+
+@pytest.fixture
+def nsqds(make_nsqd: MakeNsqd, lookupds: list[Nsqlookupd]) -> list[Nsqd]:
+    """One is known to either nsqlookupd, and one to both."""
+    return [make_nsqd(lookupds=some) for some in (lookupds[:1], lookupds, lookupds[1:])]

@@ -1,22 +1,28 @@
-"""The commands of ``pipeline`` as processes, with a Spark of their own."""
+"""The commands of ``pipeline`` as processes, with a Spark of their own.
+
+With NSQTOOLS_TEST_FULL=1 the archive that is killed has 600,000 messages to take, and is killed
+8 times with all its processes, and 20 Python workers of it are, which takes some minutes.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pytest
 
-from tests.live.test_to_file_kills import seeded
+from tests.live.test_to_file_kills import seeded, shares
 from tests.support.eventually import eventually
 from tests.support.metrics import scrape
 from tests.support.servers import at, drained
+from tests.support.sockets import connected
 from tests.support.spark import QUICK_JVM, needs_spark
-from tests.support.trees import descendants, is_alive, kill_tree
+from tests.support.trees import descendants, is_alive, kill_tree, signal_process
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,10 +35,9 @@ pytestmark = pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark 
 
 ENV = {"JDK_JAVA_OPTIONS": QUICK_JVM}
 START = 120.0  # seconds that Spark may take to begin on a busy machine
-KILLS = 3
-ROUND = 8_000
-WINDOW = 1000  # --max-in-flight: what may be staged and not finished yet when the kill comes
-STEPS = ("--max-per-trigger", "1000", "--max-in-flight", str(WINDOW))
+FULL = os.environ.get("NSQTOOLS_TEST_FULL") == "1"
+MESSAGES, TREE_KILLS, WORKER_KILLS = (600_000, 8, 20) if FULL else (120_000, 3, 8)
+STEPS = ("--max-per-trigger", "5000", "--max-in-flight", "1000")
 
 
 class Lake:
@@ -96,7 +101,7 @@ def numbers_in(folder: Path) -> Counter[int]:
 
 @pytest.fixture
 def lake(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path) -> Lake:
-    return Lake(nsqtools_cli, make_nsqd("-msg-timeout=2s"), topic, tmp_path)
+    return Lake(nsqtools_cli, make_nsqd("-msg-timeout=5s"), topic, tmp_path)
 
 
 def test_a_service_tells_how_it_fares_and_ends_with_the_batch_on_ctrl_c(
@@ -148,43 +153,69 @@ def test_a_service_tells_how_it_fares_and_ends_with_the_batch_on_ctrl_c(
     assert "it is of --channel lake, not of other" in other.stderr
 
 
-def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight_which_compact_undoes(
-    lake: Lake, nsqtools_cli: Cli, topic: str
-) -> None:
-    rng = seeded()
-    numbers = range((KILLS + 1) * ROUND)
-    for kill in range(KILLS):
-        process = lake.start("--continuous", "--trigger", "0s", *STEPS)
-        lake.publish(numbers[kill * ROUND : (kill + 1) * ROUND])
-        left = rng.randrange(ROUND)
-        eventually(lambda left=left: lake.depth <= left, timeout=START)  # type: ignore[misc]
+class Kills:
+    """SIGKILL at random moments: of an archive with all below it, and of Python workers."""
+
+    def __init__(self, lake: Lake) -> None:
+        self.lake = lake
+        self.rng = seeded()
+        self.workers = 0
+
+    def worker(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill one that is receiving, within its first milliseconds or much later."""
+
+        def receiving() -> list[int]:
+            return connected(descendants(process.pid), self.lake.nsqd.tcp)
+
+        try:
+            time.sleep(self.rng.uniform(0, 0.3))
+            victims = eventually(receiving, timeout=5)
+        except AssertionError:  # all was received meanwhile
+            return
+        signal_process(self.rng.choice(victims), signal.SIGKILL)
+        self.workers += 1
+
+    def tree(self, process: subprocess.Popen[bytes], *, alone: bool) -> None:
+        """Kill them all at once, or the driver ``alone``: the others have nothing to live for."""
         below = descendants(process.pid)
         assert len(below) > 1
-        if kill:
-            kill_tree(process.pid)
-        else:  # the driver alone: all else has nothing to live for
+        assert process.poll() is None
+        if alone:
             process.kill()
+        else:
+            kill_tree(process.pid)
         process.wait()
-        eventually(lambda below=below: not any(map(is_alive, below)), timeout=30)  # type: ignore[misc]
-    lake.publish(numbers[KILLS * ROUND :])
+        eventually(lambda: not any(map(is_alive, below)), timeout=30)
+
+
+def test_kill_9_at_any_moment_loses_nothing_and_doubles_nothing(lake: Lake) -> None:
+    kills = Kills(lake)
+    began = time.monotonic()
+    for number, share in enumerate(shares(MESSAGES, TREE_KILLS + 1)):
+        process = lake.start("--continuous", "--trigger", "0s", *STEPS)
+        lake.publish(share)
+        rounds_left = TREE_KILLS + 1 - number
+        workers = -(-(WORKER_KILLS - kills.workers) // rounds_left)
+        moments = kills.rng.sample(range(len(share) // 4, len(share)), workers)
+        for left in sorted(moments, reverse=True):
+            eventually(lambda left=left: lake.depth <= left, timeout=START)  # type: ignore[misc]
+            kills.worker(process)
+        if number < TREE_KILLS:
+            left = kills.rng.randrange(len(share) // 4)
+            eventually(lambda left=left: lake.depth <= left, timeout=START)  # type: ignore[misc]
+            kills.tree(process, alone=not number)
+    process.terminate()
+    assert process.wait(START) == 0
 
     def all_taken() -> bool:
         done = lake.run("-q")
         assert (done.code, done.stderr) == (0, "")
-        return drained(lake.nsqd, topic, "lake")
+        return drained(lake.nsqd, lake.topic, "lake")
 
     eventually(all_taken, timeout=START)  # what was in flight comes again
     found = lake.numbers
-    assert set(found) == set(numbers)
-    assert found.total() - len(found) <= KILLS * WINDOW
-
-    few = lake.output.parent / "few"
-    compacted = nsqtools_cli(
-        *("pipeline", "compact", "--input", str(lake.output), "--output", str(few)),
-        *("--config", str(lake.config), "-v"),
-        env=ENV,
-        timeout=START,
-    )
-    assert compacted.code == 0, compacted.stderr
-    assert f" now of {len(numbers):,} records in " in compacted.stderr
-    assert numbers_in(few) == Counter(numbers)
+    print(f"{found.total()} messages, {kills.workers} workers, {time.monotonic() - began:.0f} s")
+    lost = sorted(set(range(MESSAGES)) - set(found))
+    twice = sorted(each for each, count in found.items() if count > 1)
+    assert (len(lost), len(twice), found.total()) == (0, 0, MESSAGES), (lost[:9], twice[:9])
+    assert kills.workers == WORKER_KILLS

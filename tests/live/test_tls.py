@@ -10,7 +10,7 @@ import pytest
 
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.errors import ConnectError, PublishError
+from nsqtools.errors import PublishError, RefusedError
 from tests.support.eventually import eventually_async
 from tests.support.proxy import Faults, Proxy
 from tests.support.scripted import Recorder, consume, running, undisturbed
@@ -65,7 +65,7 @@ async def carry(
 
 async def refused(nsqd: Nsqd, **options: Any) -> str:
     """The text of the error by which the start of a consumer ends."""
-    with pytest.raises(ConnectError) as caught:
+    with pytest.raises(RefusedError) as caught:
         async with undisturbed():
             await consume(Recorder(), nsqd.tcp, **options).run()
     text = str(caught.value)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import Counter
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import archives
-from tests.support.binaries import needs
+from tests.support.disks import small_disk
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -31,15 +30,7 @@ FULL = "No space left on device"
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
-    mount, umount = (needs(name, "archives on a full disk") for name in ("mount", "umount"))
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = [mount, "-t", "tmpfs", "-o", f"size={DISK}", "nsqtools-test", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no right to mount a small disk: {done.stderr.strip()}")
-    with ExitStack() as mounted:
-        mounted.callback(subprocess.run, [umount, "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", DISK) as folder:
         yield folder
 
 

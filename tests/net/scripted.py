@@ -35,6 +35,10 @@ def v1(data: object, status: int = 200) -> bytes:
     return reply(json.dumps(data), status, V1)
 
 
+def v1_empty() -> bytes:
+    return reply("", 200, V1)
+
+
 def envelope(data: object, code: int = 200, text: str = "OK", status: int = 200) -> bytes:
     return reply(json.dumps({"status_code": code, "status_txt": text, "data": data}), status)
 

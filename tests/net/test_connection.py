@@ -360,6 +360,7 @@ async def test_a_port_where_nobody_listens_is_connection_refused() -> None:
     address = Address("127.0.0.1", free_port())
     with pytest.raises(ConnectError) as caught:
         await Connection.open(address, ConsumerConfig(), Owner())
+    assert type(caught.value) is ConnectError
     assert str(caught.value) == f"{address}: connection refused"
 
 

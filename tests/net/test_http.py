@@ -20,6 +20,7 @@ from tests.net.scripted import (
     reply,
     serving,
     v1,
+    v1_empty,
 )
 from tests.net.test_replies import CHANNEL, NODE, TOPIC
 
@@ -220,6 +221,16 @@ async def test_stats_leave_out_what_is_not_asked_for() -> None:
         )
 
 
+async def test_a_report_is_filtered_as_stats_are_and_says_who_it_is_of() -> None:
+    other = {**TOPIC, "topic_name": "other"}
+    data = {"version": "1.3.0", "health": "OK", "start_time": 5, "topics": [other, TOPIC]}
+    async with serving(v1(data)) as server, nsqd(server) as client:
+        said = await client.report("t", include_clients=True)
+    assert (said.version, said.health, said.start_time) == ("1.3.0", "OK", 5)
+    assert [topic.name for topic in said.topics] == ["t"]
+    assert "include_clients=true" in server.target
+
+
 async def test_stats_of_one_topic_hold_no_other_even_if_nsqd_cannot_filter() -> None:
     other = {**TOPIC, "topic_name": "other"}
     async with serving(v1({"topics": [other, TOPIC]})) as server, nsqd(server) as client:
@@ -231,6 +242,45 @@ async def test_stats_of_one_channel_hold_no_other_even_if_nsqd_cannot_filter() -
     async with serving(v1({"topics": [topic]})) as server, nsqd(server) as client:
         (found,) = await client.stats("t", "c")
     assert [channel.name for channel in found.channels] == ["c"]
+
+
+async def test_a_change_is_a_post_whose_names_are_escaped() -> None:
+    async with serving(v1_empty()) as server, nsqd(server) as client:
+        await client.create_channel("t", "c#ephemeral")
+    assert server.head.startswith("POST /channel/create?topic=t&channel=c%23ephemeral HTTP/1.1")
+
+
+async def test_changes_at_an_nsqlookupd_stand_beside_its_lookup() -> None:
+    url = "{}/nsq/find?dc=1"
+    async with serving(v1_empty()) as server, lookupd(url.format(server.address)) as client:
+        await client.delete_topic("t")
+    assert server.target == "/nsq/topic/delete?dc=1&topic=t"
+
+
+@pytest.mark.parametrize("answer", [v1_empty(), reply(""), envelope(None), v1({})])
+async def test_all_forms_of_success_of_a_change_are_fine(answer: bytes) -> None:
+    async with serving(answer) as server, nsqd(server) as client:
+        await client.pause_topic("t")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "code"),
+    [
+        (v1({"message": "CHANNEL_NOT_FOUND"}, 404), 404, "CHANNEL_NOT_FOUND"),
+        (envelope(None, 404, "CHANNEL_NOT_FOUND", 404), 404, "CHANNEL_NOT_FOUND"),
+        (envelope(None, 500, "INVALID_ARG_CHANNEL"), 500, "INVALID_ARG_CHANNEL"),
+        (reply("404 page not found", 404), 404, "404 page not found"),
+        (reply("<html>"), 200, ""),
+    ],
+)
+async def test_a_change_that_is_refused_tells_the_servers_own_word(
+    answer: bytes, status: int, code: str
+) -> None:
+    async with serving(answer) as server:
+        client = nsqd(server)
+        error = await failure(client, client.delete_channel("t", "c"))
+    assert (error.status, error.code) == (status, code)
+    assert error.text.startswith("/channel/delete: ")
 
 
 async def test_a_dead_server_hides_no_others_answer() -> None:

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from nsqtools.names import Address
 from nsqtools.net.http import parse_url
 from nsqtools.net.replies import (
+    ClientStats,
+    Latency,
     Producer,
     decode_info,
     decode_lookup,
     decode_nodes,
+    decode_report,
     decode_stats,
     decode_texts,
     show,
@@ -56,19 +59,47 @@ TOPIC: dict[str, Any] = {
     "channels": [CHANNEL],
 }
 
-FIELDS = [*NODE, *CHANNEL, *TOPIC, "topics", "tombstones", "producers", "start_time"]
+CLIENT: dict[str, Any] = {
+    "client_id": "id",
+    "hostname": "host",
+    "user_agent": "agent/1",
+    "remote_address": "10.0.0.1:5000",
+    "state": 3,
+    "ready_count": 1,
+    "in_flight_count": 2,
+    "message_count": 3,
+    "finish_count": 4,
+    "requeue_count": 5,
+    "connect_ts": 6,
+    "tls": True,
+    "snappy": False,
+    "deflate": True,
+    "authed": True,
+}
+
+LATENCY: dict[str, Any] = {
+    "count": 7,
+    "percentiles": [{"quantile": 0.99, "value": 1_500_000_000}, {"quantile": 0.5, "value": 2.5e6}],
+}
+
+FIELDS = [
+    *(*NODE, *CHANNEL, *TOPIC, *CLIENT, *LATENCY),
+    *("topics", "tombstones", "producers", "start_time", "health"),
+    *("e2e_processing_latency", "quantile", "value"),
+]
 
 DECODERS: list[Callable[[Any], object]] = [
     decode_lookup,
     decode_nodes,
     decode_info,
     decode_stats,
+    decode_report,
     lambda data: decode_texts(data, "topics"),
 ]
 
 
 def nested(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    good = st.sampled_from([NODE, TOPIC, CHANNEL])
+    good = st.sampled_from([NODE, TOPIC, CHANNEL, CLIENT, LATENCY])
     changed = st.builds(lambda entry, name, new: {**entry, name: new}, good, names, value)
     dropped = st.builds(
         lambda entry, name: {key: entry[key] for key in entry if key != name}, good, names
@@ -163,6 +194,59 @@ def test_clients_are_counted_where_nsqd_gives_no_count() -> None:
     del channel["client_count"]
     (topic,) = decode_stats({"topics": [{**TOPIC, "channels": [channel]}]})
     assert topic.channels[0].client_count == 3
+
+
+def test_a_report_says_what_nsqd_it_is_of() -> None:
+    said = decode_report({"version": "1.3.0", "health": "OK", "start_time": 5, "topics": [TOPIC]})
+    assert (said.version, said.health, said.start_time) == ("1.3.0", "OK", 5)
+    assert list(said.topics) == decode_stats({"topics": [TOPIC]})
+
+
+def test_a_report_of_an_early_nsqd_is_its_topics() -> None:
+    assert decode_report({"topics": [TOPIC]}).start_time == 0
+
+
+def test_consumers_of_a_channel_are_listed() -> None:
+    channel = {**CHANNEL, "clients": [CLIENT, {}]}
+    (topic,) = decode_stats({"topics": [{**TOPIC, "channels": [channel]}]})
+    client, unknown = topic.channels[0].clients
+    assert client == ClientStats(
+        "id", "host", "agent/1", "10.0.0.1:5000", 3, 1, 2, 3, 4, 5, 6, True, False, True, True
+    )
+    assert (unknown.client_id, unknown.tls) == ("", False)
+
+
+def test_percentiles_of_the_latency_are_in_seconds() -> None:
+    channel = {**CHANNEL, "e2e_processing_latency": LATENCY}
+    entry = {**TOPIC, "channels": [channel], "e2e_processing_latency": LATENCY}
+    (topic,) = decode_stats({"topics": [{**entry, "message_bytes": 9}]})
+    expected = Latency(7, ((0.99, 1.5), (0.5, 0.0025)))
+    assert (topic.latency, topic.channels[0].latency, topic.message_bytes) == (
+        expected,
+        expected,
+        9,
+    )
+
+
+@pytest.mark.parametrize("said", [None, {}, {"count": 0, "percentiles": None}])
+def test_without_percentiles_there_is_no_latency(said: object) -> None:
+    (topic,) = decode_stats({"topics": [{**TOPIC, "e2e_processing_latency": said}]})
+    assert topic.latency is None
+
+
+@pytest.mark.parametrize(
+    ("value", "culprit"),
+    [
+        ("1", "'value' is \"1\", expected a number"),
+        (True, "'value' is true"),
+        (10**400, "'value' is out of range"),
+    ],
+)
+def test_a_latency_that_is_no_number_is_refused(value: object, culprit: str) -> None:
+    said = {"count": 1, "percentiles": [{"quantile": 0.5, "value": value}]}
+    with pytest.raises(ValueError, match="'value'") as raised:
+        decode_stats({"topics": [{**TOPIC, "e2e_processing_latency": said}]})
+    assert culprit in str(raised.value)
 
 
 def node(host: str, **topics: bool) -> Producer:

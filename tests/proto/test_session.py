@@ -11,6 +11,7 @@ from nsqtools.errors import (
     ConnectError,
     HTTPPortError,
     ProtocolError,
+    RefusedError,
 )
 from nsqtools.proto import commands
 from nsqtools.proto.session import (
@@ -188,7 +189,7 @@ def test_tls_that_is_not_offered_is_refused_with_the_fix() -> None:
         session = new({"tls_v1": True})
         session.receive_data(reply)
         error = closed(session)
-        assert type(error) is ConnectError
+        assert type(error) is RefusedError
         assert "does not offer TLS" in str(error)
 
 
@@ -215,12 +216,12 @@ def test_a_refused_secret_is_an_auth_error_that_quotes_nsqd(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["E_BAD_TOPIC SUB topic name", "E_SUB_FAILED", "E_INVALID x"])
-def test_a_refused_sub_is_a_connect_error_that_quotes_nsqd(text: str) -> None:
+def test_a_refused_sub_is_a_refusal_that_quotes_nsqd(text: str) -> None:
     session = new()
     session.receive_data(wire.negotiated())
     session.receive_data(wire.error(text))
     error = closed(session)
-    assert type(error) is ConnectError
+    assert type(error) is RefusedError
     assert text in str(error)
 
 

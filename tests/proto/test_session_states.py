@@ -19,6 +19,7 @@ from nsqtools.errors import (
     HTTPPortError,
     PeerError,
     ProtocolError,
+    RefusedError,
     ServerError,
     UnknownFrameError,
 )
@@ -70,18 +71,18 @@ INPUTS = {
 """What may come, in the order of the columns below. None is the end of the stream."""
 
 P, F, U, H = ProtocolError, FrameSizeError, UnknownFrameError, HTTPPortError
-C, A, L, S = ConnectError, AuthError, ConnectionLostError, ServerError
+C, R, A, L, S = ConnectError, RefusedError, AuthError, ConnectionLostError, ServerError
 
 # The next state, or the type of the error that the session ends with; END is without an error.
 # fmt: off
 TABLE: dict[State, list[State | type[PeerError]]] = {
     #     OK   JSON CW   hb   FIN  INV  UNA  msg  size type HTTP EOF
-    I:   [SUB, SUB, P,   I,   I,   C,   A,   U,   F,   U,   H,   C],
+    I:   [SUB, SUB, P,   I,   I,   R,   A,   U,   F,   U,   H,   C],
     SEC: [P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   C],
-    TLS: [SUB, P,   P,   TLS, TLS, C,   A,   U,   F,   U,   H,   C],
-    Z:   [SUB, P,   P,   Z,   Z,   C,   A,   U,   F,   U,   H,   C],
-    AU:  [SUB, SUB, SUB, AU,  AU,  C,   A,   U,   F,   U,   H,   C],
-    SUB: [RUN, P,   P,   SUB, SUB, C,   A,   U,   F,   U,   H,   C],
+    TLS: [SUB, P,   P,   TLS, TLS, R,   A,   U,   F,   U,   H,   C],
+    Z:   [SUB, P,   P,   Z,   Z,   R,   A,   U,   F,   U,   H,   C],
+    AU:  [SUB, SUB, SUB, AU,  AU,  R,   A,   U,   F,   U,   H,   C],
+    SUB: [RUN, P,   P,   SUB, SUB, R,   A,   U,   F,   U,   H,   C],
     RUN: [RUN, RUN, RUN, RUN, RUN, S,   A,   RUN, F,   U,   H,   L],
     CLS: [P,   P,   CLS, CLS, CLS, S,   A,   CLS, F,   U,   H,   END],
     END: [END, END, END, END, END, END, END, END, END, END, END, END],

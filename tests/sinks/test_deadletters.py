@@ -22,7 +22,8 @@ from nsqtools.errors import ConfigError, HTTPError, OutputError, PublishError
 from nsqtools.names import Address
 from nsqtools.sinks.deadletters import Nowhere, ToDirectory, ToTopic, ToURL, make_dead_letters
 from nsqtools.sinks.records import JsonLines
-from tests.sinks.files.archiving import START, batch, file_limit, fill, message, small_disk
+from tests.sinks.files.archiving import START, batch, file_limit, fill, message
+from tests.support.disks import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence

@@ -19,6 +19,7 @@ from nsqtools.spark.stores import LocalStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from nsqtools.spark.again import Key
     from nsqtools.spark.ledger import Sealed
 
 STREAM = "0123456789abcdef" * 2
@@ -48,6 +49,11 @@ def _rows(ids: tuple[int, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
+def key(number: int) -> Key:
+    """That of its row."""
+    return "t", "a:4150", f"{number:016x}", number * 1_000_000
+
+
 def ids(sealed: Sealed) -> list[int]:
     found = [
         int(each, 16)
@@ -56,6 +62,11 @@ def ids(sealed: Sealed) -> list[int]:
     ]
     assert len(found) == sealed.rows
     return found
+
+
+def counts(ledger: Ledger, batch: int, partitions: int) -> list[int]:
+    """Rows of the partitions that are complete."""
+    return [each.rows if each else 0 for each in ledger.complete(batch, partitions)]
 
 
 def claimed(ledger: Ledger, batch: int = 1, k: int = 0) -> Claim:

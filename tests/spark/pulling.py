@@ -13,6 +13,7 @@ from nsqtools.spark.ledger import ROW_SCHEMA, Claim, Ledger
 from nsqtools.spark.options import SourceSettings, parse_source
 from nsqtools.spark.plans import Offset, Quota
 from nsqtools.spark.receive import receive
+from nsqtools.spark.segments import Ending
 from nsqtools.spark.stores import LocalStore
 from tests.support.eventually import eventually
 from tests.support.servers import SandboxNsqd
@@ -39,20 +40,22 @@ class Staging:
     path: Path
     monkeypatch: pytest.MonkeyPatch
     batches: count[int] = field(default_factory=lambda: count(1))
+    ending: Ending = field(default_factory=Ending)
+    """Of the last pull."""
 
     @property
     def ledger(self) -> Ledger:
         return Ledger(LocalStore(), str(self.path), STREAM)
 
-    def prepare(self, batch: int) -> None:
-        self.ledger.prepare(Offset(STREAM, batch, (Quota("t", "n:1", 1),)))
+    def prepare(self, batch: int, partitions: int = 1) -> None:
+        self.ledger.prepare(Offset(STREAM, batch, (Quota("t", "n:1", 1),) * partitions))
 
-    def claim(self, batch: int | None = None) -> tuple[int, Claim]:
+    def claim(self, batch: int | None = None, k: int = 0) -> tuple[int, Claim]:
         """A partition, of a new batch unless it is said which."""
         if batch is None:
             batch = next(self.batches)
             self.prepare(batch)
-        claim = self.ledger.claim(batch, 0)
+        claim = self.ledger.claim(batch, k)
         assert isinstance(claim, Claim)
         return batch, claim
 
@@ -63,11 +66,12 @@ class Staging:
         number: int,
         *,
         batch: int | None = None,
+        k: int = 0,
         on_add: Callable[[Callable[[], None], int], None] | None = None,
         options: Mapping[str, str] = NONE,
     ) -> Found:
         """Receive and seal; ``on_add`` is called for each segment with its add and its length."""
-        _, claim = self.claim(batch)
+        _, claim = self.claim(batch, k)
         if on_add:
             add = claim.add
 
@@ -75,8 +79,8 @@ class Staging:
                 on_add(lambda: add(rows), rows.num_rows)
 
             self.monkeypatch.setattr(claim, "add", hooked)
-        receive(Quota(topic, str(address), number), settings(topic, options), claim)
-        table = pa.Table.from_batches(claim.seal().batches(), ROW_SCHEMA)
+        self.ending = receive(Quota(topic, str(address), number), settings(topic, options), claim)
+        table = pa.Table.from_batches(claim.seal(self.ending).batches(), ROW_SCHEMA)
         found: Found = table.to_pylist()
         return found
 

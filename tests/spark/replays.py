@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqtools.config import ProducerConfig
-from nsqtools.spark.replay import ReplaySettings
+from nsqtools.spark.replay import ReplaySettings, publish, stage
 from tests.support.servers import empty
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
+    from nsqtools.spark.inputs import Report
+    from nsqtools.spark.replay import Replayed
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
@@ -32,6 +37,14 @@ def settings(nsqd: Nsqd, topic: str, folder: Path) -> ReplaySettings:
     return ReplaySettings(
         (str(folder / "lake"),), topic, (nsqd.tcp,), str(folder / "staging"), ProducerConfig()
     )
+
+
+def replay(
+    spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: Report
+) -> Replayed:
+    """All of it, with the Spark there is."""
+    stage(spark, settings, stop, report)
+    return publish(settings, stop, report)
 
 
 class Taken:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
     from nsqtools.spark.progress import Progress
     from tests.support.servers import Nsqd
 
@@ -65,3 +67,17 @@ class Told:
     @property
     def given(self) -> dict[str, Any]:
         return {"stop": self.stop, "report": self.facts.append}
+
+
+class OfTopic:
+    """Jobs on a topic, with their files in a folder."""
+
+    def __init__(self, spark: SparkSession, nsqd: Nsqd, topic: str, folder: Path) -> None:
+        self.spark = spark
+        self.nsqd = nsqd
+        self.topic = topic
+        self.folder = folder
+        self.told = Told()
+
+    def publish(self, *bodies: bytes) -> None:
+        publish(self.nsqd, self.topic, bodies)

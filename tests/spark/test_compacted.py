@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -38,6 +39,7 @@ class Mortal:
             (os, "rename"),
             (os, "replace"),
             (os, "unlink"),
+            (os, "fsync"),
             (shutil, "rmtree"),
             (compacted, "make_directory"),
         ):
@@ -242,8 +244,10 @@ def test_a_file_that_was_moved_is_known_by_its_content(tmp_path: Path) -> None:
     assert Output(str(tmp_path / "out")).divide([moved, other]) == ([other], [moved])
 
 
-def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(tmp_path: Path) -> None:
-    names = ("changed.log", "held.log", "replaced.log", "good.log")
+def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("changed.log", "held.log", "replaced.log", "stuck.log", "good.log")
     inputs = {name: raw(tmp_path / "logs" / name, b"a") for name in names}
     output = Output(str(tmp_path / "out"))
     output.commit(
@@ -254,11 +258,19 @@ def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(tmp_path: P
         file.write(b"b\n")
     os.unlink(inputs["replaced.log"].path)
     os.mkfifo(inputs["replaced.log"].path)
+    unlink = os.unlink
+
+    def refused(path: str) -> None:
+        if path == inputs["stuck.log"].path:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refused)
     with open(inputs["held.log"].path) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert output.delete(inputs.values()) == (1, 3)
+        assert output.delete(inputs.values()) == (1, 4)
     left = sorted(path.name for path in (tmp_path / "logs").iterdir())
-    assert left == ["changed.log", "held.log", "replaced.log"]
+    assert left == ["changed.log", "held.log", "replaced.log", "stuck.log"]
 
 
 def test_inputs_are_kept_of_which_an_hour_was_removed(tmp_path: Path) -> None:
@@ -298,7 +310,9 @@ def test_an_output_with_files_of_others_is_refused(tmp_path: Path, path: str) ->
         Output(str(tmp_path))
 
 
-def test_an_output_that_lost_a_file_or_its_state_is_refused(tmp_path: Path) -> None:
+def test_an_output_that_lost_a_file_or_its_state_or_has_another_file_is_refused(
+    tmp_path: Path,
+) -> None:
     output = Output(str(tmp_path))
     output.commit(*make(output, {NINE_O_CLOCK: "a"}), {})
     (tmp_path / NINE_O_CLOCK / "_SUCCESS").touch()
@@ -307,7 +321,11 @@ def test_an_output_that_lost_a_file_or_its_state_is_refused(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="is not as compact left it"):
         Output(str(tmp_path))
     (tmp_path / "state").rename(tmp_path / "_nsqtools" / "compact.json")
-    (tmp_path / NINE_O_CLOCK / "part-a.parquet").write_text("longer")
+    part = tmp_path / NINE_O_CLOCK / "part-a.parquet"
+    part.write_text("longer")
+    with pytest.raises(ConfigError, match="is not as compact left it"):
+        Output(str(tmp_path))
+    part.unlink()
     with pytest.raises(ConfigError, match="is not as compact left it"):
         Output(str(tmp_path))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -151,9 +152,13 @@ async def test_a_wrong_http_port_says_how_to_give_the_right_one(nsqd: Nsqd, topi
     wrong = parse_source(
         given | {"subscribe": topic, "channel": "lake", "staginglocation": "/staging"}
     )
-    with pytest.raises(UnreachableError, match="write host:tcp/http") as caught:
-        await Depths(wrong).ask()
-    assert "\n" not in str(caught.value)
+    for settings, way in (
+        (wrong, "write host:tcp/http"),
+        (replace(wrong, flags=True), "give --nsqd-http-address"),
+    ):
+        with pytest.raises(UnreachableError, match=f"{way}$") as caught:
+            await Depths(settings).ask()
+        assert "\n" not in str(caught.value)
 
 
 def test_a_ca_file_that_is_not_there_is_named_by_its_option(topic: str) -> None:

@@ -50,6 +50,13 @@ class TestFind:
         found = names(tmp_path / "lake", tmp_path / "logs", alone)
         assert found == ["alone.log", "part-1.parquet", "events.log.gz"]
 
+    def test_what_changed_lately_is_not_even_looked_at(self, tmp_path: Path) -> None:
+        old = at(to_parquet(tmp_path / "old.parquet", sent(b"a")), NINE)
+        at(to_parquet(tmp_path / "new.parquet", sent(b"b")), NINE + 1)
+        (tmp_path / "damaged.parquet").touch()
+        found = find([str(tmp_path), str(tmp_path / "new.parquet")], None, until=NINE)
+        assert [each.path for each in found] == [str(old)]
+
     @pytest.mark.parametrize(
         "name",
         [

@@ -16,7 +16,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.spark.ledger import ROW_SCHEMA, FencedError, Ledger, Sealed, StaleError
 from nsqtools.spark.stores import LocalStore
-from tests.spark.ledgers import STREAM, claimed, filled, ids, offset, rows
+from tests.spark.ledgers import STREAM, claimed, counts, filled, ids, offset, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,9 +84,9 @@ def test_what_a_dead_attempt_did_not_complete_is_removed_by_the_next(
 def test_partitions_are_separate(ledger: Ledger) -> None:
     ledger.prepare(offset(2, partitions=2))
     assert ids(filled(ledger, [1], batch=2, k=1)) == [1]
-    assert ledger.rows(2, 2) == [0, 1]
+    assert counts(ledger, 2, 2) == [0, 1]
     assert ids(filled(ledger, [2], [3], batch=2)) == [2, 3]
-    assert ledger.rows(2, 2) == [2, 1]
+    assert counts(ledger, 2, 2) == [2, 1]
 
 
 def test_an_overtaken_attempt_is_told_before_it_may_finish_anything(ledger: Ledger) -> None:

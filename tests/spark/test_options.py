@@ -176,11 +176,25 @@ def test_a_secret_that_is_not_in_the_environment_names_its_variable() -> None:
         with_secret(settings)
 
 
+def test_errors_name_flags_where_a_command_has_made_the_options() -> None:
+    for parse, needed in ((parse_source, NEEDED), (parse_sink, {"topic": "t"})):
+        settings = parse({**needed, "flags": "true", "nsq.auth_secret_env": "NSQ_NO_SUCH"})
+        with pytest.raises(ConfigError, match=r"^--auth-secret-env NSQ_NO_SUCH: no such variable"):
+            with_secret(settings)
+    with pytest.raises(ConfigError, match=r"--tls-cert"):
+        parse_source({**NEEDED, "flags": "true", "nsq.tls_v1": "true", "nsq.tls_cert": "/c"})
+    with pytest.raises(ConfigError, match=r"nsq\.tls_cert"):
+        parse_source({**NEEDED, "nsq.tls_v1": "true", "nsq.tls_cert": "/c"})
+
+
 def test_errors_of_connections_name_options_not_flags() -> None:
     error = AuthError("nsqd requires AUTH: set --auth-secret-file", Address("one", 4150))
-    assert str(respelled(error)) == "one:4150: nsqd requires AUTH: set nsq.auth_secret_file"
+    assert str(respelled(error, flags=True)) == "one:4150: " + error.text
+    error = AuthError(error.text, error.address)
+    text = "one:4150: nsqd requires AUTH: set nsq.auth_secret_file"
+    assert str(respelled(error, flags=False)) == text
     other = ConfigError("--tls-root-ca-file /ca--x.pem: no such file")
-    assert str(respelled(other)) == "nsq.tls_root_ca_file /ca--x.pem: no such file"
+    assert str(respelled(other, flags=False)) == "nsq.tls_root_ca_file /ca--x.pem: no such file"
 
 
 def test_a_sink_has_a_topic_and_the_same_servers() -> None:

@@ -14,7 +14,7 @@ from nsqtools.errors import ProtocolError
 from nsqtools.names import Address
 from nsqtools.proto.messages import Message
 from nsqtools.spark.ledger import ROW_SCHEMA
-from nsqtools.spark.receive import Rows
+from nsqtools.spark.rows import Rows
 from tests.spark.pulling import Staging, bodies_of, depth, numbered, publish
 from tests.support import wire
 from tests.support.servers import drained

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.errors import AuthError, ConfigError, NSQError
+from nsqtools.errors import AuthError, ConfigError, NSQError, RefusedError
 from tests.spark.pulling import NONE, Staging, bodies_of, depth, numbered, publish
 from tests.support.proxy import Faults, Proxy
 from tests.support.servers import drained
@@ -106,7 +106,9 @@ def test_tls_that_cannot_be_is_an_error_of_the_query(
 
     def text(nsqd: Nsqd, ca: object) -> str:
         options = {"nsq.tls_root_ca_file": str(ca)}
-        return str(refused(staging, nsqd.tcp, topic, options))
+        error = refused(staging, nsqd.tcp, topic, options)
+        assert isinstance(error, RefusedError | ConfigError)
+        return str(error)
 
     assert "does not offer TLS" in text(plain, certificates.ca)
     assert "signed it with nsq.tls_root_ca_file" in text(secure, certificates.other_ca)

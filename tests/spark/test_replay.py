@@ -106,17 +106,21 @@ class TestPublish:
         staged(settings, tmp_path, [b"a"])
         stop = threading.Event()
         stop.set()
-        assert publish(settings, stop, nothing) == Replayed(rows=1, stopped=True)
+        done = publish(settings, stop, nothing)
+        assert done == Replayed(rows=1, stopped=True)
+        assert done.left == 1
         assert taken() == []
+        assert is_staged(settings)
 
-    @pytest.mark.parametrize("call", range(4))
-    def test_after_a_crash_one_batch_may_be_there_twice_and_no_more(
+    @pytest.mark.parametrize(("call", "twice"), [(0, True), (1, False), (2, True), (3, True)])
+    def test_after_a_crash_one_batch_is_there_twice_and_no_more(
         self,
         settings: ReplaySettings,
         tmp_path: Path,
         taken: Taken,
         monkeypatch: pytest.MonkeyPatch,
         call: int,
+        twice: bool,
     ) -> None:
         """The worst moment: nsqd has said OK, and that is not noted yet."""
         bodies = numbered(2000, 1000)
@@ -139,6 +143,7 @@ class TestPublish:
         found = Counter(taken())
         assert set(found) == set(bodies)
         doubles = [body for body, count in found.items() if count > 1]
+        assert bool(doubles) == twice, "the second note is of a part that is done"
         assert len(b"".join(doubles)) <= 1 << 20
         assert max(found.values()) <= 2
 
@@ -180,7 +185,7 @@ class TestPublish:
         assert "message of 1001 bytes: nsqd takes at most 1000" in done.reason
         assert taken() == [b"a", b"b"]
 
-    def test_what_the_real_limit_refuses_is_told_from_a_refused_topic(
+    def test_what_nsqd_refuses_by_its_own_limit_is_left_out_too(
         self, settings: ReplaySettings, tmp_path: Path, taken: Taken
     ) -> None:
         """nsqd's max-msg-size is 1 MiB, and the option here says more."""
@@ -191,7 +196,7 @@ class TestPublish:
         assert taken() == [b"a", b"b"]
 
     def test_without_an_nsqd_the_place_is_kept(
-        self, settings: ReplaySettings, nsqd: Nsqd, tmp_path: Path, taken: Taken
+        self, settings: ReplaySettings, nsqd: Nsqd, tmp_path: Path
     ) -> None:
         staged(settings, tmp_path, numbered(2000, 1000))
 

@@ -10,18 +10,22 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from nsqtools.errors import ConfigError, UnreachableError
-from nsqtools.spark.ledger import Ledger, StaleError
+from nsqtools.errors import ConfigError, OutputError, UnreachableError
+from nsqtools.spark.ledger import Claim, Ledger, StaleError
 from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset
+from nsqtools.spark.receive import receive
 from nsqtools.spark.source import SCHEMA, NsqDataSource, NsqReader, NsqStreamReader
 from nsqtools.spark.stores import make_store
+from tests.spark.ledgers import counts
 from tests.support.eventually import eventually
-from tests.support.servers import drained
+from tests.support.servers import drained, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from pyarrow import RecordBatch
 
     from tests.support.servers import Nsqd
 
@@ -63,8 +67,10 @@ class Driven:
     """A reader that is driven as Spark does, without a JVM."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = options
+        self.settings = parse_source(options)
         self.staging = options["stagingLocation"]
-        self.reader = NsqStreamReader(parse_source(options))
+        self.reader = NsqStreamReader(self.settings)
 
     def plan(self, start: Json, limit: Any = ALL) -> Json:
         return self.reader.latestOffset(start, limit)
@@ -164,9 +170,9 @@ def test_what_is_committed_is_removed_before_the_next_plan(
     start = driven.reader.initialOffset()
     end = driven.plan(start)
     driven.read(start, end)
-    assert driven.ledger(end).rows(1, 1) == [10]
+    assert counts(driven.ledger(end), 1, 1) == [10]
     assert driven.plan(end) == end
-    assert driven.ledger(end).rows(1, 1) == [0]
+    assert counts(driven.ledger(end), 1, 1) == [0]
     with pytest.raises(StaleError):
         driven.read(start, end)
 
@@ -177,7 +183,7 @@ def test_commit_removes_what_it_names(driven: Driven, nsqd: Nsqd, topic: str) ->
     end = driven.plan(start)
     driven.read(start, end)
     driven.reader.commit(end)
-    assert driven.ledger(end).rows(1, 1) == [0]
+    assert counts(driven.ledger(end), 1, 1) == [0]
 
 
 def test_a_batch_whose_offset_was_lost_is_planned_as_it_was_staged(
@@ -257,12 +263,99 @@ def test_a_stream_lets_an_nsqd_that_gave_nothing_rest_before_it_asks_again(
     assert len(driven.read(end, driven.plan(end))) == 7
 
 
+class Unfinished:
+    """A claim whose messages are given back to nsqd after they were counted."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.rows = claim.rows
+        self.staged = claim.staged
+        self._add = claim.add
+
+    def add(self, rows: RecordBatch) -> None:
+        self._add(rows)
+        raise OutputError("as it were, killed")
+
+
+def test_what_comes_again_and_is_staged_is_no_reason_to_end(
+    driven: Driven, nsqd: Nsqd, topic: str
+) -> None:
+    publish(nsqd, topic, numbered(10))
+    driven.reader.prepareForTriggerAvailableNow()
+    start = driven.reader.initialOffset()
+    end = driven.plan(start)
+    driven.reader.partitions(start, end)
+    claim = driven.ledger(end).claim(1, 0)
+    assert isinstance(claim, Claim)
+    with pytest.raises(OutputError, match="as it were"):
+        receive(Offset.from_json(end).quotas[0], driven.settings, Unfinished(claim))  # type: ignore[arg-type]
+    eventually(lambda: nsqd.channel(topic, "lake")["depth"] == 10)
+    rows = driven.read(start, end)
+    assert bodies_of(rows) == Counter(numbered(10))
+
+    publish(nsqd, topic, numbered(10, 30))
+    again = Driven(driven.options)
+    again.reader.prepareForTriggerAvailableNow()
+    end, batches = again.drain(end, ReadMaxRows(5))
+    assert [len(each) for each in batches] == [0, 0, 5, 5, 5, 5]
+    assert bodies_of(row for each in batches for row in each) == Counter(numbered(10, 30))
+    assert drained(nsqd, topic, "lake")
+
+
+def test_a_stream_does_not_rest_when_what_came_was_staged_before(
+    driven: Driven, nsqd: Nsqd, topic: str
+) -> None:
+    publish(nsqd, topic, numbered(10))
+    start = driven.reader.initialOffset()
+    end = driven.plan(start)
+    driven.reader.partitions(start, end)
+    claim = driven.ledger(end).claim(1, 0)
+    with pytest.raises(OutputError, match="as it were"):
+        receive(Offset.from_json(end).quotas[0], driven.settings, Unfinished(claim))  # type: ignore[arg-type]
+    eventually(lambda: nsqd.channel(topic, "lake")["depth"] == 10)
+    driven.read(start, end)
+    publish(nsqd, topic, numbered(10, 20))
+    second = driven.plan(end, ReadMaxRows(10))
+    assert driven.read(end, second) == []
+    third = driven.plan(second)
+    assert third != second
+    assert bodies_of(driven.read(second, third)) == Counter(numbered(10, 20))
+
+
+def test_what_went_wrong_on_executors_is_told_by_the_driver(
+    nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    publish(nsqd, topic, numbered(10))
+    hidden = f"127.0.0.1:{free_port()}"
+    where = {"nsqd.tcp.addresses": f"{hidden}/{nsqd.http.port}"}
+    driven = Driven(options(nsqd, topic, tmp_path / "staging", where))
+    driven.reader.prepareForTriggerAvailableNow()
+    start = driven.reader.initialOffset()
+    end, batches = driven.drain(start)
+    assert batches == [[], []]  # the second is there to tell of the first
+    (note,) = driven.reader.reportLatestOffset()["notes"]
+    assert note == f"{hidden}: topic {topic}: cannot be reached: connection refused"
+    assert driven.plan(end) == end
+
+
+def test_a_stream_that_goes_on_makes_no_batch_only_to_tell(
+    nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    publish(nsqd, topic, numbered(10))
+    where = {"nsqd.tcp.addresses": f"127.0.0.1:{free_port()}/{nsqd.http.port}"}
+    driven = Driven(options(nsqd, topic, tmp_path / "staging", where))
+    start = driven.reader.initialOffset()
+    end = driven.plan(start)
+    assert driven.read(start, end) == []
+    assert driven.plan(end) == end
+    assert len(driven.reader.reportLatestOffset()["notes"]) == 1
+
+
 def test_the_backlog_is_what_no_batch_is_planned_for(
     driven: Driven, nsqd: Nsqd, topic: str
 ) -> None:
     publish(nsqd, topic, numbered(30))
     driven.plan(driven.reader.initialOffset(), ReadMaxRows(10))
-    assert driven.reader.reportLatestOffset() == {"backlog": 20}
+    assert driven.reader.reportLatestOffset() == {"backlog": 20, "notes": []}
 
 
 def test_a_checkpoint_of_another_source_is_refused(driven: Driven) -> None:
@@ -281,7 +374,7 @@ def test_that_nobody_answers_is_said_when_a_batch_is_planned(
 
 @pytest.mark.parametrize(
     ("location", "text"),
-    [("s3a://bucket/x", "nsqtools pipeline compact"), ("/proc/no/such", "stagingLocation /proc")],
+    [("s3a://bucket/x", "nsqtools pipeline compact"), ("/proc/no/such", "staging /proc")],
 )
 def test_a_staging_that_cannot_work_is_said_before_a_message_moves(
     nsqd: Nsqd, topic: str, location: str, text: str

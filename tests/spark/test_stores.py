@@ -132,7 +132,7 @@ def test_a_probe_of_what_is_no_directory_is_a_matter_of_configuration(
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="name a directory that this user can write to") as bad:
         probe(store, f"{tmp_path}/file/staging")
-    assert f"stagingLocation {tmp_path}/file/staging: " in str(bad.value)
+    assert f"staging {tmp_path}/file/staging: " in str(bad.value)
     assert "\n" not in str(bad.value)
 
 
@@ -200,5 +200,5 @@ def test_a_store_without_atomic_renames_is_refused_with_a_way_out(location: str)
 def test_hdfs_without_its_library_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR", "CLASSPATH"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"stagingLocation hdfs://name/x: .+libhdfs needs"):
+    with pytest.raises(ConfigError, match=r"staging hdfs://name/x: .+libhdfs needs"):
         make_store("hdfs://name/x")

@@ -46,13 +46,13 @@ class Nsq:
         """Path of nsqd, nsqlookupd or a Go tool, or else the test ends here."""
         found = shutil.which(program, path=self.search)
         if not found:
-            _give_up(program, tests, f"no {program} beside the nsqd of {self.origin}", "NSQD")
+            give_up(program, tests, f"no {program} beside the nsqd of {self.origin}", "NSQD")
         return found
 
 
 def needs(program: str, tests: str) -> str:
     """Path of a program on PATH, or else the test ends here; ``tests`` says what is lost."""
-    return shutil.which(program) or _give_up(program, tests, f"no {program} on PATH", "TOOLS")
+    return shutil.which(program) or give_up(program, tests, f"no {program} on PATH", "TOOLS")
 
 
 def require_nsq() -> Nsq:
@@ -61,7 +61,7 @@ def require_nsq() -> Nsq:
     if found:
         return found
     failure = _build(_cache_directory())
-    return installed_nsq() or _give_up(
+    return installed_nsq() or give_up(
         "nsqd", LIVE, f"no nsqd 1.x on PATH or in $NSQTOOLS_NSQD_BIN, and {failure}", "NSQD"
     )
 
@@ -112,7 +112,8 @@ def remember(program: str, tests: str) -> None:
         lost.append(tests)
 
 
-def _give_up(program: str, tests: str, reason: str, kind: str) -> NoReturn:
+def give_up(program: str, tests: str, reason: str, kind: str) -> NoReturn:
+    """Skip a test that wants this program, or fail it with ``NSQTOOLS_REQUIRE_<kind>=1``."""
     remember(program, tests)
     text = f"{reason}; it would have tested {tests}"
     if os.environ.get(f"NSQTOOLS_REQUIRE_{kind}") == "1":

@@ -15,7 +15,7 @@ from nsqtools.config import ProducerConfig
 from nsqtools.names import Address
 from nsqtools.spark import register
 from nsqtools.spark.archive import ArchiveSettings, archive
-from nsqtools.spark.replay import ReplaySettings, replay
+from nsqtools.spark.replay import ReplaySettings, publish, stage
 from nsqtools.spark.session import first_line, open_session
 from nsqtools.spark.shipping import check_executors, ship
 from nsqtools.spark.sql import ArchivesSettings, Query, Target, query_archives
@@ -77,7 +77,8 @@ def replaying(spark: SparkSession, given: dict[str, Any]) -> int:
         where="attempts > 0",
         order_by="timestamp",
     )
-    return replay(spark, settings, Event(), lambda *_: None).published
+    stage(spark, settings, Event(), lambda *_: None)
+    return publish(settings, Event(), lambda *_: None).published
 
 
 STEPS = {

@@ -50,8 +50,8 @@ _FIXED = (
     (r'("id":)"[0-9a-f]{16}"', r'\1"0f7a3c5e1b402000"'),
     (r"^(lake/events\.)\S+(: .*) \d+ bytes", r"\1laptop-000000.2026-03-14_09.log.gz\2 51234 bytes"),
     (
-        r"^(parquet/date=)[^/]+/hour=../batch=[0-9a-f]{8}-0{8}/(part-\d{5})-\S+",
-        r"\g<1>2026-03-14/hour=09/batch=5e0fa0a1-00000000/\2-9c1d.c000.zstd.parquet",
+        r"^(parquet/date=)[^/]+/hour=../batch=[0-9a-f]{16}-0{8}/(part-\d{5})-\S+",
+        r"\g<1>2026-03-14/hour=09/batch=5e0fa0a19c1d4f0b-00000000/\2.c000.zstd.parquet",
     ),
 )
 _TABLE = ["tcp", "http", "hostname", "version"]

@@ -22,7 +22,7 @@ def needs_spark(tests: str) -> None:
     """Return where pyspark, pyarrow and Java are, or else the test ends here."""
     for package in PACKAGES:
         if find_spec(package) is None:
-            binaries._give_up(package, tests, f"no package {package}", "TOOLS")
+            binaries.give_up(package, tests, f"no package {package}", "TOOLS")
     binaries.needs("java", tests)
 
 
@@ -36,5 +36,5 @@ class SparkModule(pytest.Module):
             cause = error.__cause__
             package = ((getattr(cause, "name", None) or "").split("."))[0]
             if isinstance(cause, ModuleNotFoundError) and package in PACKAGES:
-                binaries._give_up(package, self.path.name, f"no package {package}", "TOOLS")
+                binaries.give_up(package, self.path.name, f"no package {package}", "TOOLS")
             raise

@@ -44,7 +44,7 @@ are in body_b64 instead.
 tell messages apart, and body, if pipeline replay is to publish them.
 
 A batch has a directory of its own, so that its files appear and are replaced together: date, hour
-(both of the timestamp) and batch, which is the first 8 digits of the checkpoint's id and a number.
+(both of the timestamp) and batch, which is 16 digits of the checkpoint's id and a number.
 With a new checkpoint nothing that is there is overwritten. Readers that do not skip names with a
 dot or an underscore before, such as DuckDB, are given 'lake/date=*/*/*/*.parquet'. Few large
 batches make few files; pipeline compact merges them.""",

@@ -16,13 +16,19 @@ from nsqtools.config import CompactOptions, InputOptions, MetricsOptions, SparkO
             "Merge the batches of an archive into a few files an hour",
             "nsqtools pipeline compact --input lake --output compacted",
         ),
+        (
+            "Move what is complete out of an archive that grows, from cron",
+            "nsqtools pipeline compact --input lake --output compacted --older-than 2h "
+            "--delete-inputs -q",
+        ),
     ),
     notes={
         "RESULT": """\
 There is Parquet in date=*/hour=* below --output, by the time of publishing (UTC), sorted by
 that time. Files that were compacted before, which a list in _nsqtools tells, are not read again,
 and only the hours that new ones have messages of are written anew. So the command can be run as
-often as one likes, with all archives as --input.
+often as one likes, with all archives as --input. An hour that files still come in for is then
+written as often, unless --older-than lets them gather.
 
 A message is kept once, by topic, message_id and timestamp_ns. Records without these, as those of
 to-file --format raw, have no time but that of their file and are known by their place in it, in
@@ -69,6 +75,7 @@ def compact(
         inputs=inputs.input,
         output=compaction.output,
         layout=layout(inputs),
+        older_than=compaction.older_than,
         delete_inputs=compaction.delete_inputs,
         file_size=compaction.file_size,
     )

@@ -42,6 +42,9 @@ that is repeated, because a task failed or the run was killed, has the rows that
 already, and receives what is missing. A task that was replaced and comes to life again finds its
 directory renamed: it can finish nothing any more.
 
+A batch that is used by several actions, in a foreachBatch function of your own, is read from the
+staging by each of them, with the same rows: batch.persist() before them spares that.
+
 So a message that nsqd counts as finished is on disk, under the path of a batch that the checkpoint
 names, until Spark has committed that batch."""
 
@@ -77,9 +80,9 @@ It holds what is under way, and the last batch until the next run begins: at mos
 
 _SIZING = """\
 A batch takes about a quarter of a second however small it is, and writes a file for each hour and
-partition. For few and large files choose --trigger 1m or more, or run from cron, and compact what
-is older than an hour. --max-per-trigger bounds a batch, and so the time until its messages can be
-read; 500000 messages of 200 bytes take a few seconds.
+partition. For few and large files choose --trigger 1m or more, or run from cron, and have pipeline
+compact --older-than 1h merge them once an hour. --max-per-trigger bounds a batch, and so the time
+until its messages can be read; 500000 messages of 200 bytes take a few seconds.
 
 Each of the --connections is a task, which receives and then writes: two keep a machine of two cores
 busy. More help where there are more cores, and bodies are big or are parsed at length; each writes
@@ -127,8 +130,9 @@ nsqtools pipeline archive --topic events --channel lake --lookupd-http-address l
   --conf spark.pyspark.python=/opt/python/bin/python3 --conf spark.executor.memory=1g
 
 The package nsqtools itself is sent to the executors. They need a Python of the same version as that
-of the command, 3.11 say, with pyarrow, and with python-snappy if --snappy is given. That is looked
-at once at the start."""
+of the command, 3.11 say, with pyarrow, with python-snappy if --snappy is given, and with
+python-snappy or backports.zstd to read archives of to-file that are compressed with these. That is
+looked at before anything is done."""
 
 _YARN = """\
 The driver runs where the command does (client mode). Pack a Python for the executors, with

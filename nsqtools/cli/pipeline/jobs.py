@@ -10,19 +10,18 @@ from nsqtools.cli.exits import Exit
 from nsqtools.cli.pipeline.preflight import check_free
 from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.views import StepView, conclude, counted
-from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError
-from nsqtools.spark.compact import Compacted, compact
+from nsqtools.spark import compact, replay
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.places import OURS, local
-from nsqtools.spark.replay import Replayed, is_staged, publish, stage
+from nsqtools.spark.replay import Replayed
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
     from nsqtools.config import MetricsOptions, SparkOptions
-    from nsqtools.spark.compact import CompactSettings
+    from nsqtools.spark.compact import Compacted, CompactSettings
     from nsqtools.spark.replay import ReplaySettings
 
 log = logging.getLogger(__name__)
@@ -30,36 +29,41 @@ log = logging.getLogger(__name__)
 
 def run_compact(settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions) -> int:
     """Compact; an exit code."""
-    done = Compacted(stopped=True)
-
-    def work(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
-        nonlocal done
-        done = compact(spark, settings, stop, _steps(report))
-
     root = local(settings.output)
     if root is not None:
-        check_free(str(root / OURS / "compact.lock"))
-
-    async def run() -> int:
-        running = Run(spark, metrics, StepView())
-        code = await running.until_done(work)
-        if done.stopped:
-            log.warning("stopped: the output is as it was")
-            return running.signals.exit_code(Exit.FAILURE)
+        check_free(str(root / OURS / compact.LOCK))
+    code, done = asyncio.run(_compact(settings, spark, metrics))
+    if not done:
+        log.warning("stopped: the output is as it was")
         return code
-
-    code = asyncio.run(run())
-    if not done.stopped:
-        conclude(
-            f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
-            f"{counted(done.duplicates, 'duplicate')} left out: {counted(done.hours, 'hour')} now "
-            f"of {counted(done.rows, 'record')} in {counted(done.files, 'file')}"
-            + (f"; {counted(done.deleted, 'file')} of --input deleted" if done.deleted else "")
-        )
+    conclude(
+        f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
+        f"{counted(done.duplicates, 'duplicate')} left out: {counted(done.hours, 'hour')} now "
+        f"of {counted(done.rows, 'record')} in {counted(done.files, 'file')}"
+        + (f"; {counted(done.deleted, 'file')} of --input deleted" if done.deleted else "")
+    )
     if done.kept:
         log.error("%s of --input could not be deleted", counted(done.kept, "file"))
         return Exit.PARTIAL
     return code
+
+
+async def _compact(
+    settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions
+) -> tuple[int, Compacted | None]:
+    """An exit code, and what was done unless it was stopped."""
+    run = Run(spark, metrics, StepView())
+    done: Compacted | None = None
+
+    def work(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
+        nonlocal done
+        done = compact.compact(spark, settings, stop, _steps(report))
+
+    try:
+        code = await run.until_done(work)
+    except StoppedError:
+        return run.signals.exit_code(Exit.FAILURE), None
+    return code, done
 
 
 def replay_staging(place: str, topic: str) -> str:
@@ -72,45 +76,51 @@ def replay_staging(place: str, topic: str) -> str:
 
 def run_replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> int:
     """Choose, unless an earlier run did, and publish; an exit code."""
+    check_free(f"{settings.staging}/{replay.LOCK}")
     code, done = asyncio.run(_replay(settings, spark, metrics))
-    told = f"{counted(done.published - done.before, 'message')} published"
+    if not done:
+        log.warning("stopped before the messages were chosen: none is published")
+        return code
+    now = done.published - done.before
+    told = f"{counted(now, 'message')} published"
     if done.before:
         told += f", and {done.before:,} by earlier runs"
     if done.stopped:
-        told += f"; {done.rows - done.published - done.refused - done.empty:,} are left"
+        told += f"; {done.left:,} are left, with which the next run goes on"
     if done.empty:
         told += f"; {done.empty:,} empty ones left out"
     conclude(told)
     if done.refused:
         log.error("%s refused: %s", counted(done.refused, "message"), done.reason)
         return Exit.PARTIAL
+    if done.stopped and not now:
+        log.warning("stopped before a message was published: %s are left", f"{done.left:,}")
     return code
 
 
 async def _replay(
     settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions
-) -> tuple[int, Replayed]:
+) -> tuple[int, Replayed | None]:
+    """An exit code, and what was done unless it was stopped before there was what to publish."""
     run = Run(spark, metrics, StepView())
-    done = Replayed(stopped=True)
+    done = Replayed()
 
     def choose(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
-        stage(spark, settings, stop, _steps(report))
+        replay.stage(spark, settings, stop, _steps(report))
 
     def send(report: Callable[[Any], None]) -> None:
         nonlocal done
-        done = publish(settings, run.stop, _steps(report))
+        done = replay.publish(settings, run.stop, _steps(report))
 
-    code: int = Exit.DONE
-    check_free(f"{settings.staging}/replay.lock")
-    async with Producer(settings.nsqds, settings.config):
-        pass  # or raise now, and not after Spark has done its work
-    if not is_staged(settings):
+    if not replay.is_staged(settings):
+        await replay.reach(settings)
         try:
-            code = await run.until_done(choose)
+            await run.until_done(choose)
         except StoppedError:
-            return code, done
-    if not run.stop.is_set():
-        code = await run.without_spark(send)
+            return run.signals.exit_code(Exit.FAILURE), None
+    code = await run.without_spark(send)
+    if done.stopped and done.published == done.before:
+        code = run.signals.exit_code(Exit.FAILURE)
     return code, done
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.pipeline.sources import as_flags
-from nsqtools.errors import LockedError, NSQError, PeerError
+from nsqtools.errors import PeerError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from nsqtools.net.nobody import Nobody
@@ -19,24 +18,20 @@ from nsqtools.spark.options import parse_sink, parse_source, with_secret
 from nsqtools.spark.session import is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from nsqtools.config import ClientConfig
 
 log = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def locked(path: str) -> Iterator[None]:
-    """Hold the lock of ``--lock``, if it is given; raises LockedError if another process has it."""
-    lock = Lock(path, keep=True) if path else None
-    if lock and not lock.acquire():
-        raise LockedError(f"{lock}: try again when that has ended")
-    try:
-        yield
-    finally:
-        if lock:
-            lock.release()
+def locked(path: str) -> AbstractContextManager[object]:
+    """Holds the lock of ``--lock``, if it is given.
+
+    Entering raises LockedError if another process has it.
+    """
+    return Lock(path, keep=True) if path else nullcontext()
 
 
 def check_free(path: str) -> None:
@@ -52,14 +47,11 @@ async def waiting(options: Mapping[str, str], master: str) -> int:
     Raises UnreachableError, or another PeerError, if no nsqd can be asked, or if executors of this
     machine would be refused by all. ConfigError is for what the options name.
     """
-    try:
-        settings = parse_source(options)
-        depths = await Depths(settings).ask()
-        if is_local(master):
-            found = {Address.parse(nsqd) for _, nsqd in depths}
-            await _greet(sorted(found), with_secret(settings))
-    except NSQError as error:
-        raise as_flags(error) from None
+    settings = parse_source(options)
+    depths = await Depths(settings).ask()
+    if is_local(master):
+        found = {Address.parse(nsqd) for _, nsqd in depths}
+        await _greet(sorted(found), with_secret(settings))
     return sum(depths.values())
 
 
@@ -67,20 +59,14 @@ def check_staging(staging: str) -> None:
     """Raise ConfigError or OutputError if the staging cannot be where it was asked for."""
     from nsqtools.spark.stores import make_store, probe
 
-    try:
-        probe(*make_store(staging))
-    except NSQError as error:
-        raise as_flags(error) from None
+    probe(*make_store(staging))
 
 
 async def check_sink(options: Mapping[str, str], master: str) -> None:
     """Raise a PeerError if executors of this machine would be refused by all nsqds of a sink."""
     settings = parse_sink(options)
     if is_local(master):
-        try:
-            await _greet(settings.nsqds, with_secret(settings))
-        except NSQError as error:
-            raise as_flags(error) from None
+        await _greet(settings.nsqds, with_secret(settings))
 
 
 async def _greet(nsqds: Sequence[Address], config: ClientConfig) -> None:

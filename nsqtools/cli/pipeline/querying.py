@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from datetime import UTC, date, datetime
 from functools import partial
 from itertools import islice
@@ -27,6 +28,7 @@ from nsqtools.cli.pipeline.views import StepView
 from nsqtools.cli.tables import print_rows
 from nsqtools.errors import ConfigError
 from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.shipping import packages_of
 from nsqtools.spark.sql import (
     ArchivesSettings,
     Query,
@@ -39,8 +41,10 @@ from nsqtools.spark.sql import (
 from nsqtools.spark.streams import Stream
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator, Sequence
 
+    from nsqtools.cli.pipeline.running import Work
     from nsqtools.config import (
         BodyOptions,
         InputOptions,
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
         StreamConfig,
         StreamOptions,
     )
+
+log = logging.getLogger(__name__)
 
 _ROWS = 1000  # of a table on a terminal
 
@@ -118,29 +124,38 @@ def of_archives(
     if asked.explain:
         return _explain(settings, spark, metrics)
 
-    async def work() -> int:
-        run = Run(spark, metrics, StepView(), prints=asked.kind == "console")
-        try:
-            return await run.until_done(partial(query_archives, settings=settings))
-        except StoppedError:
-            return run.signals.exit_code(Exit.FAILURE)
-
     with locked(stream.lock):
-        return asyncio.run(work())
+        work = partial(query_archives, settings=settings)
+        packages = packages_of(settings.target.sink)
+        return _once(work, spark, metrics, packages, prints=asked.kind == "console")
 
 
 def _explain(
     settings: StreamSettings | ArchivesSettings, spark: SparkOptions, metrics: MetricsOptions
 ) -> int:
+    def work(spark: Any, *, stop: threading.Event, report: object) -> None:
+        click.echo(explain(spark, settings, stop=stop).strip())
+
+    return _once(work, spark, metrics, packages_of(), prints=True)
+
+
+def _once(
+    work: Work,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    packages: Sequence[str],
+    *,
+    prints: bool,
+) -> int:
     async def run() -> int:
-        work = partial(_print_plan, settings)
-        return await Run(spark, metrics, StepView(), prints=True).until_done(work)
+        running = Run(spark, metrics, StepView(), packages=packages, prints=prints)
+        try:
+            return await running.until_done(work)
+        except StoppedError:
+            log.warning("stopped before all was done")
+            return running.signals.exit_code(Exit.FAILURE)
 
     return asyncio.run(run())
-
-
-def _print_plan(settings: StreamSettings | ArchivesSettings, spark: Any, **_: object) -> None:
-    click.echo(explain(spark, settings).strip())
 
 
 def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:

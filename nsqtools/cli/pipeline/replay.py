@@ -43,7 +43,8 @@ Empty bodies are left out, since nsqd takes none. One that nsqd refuses for its 
 too, and the exit status is then 4.""",
         "SIGNALS": """\
 SIGINT, SIGTERM, SIGHUP
-  Stop when what is on its way is published, with exit status 0. The next run goes on.
+  Stop when what is on its way is published, with exit status 0. The next run goes on. If nothing
+  was published yet the exit status is 130 after SIGINT, else 1.
 A second signal
   Leave at once. The exit status is 130 if the first signal was SIGINT, else 1.
 

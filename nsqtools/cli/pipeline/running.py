@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.metrics import served
-from nsqtools.cli.pipeline.sources import as_flags
 from nsqtools.cli.pipeline.views import on_terminal
 from nsqtools.cli.signals import Signals
-from nsqtools.errors import NSQError
 from nsqtools.net.systemd import Notifier
+from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.session import is_local, open_session
 from nsqtools.spark.shipping import check_executors, ship
 
@@ -73,7 +72,8 @@ class Run:
     async def until_done(self, work: Work) -> int:
         """Have Spark do the work; an exit code.
 
-        A signal, after which the job has ended well, is no failure.
+        A signal, after which the job has ended well, is no failure. Raises StoppedError if one came
+        before the job began, and if the job does.
         """
         return await self._supervise(partial(self._in_spark, work))
 
@@ -94,8 +94,6 @@ class Run:
                 with on_terminal(wanted=self._watched) as self._show:
                     self._show(self._state or self._view.line)
                     await asyncio.to_thread(work, told)
-        except NSQError as error:
-            raise as_flags(error) from None
         finally:
             self._show = lambda _: None
             reporting.cancel()
@@ -109,7 +107,7 @@ class Run:
             log_file=self._spark.spark_log or None,
         ) as session:
             if self.stop.is_set():
-                return
+                raise StoppedError
             ship(session)
             check_executors(session, self._packages)
             self._loop.call_soon_threadsafe(self._began)

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from nsqtools.config.option import format_duration
-from nsqtools.errors import ConfigError, PeerError
+from nsqtools.errors import ConfigError
 from nsqtools.sinks.formats import delimiter_bytes
 from nsqtools.sinks.verification import Layout
 from nsqtools.spark.session import is_local
@@ -20,15 +20,8 @@ if TYPE_CHECKING:
         StreamOptions,
         StreamSourceOptions,
     )
-    from nsqtools.errors import NSQError
 
 _SECRET = "NSQTOOLS_PIPELINE_AUTH_SECRET"  # noqa: S105 - names a variable
-_FLAGS = {
-    "write host:tcp/http": "give --nsqd-http-address",
-    "stagingLocation": "--staging",
-    "sink nsq: ": "",
-    ", or wait for it with --wait-lock": "",
-}
 
 
 def source_options(
@@ -72,9 +65,9 @@ def connection_options(
 ) -> dict[str, str]:
     """``nsq.NAME`` for what is not its default; paths are absolute, since executors run elsewhere.
 
-    As for secrets see ``source_options``.
+    As for secrets see ``source_options``. Errors of what follows from them will name flags.
     """
-    found = {}
+    found = {"flags": "true"}
     for name, declared in config.declared().items():
         value = getattr(config, name)
         if name == "auth_secret" and value:
@@ -114,17 +107,3 @@ def schema_text(text: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(f"--schema {text}: {reason}") from error
-
-
-def as_flags(error: NSQError) -> NSQError:
-    """The error with the options that it names replaced by flags."""
-    if isinstance(error, PeerError):
-        error.text = _as_flags(error.text)
-    error.args = tuple(_as_flags(each) if isinstance(each, str) else each for each in error.args)
-    return error
-
-
-def _as_flags(text: str) -> str:
-    for option, flag in _FLAGS.items():
-        text = text.replace(option, flag)
-    return re.sub(r"\bnsq\.([a-z]\w+)", lambda found: "--" + found[1].replace("_", "-"), text)

@@ -55,7 +55,11 @@ after a failure, since a batch that was not done is published again.
 The console shows a table on a terminal; in a pipe columns have tabs between. A batch that a killed
 run left is shown again if --checkpoint is given; else messages that were taken and not shown are
 gone then.""",
-        "SIGNALS": STREAM_SIGNALS,
+        "SIGNALS": f"""\
+{STREAM_SIGNALS}
+
+With --input the first signal breaks the query off, and the exit status is 130 after SIGINT, else
+1.""",
     },
 )
 @options(

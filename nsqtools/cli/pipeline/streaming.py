@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,18 +12,12 @@ from nsqtools.cli.pipeline.preflight import check_sink, check_staging, locked, w
 from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.views import StreamView, conclude
 from nsqtools.errors import PeerError
-from nsqtools.spark.places import (
-    OURS,
-    below,
-    check_claim,
-    check_output,
-    has_orphans,
-    is_finished,
-    is_settled,
-    local,
-    note_java,
-    only_one,
-)
+from nsqtools.spark.checkpoints import has_orphans, is_finished
+from nsqtools.spark.claims import check_stamp, is_settled, note_java, only_one
+from nsqtools.spark.folders import check_output
+from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.places import OURS, below, local
+from nsqtools.spark.shipping import packages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +74,7 @@ def run_stream(
     if job.places.output:
         check_output(job.places.output, "--output")
     with locked(stream.lock), only_one(job.places.checkpoint):
-        check_claim(job.places.checkpoint, job.stamp)
+        check_stamp(job.places.checkpoint, job.stamp)
         if has_orphans(job.places.checkpoint, job.places.staging):
             log.warning(
                 "--staging %s has messages of another checkpoint than %s: they are finished, and "
@@ -95,7 +90,7 @@ async def _run(
 ) -> int:
     """Look ahead, which is cheap, and have Spark do the work unless there is none."""
     view = StreamView(job.verb)
-    packages = ("pyarrow", *(("snappy",) if "nsq.snappy" in job.source else ()))
+    packages = packages_of(job.source, job.sink or {})
     run = Run(spark, metrics, view, packages=packages, prints=job.prints)
     idle = False
     if job.sink:
@@ -118,6 +113,8 @@ async def _run(
         note_java(job.places.checkpoint, spark)
         job.work(spark, **given)
 
-    code = await run.until_done(work)
+    code: int = Exit.DONE
+    with contextlib.suppress(StoppedError):  # before it began: no message was taken
+        code = await run.until_done(work)
     conclude(view.summary)
     return code

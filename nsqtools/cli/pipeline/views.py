@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from nsqtools.metrics import Kind
     from nsqtools.spark.progress import Progress, Totals
 
+log = logging.getLogger(__name__)
+
 _STATUS = logging.getLogger("nsqtools.status.pipeline")
 
 
@@ -41,10 +43,15 @@ class StreamView:
 
         self._verb = verb
         self.totals: Totals = Totals()
+        self._told: set[str] = set()
 
     def add(self, fact: Progress) -> str:
-        """As View."""
+        """As View; what went wrong is logged here, once."""
         self.totals.add(fact)
+        for note in fact.notes:
+            if note not in self._told:
+                log.warning("%s", note)
+        self._told.update(fact.notes)
         if not fact.rows:
             return ""
         written = counted(fact.written, "message")
@@ -97,17 +104,26 @@ class StepView:
     def __init__(self) -> None:
         self.line = ""
         self._step = ""
+        self._done = self._total = 0
 
     def add(self, fact: tuple[str, int, int]) -> str:
         """As View: a step, how much is done and of how much, with 0 for what is not known."""
         step, done, total = fact
-        is_new, self._step = step != self._step, step
+        is_new = step != self._step
+        self._step, self._done, self._total = fact
         self.line = f"{step}, {done:,} of {total:,}" if total else step
         return step if is_new else ""
 
     def metrics(self) -> Iterator[Metric]:
-        """As View: there are none."""
-        yield from ()
+        """As View: the step under way, once there is one."""
+        if not self._step:
+            return
+        name = "nsqtools_pipeline_step"
+        step = {"step": self._step}
+        yield Metric(name, "gauge", "1 for the step under way.", [Sample(step, 1)])
+        yield _metric(f"{name}_done", "gauge", "How much of this step is done.", self._done)
+        if self._total:
+            yield _metric(f"{name}_size", "gauge", "How much this step has to do.", self._total)
 
 
 def counted(count: int, one: str, many: str = "") -> str:

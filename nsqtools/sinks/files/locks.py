@@ -67,11 +67,10 @@ class Lock:
             return ""
         return text.decode() if text.isdigit() else ""
 
-    def refusal(self) -> LockedError:
-        """What to raise because another has it."""
-        return LockedError(
-            f"{self}: try again when that has ended, or wait for it with --wait-lock"
-        )
+    def refusal(self, otherwise: str = "") -> LockedError:
+        """What to raise because another has it; ``otherwise`` is what else one can do."""
+        more = f", or {otherwise}" if otherwise else ""
+        return LockedError(f"{self}: try again when that has ended{more}")
 
     def __str__(self) -> str:
         holder = self.holder()
@@ -112,7 +111,7 @@ async def obtain(lock: Lock, *, wait: bool) -> None:
     if lock.acquire():
         return
     if not wait:
-        raise lock.refusal()
+        raise lock.refusal("wait for it with --wait-lock")
     log.info("waiting: %s", lock)
     while not lock.acquire():  # noqa: ASYNC110 - nothing tells of the end of another process
         await asyncio.sleep(_POLL)

@@ -248,21 +248,6 @@ def file_limit(size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 1 MiB; the test is skipped where none can be mounted."""
-    folder.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
-    if not shutil.which("mount"):
-        pytest.skip("a tmpfs cannot be mounted: there is no mount")
-    if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
-        pytest.skip("a tmpfs cannot be mounted: that needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@contextlib.contextmanager
 def fill(folder: Path) -> Iterator[None]:
     """Another program takes all space of a file system, and gives it back."""
     ballast = folder / "ballast"

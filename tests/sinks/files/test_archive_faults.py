@@ -23,8 +23,8 @@ from tests.sinks.files.archiving import (
     file_limit,
     fill,
     message,
-    small_disk,
 )
+from tests.support.disks import small_disk
 
 if TYPE_CHECKING:
     from pathlib import Path

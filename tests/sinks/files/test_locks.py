@@ -101,8 +101,9 @@ def test_a_file_that_is_no_lock_file_keeps_its_text(path: str) -> None:
 def test_the_error_names_the_file_the_process_and_the_way_out(path: str) -> None:
     with another_process(path) as process, pytest.raises(LockedError) as caught, Lock(path):
         pass
-    assert str(caught.value).startswith(f"{path} is locked by process {process.pid}: ")
-    assert "--wait-lock" in str(caught.value)
+    locked = f"{path} is locked by process {process.pid}: try again when that has ended"
+    assert str(caught.value) == locked
+    assert str(Lock(path).refusal("go away")).endswith("try again when that has ended, or go away")
 
 
 def test_without_a_process_id_the_error_says_another_process(path: str) -> None:
@@ -194,7 +195,7 @@ async def test_obtain_without_waiting_raises(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     lock = Lock(path)
     await obtain(lock, wait=False)
-    with pytest.raises(LockedError):
+    with pytest.raises(LockedError, match=r", or wait for it with --wait-lock$"):
         await obtain(Lock(path), wait=False)
 
 

@@ -15,8 +15,8 @@ from tests.sinks.files.archiving import (
     fill,
     held_by_another_process,
     other_disk,
-    small_disk,
 )
+from tests.support.disks import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

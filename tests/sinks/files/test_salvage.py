@@ -29,8 +29,8 @@ from tests.sinks.files.archiving import (
     make_rules,
     other_disk,
     plain,
-    small_disk,
 )
+from tests.support.disks import small_disk
 
 if TYPE_CHECKING:
     from nsqtools.sinks.files.manifest import Published

@@ -11,6 +11,7 @@ from nsqtools.errors import OutputError, ServerError
 from nsqtools.names import Address
 from nsqtools.sinks.topic.rules import Rules
 from nsqtools.sinks.topic.sink import TopicSink
+from tests.sinks.files.archiving import Settled
 from tests.support.clock import elapse
 from tests.support.scripted import undisturbed
 
@@ -83,35 +84,13 @@ class Letters:
         self.life.append("closed")
 
 
-class Fates:
-    """What became of messages, by body and in order; requeues with delay and backoff."""
-
-    def __init__(self) -> None:
-        self.finished: list[bytes] = []
-        self.requeued: list[tuple[bytes, float | None, bool]] = []
-        self.touched: list[bytes] = []
-        self.forgotten: list[bytes] = []
-
-    def finish(self, messages: Sequence[Message]) -> None:
-        self.finished += [message.body for message in messages]
-
-    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
-        self.requeued += [(message.body, delay, backoff) for message in messages]
-
-    def touch(self, messages: Sequence[Message]) -> None:
-        self.touched += [message.body for message in messages]
-
-    def forget(self, messages: Sequence[Message]) -> None:
-        self.forgotten += [message.body for message in messages]
-
-
 class Relaying:
     """An open sink for topics ``t`` and ``u``, which go to ``T`` and ``U``."""
 
     def __init__(self, *, rules: Rules | None = None, lossy: bool = False, **more: Any) -> None:
         self.destination = Destination()
         self.letters = Letters(is_lossy=lossy)
-        self.fates = Fates()
+        self.fates = Settled()
         self.sink = TopicSink(
             self.destination, {"t": "T", "u": "U"}, rules or Rules(), self.letters, **more
         )

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 from collections import Counter
-from contextlib import ExitStack
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import DataFrameWriter
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark import archive as archives
-from nsqtools.spark.archive import ArchiveSettings, Shape, archive
+from nsqtools.spark.archive import ArchiveSettings, Shape, Writer, archive
+from nsqtools.spark.claims import Stamp
+from nsqtools.spark.folders import writing
 from nsqtools.spark.outputs import replace_batch
-from tests.spark.streaming import Told, publish, rows, stream
+from tests.spark.streaming import OfTopic, rows, stream
 from tests.spark.streaming import source as made
-from tests.support.binaries import needs
+from tests.support.disks import small_disk
 from tests.support.eventually import eventually
+from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from nsqtools.spark.progress import Totals
+    from nsqtools.spark.progress import Totals, Written
     from tests.support.servers import Nsqd
 
 pytestmark = pytest.mark.nsqd_only("the sandbox would take as long and tell nothing else")
@@ -36,18 +38,8 @@ pytestmark = pytest.mark.nsqd_only("the sandbox would take as long and tell noth
 BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xff\x00", b"null"]
 
 
-class Lake:
+class Lake(OfTopic):
     """An archive of a topic."""
-
-    def __init__(self, spark: SparkSession, nsqd: Nsqd, topic: str, folder: Path) -> None:
-        self.spark = spark
-        self.nsqd = nsqd
-        self.topic = topic
-        self.folder = folder
-        self.told = Told()
-
-    def publish(self, *bodies: bytes) -> None:
-        publish(self.nsqd, self.topic, bodies)
 
     def archive(self, source: Mapping[str, str] | None = None, **shape: str) -> Totals:
         settings = ArchiveSettings(
@@ -104,6 +96,15 @@ def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishin
     assert {each.name for each in lake.folder.iterdir()} == {"_nsqtools", leaf.parents[1].name}
 
 
+def test_what_went_wrong_on_executors_is_reported_before_the_run_ends(lake: Lake) -> None:
+    lake.publish(b"one")
+    hidden = f"127.0.0.1:{free_port()}"
+    totals = lake.archive({"nsqd.tcp.addresses": f"{hidden}/{lake.nsqd.http.port}"})
+    assert totals.received == 0
+    notes = {note for fact in lake.told.facts for note in fact.notes}
+    assert notes == {f"{hidden}: topic {lake.topic}: cannot be reached: connection refused"}
+
+
 def test_where_and_select_choose_rows_and_columns_and_json_has_text(lake: Lake) -> None:
     lake.publish(*BODIES)
     totals = lake.archive(
@@ -132,7 +133,7 @@ def test_a_batch_that_is_done_again_replaces_itself_even_if_other_rows_are_wante
     old = lake.folder / "date=2001-01-01/hour=00"
     for where, wanted in (("", b"123"), ("", b"123"), ("body <> X'33'", b"12"), ("", b"123")):
         with monkeypatch.context() as crashing:
-            crashing.setattr("nsqtools.spark.archive.sync", crash)
+            crashing.setattr("nsqtools.spark.outputs.sync", crash)
             with pytest.raises(OutputError, match=r"^disk on fire$"):
                 lake.archive(where=where)
         assert lake.bodies == Counter(bytes([each]) for each in wanted)
@@ -141,6 +142,55 @@ def test_a_batch_that_is_done_again_replaces_itself_even_if_other_rows_are_wante
     assert lake.bodies == Counter([b"1", b"2"])
     assert not any(old.iterdir())
     assert len(batches(lake, "0")) == 1
+
+
+def test_files_and_all_names_above_them_are_synced_before_a_batch_is_done(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{fd}").readlink())
+        fsync(fd)
+
+    lake.publish(b"1")
+    monkeypatch.setattr(os, "fsync", note)
+    lake.archive()
+    (leaf,) = lake.folder.glob("date=*/hour=*/batch=*")
+    assert {*leaf.iterdir(), leaf, *leaf.parents[:3]} <= synced
+
+
+def test_delta_lake_knows_a_batch_by_the_whole_id_of_its_query(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {}
+
+    def save(writer: Any, place: str) -> None:
+        writer._df.count()
+        told["place"] = place
+
+    def option(writer: Any, key: str, value: Any) -> Any:
+        told[key] = value
+        return writer
+
+    settings = ArchiveSettings(
+        source=made(lake.nsqd, lake.topic, lake.folder),
+        output=str(lake.folder),
+        stream=stream(lake.folder),
+        shape=Shape("delta"),
+    )
+    stamp = Stamp(lake.spark, settings.stream.checkpoint, settings.stamp)
+    writer = Writer(lake.spark, settings, stamp)
+    batch = lake.spark.range(1).selectExpr(
+        "timestamp_micros(id) AS timestamp", "id AS timestamp_ns"
+    )
+    monkeypatch.setattr(DataFrameWriter, "option", option)
+    monkeypatch.setattr(DataFrameWriter, "save", save)
+    (lake.folder / "_delta_log").mkdir()
+    query = "5e0fa0a1-9c1d-4f0b-8a00-0123456789ab"
+    assert writer.write(batch, query, 7).rows == 1
+    assert told == {"txnAppId": query, "txnVersion": 7, "place": f"file://{lake.folder}"}
 
 
 def crash(*_: object) -> None:
@@ -171,7 +221,10 @@ def test_nothing_to_do_is_no_batch_and_nothing_that_is_wanted_no_file(lake: Lake
 
 def test_what_a_killed_writer_left_is_removed_unless_another_one_writes(lake: Lake) -> None:
     left = lake.folder / ".spark-staging-1/date=2026-01-01"
-    left.mkdir(parents=True)
+    with writing(str(lake.folder)):
+        left.mkdir(parents=True)
+        lake.archive()
+        assert left.exists()
     lake.archive()
     assert not left.exists()
 
@@ -221,15 +274,7 @@ def test_a_condition_that_fails_on_a_body_ends_the_run_and_another_one_goes_on(
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
-    mount, umount = (needs(name, "archives on a full disk") for name in ("mount", "umount"))
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = [mount, "-t", "tmpfs", "-o", "size=16777216", "nsqtools-test", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no right to mount a small disk: {done.stderr.strip()}")
-    with ExitStack() as mounted:
-        mounted.callback(subprocess.run, [umount, "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", 16 << 20) as folder:
         yield folder
 
 
@@ -273,9 +318,10 @@ def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(
 
     write = replace_batch
 
-    def stop_after(*args: Any) -> None:
-        write(*args)
+    def stop_after(*args: Any) -> Written:
+        written = write(*args)
         lake.told.stop.set()
+        return written
 
     monkeypatch.setattr(archives, "replace_batch", stop_after)
     archive(lake.spark, settings, **lake.told.given)

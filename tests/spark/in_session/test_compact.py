@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -267,6 +268,22 @@ def test_inputs_are_deleted_once_they_are_in(run: Compacting, tmp_path: Path) ->
     assert bodies(tmp_path / "out") == {b"a": 1, b"b": 1}
     to_parquet(new, sent(b"b", start=NINE + 1))
     assert run(tmp_path / "lake").duplicates == 1, "the pipeline wrote a batch again"
+
+
+def test_files_that_changed_lately_are_left_for_another_run(
+    run: Compacting, tmp_path: Path
+) -> None:
+    old, new = (
+        to_parquet(tmp_path / "lake" / name, sent(name.encode()))
+        for name in ("old.parquet", "new.parquet")
+    )
+    at(old, time.time_ns() - 2 * HOUR)
+    done = run(tmp_path / "lake", older_than=3600.0, delete_inputs=True)
+    assert (done.inputs, done.deleted, done.kept) == (1, 1, 0)
+    assert new.exists()
+    assert bodies(tmp_path / "out") == {b"old.parquet": 1}
+    at(new, time.time_ns() - 2 * HOUR)
+    assert run(tmp_path / "lake", older_than=3600.0).duplicates == 1
 
 
 def test_an_output_may_lie_in_an_input(run: Compacting, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark import compact as job
 from nsqtools.spark.compact import Compacted
 from nsqtools.spark.compacted import Output
+from nsqtools.spark.interrupts import StoppedError
 from tests.spark.lakes import (
     JSON,
     NINE,
@@ -148,8 +149,8 @@ def test_a_run_that_is_told_to_end_changes_nothing(
         if said == step:
             stop.set()
 
-    stopped = Compacted(stopped=True)
-    assert run(tmp_path / "lake", stop=stop, report=report) == stopped
+    with pytest.raises(StoppedError):
+        run(tmp_path / "lake", stop=stop, report=report)
     assert dict(walk(tmp_path / "out")) == before
 
 

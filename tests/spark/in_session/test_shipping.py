@@ -14,7 +14,10 @@ import pytest
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigError
-from nsqtools.spark.shipping import check_executors, make_zip, ship
+from nsqtools.spark.frames import frame
+from nsqtools.spark.inputs import find
+from nsqtools.spark.shipping import check_executors, make_zip, readers_of, ship
+from tests.spark.lakes import RAW, sent, to_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -92,6 +95,22 @@ def test_a_missing_package_names_executor_and_command(lacking: list[str], text: 
 def test_another_nsqtools_is_named() -> None:
     with pytest.raises(ConfigError, match=r"executor h1 imports nsqtools 0\.0\.1, the driver"):
         check(lambda: [("h1", PYTHON, [], "0.0.1")])
+
+
+def test_an_archive_needs_what_unpacks_it() -> None:
+    paths = ["/a/x.log", "/a/x.log.gz", "/a/x.log.zst", "/b.zst/y.sz", "/b/z.zst"]
+    zstd = "backports.zstd" if sys.version_info < (3, 14) else "compression.zstd"
+    assert readers_of(paths) == ["snappy", zstd]
+    assert readers_of(paths[:2]) == []
+
+
+def test_archives_that_executors_cannot_unpack_are_refused_before_they_are_read(
+    tmp_path: Path,
+) -> None:
+    to_file(tmp_path / "x.log.sz", sent(b"a"), RAW)
+    cluster: Any = Cluster(lambda: [("h1", PYTHON, ["snappy"], __version__)])
+    with pytest.raises(ConfigError, match="executor h1 lacks snappy: run "):
+        frame(cluster, find([str(tmp_path)], RAW))
 
 
 FAILURE = (

@@ -117,8 +117,7 @@ def test_available_now_reads_all_there_is_in_batches_and_a_restart_goes_on(
     again = Query(spark, tmp_path, topic, **given)
     again.drain()
     assert bodies_of(again.rows) == Counter(numbered(2500, 2600))
-    staged = [path.name for path in (tmp_path / "staging").glob("*/*") if path.name[0] == "b"]
-    assert staged == ["b00000004"] or not staged
+    assert not list((tmp_path / "staging").glob("*/b*"))
 
 
 def test_a_batch_that_failed_is_the_same_when_it_is_run_again(
@@ -247,6 +246,7 @@ def test_wrong_options_are_one_line_before_a_message_moves(
             load(options, batch=batch)
         found = explain(caught.value)
         assert isinstance(found, ConfigError)
+        assert "\n" not in str(found)
         return str(found)
 
     assert error(given | {"chanel": "x"}) == "unknown option 'chanel'; did you mean 'channel'?"

@@ -18,7 +18,8 @@ from nsqtools.spark.sql import (
     query_archives,
     query_stream,
 )
-from tests.spark.streaming import Told, publish, rows, source, stream
+from tests.spark.replays import Taken
+from tests.spark.streaming import OfTopic, Told, rows, source, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from nsqtools.spark.progress import Totals
+    from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
 pytestmark = pytest.mark.nsqd_only("the sandbox would take as long and tell nothing else")
@@ -50,15 +52,8 @@ class Shown:
         return Target("console", show=self)
 
 
-class Asking:
+class Asking(OfTopic):
     """Queries of a topic."""
-
-    def __init__(self, spark: SparkSession, nsqd: Nsqd, topic: str, folder: Path) -> None:
-        self.spark = spark
-        self.nsqd = nsqd
-        self.topic = topic
-        self.folder = folder
-        self.told = Told()
 
     def settings(
         self, query: str, target: Target, *, mode: str = "append", **more: Any
@@ -84,9 +79,9 @@ def test_a_stream_is_queried_into_files_that_a_repeated_batch_replaces(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Target("parquet", output=str(asking.folder))
-    publish(asking.nsqd, asking.topic, ORDERS)
+    asking.publish(*ORDERS)
     with monkeypatch.context() as crashing:
-        crashing.setattr("nsqtools.spark.sql.sync", crash)
+        crashing.setattr("nsqtools.spark.outputs.sync", crash)
         with pytest.raises(OutputError):
             asking.ask("SELECT user, total FROM nsq WHERE total >= 10", target)
     totals = asking.ask("SELECT user, total FROM nsq WHERE total >= 20", target)
@@ -101,14 +96,14 @@ def crash(*_: object) -> None:
 
 
 def test_windows_with_a_watermark_are_written_once_they_are_final(asking: Asking) -> None:
-    publish(asking.nsqd, asking.topic, ORDERS)
+    asking.publish(*ORDERS)
     query = (
         "SELECT user, sum(total) AS total FROM nsq "
         "GROUP BY window(timestamp, '1 millisecond'), user"
     )
     target = Target("parquet", output=str(asking.folder))
     asking.ask(query, target, watermark=0.001)
-    publish(asking.nsqd, asking.topic, [b'{"user": 9, "total": 100}'])
+    asking.publish(b'{"user": 9, "total": 100}')
     asking.ask(query, target, watermark=0.001)
     totals = {0: 0, 1: 0, 2: 0}
     for row in rows(asking.folder):
@@ -120,21 +115,25 @@ def test_an_aggregation_is_shown_anew_after_each_batch_in_the_mode_that_says_so(
     asking: Asking,
 ) -> None:
     shown = Shown()
-    publish(asking.nsqd, asking.topic, ORDERS)
+    asking.publish(*ORDERS)
     query = "SELECT user, count(*) AS n FROM nsq GROUP BY user"
     asking.ask(query, shown.target, mode="complete")
     assert list(shown.columns) == ["user", "n"]
     assert sorted(shown.rows) == [(0, 10), (1, 10), (2, 10)]
+    asking.publish(b'{"user": 2}')
+    asking.ask(query, shown.target, mode="complete")
+    assert sorted(shown.rows[3:]) == [(0, 10), (1, 10), (2, 11)]
 
 
-def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking) -> None:
+def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: Cli) -> None:
     sink = {"topic": f"{asking.topic}.out", "nsqd.tcp.addresses": str(asking.nsqd.tcp)}
-    publish(asking.nsqd, asking.topic, [b'{"user": 1}', b"\xff"])
+    asking.nsqd.create(sink["topic"], "c")
+    asking.publish(b'{"user": 1}', b"\xff")
     asking.ask("SELECT upper(topic) AS topic, body FROM nsq", Target("topic", sink=sink))
-    publish(asking.nsqd, asking.topic, [b'{"user": 2}'])
+    asking.publish(b'{"user": 2}')
     asking.ask("SELECT user FROM nsq", Target("topic", sink=sink))
-    out = asking.nsqd.topic(sink["topic"])
-    assert (out["message_count"], out["message_bytes"]) == (3, 11 + 1 + len('{"user":2}'))
+    taken = Taken(nsqtools_cli, asking.nsqd, sink["topic"])
+    assert sorted(taken()) == [b'{"user": 1}', b'{"user":2}', b"\xff"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_a_query_that_cannot_be_is_known_before_a_message_moves(
 
 def test_a_plan_is_explained_and_nothing_consumed(asking: Asking) -> None:
     settings = asking.settings("SELECT user FROM nsq WHERE total > 1", Shown().target)
-    text = explain(asking.spark, settings)
+    text = explain(asking.spark, settings, stop=asking.told.stop)
     assert text.startswith("== Physical Plan ==")
     assert "StreamingRelation" in text
     with pytest.raises(LookupError):
@@ -179,7 +178,7 @@ def test_a_stream_is_read_once_or_each_reader_would_miss_some(asking: Asking, qu
 
 
 def test_archives_are_queried_once(asking: Asking, tmp_path: Path) -> None:
-    publish(asking.nsqd, asking.topic, ORDERS)
+    asking.publish(*ORDERS)
     lake = tmp_path / "lake"
     asking.ask("SELECT * FROM nsq", Target("parquet", output=str(lake)))
     shown, told = Shown(), Told()
@@ -193,6 +192,7 @@ def test_archives_are_queried_once(asking: Asking, tmp_path: Path) -> None:
     assert "Scan parquet" in explain(
         asking.spark,
         ArchivesSettings(Query("SELECT body FROM nsq"), shown.target, (str(lake),), None),
+        stop=told.stop,
     )
     target = Target("json", output=str(tmp_path / "json"))
     ask("SELECT user, body FROM nsq WHERE user = 2", target)

@@ -10,25 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nsqtools.errors import (
-    ConfigError,
-    RecordError,
-    UnreachableError,
-)
-from nsqtools.names import Address
+from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark import replay as job
 from nsqtools.spark.compact import CompactSettings, compact
-from nsqtools.spark.replay import (
-    Replayed,
-    ReplaySettings,
-    is_staged,
-    replay,
-    stage,
-)
+from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.replay import Replayed, ReplaySettings, is_staged, stage
 from tests.spark import replays
 from tests.spark.lakes import HOUR, JSON, PREFIXED, again, sent, to_file, to_parquet
-from tests.spark.replays import HOSTILE, Taken, nothing, numbered
-from tests.support.servers import free_port
+from tests.spark.replays import HOSTILE, Taken, nothing, numbered, replay
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -170,19 +159,13 @@ def test_parquet_without_bodies_is_named(settings: ReplaySettings, tmp_path: Pat
         stage(no_spark, settings, threading.Event(), nothing)
 
 
-def test_without_an_nsqd_nothing_is_staged(settings: ReplaySettings, tmp_path: Path) -> None:
-    to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
-    no_spark: Any = None
-    there = (Address("127.0.0.1", free_port()),)
-    with pytest.raises(UnreachableError):
-        stage(no_spark, replace(settings, nsqds=there), threading.Event(), nothing)
-
-
 def test_a_staging_that_is_told_to_end_is_done_by_the_next_run(
     spark: SparkSession, settings: ReplaySettings, tmp_path: Path
 ) -> None:
     to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
     stop = threading.Event()
     stop.set()
-    assert replay(spark, settings, stop, nothing) == Replayed(stopped=True)
+    with pytest.raises(StoppedError):
+        stage(spark, settings, stop, nothing)
     assert not is_staged(settings)
+    assert replay(spark, settings, threading.Event(), nothing).published == 1

@@ -1,0 +1,167 @@
+"""What nsqds say of themselves, as metrics for Prometheus."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqtools.metrics import Metric, Sample
+from nsqtools.policy.checks import age
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from nsqtools.engine.cluster import Snapshot
+    from nsqtools.metrics import Kind
+    from nsqtools.net.http import ChannelStats, Latency, TopicStats
+    from nsqtools.policy.checks import Verdict
+
+
+class _Told(NamedTuple):
+    """How a field of a reply is published."""
+
+    field: str
+    name: str
+    kind: Kind
+    help: str
+
+
+_OF_TOPICS = (
+    _Told("depth", "nsq_topic_depth", "gauge", "Messages that are in no channel yet."),
+    _Told("backend_depth", "nsq_topic_backend_depth", "gauge", "Of these, those on disk."),
+    _Told("message_count", "nsq_topic_messages_total", "counter", "Messages published."),
+    _Told("message_bytes", "nsq_topic_message_bytes_total", "counter", "Bytes of their bodies."),
+    _Told("paused", "nsq_topic_paused", "gauge", "Whether channels get no messages: 1 or 0."),
+)
+_OF_CHANNELS = (
+    _Told("depth", "nsq_channel_depth", "gauge", "Messages that wait for a consumer."),
+    _Told("backend_depth", "nsq_channel_backend_depth", "gauge", "Of these, those on disk."),
+    _Told("in_flight", "nsq_channel_in_flight", "gauge", "Messages that consumers work on."),
+    _Told("deferred", "nsq_channel_deferred", "gauge", "Messages that wait for their time."),
+    _Told("message_count", "nsq_channel_messages_total", "counter", "Messages that came."),
+    _Told(
+        "requeue_count",
+        "nsq_channel_requeued_total",
+        "counter",
+        "Times that a consumer gave a message back.",
+    ),
+    _Told(
+        "timeout_count",
+        "nsq_channel_timed_out_total",
+        "counter",
+        "Times that a consumer took too long for a message.",
+    ),
+    _Told("client_count", "nsq_channel_clients", "gauge", "Connections of consumers."),
+    _Told("paused", "nsq_channel_paused", "gauge", "Whether consumers get no messages: 1 or 0."),
+)
+_LATENCY = "end-to-end processing latency, from publishing to FIN, over nsqd's window of time."
+
+
+def cluster_metrics(snapshot: Snapshot) -> list[Metric]:
+    """All that a snapshot holds: whatever comes of a topic or channel is labelled with its nsqd."""
+    topics = [
+        ({"topic": topic.name, "nsqd": node}, topic)
+        for node, said in snapshot.stats.items()
+        for topic in said.topics
+    ]
+    channels = [
+        ({"topic": labels["topic"], "channel": channel.name, "nsqd": labels["nsqd"]}, channel)
+        for labels, topic in topics
+        for channel in topic.channels
+    ]
+    return [
+        _up(snapshot),
+        *_of_nsqds(snapshot),
+        *_counted(_OF_TOPICS, topics),
+        _latency("nsq_topic_e2e_latency_seconds", f"A topic's {_LATENCY}", topics),
+        *_counted(_OF_CHANNELS, channels),
+        _latency("nsq_channel_e2e_latency_seconds", f"A channel's {_LATENCY}", channels),
+    ]
+
+
+def check_metrics(verdict: Verdict, *, topic: str, channel: str) -> list[Metric]:
+    """The result of a check of a topic or channel, or of all; what is not known is left out."""
+    asked = {"topic": topic, "channel": channel}
+    waits = [({"topic": row.topic, "channel": row.channel}, age(row)) for row in verdict.rows]
+    return [
+        Metric(
+            "nsqtools_check_status",
+            "gauge",
+            "The result: 0 is OK, 1 WARNING, 2 CRITICAL and 3 UNKNOWN.",
+            [Sample(asked, int(verdict.status))],
+        ),
+        Metric(
+            "nsqtools_check_findings",
+            "gauge",
+            "How many troubles the check found.",
+            [Sample(asked, len(verdict.findings))],
+        ),
+        Metric(
+            "nsqtools_wait_seconds",
+            "gauge",
+            "Estimated time that messages wait: +Inf where some do and none is taken.",
+            [Sample(labels, value) for labels, value in waits if value is not None],
+        ),
+    ]
+
+
+def _up(snapshot: Snapshot) -> Metric:
+    """A label that is empty is none to Prometheus."""
+    nsqds = [
+        Sample({"nsqd": name, "nsqlookupd": ""}, int(name in snapshot.stats))
+        for name in snapshot.nodes
+    ]
+    lookupds = [
+        Sample({"nsqd": "", "nsqlookupd": name}, int(error is None))
+        for name, error in snapshot.lookupds.items()
+    ]
+    text = "Whether an nsqd, or nsqlookupd, answers: 1 or 0."
+    return Metric("nsq_up", "gauge", text, [*nsqds, *lookupds])
+
+
+def _of_nsqds(snapshot: Snapshot) -> Iterator[Metric]:
+    said = snapshot.stats.items()
+    yield Metric(
+        "nsq_nsqd_info",
+        "gauge",
+        "The release of an nsqd.",
+        [Sample({"nsqd": name, "version": each.version}, 1) for name, each in said],
+    )
+    yield Metric(
+        "nsq_nsqd_healthy",
+        "gauge",
+        "Whether an nsqd says that it is well: 1 or 0.",
+        [Sample({"nsqd": name}, int(each.health in ("", "OK"))) for name, each in said],
+    )
+    yield Metric(
+        "nsq_nsqd_start_time_seconds",
+        "gauge",
+        "When an nsqd was started, since the epoch.",
+        [Sample({"nsqd": name}, each.start_time) for name, each in said],
+    )
+
+
+def _counted(
+    told: Iterable[_Told],
+    found: Iterable[tuple[Mapping[str, str], TopicStats | ChannelStats]],
+) -> Iterator[Metric]:
+    for field, name, kind, text in told:
+        samples = [Sample(labels, float(getattr(each, field))) for labels, each in found]
+        yield Metric(name, kind, text, samples)
+
+
+def _latency(
+    name: str, text: str, found: Iterable[tuple[Mapping[str, str], TopicStats | ChannelStats]]
+) -> Metric:
+    samples = [
+        Sample({**labels, "quantile": f"{quantile:g}"}, seconds)
+        for labels, each in found
+        for quantile, seconds in _percentiles(each.latency)
+    ]
+    return Metric(name, "summary", text, samples)
+
+
+def _percentiles(latency: Latency | None) -> Iterator[tuple[float, float]]:
+    for quantile, seconds in latency.percentiles if latency else ():
+        if math.isfinite(seconds):
+            yield quantile, seconds

@@ -1,0 +1,154 @@
+"""Reports one after another on stdout, until a signal or the last that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.signals import first_signal
+from nsqtools.cli.stats.formats import Csv, JsonLines, Lines
+from nsqtools.cli.stats.report import Reporter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from nsqtools.cli.stats.report import Report
+    from nsqtools.config import ClusterOptions, StatsOptions
+    from nsqtools.engine.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+_LEAVE_TIMEOUT = 0.5
+
+
+def run(where: ClusterOptions, asked: StatsOptions) -> int:
+    """Report; an exit code. Raises UnreachableError if nobody answers at the start."""
+    return asyncio.run(until_signal(_stream(where, asked)))
+
+
+def open_cluster(where: ClusterOptions, *, quiet: bool = False) -> Cluster:
+    """The cluster that the options name; loads httpx."""
+    from nsqtools.config import ClientConfig
+    from nsqtools.engine.cluster import Cluster
+    from nsqtools.net.tls import client_context
+
+    urls = (*where.lookupd_http_address, *where.nsqds)
+    secure = where.tls_root_ca_file or any(url.startswith("https:") for url in urls)
+    tls = ClientConfig(tls_root_ca_file=where.tls_root_ca_file)
+    return Cluster(
+        where.lookupd_http_address,
+        where.nsqds,
+        connect_timeout=where.http_client_connect_timeout,
+        request_timeout=where.http_client_request_timeout,
+        tls=client_context(tls) if secure else None,
+        quiet=quiet,
+    )
+
+
+async def until_signal(work: Coroutine[Any, Any, int]) -> int:
+    """The exit code of the work, which a signal ends."""
+    ended = first_signal()
+    working = asyncio.ensure_future(work)
+    await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.wait((working,))
+    code = Exit.INTERRUPTED if ended.result() is signal.SIGINT else Exit.DONE
+    # A thread that hangs in a look-up of a name would be waited for.
+    asyncio.get_running_loop().call_later(_LEAVE_TIMEOUT, os._exit, code)
+    return code
+
+
+async def _stream(where: ClusterOptions, asked: StatsOptions) -> int:
+    async with open_cluster(where) as cluster:
+        return await _report(Reporter(cluster, asked), asked)
+
+
+async def _report(reporter: Reporter, asked: StatsOptions) -> int:
+    """Print reports. The first sample is for the rates alone, unless there are to be none."""
+    show = _printer(asked)
+    absence = Absence(asked)
+    count = 1 if asked.once else asked.count
+    pace = Pace(asked.interval)
+    report = await reporter.report()
+    absence.heard(report)
+    reported = 0
+    while not count or reported < count:
+        if not asked.once:
+            await pace.turn()
+            report = await reporter.report()
+            absence.heard(report)
+        show(report)
+        reported += 1
+    return absence.exit_code
+
+
+class Pace:
+    """Turns at an even distance, in seconds; one that took too long delays those after it."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._next = time.monotonic() + interval
+
+    async def turn(self) -> None:
+        """Wait for the next."""
+        await asyncio.sleep(max(0.0, self._next - time.monotonic()))
+        self._next = max(self._next + self._interval, time.monotonic())
+
+
+class Absence:
+    """Whether what was asked for is anywhere: told once, until it is."""
+
+    def __init__(self, asked: StatsOptions) -> None:
+        names = {"topic": asked.topic, "channel": asked.channel}
+        self._name = ", ".join(f"{kind} {name}" for kind, name in names.items() if name)
+        self._seen = not self._name
+        self._told = False
+
+    def heard(self, report: Report) -> None:
+        """Tell if it is nowhere now."""
+        if not self._name:
+            return
+        if not report.rows and not self._told:
+            log.warning("%s: no nsqd that answers has it", self._name)
+        self._told = not report.rows
+        self._seen = self._seen or bool(report.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """It is a failure if it was never there."""
+        return Exit.DONE if self._seen else Exit.FAILURE
+
+
+def _printer(asked: StatsOptions) -> Callable[[Report], object]:
+    """What prints a report: for a program what it asks for, for a person a table."""
+    single = bool(asked.topic and asked.channel)
+    rows_alike = single and not asked.clients  # a table each time would be mostly headers
+    if not (asked.json or asked.csv or rows_alike) and sys.stdout.isatty():
+        from nsqtools.cli.stats.tables import Tables
+
+        return Tables(consumers=asked.clients).print
+    form: JsonLines | Csv | Lines
+    if asked.json:
+        form = JsonLines()
+    elif asked.csv:
+        form = Csv(consumers=asked.clients)
+    else:
+        form = Lines(single=single, consumers=asked.clients)
+
+    def show(report: Report) -> None:
+        text = form.add(report)
+        if text:
+            click.echo(text, nl=False)
+            sys.stdout.flush()
+
+    return show

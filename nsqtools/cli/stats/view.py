@@ -1,0 +1,309 @@
+"""The live view as data: keys and reports go in, lines to draw come out."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass, field
+from math import nan
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqtools.cli.exits import one_line
+from nsqtools.cli.stats.formats import noted
+from nsqtools.cli.stats.sparks import ASCII, BLOCKS, short, sparkline
+from nsqtools.config.option import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nsqtools.cli.stats.report import Report
+    from nsqtools.policy.rates import Key, Row
+
+    Line = list[tuple[str, str]]
+    """Parts of a line: text, and a style of rich or nothing."""
+
+MINUTES = 5
+"""How far back sparklines go."""
+
+HELP = "q quit  s sort  r reverse  / filter  space hold  arrows scroll"
+
+_NUMBER = 7  # width of a column of numbers
+_SPARK = (10, 40)  # least and greatest width
+_NAME = 10  # least width of a topic or channel that does not fit
+
+
+class Column(NamedTuple):
+    """A column; ``value`` sorts, and is what a cell shows unless it is a sparkline."""
+
+    title: str
+    value: Callable[[Row], str | float | None]
+    spark: bool = False
+
+
+_COLUMNS = (
+    Column("topic", lambda row: row.topic),
+    Column("channel", lambda row: row.channel),
+    Column("depth", lambda row: row.totals.depth),
+    Column("depth", lambda row: None, spark=True),
+    Column("inflt", lambda row: row.totals.in_flight),
+    Column("def", lambda row: row.totals.deferred),
+    Column("in/s", lambda row: row.ingress),
+    Column("in/s", lambda row: None, spark=True),
+    Column("out/s", lambda row: row.egress),
+    Column("out/s", lambda row: None, spark=True),
+    Column("req/s", lambda row: row.requeue_rate),
+    Column("t-o/s", lambda row: row.timeout_rate),
+    Column("clients", lambda row: row.totals.clients),
+)
+_NAMES = 2
+_NEEDED = (2, 6, 8)  # beside the names: depth and rates
+_DROPPED = (9, 5, 11, 7, 10, 3, 12, 4)  # where there is no room, in this order
+SORTABLE = tuple(n for n, column in enumerate(_COLUMNS) if not column.spark)
+
+
+@dataclass(slots=True)
+class ViewState:
+    """What is shown and how. ``interval`` is that of reports, in seconds."""
+
+    interval: float
+    ascii: bool = False
+    sort: int = 2
+    descending: bool = True
+    filter: str = ""
+    editing: bool = False
+    held: Report | None = None
+    offset: int = 0
+    _report: Report | None = None
+    _page: int = 1
+    _history: dict[Key, tuple[array[float], ...]] = field(default_factory=dict)
+
+    def update(self, report: Report) -> None:
+        """Take a report; what is in it no more is forgotten."""
+        self._report = report
+        kept = max(30, min(600, round(MINUTES * 60 / self.interval)))
+        history: dict[Key, tuple[array[float], ...]] = {}
+        for row in report.rows:
+            key = (row.topic, row.channel)
+            past = self._history.get(key) or (array("f"), array("f"), array("f"))
+            values = (float(row.totals.depth), row.ingress, row.egress)
+            for each, value in zip(past, values, strict=True):
+                each.append(nan if value is None or not row.nodes else value)
+                if len(each) > kept:
+                    del each[0]
+            history[key] = past
+        self._history = history
+
+    def press(self, key: str) -> bool:
+        """Take a key, a character or a name such as ``up``; False ends the view."""
+        if key in _SCROLLS:
+            self._scroll(key)
+        elif self.editing:
+            self._edit(key)
+        elif key in ("q", "Q"):
+            return False
+        elif key in ("s", "S"):
+            self._sort_by(1 if key == "s" else -1)
+        elif key == "r":
+            self.descending = not self.descending
+        elif key == "/":
+            self.editing = True
+        elif key == "escape":
+            self.filter = ""
+        elif key == " ":
+            self.held = None if self.held else self._report
+        elif key in _LETTERS:
+            self._scroll(_LETTERS[key])
+        return True
+
+    def _sort_by(self, step: int) -> None:
+        """Numbers begin with the highest, names with the first."""
+        place = (SORTABLE.index(self.sort) + step) % len(SORTABLE)
+        self.sort = SORTABLE[place]
+        self.descending = self.sort >= _NAMES
+        self.offset = 0
+
+    def _edit(self, key: str) -> None:
+        if key == "enter":
+            self.editing = False
+        elif key == "escape":
+            self.editing, self.filter = False, ""
+        elif key == "backspace":
+            self.filter = self.filter[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self.filter += key
+        self.offset = 0
+
+    def _scroll(self, key: str) -> None:
+        match key:
+            case "up":
+                self.offset -= 1
+            case "down":
+                self.offset += 1
+            case "pageup":
+                self.offset -= self._page
+            case "pagedown":
+                self.offset += self._page
+            case "home":
+                self.offset = 0
+            case "end":
+                self.offset = 1 << 30
+        self.offset = max(0, self.offset)  # the other end is known when lines are made
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """At most ``height`` lines of ``width`` characters."""
+        report = self.held or self._report
+        if report is None or width < 1 or height < 1:
+            return []
+        rows = self._rows(report)
+        below = [*_silent(report), self._footer(width)]
+        self._page = max(1, height - 2 - len(below))
+        self.offset = max(0, min(self.offset, len(rows) - self._page))
+        shown = rows[self.offset : self.offset + self._page]
+        widths = _widths(rows, width - _notes_width(rows, report))
+        body = [self._line(row, widths, report, width) for row in shown]
+        blank: list[Line] = [[] for _ in range(self._page - len(body))]
+        head = [self._title(report, len(rows)), self._header(widths)]
+        # Where there is next to no room, the rows matter most.
+        lines = [*head, *body, *blank, *below]
+        lines = lines[:height] if height > 3 else lines[: 2 + self._page][-height:]
+        return [_cut(line, width) for line in lines]
+
+    def _rows(self, report: Report) -> list[Row]:
+        words = self.filter.lower().split()
+        rows = [
+            row
+            for row in report.rows
+            if all(word in f"{row.topic}/{row.channel}".lower() for word in words)
+        ]
+        value = _COLUMNS[self.sort].value
+        known = [row for row in rows if value(row) is not None]
+        known.sort(key=value, reverse=self.descending)  # type: ignore[arg-type] # one type each
+        return [*known, *(row for row in rows if value(row) is None)]
+
+    def _title(self, report: Report, count: int) -> Line:
+        snapshot = report.snapshot
+        silent = len(snapshot.failures)
+        parts = [
+            time.strftime("%H:%M:%S", time.localtime(report.at)),
+            f"{len(snapshot.nodes)} nsqds{f' ({silent} silent)' if silent else ''}",
+            f"{count} of {len(report.rows)} rows" if self.filter else f"{count} rows",
+            f"every {format_duration(self.interval)}",
+        ]
+        if self.filter and not self.editing:
+            parts.append(f"filter: {one_line(self.filter)}")
+        text = "  ".join(parts)
+        held = [("held, space goes on", "reverse"), ("  ", "")] if self.held else []
+        return [*held, (text, "bold")]
+
+    def _header(self, widths: Mapping[int, int]) -> Line:
+        parts: Line = []
+        for number, wide in widths.items():
+            column = _COLUMNS[number]
+            title = column.title if not column.spark else f"{column.title}, {MINUTES}m"
+            chosen = number == self.sort
+            if chosen:
+                arrows = "v^" if self.ascii else "▼▲"
+                title = f"{title}{arrows[0] if self.descending else arrows[1]}"
+            text = title.ljust(wide) if number < _NAMES or column.spark else title.rjust(wide)
+            parts += [(text[:wide], "bold reverse" if chosen else "bold"), (" ", "")]
+        return parts
+
+    def _line(self, row: Row, widths: Mapping[int, int], report: Report, width: int) -> Line:
+        past = self._history.get((row.topic, row.channel), ())
+        cells = []
+        for number, wide in widths.items():
+            column = _COLUMNS[number]
+            if column.spark:
+                values = past[_SPARKS.index(number)] if past else ()
+                cells.append(sparkline(values, wide, ASCII if self.ascii else BLOCKS))
+            elif number < _NAMES:
+                name = one_line(str(column.value(row))) or "-"
+                cells.append(_fit(name, wide, self.ascii).ljust(wide))
+            else:
+                cells.append(short(column.value(row)).rjust(wide))  # type: ignore[arg-type]
+        style = "red" if row.missing else "yellow" if row.totals.paused else ""
+        text = " ".join([*cells, *_notes(row, report)])
+        return [(_fit(text, width, self.ascii), style or ("" if row.channel else "dim"))]
+
+    def _footer(self, width: int) -> Line:
+        if not self.editing:
+            return [(HELP, "dim")]
+        typed = one_line(self.filter)[-max(1, width - 2) :]
+        return [(f"/{typed}", "bold"), (" ", "reverse")]
+
+
+_SCROLLS = ("up", "down", "pageup", "pagedown", "home", "end")
+_LETTERS = {"k": "up", "j": "down", "g": "home", "G": "end"}
+_SPARKS = (3, 7, 9)
+
+
+def _silent(report: Report) -> list[Line]:
+    """A line about who does not answer, if there is anybody."""
+    lookupds = [str(error) for error in report.snapshot.lookupds.values() if error]
+    errors = [*report.silent, *lookupds]
+    if not errors:
+        return []
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return [[(f"no answer: {one_line(errors[0])}{more}", "red")]]
+
+
+def _notes(row: Row, report: Report) -> list[str]:
+    return noted(row, report.latencies.get((row.topic, row.channel), ()))
+
+
+def _notes_width(rows: Sequence[Row], report: Report) -> int:
+    """What the longest note wants, so that columns do not move while one scrolls."""
+    longest = max((len(" ".join(_notes(row, report))) for row in rows), default=0)
+    return min(longest + 1, 20) if longest else 0
+
+
+def _widths(rows: Sequence[Row], width: int) -> dict[int, int]:
+    """The columns that have room, and their widths, with a blank between."""
+    names = [
+        max([len(_COLUMNS[n].title) + 1, *(len(str(_COLUMNS[n].value(row))) for row in rows)])
+        for n in range(_NAMES)
+    ]
+    chosen = list(range(len(_COLUMNS)))
+    least = [min(each, _NAME) for each in names]
+
+    def room() -> int:
+        """What is left for longer names and sparklines."""
+        others = sum(_least(n) for n in chosen[_NAMES:])
+        return width - others - len(chosen) - sum(least)
+
+    for number in _DROPPED:
+        if room() >= min(sum(names) - sum(least), 30):
+            break
+        chosen.remove(number)
+    left = max(0, room())
+    wide = {}
+    for n in range(_NAMES):
+        more = min(names[n] - least[n], left if n else max(left // 2, left - names[1] + least[1]))
+        wide[n] = least[n] + more
+        left -= more
+    sparks = [n for n in chosen if _COLUMNS[n].spark]
+    for n in chosen[_NAMES:]:
+        wide[n] = min(_SPARK[1], _least(n) + left // len(sparks)) if n in sparks else _least(n)
+    return wide
+
+
+def _least(number: int) -> int:
+    """The least width of a column, other than a name's: with room to mark its title."""
+    column = _COLUMNS[number]
+    return _SPARK[0] if column.spark else max(_NUMBER, len(column.title) + 1)
+
+
+def _fit(text: str, width: int, plain: bool) -> str:
+    """The text, cut with a mark if it is too long."""
+    if len(text) <= width:
+        return text
+    return text[: max(0, width - 1)] + ("~" if plain else "…")[:width]
+
+
+def _cut(line: Line, width: int) -> Line:
+    """The parts of a line that have room."""
+    cut: Line = []
+    for text, style in line:
+        cut.append((text[:width], style))
+        width -= len(cut[-1][0])
+    return cut

@@ -1,0 +1,249 @@
+"""``stats --watch``: the view on the alternate screen, which is left as it was found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+import termios
+import tty
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.stats.report import Reporter
+from nsqtools.cli.stats.stream import Pace, open_cluster, until_signal
+from nsqtools.cli.stats.view import ViewState
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.live import Live
+
+    from nsqtools.config import ClusterOptions, StatsOptions
+
+_MOST_LOGS = 100  # lines that are kept until the screen is left
+
+
+def run(where: ClusterOptions, asked: StatsOptions) -> int:
+    """Show the view until it is ended; an exit code.
+
+    Raises ConfigError without a terminal, UnreachableError if nobody answers at the start.
+    """
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
+        raise ConfigError(
+            "--watch needs a terminal that can be drawn on: leave it out, or use --json or --csv"
+        )
+    return asyncio.run(until_signal(_watch(where, asked)))
+
+
+async def _watch(where: ClusterOptions, asked: StatsOptions) -> int:
+    async with open_cluster(where, quiet=True) as cluster:
+        return await _show(Reporter(cluster, asked), asked)
+
+
+async def _show(reporter: Reporter, asked: StatsOptions) -> int:
+    encoding = (sys.stdout.encoding or "").lower()
+    view = ViewState(asked.interval, ascii=not encoding.startswith("utf"))
+    view.update(await reporter.report())  # before the screen, so that an error stands on the old
+    with Screen(view) as screen:
+
+        async def measure() -> None:
+            pace = Pace(asked.interval)
+            reported = 0
+            while not asked.count or reported < asked.count:
+                await pace.turn()
+                view.update(await reporter.report())
+                screen.draw()
+                reported += 1
+
+        measuring = asyncio.ensure_future(measure())
+        try:
+            await asyncio.wait((measuring, screen.ended), return_when=asyncio.FIRST_COMPLETED)
+            for each in (measuring, screen.ended):
+                if each.done():
+                    each.result()
+        finally:
+            measuring.cancel()
+    return Exit.DONE
+
+
+class Screen:
+    """Draws a view on the alternate screen and gives it keys; made inside the running loop.
+
+    A context manager: however it is left, the screen, the cursor and the terminal's modes are as
+    they were, and what was logged meanwhile is shown. Ctrl-Z leaves it too, until ``fg``. ``ended``
+    is done once the view is to end, or has failed.
+    """
+
+    def __init__(self, view: ViewState) -> None:
+        self._view = view
+        self._loop = asyncio.get_running_loop()
+        self._keys = Keys()
+        self._stack = contextlib.ExitStack()
+        self._live: Live | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    def __enter__(self) -> Self:
+        self._enter()
+        if sys.stdin.isatty():
+            self._loop.add_reader(sys.stdin.fileno(), self._guarded(self._read))
+        self._on_signal(signal.SIGWINCH, self.draw)
+        self._on_signal(signal.SIGTSTP, self._suspend)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGWINCH, signal.SIGTSTP):
+            self._loop.remove_signal_handler(number)
+        if sys.stdin.isatty():
+            self._loop.remove_reader(sys.stdin.fileno())
+        self._stack.close()
+
+    def draw(self) -> None:
+        """Draw all lines anew, in one write: nothing is cleared before, so nothing flickers."""
+        from rich.text import Text
+
+        if not self._live:
+            return
+        width, height = self._live.console.size
+        text = Text(no_wrap=True, overflow="crop", end="")
+        for number, line in enumerate(self._view.lines(width, height)):
+            text.append("\n" if number else "")
+            for part, style in line:
+                text.append(part, style or None)
+        self._live.update(text, refresh=True)
+
+    def _enter(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_logs_held())
+            stack.enter_context(_keys_at_once())
+            self._live = stack.enter_context(
+                Live(
+                    console=Console(highlight=False),
+                    screen=True,
+                    auto_refresh=False,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
+            )
+            self.draw()
+            self._stack = stack.pop_all()
+
+    def _suspend(self) -> None:
+        self._stack.close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._enter()  # SIGCONT came
+
+    def _read(self) -> None:
+        data = os.read(sys.stdin.fileno(), 1024)
+        if not data:
+            self._loop.remove_reader(sys.stdin.fileno())
+        for key in self._keys.feed(data):
+            if not self._view.press(key) and not self.ended.done():
+                self.ended.set_result(None)
+        self.draw()
+
+    def _on_signal(self, number: int, call: Callable[[], object]) -> None:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            self._loop.add_signal_handler(number, self._guarded(call))
+
+    def _guarded(self, call: Callable[[], object]) -> Callable[[], None]:
+        """The call as one of the event loop: its error ends the view."""
+
+        def guarded() -> None:
+            try:
+                call()
+            except Exception as error:
+                if not self.ended.done():
+                    self.ended.set_exception(error)
+
+        return guarded
+
+
+class Keys:
+    """What a terminal sends, as keys: characters, or names such as ``up`` and ``escape``."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The keys of these bytes; what is the beginning of a character waits for more."""
+        data = self._rest + data
+        try:
+            text, self._rest = data.decode(), b""
+        except UnicodeDecodeError as error:
+            whole = error.start if error.reason == "unexpected end of data" else len(data)
+            text, self._rest = data[:whole].decode(errors="replace"), data[whole:]
+        return [_key(match[0]) for match in _KEY.finditer(text)]
+
+
+_KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O[@-~])?|.", re.DOTALL)
+_NAMED = {
+    "\x1b": "escape",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\b": "backspace",
+    "\x1b[5~": "pageup",
+    "\x1b[6~": "pagedown",
+    "\x1b[1~": "home",
+    "\x1b[4~": "end",
+}
+for _end, _name in (("A", "up"), ("B", "down"), ("H", "home"), ("F", "end")):
+    _NAMED |= {f"\x1b[{_end}": _name, f"\x1bO{_end}": _name}  # as the keypad's mode is
+
+
+def _key(text: str) -> str:
+    """The name of a key; one of no use is ``unknown``."""
+    return _NAMED.get(text, text if text.isprintable() else "unknown")
+
+
+@contextlib.contextmanager
+def _keys_at_once() -> Iterator[None]:
+    """Keys come without Enter and are not shown; signals come as always."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal may be gone
+            # Keys that were not read are dropped: they were not meant for the shell.
+            termios.tcsetattr(fd, termios.TCSAFLUSH, before)
+
+
+@contextlib.contextmanager
+def _logs_held() -> Iterator[None]:
+    """What is logged is shown afterwards, where it would stand in the view."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    root = logging.getLogger()
+    before, held = root.handlers[:], _Held()
+    root.handlers[:] = [held]
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        for record in held.records:
+            root.handle(record)
+
+
+class _Held(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_LOGS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)

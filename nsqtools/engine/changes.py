@@ -1,0 +1,269 @@
+"""What to ask of whom so that a topic or channel is made, emptied, paused or deleted everywhere.
+
+Pure: who has what goes in, and out come the requests. Their order is that of nsqadmin
+(``internal/clusterinfo``): nsqlookupds before nsqds, so that no consumer is sent to an nsqd whose
+topic is about to go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlencode
+
+from nsqtools.net.http import Lookupd, parse_url, union_producers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nsqtools.engine.cluster import Node
+    from nsqtools.errors import HTTPError
+    from nsqtools.names import Address
+    from nsqtools.net.http import ChannelStats, Producer, TopicStats
+
+Verb = Literal["create", "delete", "empty", "pause", "unpause"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A topic, or a channel of it."""
+
+    topic: str
+    channel: str = ""
+
+    @property
+    def kind(self) -> str:
+        """``topic`` or ``channel``."""
+        return "channel" if self.channel else "topic"
+
+    def __str__(self) -> str:
+        return f"channel {self.channel} of topic {self.topic}" if self.channel else self.label
+
+    @property
+    def label(self) -> str:
+        """``topic events``."""
+        return f"topic {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """What one nsqlookupd knows; ``error`` if it does not answer."""
+
+    url: str
+    topics: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
+    producers: tuple[Producer, ...] = ()
+    error: HTTPError | None = None
+
+    def knows(self, target: Target) -> bool:
+        """Whether it knows the topic, or the channel."""
+        return target.channel in self.channels if target.channel else target.topic in self.topics
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one nsqd has of the topic, if anything; ``error`` if it does not answer.
+
+    ``given`` says that it was named by whoever asks, and not found by nsqlookupd alone.
+    """
+
+    node: Node
+    given: bool
+    topic: TopicStats | None = None
+    error: HTTPError | None = None
+
+    def channel(self, name: str) -> ChannelStats | None:
+        """A channel of the topic, if it has it."""
+        channels = self.topic.channels if self.topic else ()
+        return next((each for each in channels if each.name == name), None)
+
+    def has(self, target: Target) -> bool:
+        """Whether it has the topic, or the channel."""
+        return bool(self.channel(target.channel) if target.channel else self.topic)
+
+    def may_have(self, target: Target) -> bool:
+        """Whether it is silent and, for all that is known, has the topic."""
+        return self.error is not None and (self.given or target.topic in self.node.topics)
+
+    def is_paused(self, target: Target) -> bool:
+        """Whether the topic, or the channel, is paused there."""
+        found = self.channel(target.channel) if target.channel else self.topic
+        return found is not None and found.paused
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Who has a topic, and a channel of it."""
+
+    registries: tuple[Registry, ...]
+    holdings: tuple[Holding, ...]
+
+    def is_known(self, target: Target) -> bool:
+        """Whether any server has it, or is thought to have it."""
+        return any(each.knows(target) for each in self.registries) or any(
+            each.has(target) or each.may_have(target) for each in self.holdings
+        )
+
+    @property
+    def channels(self) -> set[str]:
+        """All channels of the topic."""
+        known = {name for each in self.registries for name in each.channels}
+        held = {
+            channel.name
+            for each in self.holdings
+            for channel in (each.topic.channels if each.topic else ())
+        }
+        return known | held
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What emptying or deleting would discard, over all nsqds that answer."""
+
+    depth: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    channels: int = 0
+    clients: int = 0
+    nsqds: int = 0
+
+    @property
+    def messages(self) -> int:
+        """All of them; a message in two channels counts twice."""
+        return self.depth + self.in_flight + self.deferred
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A request to a server, ``nsqlookupd`` or ``nsqd``.
+
+    ``name`` is its ``host:port``. ``note`` says why it changes nothing, ``error`` why it is not
+    even tried.
+    """
+
+    server: str
+    name: str
+    url: str
+    path: str
+    names: tuple[str, ...]
+    node: Address | None = None
+    note: str = ""
+    error: HTTPError | None = None
+
+    @property
+    def request(self) -> str:
+        """``POST http://127.0.0.1:4151/topic/pause?topic=events``."""
+        base = self.url if "://" in self.url else f"http://{self.name}"
+        query = dict(zip(("topic", "channel"), self.names, strict=False))
+        if self.node:
+            query["node"] = f"{self.node.host}:{self.node.port}"
+        return f"POST {base.rstrip('/')}/{self.path}?{urlencode(query, safe=':')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step ended."""
+
+    step: Step
+    error: HTTPError | None = None
+    note: str = ""
+
+
+Stages = list[list[Step]]
+"""Steps that are taken at once; those of a stage begin when all before have ended."""
+
+
+def plan(verb: Verb, target: Target, survey: Survey) -> Stages:
+    """What to ask of whom; nothing if there is nobody to ask."""
+    lookupds = [_lookupd_step(f"{target.kind}/{verb}", target, each) for each in survey.registries]
+    nsqds = [
+        step for each in survey.holdings if (step := _nsqd_step(verb, target, each)) is not None
+    ]
+    return [lookupds, nsqds] if verb in ("create", "delete") else [nsqds]
+
+
+def plan_tombstone(
+    topic: str, producer: Producer, survey: Survey, *, delete: bool = False
+) -> Stages:
+    """How to hide an nsqd from a topic's lookups and, to ``delete``, drop its topic then."""
+    hide = [
+        _lookupd_step("topic/tombstone", Target(topic), each, node=producer.http)
+        for each in survey.registries
+    ]
+    if not delete:
+        return [hide]
+    found = [each for each in survey.holdings if each.node.tcp == producer.tcp]
+    drop = [_nsqd_step("delete", Target(topic), each) for each in found]
+    return [hide, [step for step in drop if step]]
+
+
+def loss(verb: Verb, target: Target, holdings: Iterable[Holding]) -> Loss:
+    """What there is to lose; a topic that is emptied keeps its channels."""
+    depth = in_flight = deferred = clients = nsqds = 0
+    names = set()
+    for each in holdings:
+        if each.topic is None or not each.has(target):
+            continue
+        nsqds += 1
+        depth += each.topic.depth if not target.channel else 0
+        for channel in each.topic.channels:
+            if channel.name == target.channel or (not target.channel and verb == "delete"):
+                names.add(channel.name)
+                depth += channel.depth
+                in_flight += channel.in_flight
+                deferred += channel.deferred
+                clients += channel.client_count
+    return Loss(depth, in_flight, deferred, len(names), clients, nsqds)
+
+
+def _lookupd_step(
+    path: str, target: Target, registry: Registry, node: Address | None = None
+) -> Step:
+    note = ""
+    if path.endswith("/create") and registry.knows(target):
+        note = "is there already"
+    elif path.endswith("/delete") and not registry.knows(target):
+        note = "is not there"
+    elif node and not any(each.http == node for each in registry.producers):
+        note = "does not know that nsqd"
+    name = str(parse_url(registry.url, Lookupd.default_port).address)
+    names = (target.topic, target.channel) if target.channel else (target.topic,)
+    error = registry.error
+    return Step("nsqlookupd", name, registry.url, path, names, node, "" if error else note, error)
+
+
+def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
+    """None where there is nothing to do."""
+    note = ""
+    if verb == "create":
+        wanted = holding.given if not target.channel else holding.topic is not None
+        note = "is there already" if holding.has(target) else ""
+    else:
+        wanted = holding.has(target)
+        paused = holding.is_paused(target)
+        if verb == "pause" and paused:
+            note = "is paused already"
+        elif verb == "unpause" and not paused:
+            note = "is not paused"
+    if not (wanted or holding.may_have(target)):
+        return None
+    names = (target.topic, target.channel) if target.channel else (target.topic,)
+    path = f"{target.kind}/{verb}"
+    node = holding.node
+    return Step("nsqd", node.name, node.http, path, names, note=note, error=holding.error)
+
+
+def find_producer(text: str, survey: Survey) -> Producer | None:
+    """The nsqd that a text names: by its HTTP or TCP address, or by a host that is its alone."""
+    known = producers(survey.registries)
+    for producer in known:
+        if text in (str(producer.http), str(producer.tcp)):
+            return producer
+    named = [each for each in known if text in (each.broadcast_address, each.hostname)]
+    return named[0] if len(named) == 1 else None
+
+
+def producers(registries: Iterable[Registry]) -> list[Producer]:
+    """All nsqds that nsqlookupds list."""
+    united: Mapping[Address, Producer] = union_producers(each.producers for each in registries)
+    return sorted(united.values(), key=lambda producer: producer.http)

@@ -1,0 +1,306 @@
+"""What all nsqds of a cluster say of themselves, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from nsqtools.engine.lookup import Silence
+from nsqtools.errors import HTTPError, UnreachableError
+from nsqtools.names import Address
+from nsqtools.net.http import Answers, HTTPClient, Lookupd, NsqdHTTP, ask_all, union_producers
+from nsqtools.policy.rates import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nsqtools.net.http import NsqdInfo, NsqdStats, Producer
+    from nsqtools.policy.rates import Key, Sample
+
+C = TypeVar("C", bound="HTTPClient")
+
+log = logging.getLogger(__name__)
+
+_FORGET = 300.0
+"""A node that nobody lists any more and that does not answer is asked for this long, in seconds,
+as nsqlookupd remembers a silent one (-inactive-producer-timeout)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An nsqd; ``name`` is ``host:port`` of the HTTP API where it is asked, ``http`` its URL.
+
+    ``tcp`` is its broadcast address, None of a given one that never answered. ``topics`` are those
+    that nsqlookupd lists, and whether each is tombstoned; without nsqlookupd there are none.
+    """
+
+    name: str
+    http: str
+    tcp: Address | None = None
+    hostname: str = ""
+    version: str = ""
+    topics: Mapping[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What was said at ``at``, in monotonic seconds; ``stats`` and ``failures`` are by node name.
+
+    ``nodes`` are all that were asked, in their order. ``lookupds`` has the nsqlookupds by
+    ``host:port`` as asked, None for one that answered.
+    """
+
+    at: float
+    stats: Mapping[str, NsqdStats]
+    failures: Mapping[str, HTTPError]
+    nodes: Mapping[str, Node]
+    lookupds: Mapping[str, HTTPError | None] = field(default_factory=dict)
+
+    def samples(self) -> dict[str, Sample | None]:
+        """For Rates: by node name; None is a node that does not answer."""
+        return {
+            name: _sample(self.stats[name]) if name in self.stats else None for name in self.nodes
+        }
+
+
+class Cluster:
+    """nsqds that are given or that nsqlookupds list, or both; an async context manager.
+
+    A given one is asked where it was given, and counts once if it is listed too. ``limits``
+    are HTTPClient's connect_timeout, request_timeout and tls. A server that falls silent is a
+    warning, once, unless ``quiet``.
+    Raises ConfigError for a malformed address.
+    """
+
+    def __init__(
+        self,
+        lookupds: Iterable[str],
+        nsqds: Iterable[str],
+        *,
+        quiet: bool = False,
+        **limits: Any,
+    ) -> None:
+        self._limits = limits
+        self._quiet = quiet
+        self._lookupds = [self._open(Lookupd, url) for url in dict.fromkeys(lookupds)]
+        self._silence = Silence()
+        self._silent: set[str] = set()
+        self._clients: dict[str, NsqdHTTP] = {}
+        self._given: dict[str, str] = {}
+        for url in nsqds:
+            client = self._open(NsqdHTTP, url)
+            name = f"{client.address}{client.url.path.rstrip('/')}"
+            self._clients.setdefault(name, client)
+            self._given.setdefault(name, url)
+        self._infos: dict[str, NsqdInfo] = {}
+        self._found: dict[str, Node] = {}
+        self._seen: dict[str, float] = {}
+        self._failed: dict[str, HTTPError] = {}
+        self._answers: Answers[list[Producer]] = Answers([], [])
+        self._asked: dict[str, HTTPError | None] = {}
+        self._unanswered: UnreachableError | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections that are kept alive between polls."""
+        for client in (*self._lookupds, *self._clients.values()):
+            await client.close()
+
+    async def find(self) -> list[Node]:
+        """All nsqds: those given in their order, then those listed by their address.
+
+        Raises UnreachableError if nobody at all answers.
+        """
+        nodes = await self._discover()
+        if self._unanswered and all(node.name in self._failed for node in nodes):
+            raise self._unanswered
+        self._tell_of_lookupds()
+        return nodes
+
+    async def poll(
+        self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
+    ) -> Snapshot:
+        """``look``, but raises UnreachableError if no nsqd answers, unless there is none."""
+        snapshot = await self._look(topic, channel, include_clients)
+        if snapshot.failures and not snapshot.stats:
+            raise _nobody("nsqd", list(snapshot.failures.values()))
+        if self._unanswered and not snapshot.stats:
+            raise self._unanswered
+        self._tell(snapshot)
+        return snapshot
+
+    async def look(
+        self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
+    ) -> Snapshot:
+        """Find nsqds and ask all at once, of those listed only who has the topic.
+
+        Who does not answer is among the failures, be it everybody.
+        """
+        snapshot = await self._look(topic, channel, include_clients)
+        self._tell(snapshot)
+        return snapshot
+
+    async def _look(self, topic: str | None, channel: str | None, clients: bool) -> Snapshot:
+        found = await self._discover()
+        nodes = {each.name: each for each in found if self._has(each, topic)}
+        at = time.monotonic()
+        failures = {name: self._failed[name] for name in nodes if name in self._failed}
+
+        async def ask(name: str) -> NsqdStats | HTTPError:
+            try:
+                client = self._client(nodes[name])
+                return await client.report(topic, channel, include_clients=clients)
+            except HTTPError as error:
+                return error
+
+        asked = [name for name in nodes if name not in failures]
+        stats = {}
+        for name, said in zip(asked, await asyncio.gather(*map(ask, asked)), strict=True):
+            if isinstance(said, HTTPError):
+                failures[name] = said
+            else:
+                stats[name] = said
+                self._seen[name] = at
+                if name in self._infos and self._infos[name].start_time != said.start_time:
+                    del self._infos[name]  # it was restarted, perhaps with other options
+        return Snapshot(at, stats, failures, nodes, self._asked)
+
+    async def _discover(self) -> list[Node]:
+        """Ask nsqlookupds, and the given nsqds that have not said who they are yet."""
+        unknown = [name for name in self._given if name not in self._infos]
+        answers, infos = await asyncio.gather(
+            ask_all(self._lookupds, lambda client: client.nodes()),
+            asyncio.gather(*map(self._ask_info, unknown)),
+        )
+        self._failed = {}
+        for name, info in zip(unknown, infos, strict=True):
+            if isinstance(info, HTTPError):
+                self._failed[name] = info
+            else:
+                self._infos[name] = info
+        self._heard(answers)
+        return self._united(answers)
+
+    async def _ask_info(self, name: str) -> NsqdInfo | HTTPError:
+        try:
+            return await self._clients[name].info()
+        except HTTPError as error:
+            return error
+
+    def _heard(self, answers: Answers[list[Producer]]) -> None:
+        """Keep who answered."""
+        self._answers = answers
+        self._asked = {str(address): None for address, _ in answers.answers}
+        self._asked |= {str(address): error for address, error in answers.failures}
+        self._unanswered = None
+        if answers.failures and not answers.answers:
+            errors = [error for _, error in answers.failures]
+            self._unanswered = _nobody("nsqlookupd", errors)
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        """Warn of servers that are silent, once of each until it answers."""
+        self._tell_of_lookupds()
+        if not self._quiet:
+            for name in snapshot.stats.keys() & self._silent:
+                log.info("nsqd %s answers again", name)
+            for name, error in snapshot.failures.items():
+                level = logging.DEBUG if name in self._silent else logging.WARNING
+                log.log(level, "nsqd %s", error)
+        self._silent = set(snapshot.failures)
+
+    def _tell_of_lookupds(self) -> None:
+        if self._quiet:
+            return
+        if self._unanswered:
+            self._silence.nobody(self._unanswered)
+        else:
+            self._silence.heard(self._answers)
+
+    def _united(self, answers: Answers[list[Producer]]) -> list[Node]:
+        """The given and the listed, each once; one that is no longer listed stays for a while."""
+        listed = union_producers(answers.values)
+        nodes = {}
+        known: set[object] = set()
+        for name, url in self._given.items():
+            info = self._infos.get(name)
+            if info not in known:  # else it is given twice, in two spellings
+                nodes[name] = _given_node(name, url, info, listed)
+            if info:
+                known.add(info)
+        given = {node.tcp for node in nodes.values()}
+        now = time.monotonic()
+        for tcp, producer in listed.items():
+            name = str(producer.http)
+            self._found[name] = Node(
+                name,
+                f"http://{name}",
+                tcp,
+                producer.hostname,
+                producer.version,
+                dict(zip(producer.topics, producer.tombstones, strict=True)),
+            )
+            self._seen[name] = now
+        for name, node in list(self._found.items()):
+            if name in nodes or node.tcp in given or now - self._seen[name] > _FORGET:
+                del self._found[name]
+        return [*nodes.values(), *sorted(self._found.values(), key=lambda node: node.name)]
+
+    def _client(self, node: Node) -> NsqdHTTP:
+        if node.name not in self._clients:
+            self._clients[node.name] = self._open(NsqdHTTP, node.http)
+        return self._clients[node.name]
+
+    def _open(self, kind: type[C], url: str) -> C:
+        return kind(url, **self._limits)
+
+    def _has(self, node: Node, topic: str | None) -> bool:
+        """Whether it is worth asking: of a given nsqd that is not known from nsqlookupd."""
+        return topic is None or node.name in self._given or topic in node.topics
+
+
+def _given_node(
+    name: str, url: str, info: NsqdInfo | None, listed: Mapping[Address, Producer]
+) -> Node:
+    if info is None:
+        return Node(name, url)
+    tcp = Address(info.broadcast_address, info.tcp_port)
+    producer = listed.get(tcp)
+    topics = zip(producer.topics, producer.tombstones, strict=True) if producer else ()
+    return Node(name, url, tcp, info.hostname, info.version, dict(topics))
+
+
+def _nobody(program: str, errors: Sequence[HTTPError]) -> UnreachableError:
+    more = f" (nor do {len(errors) - 1} others)" if len(errors) > 1 else ""
+    return UnreachableError(f"no {program} answers: {errors[0]}{more}")
+
+
+def _sample(stats: NsqdStats) -> Sample:
+    counters: dict[Key, Counters] = {}
+    for topic in stats.topics:
+        counters[topic.name, ""] = Counters(
+            messages=topic.message_count,
+            depth=topic.depth,
+            backend_depth=topic.backend_depth,
+            paused=topic.paused,
+        )
+        for channel in topic.channels:
+            counters[topic.name, channel.name] = Counters(
+                channel.message_count,
+                channel.requeue_count,
+                channel.timeout_count,
+                channel.depth,
+                channel.backend_depth,
+                channel.in_flight,
+                channel.deferred,
+                channel.client_count,
+                channel.paused,
+            )
+    return stats.start_time, counters

@@ -1,0 +1,290 @@
+"""Asking all servers behind a topic, each over TCP and HTTP, what the diagnosis needs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.config.option import format_duration
+from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+from nsqtools.errors import (
+    AuthError,
+    ConnectError,
+    HTTPError,
+    PeerError,
+    RefusedError,
+    ServerError,
+)
+from nsqtools.names import Address
+from nsqtools.net.connection import Connection
+from nsqtools.net.http import HTTPClient, Lookupd, NsqdHTTP, parse_url, union_producers
+from nsqtools.net.nobody import Nobody
+from nsqtools.net.probe import what_speaks
+from nsqtools.net.tls import client_context
+from nsqtools.proto import commands
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.net.http import NsqdInfo
+    from nsqtools.net.probe import Speaks
+
+MOMENT = 1.0
+"""Between the two looks at consumers that seem stuck, in seconds."""
+
+# What refuses, or is silent, need not be asked what else it is.
+_DEAF = ("refused", "resolve", "no connection", "no answer", "timed out", "unreachable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is consumed and where, as a consuming command is told; times are in seconds.
+
+    ``urls`` are HTTP addresses of nsqds: of the fixed ones, and of others to look at.
+    """
+
+    topic: str
+    channel: str
+    nsqds: tuple[Address, ...]
+    lookupds: tuple[str, ...]
+    urls: tuple[str, ...]
+    connect_timeout: float
+    request_timeout: float
+
+
+async def examine(question: Question, config: ConsumerConfig) -> Facts:
+    """Ask everybody. Raises ConfigError for what is malformed, never for a server's fault."""
+    return await _Examination(question, config).run()
+
+
+class _Examination:
+    def __init__(self, question: Question, config: ConsumerConfig) -> None:
+        self._question = question
+        self._config = config
+        self._limits: dict[str, Any] = {
+            "connect_timeout": question.connect_timeout,
+            "request_timeout": question.request_timeout,
+            "tls": client_context(config) if config.uses_tls else None,
+        }
+
+    async def run(self) -> Facts:
+        question, config = self._question, self._config
+        lookupds = await asyncio.gather(*map(self._ask_lookupd, dict.fromkeys(question.lookupds)))
+        nsqds = await asyncio.gather(*map(self._ask_http, await self._candidates(lookupds)))
+        facts = Facts(
+            topic=question.topic,
+            channel=question.channel,
+            lookupds=tuple(lookupds),
+            nsqds=tuple(nsqds),
+            uses_tls=config.uses_tls,
+            has_secret=bool(config.auth_secret),
+            max_in_flight=config.max_in_flight,
+        )
+        concerned = {each.name for each in facts.concerned}
+
+        async def greet(nsqd: NsqdFacts) -> NsqdFacts:
+            return await self._greet(nsqd) if nsqd.name in concerned else nsqd
+
+        greeted = await asyncio.gather(*map(greet, nsqds))
+        return replace(facts, nsqds=tuple(await self._look_again(greeted)))
+
+    async def _ask_lookupd(self, url: str) -> LookupdFacts:
+        topic = self._question.topic
+        config = self._config
+        token = config.auth_secret if config.lookupd_authorization else ""
+        async with Lookupd(url, token=token, **self._limits) as client:
+            address = client.address
+            try:
+                topics, lookup, nodes = await asyncio.gather(
+                    client.topics(), client.lookup(topic), client.nodes()
+                )
+            except HTTPError as error:
+                speaks = await self._what_speaks(address, error)
+                info = await self._info(str(address)) if speaks == "http" else None
+                is_nsqd = info is not None and info.tcp_port > 0
+                return LookupdFacts(
+                    url=url, address=address, error=error, speaks=speaks, is_nsqd=is_nsqd
+                )
+            skew = _skew(client)
+        info = await self._info(url if "://" in url else str(address))
+        return LookupdFacts(
+            url=url,
+            address=address,
+            version=info.version if info else "",
+            skew=skew,
+            topics=frozenset(topics),
+            producers=lookup.producers,
+            nodes=tuple(nodes),
+        )
+
+    async def _candidates(self, lookupds: list[LookupdFacts]) -> list[NsqdFacts]:
+        """All nsqds that could have the topic, each once, and where their HTTP APIs are."""
+        infos = dict(
+            zip(
+                self._question.urls,
+                await asyncio.gather(*map(self._info, self._question.urls)),
+                strict=True,
+            )
+        )
+        listed = union_producers(
+            [*(each.nodes for each in lookupds), *(each.producers for each in lookupds)]
+        )
+        found = [
+            NsqdFacts(tcp=tcp, http=each.http, url=str(each.http), producer=each)
+            for tcp, each in listed.items()
+        ]
+        for tcp in dict.fromkeys(self._question.nsqds):
+            url = _url_of(tcp, infos, alone=len(self._question.nsqds) == len(infos) == 1)
+            infos.pop(url, None)
+            found.append(_given(tcp, url))
+        for url, info in infos.items():
+            own = Address(info.broadcast_address, info.tcp_port) if info else None
+            known = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
+            if known is None:
+                found.append(_given(own, url))
+            else:  # asked where it was given, which may be the only place it answers
+                found[known] = replace(found[known], http=_address(url), url=url)
+        return found
+
+    async def _info(self, url: str) -> NsqdInfo | None:
+        """What /info says: of an nsqlookupd no more than its version."""
+        try:
+            async with NsqdHTTP(url, **self._limits) as client:
+                return await client.info()
+        except HTTPError:
+            return None
+
+    async def _ask_http(self, nsqd: NsqdFacts) -> NsqdFacts:
+        """What it has of the topic; without that, the names of all it has."""
+        topic = self._question.topic
+        async with NsqdHTTP(nsqd.url, **self._limits) as client:
+            try:
+                report = await client.report(topic, include_clients=True)
+                topics = report.topics or (await client.report()).topics
+            except HTTPError as error:
+                speaks = await self._what_speaks(client.address, error)
+                return replace(nsqd, http_error=error, http_speaks=speaks)
+            return replace(
+                nsqd,
+                skew=_skew(client),
+                version=report.version,
+                topics=frozenset(each.name for each in topics),
+                topic=next(iter(report.topics), None),
+            )
+
+    async def _greet(self, nsqd: NsqdFacts) -> NsqdFacts:
+        """Try what a consumer does before SUB."""
+        tcp, limit = nsqd.tcp, self._question.request_timeout
+        if tcp is None:
+            return nsqd
+        try:
+            async with asyncio.timeout(limit):
+                connection = await Connection.open(
+                    tcp, self._config, Nobody(), auth_secret=self._config.auth_secret
+                )
+                needs_tls = await _needs_tls(connection, self._config)
+        except TimeoutError:
+            error = ConnectError(f"no answer within {format_duration(limit)}", tcp)
+            return replace(nsqd, tcp_error=error)
+        except PeerError as refused:
+            return await self._explain(nsqd, tcp, refused)
+        features = connection.features
+        version = nsqd.version or features.version
+        return replace(nsqd, features=features, needs_tls=needs_tls, version=version)
+
+    async def _explain(self, nsqd: NsqdFacts, tcp: Address, error: PeerError) -> NsqdFacts:
+        """What else it is that listens there, if it does not speak as nsqd."""
+        if "TLS required" in str(error):
+            return replace(nsqd, needs_tls=True, tcp_error=error)
+        speaks = await self._what_speaks(tcp, error)
+        info = await self._info(str(tcp)) if speaks == "http" else None
+        found = replace(nsqd, tcp_error=error, tcp_speaks=speaks)
+        if not info or not info.tcp_port:
+            return found
+        if nsqd.http_error:  # it was looked for where it is not
+            found = await self._ask_http(replace(found, url=str(tcp), http=tcp, http_error=None))
+        return replace(found, tcp_port=info.tcp_port)
+
+    async def _what_speaks(self, address: Address, error: PeerError) -> Speaks:
+        """Nothing known, if nobody listens at all or it is known to be nsqd."""
+        if isinstance(error, AuthError | RefusedError) or any(w in error.text for w in _DEAF):
+            return ""
+        return await what_speaks(address, limit=self._question.connect_timeout)
+
+    async def _look_again(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
+        """The channel once more, a moment later, where consumers seem to take nothing."""
+        seem_stuck = {nsqd.name for nsqd in nsqds if _seems_stuck(nsqd, self._question.channel)}
+        if not seem_stuck:
+            return list(nsqds)
+        await asyncio.sleep(MOMENT)
+
+        async def look(nsqd: NsqdFacts) -> NsqdFacts:
+            return await self._later(nsqd) if nsqd.name in seem_stuck else nsqd
+
+        return await asyncio.gather(*map(look, nsqds))
+
+    async def _later(self, nsqd: NsqdFacts) -> NsqdFacts:
+        try:
+            async with NsqdHTTP(nsqd.url, **self._limits) as client:
+                report = await client.report(
+                    self._question.topic, self._question.channel, include_clients=True
+                )
+        except HTTPError:
+            return nsqd
+        return replace(nsqd, later=next(iter(report.topics), None))
+
+
+def _seems_stuck(nsqd: NsqdFacts, name: str) -> bool:
+    channel = nsqd.channel(name)
+    return channel is not None and any(
+        client.in_flight >= client.ready_count for client in channel.clients
+    )
+
+
+async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
+    """Whether nsqd refuses what follows IDENTIFY; it says so only then, and to NOP too."""
+    if config.uses_tls:
+        await connection.close(drain=0)
+        return False
+    said = connection.request(commands.NOP)
+    await connection.close()
+    try:
+        await said
+    except ServerError as error:
+        return "TLS required" in error.text
+    except PeerError:  # it hung up as we did
+        pass
+    return False
+
+
+def _skew(client: HTTPClient) -> float:
+    """How far the clock of the last reply is at least ahead of ours, or behind: whole seconds."""
+    try:
+        theirs = parsedate_to_datetime(client.date).timestamp()
+    except (TypeError, ValueError):
+        return 0.0
+    ours = time.time()
+    if theirs > ours:
+        return theirs - ours
+    return min(theirs + 1 - ours, 0.0)
+
+
+def _url_of(tcp: Address, infos: dict[str, NsqdInfo | None], *, alone: bool) -> str:
+    """The HTTP address of a fixed nsqd: one that was given, or that of the port after it."""
+    for url, info in infos.items():
+        hosts = (_address(url).host, info.broadcast_address, info.hostname) if info else ()
+        if info and info.tcp_port == tcp.port and tcp.host in hosts:
+            return url
+    return next(iter(infos)) if alone else str(Address(tcp.host, tcp.port + 1))
+
+
+def _given(tcp: Address | None, url: str) -> NsqdFacts:
+    return NsqdFacts(tcp=tcp, http=_address(url), url=url, given=True)
+
+
+def _address(url: str) -> Address:
+    return parse_url(url, NsqdHTTP.default_port).address

@@ -1,0 +1,186 @@
+"""Judging where the messages are, what keeps them there and who else takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqtools.config.option import nearest
+from nsqtools.engine.doctor.facts import Finding
+from nsqtools.names import is_ephemeral
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nsqtools.engine.doctor.facts import Facts, Level, NsqdFacts
+    from nsqtools.net.http import ChannelStats, ClientStats
+
+    Found = list[tuple[NsqdFacts, ChannelStats]]
+
+_MOST = 5
+"""Consumers that are told one by one."""
+
+
+def judge_topic(facts: Facts) -> Iterator[Finding]:
+    """Whether it is there, is written to, and lets messages through to its channels."""
+    having = list(facts.having())
+    topic = facts.topic
+    if not having:
+        if not facts.lookupds and any(not each.http_error for each in facts.nsqds):
+            near = nearest(topic, sorted(facts.known_topics))
+            fix = "check the name, or publish to it: that makes it"
+            yield Finding("failure", "topic", f"no nsqd has topic {topic}{near}", fix)
+        return
+    paused = [nsqd for nsqd, found in having if found.paused]
+    if paused:
+        text = f"topic {topic} is paused on {_names(paused)}: its channels get nothing"
+        fix = facts.command("topic", "unpause", topic, nsqds=tuple(paused))
+        yield Finding("failure", "topic-paused", text, fix)
+    published = sum(found.message_count for _, found in having)
+    if not published:
+        text = f"nothing was published to topic {topic} since its nsqds started"
+        yield Finding("warning", "topic", text, "publish something, and look again")
+    elif not paused:
+        yield Finding("ok", "topic", f"topic {topic}: {_messages(published)} published so far")
+    waiting = sum(found.depth for _, found in having if not found.channels)
+    if waiting:
+        text = f"{_messages(waiting)} wait in topic {topic}, which has no channel there"
+        fix = "consume it: the first channel of an nsqd gets what waits there"
+        yield Finding("warning", "depth", text, fix)
+
+
+def judge_channel(facts: Facts) -> Iterator[Finding]:
+    """Whether it is there, holds something, and lets that go."""
+    name, channels = facts.channel, _channels(facts)
+    if not name:
+        for each, found in sorted(channels.items()):
+            yield _about(facts, each, found)
+        return
+    if name not in channels:
+        if any(True for _ in facts.having()):
+            yield _absent(facts, sorted(channels))
+        return
+    yield _about(facts, name, channels[name])
+    here = _sum(channels[name], "depth", "in_flight", "deferred")
+    depths = {each: _sum(channels[each], "depth") for each in channels if each != name}
+    others = {each: depth for each, depth in depths.items() if depth}
+    if not here and others:
+        waiting = ", ".join(f"{depth} in channel {each}" for each, depth in sorted(others.items()))
+        text = f"channel {name} holds nothing, but other channels of the topic do: {waiting}"
+        fix = f"--channel {max(others, key=lambda each: others[each])}, if those are meant"
+        yield Finding("warning", "depth", text, fix)
+
+
+def _about(facts: Facts, name: str, found: Found) -> Finding:
+    """A line on a channel: paused, waiting for a time to come, or as it should be."""
+    paused = [nsqd for nsqd, channel in found if channel.paused]
+    if paused:
+        fix = facts.command("channel", "unpause", facts.topic, name, nsqds=tuple(paused))
+        text = f"channel {name} is paused on {_names(paused)}: nothing is delivered from it"
+        level: Level = "failure" if name == facts.channel else "warning"
+        return Finding(level, "channel-paused", text, fix)
+    depth, in_flight, deferred = (
+        _sum(found, field) for field in ("depth", "in_flight", "deferred")
+    )
+    clients = _sum(found, "client_count")
+    held = f"depth {depth}, in flight {in_flight}, deferred {deferred}"
+    text = f"channel {name}: {held}, {_count(clients, 'consumer')}"
+    if name == facts.channel and deferred and not depth and not in_flight:
+        text += ": what it holds is deferred, and is delivered when its time has come"
+        return Finding("warning", "channel", text, "wait, or look for what requeued it")
+    return Finding("ok", "channel", text)
+
+
+def _absent(facts: Facts, known: Sequence[str]) -> Finding:
+    name = facts.channel
+    near = nearest(name, known)
+    text = f"topic {facts.topic} has no channel {name}{near}"
+    if is_ephemeral(name):
+        fix = "an ephemeral channel is there only while somebody consumes it"
+    else:
+        fix = "the first consumer makes it, and it gets what is published after that"
+    return Finding("warning", "channel", text, fix)
+
+
+def judge_consumers(facts: Facts) -> Iterator[Finding]:
+    """Whether others consume the channel, and what they leave."""
+    found = _channels(facts).get(facts.channel, []) if facts.channel else []
+    clients = [(nsqd, client) for nsqd, channel in found for client in channel.clients]
+    if not clients:
+        return
+    depth, in_flight = _sum(found, "depth"), _sum(found, "in_flight")
+    stuck = [(nsqd, client) for nsqd, client in clients if _is_stuck(facts, nsqd, client)]
+    for nsqd, client in stuck[:_MOST]:
+        yield _about_stuck(nsqd, client, waiting=bool(depth) and len(stuck) == len(clients))
+    working = [client for each in clients if each not in stuck for client in each[1:]]
+    if not working:
+        return
+    fix = "for a copy of all messages take a channel of your own"
+    top = max(working, key=lambda client: (client.in_flight, client.ready_count))
+    if in_flight and not depth and top.in_flight == in_flight:
+        text = (
+            f"{_who(top)} holds all {_messages(in_flight)} of channel {facts.channel} in flight, "
+            f"with RDY {top.ready_count}: others get nothing"
+        )
+        yield Finding("warning", "consumers", text, fix)
+        return
+    taking = [client for client in working if client.ready_count]
+    names = ", ".join(f"{_who(each)} with RDY {each.ready_count}" for each in taking[:_MOST])
+    more = f" and {len(taking) - _MOST} more" if len(taking) > _MOST else ""
+    if taking:
+        text = f"channel {facts.channel} is shared, each message goes to one: {names}{more}"
+        yield Finding("warning", "consumers", text, fix)
+
+
+def _is_stuck(facts: Facts, nsqd: NsqdFacts, client: ClientStats) -> bool:
+    """Whether it takes no more, and finished nothing between two looks."""
+    if client.in_flight < client.ready_count:
+        return False
+    channel = nsqd.channel(facts.channel, later=True)
+    later = channel.clients if channel else ()
+    now = next((each for each in later if each.remote_address == client.remote_address), client)
+    return now.finish_count + now.requeue_count == client.finish_count + client.requeue_count and (
+        now.in_flight >= now.ready_count
+    )
+
+
+def _about_stuck(nsqd: NsqdFacts, client: ClientStats, *, waiting: bool) -> Finding:
+    if client.ready_count:
+        text = (
+            f"{_who(client)} holds {client.in_flight} of RDY {client.ready_count} in flight on "
+            f"nsqd {nsqd.name} and finishes none: it gets no more"
+        )
+        fix = "look at that consumer: messages come back after their --msg-timeout"
+    else:
+        text = f"{_who(client)} has RDY 0 on nsqd {nsqd.name}: it takes nothing"
+        fix = "look at that consumer: it backs off, is stopping, or has fewer slots than nsqds"
+    return Finding("failure" if waiting else "warning", "consumers", text, fix)
+
+
+def _who(client: ClientStats) -> str:
+    host = client.hostname or client.client_id
+    return f"consumer {client.remote_address} ({host}, {client.user_agent or 'no user agent'})"
+
+
+def _channels(facts: Facts) -> dict[str, Found]:
+    """Where each channel is, and how it is there."""
+    found: dict[str, Found] = {}
+    for nsqd, topic in facts.having():
+        for channel in topic.channels:
+            found.setdefault(channel.name, []).append((nsqd, channel))
+    return found
+
+
+def _sum(found: Found, *fields: str) -> int:
+    return sum(getattr(channel, field) for _, channel in found for field in fields)
+
+
+def _names(nsqds: Sequence[NsqdFacts]) -> str:
+    return ", ".join(f"nsqd {nsqd.name}" for nsqd in nsqds)
+
+
+def _messages(number: int) -> str:
+    return _count(number, "message")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,241 @@
+"""Judging servers: whether they can be reached, know each other, and would have us."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsqtools.config.option import nearest
+from nsqtools.engine.doctor.facts import Finding
+from nsqtools.errors import AuthError, HTTPPortError
+from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+    from nsqtools.errors import PeerError
+
+_SKEW = 5.0
+"""How far a clock may be off, in seconds: the header Date has whole ones."""
+
+_SECRET = "--auth-secret-file FILE"  # noqa: S105 - the name of an option
+_CA = "if the system's CAs did not sign its certificate"
+
+
+def judge_lookupds(facts: Facts) -> Iterator[Finding]:
+    """Whether each answers, and is one."""
+    alone = all(each.error for each in facts.lookupds)
+    for each in facts.lookupds:
+        name = f"nsqlookupd {each.address}"
+        if each.error is None:
+            yield Finding("ok", "nsqlookupd", f"{name} answers{_version(each.version)}")
+            continue
+        wrong = _wrong_lookupd_port(each)
+        text = f"{name} {wrong[0]}" if wrong else f"nsqlookupd {each.error}"
+        fix = wrong[1] if wrong else "start it, or give an address where one listens"
+        yield Finding("failure" if alone else "warning", "nsqlookupd", text, fix)
+
+
+def _wrong_lookupd_port(each: LookupdFacts) -> tuple[str, str] | None:
+    host = each.address.host
+    usual = f"--lookupd-http-address {Address(host, LOOKUPD_HTTP_PORT)}"
+    if each.is_nsqd:
+        fix = f"give that of an nsqlookupd, as in {usual}, or --nsqd-tcp-address for the nsqd alone"
+        return "is the HTTP port of an nsqd", fix
+    match each.speaks:
+        case "nsqlookupd":
+            return "is its TCP port, where nsqds register", f"give its HTTP port, as in {usual}"
+        case "nsqd":
+            return "is the TCP port of an nsqd", f"--nsqd-tcp-address {each.address}"
+        case "tls":
+            return "wants TLS", f"--lookupd-http-address https://{each.address}"
+    return None
+
+
+def judge_clocks(facts: Facts) -> Iterator[Finding]:
+    """Whether those of the servers agree with ours; timestamps of messages are nsqd's."""
+    skews = [(f"nsqlookupd {each.address}", each.skew) for each in facts.lookupds if not each.error]
+    skews += [(f"nsqd {each.name}", each.skew) for each in facts.nsqds if not each.http_error]
+    wrong = [(name, skew) for name, skew in skews if abs(skew) > _SKEW]
+    for name, skew in wrong:
+        how = "ahead of" if skew > 0 else "behind"
+        text = f"the clock of {name} is {abs(skew):.0f} s {how} ours: so are its timestamps"
+        yield Finding("warning", "clock", text, "synchronise the clocks of both hosts")
+    if skews and not wrong:
+        yield Finding("ok", "clock", f"clocks agree with ours: {_count(skews, 'server')}")
+
+
+def judge_listing(facts: Facts) -> Iterator[Finding]:
+    """Whether consumers are sent to all nsqds that have the topic."""
+    answering = [each for each in facts.lookupds if not each.error]
+    if not answering:
+        return
+    having = [nsqd for nsqd, _ in facts.having()]
+    listing = [each for each in answering if facts.topic in each.topics]
+    if facts.found:
+        names = ", ".join(sorted(map(str, facts.found)))
+        text = f"nsqlookupd lists topic {facts.topic} on {_count(facts.found, 'nsqd')}: {names}"
+        yield Finding("ok", "listing", text)
+    elif not having and not any(map(facts.hidden_by, facts.nsqds)):
+        yield _unlisted(facts, listing)
+    for nsqd in facts.nsqds:
+        yield from _judge_tombstones(facts, nsqd, answering)
+    for nsqd in having:
+        if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
+            text = f"nsqd {nsqd.name} has topic {facts.topic}, but no nsqlookupd lists it there"
+            fix = (
+                "restart that nsqd: it registers its topics when it connects to nsqlookupd"
+                if nsqd.producer
+                else "start that nsqd with --lookupd-tcp-address for each nsqlookupd"
+            )
+            yield Finding("failure", "listing", text, fix)
+    for each in answering:
+        missing = facts.found - {producer.tcp for producer in each.producers}
+        hidden = {nsqd.tcp for nsqd in facts.nsqds if each in facts.hidden_by(nsqd)}
+        if missing - hidden:
+            names = ", ".join(sorted(map(str, missing - hidden)))
+            text = f"nsqlookupd {each.address} does not list topic {facts.topic} on {names}"
+            fix = "start those nsqds with --lookupd-tcp-address for it too"
+            yield Finding("warning", "listing", text, fix)
+
+
+def _unlisted(facts: Facts, listing: list[LookupdFacts]) -> Finding:
+    topic = facts.topic
+    if listing:
+        text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
+        return Finding("failure", "listing", text, "publish to it: that makes it on the nsqd")
+    near = nearest(topic, sorted(facts.known_topics - {topic}))
+    text = f"no nsqlookupd lists topic {topic}{near}"
+    fix = f"check the name, or publish to it; all topics: {facts.command('lookup', 'topics')}"
+    return Finding("failure", "listing", text, fix)
+
+
+def _judge_tombstones(
+    facts: Facts, nsqd: NsqdFacts, answering: list[LookupdFacts]
+) -> Iterator[Finding]:
+    by = facts.hidden_by(nsqd)
+    if not by:
+        return
+    everywhere = nsqd.tcp not in facts.found
+    who = "all nsqlookupds" if len(by) == len(answering) else ", ".join(str(b.address) for b in by)
+    text = f"topic {facts.topic} of nsqd {nsqd.name} is tombstoned at {who}"
+    if everywhere:
+        text += ": consumers do not find it"
+    fix = "wait until it lapses, 45 s unless nsqlookupd has another --tombstone-lifetime"
+    yield Finding("failure" if everywhere else "warning", "tombstone", text, fix)
+
+
+def judge_nsqds(facts: Facts) -> Iterator[Finding]:
+    """Whether each that matters can be reached, over TCP and over HTTP, and would have us."""
+    for nsqd in facts.concerned:
+        if nsqd.tcp is not None:
+            yield _judge_tcp(facts, nsqd, nsqd.tcp)
+        yield from _judge_http(nsqd)
+    versions = sorted({nsqd.version for nsqd in facts.concerned if nsqd.version})
+    if len(versions) > 1:
+        yield Finding("warning", "version", f"nsqds run different versions: {', '.join(versions)}")
+
+
+def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
+    if nsqd.needs_tls:
+        fix = f"--tls-v1, with --tls-root-ca-file FILE {_CA}"
+        return Finding("failure", "tls", f"nsqd {tcp} requires TLS", fix)
+    if nsqd.tcp_error is None:
+        return Finding("ok", "tcp", f"nsqd {tcp} answers{_version(nsqd.version)}")
+    error = nsqd.tcp_error
+    if isinstance(error, AuthError):
+        return _judge_auth(facts, tcp, error)
+    if wrong := _wrong_tcp_port(nsqd, tcp, error):
+        return Finding("failure", "tcp", f"nsqd {tcp} {wrong[0]}", wrong[1])
+    if "cannot resolve" in error.text:
+        return _unresolved(nsqd, tcp)
+    check = "tls" if facts.uses_tls and ("TLS" in error.text or "certif" in error.text) else "tcp"
+    return Finding("failure", check, f"nsqd {error}", "" if check == "tls" else _start(nsqd))
+
+
+def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
+    if facts.has_secret:
+        fix = f"{_SECRET} with a secret that its AUTH server knows (nsqd --auth-http-address)"
+        return Finding("failure", "auth", f"nsqd {tcp}: {error.text}", fix)
+    return Finding("failure", "auth", f"nsqd {tcp} requires AUTH", _SECRET)
+
+
+def _wrong_tcp_port(nsqd: NsqdFacts, tcp: Address, error: PeerError) -> tuple[str, str] | None:
+    if isinstance(error, HTTPPortError) or nsqd.tcp_speaks == "http":
+        fix = f"--nsqd-tcp-address {Address(tcp.host, nsqd.tcp_port)}" if nsqd.tcp_port else ""
+        return "is its HTTP port", fix or "give its TCP port, 4150 unless it was told otherwise"
+    if nsqd.tcp_speaks == "nsqlookupd":
+        usual = Address(tcp.host, LOOKUPD_HTTP_PORT)
+        return "is the TCP port of an nsqlookupd", f"--lookupd-http-address {usual}"
+    return None
+
+
+def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:
+    text = f"nsqd {tcp}: cannot resolve {tcp.host!r}"
+    if nsqd.given or not nsqd.producer:
+        return Finding("failure", "tcp", text, "check the name")
+    came = nsqd.producer.remote_address
+    text += f", its broadcast address{f'; it registered from {came}' if came else ''}"
+    fix = "start that nsqd with --broadcast-address=ADDRESS, one that consumers can reach"
+    return Finding("failure", "tcp", text, fix)
+
+
+def _start(nsqd: NsqdFacts) -> str:
+    if nsqd.given or not nsqd.producer:
+        return "start it, or give an address where one listens"
+    return "start it, or with --broadcast-address=ADDRESS if it runs; look for firewalls between"
+
+
+def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
+    error = nsqd.http_error
+    if error is None:
+        return
+    unknown = "its depths, pauses and consumers are unknown"
+    name = f"nsqd {nsqd.http}"
+    if error.code == "TLS_REQUIRED":
+        _, _, https = error.text.rpartition(" ")
+        fix = f"--nsqd-http-address {https}"
+        yield Finding("warning", "http", f"{name} answers only over https: {unknown}", fix)
+    elif nsqd.http_speaks == "nsqd":
+        usual = Address(nsqd.http.host, NSQD_HTTP_PORT)
+        fix = f"give its HTTP port, as in --nsqd-http-address {usual}"
+        yield Finding("failure", "http", f"{name} is its TCP port, not HTTP", fix)
+    elif nsqd.http_speaks == "tls":
+        fix = f"--nsqd-http-address https://{nsqd.http}"
+        yield Finding("warning", "http", f"{name} wants TLS: {unknown}", fix)
+    elif nsqd.answers:
+        fix = "give the address of its HTTP API with --nsqd-http-address"
+        yield Finding("warning", "http", f"HTTP of nsqd {error}: {unknown}", fix)
+    elif nsqd.tcp is None:
+        yield Finding("failure", "http", f"nsqd {error}", _start(nsqd))
+
+
+def judge_capacity(facts: Facts) -> Iterator[Finding]:
+    """Whether --max-in-flight leaves something for each nsqd, and none is asked for too much."""
+    asked = facts.max_in_flight
+    peers = [nsqd for nsqd in facts.concerned if nsqd.features]
+    if asked == 0:
+        text = "--max-in-flight is 0: no message is ever asked for"
+        yield Finding("failure", "max-in-flight", text, "--max-in-flight 1, or more")
+    elif asked < len(peers):
+        text = f"--max-in-flight {asked} is less than {len(peers)} nsqds: they take turns"
+        yield Finding("warning", "max-in-flight", text, f"--max-in-flight {len(peers)}, or more")
+    for nsqd in peers:
+        assert nsqd.features
+        most = nsqd.features.max_rdy_count
+        if most < asked // len(peers):
+            text = (
+                f"nsqd {nsqd.name} allows RDY {most}, less than its share of --max-in-flight "
+                f"{asked}: it gets no more"
+            )
+            fix = f"--max-in-flight {most * len(peers)}, or nsqd --max-rdy-count {asked}"
+            yield Finding("warning", "max-in-flight", text, fix)
+
+
+def _version(version: str) -> str:
+    return f", version {version}" if version else ""
+
+
+def _count(things: Iterable[object], noun: str) -> str:
+    number = len(list(things))
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

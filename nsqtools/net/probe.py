@@ -1,0 +1,67 @@
+"""What it is that listens at an address, where something else was expected."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from nsqtools.names import Address
+
+Speaks = Literal["", "nsqd", "nsqlookupd", "http", "tls"]
+"""What listens: the TCP port of nsqd or of nsqlookupd, an HTTP server, or one that wants TLS."""
+
+# A PING to nsqlookupd (nsqlookupd/lookup_protocol_v1.go), which to all others is nonsense: nsqd
+# answers it with an error frame, an HTTP server with status 400, and one of TLS hangs up.
+_QUESTION = b"  V1PING\n"
+_BEGINNINGS: tuple[tuple[bytes, Speaks], ...] = (
+    (b"\0\0\0\x02OK", "nsqlookupd"),
+    (b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL", "nsqd"),
+    (b"HTTP/", "http"),
+)
+_ENOUGH = 64
+
+
+async def what_speaks(address: Address, *, limit: float) -> Speaks:
+    """Ask for up to ``limit`` seconds; empty if nothing known answers, or nothing at all."""
+    try:
+        async with asyncio.timeout(limit):
+            answer = await _ask(address)
+            return _known(answer) or ("" if answer else await _shake_hands(address))
+    except (OSError, UnicodeError):  # TimeoutError is one of the former
+        return ""
+
+
+async def _ask(address: Address) -> bytes:
+    reader, writer = await asyncio.open_connection(*address)
+    received = b""
+    try:
+        writer.write(_QUESTION)
+        while not _known(received) and len(received) < _ENOUGH:
+            data = await reader.read(_ENOUGH)
+            if not data:
+                break
+            received += data
+    except ConnectionError:  # it hung up before it had read all
+        pass
+    finally:
+        writer.transport.abort()
+    return received
+
+
+def _known(received: bytes) -> Speaks:
+    return next((kind for begin, kind in _BEGINNINGS if received.startswith(begin)), "")
+
+
+async def _shake_hands(address: Address) -> Speaks:
+    """Whether it takes a TLS handshake, whoever it is: nothing is told to it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        _, writer = await asyncio.open_connection(*address, ssl=context)
+    except (ssl.SSLError, ConnectionError):
+        return ""
+    writer.transport.abort()
+    return "tls"

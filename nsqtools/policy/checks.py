@@ -1,0 +1,316 @@
+"""What monitoring is told of a cluster: OK, WARNING, CRITICAL or UNKNOWN, why, and the numbers.
+
+A threshold is for each topic and channel by itself, over all nsqds together, and is exceeded by
+what is more than it, as a range 0:N of the Monitoring Plugins Development Guidelines says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from nsqtools.policy.rates import Row
+
+
+class Status(IntEnum):
+    """The state of a check, and the exit status that tells it (guidelines, Plugin Return Codes)."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+    @property
+    def weight(self) -> int:
+        """The heaviest finding decides: what is known to be bad outweighs what is not known."""
+        return (Status.OK, Status.UNKNOWN, Status.WARNING, Status.CRITICAL).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a number must not exceed; None is no limit."""
+
+    warn: float | None = None
+    crit: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.warn is not None or self.crit is not None
+
+    def exceeded(self, value: float) -> tuple[Status, float]:
+        """OK, or the state and the limit that it comes from."""
+        for status, limit in ((Status.CRITICAL, self.crit), (Status.WARNING, self.warn)):
+            if limit is not None and value > limit:
+                return status, limit
+        return Status.OK, 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """All thresholds of a check: rates are per second, ages in seconds, a minimum of 0 is none."""
+
+    depth: Limit = field(default_factory=Limit)
+    in_flight: Limit = field(default_factory=Limit)
+    requeue_rate: Limit = field(default_factory=Limit)
+    timeout_rate: Limit = field(default_factory=Limit)
+    age: Limit = field(default_factory=Limit)
+    clients_min: int = 0
+    nsqds_min: int = 0
+    paused: bool = False
+
+    @property
+    def need_rates(self) -> bool:
+        """Whether one sample is not enough."""
+        return bool(self.requeue_rate or self.timeout_rate or self.age)
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Who was asked, and by name the error of each who did not answer, None of each who did.
+
+    ``unwell`` has what nsqds say of their health that is not OK.
+    """
+
+    nsqds: Mapping[str, str | None]
+    lookupds: Mapping[str, str | None] = field(default_factory=dict)
+    unwell: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def answering(self) -> int:
+        """How many nsqds answer."""
+        return sum(error is None for error in self.nsqds.values())
+
+    @property
+    def errors(self) -> list[str]:
+        """Of all who do not answer."""
+        programs = (("nsqlookupd", self.lookupds), ("nsqd", self.nsqds))
+        return [f"{p} {error}" for p, asked in programs for error in asked.values() if error]
+
+    @property
+    def nobody(self) -> bool:
+        """Whether none of them answers."""
+        return all((*self.nsqds.values(), *self.lookupds.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One trouble: of a topic, of a channel, or without both of who was asked."""
+
+    status: Status
+    text: str
+    topic: str = ""
+    channel: str = ""
+
+    def __str__(self) -> str:
+        return f"{_place(self.topic, self.channel)}: {self.text}" if self.topic else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """A number for graphs: None is one that could not be had; ``unit`` is "s" or nothing.
+
+    ``at_least`` says that ``limit.crit`` is what it must not be under.
+    """
+
+    label: str
+    value: float | None
+    limit: Limit = field(default_factory=Limit)
+    unit: str = ""
+    at_least: bool = False
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a check. ``findings`` are the heaviest first, ``rows`` what was looked at."""
+
+    status: Status
+    summary: str
+    findings: Sequence[Finding] = ()
+    data: Sequence[Datum] = ()
+    rows: Sequence[Row] = ()
+    peers: Peers = field(default_factory=lambda: Peers({}))
+
+
+def unknown(reason: str, peers: Peers | None = None) -> Verdict:
+    """The result of a check that could not be made."""
+    return Verdict(Status.UNKNOWN, reason, peers=peers or Peers({}))
+
+
+def age(row: Row) -> float | None:
+    """Seconds that messages of a topic or channel wait, estimated; None without an egress.
+
+    nsqd does not tell since when messages wait. Those that do, divided by those that leave per
+    second, are how long one waits that comes now; at a steady pace the oldest has waited as long
+    (Little's law). Where some wait and none leaves it is infinite.
+    """
+    if not row.totals.depth:
+        return 0.0
+    if row.egress is None:
+        return None
+    return row.totals.depth / row.egress if row.egress else math.inf
+
+
+def judge(
+    limits: Limits, rows: Sequence[Row], peers: Peers, *, topic: str = "", channel: str = ""
+) -> Verdict:
+    """The state of what was asked for: all, a ``topic``, a ``channel``, or that of that topic.
+
+    UNKNOWN if nobody answers, else what the heaviest finding says. A silent nsqd or nsqlookupd
+    among others is a WARNING; that no nsqd answers, or none has what was named, is CRITICAL.
+    """
+    if peers.nobody:
+        return unknown(f"nobody answers: {'; '.join(peers.errors)}", peers)
+    seen = [row for row in rows if row.nodes]
+    found = [*_of_peers(limits, peers), *_missing(seen, peers, topic, channel)]
+    for row in seen:
+        found += _of_row(limits, row)
+    found.sort(key=lambda finding: (-finding.status.weight, finding.topic, finding.channel))
+    status = found[0].status if found else Status.OK
+    summary = str(found[0]) if found else _summary(seen, peers, channel)
+    if len(found) > 1:
+        summary += f" (and {len(found) - 1} more)"
+    return Verdict(status, summary, found, [*_data(limits, seen, peers, topic)], seen, peers)
+
+
+def _of_peers(limits: Limits, peers: Peers) -> Iterator[Finding]:
+    for error in peers.errors:
+        yield Finding(Status.WARNING, error)
+    for name, health in peers.unwell.items():
+        yield Finding(Status.CRITICAL, f"nsqd {name} is not well: {health}")
+    if peers.answering < limits.nsqds_min:
+        text = f"{peers.answering} nsqds answer, fewer than {limits.nsqds_min}"
+        yield Finding(Status.CRITICAL, text)
+    elif peers.nsqds and not peers.answering:
+        text = f"none of {len(peers.nsqds)} nsqds answers" if len(peers.nsqds) > 1 else ""
+        yield Finding(Status.CRITICAL, text or "the only nsqd does not answer")
+
+
+def _missing(rows: Sequence[Row], peers: Peers, topic: str, channel: str) -> Iterator[Finding]:
+    if peers.nsqds and not peers.answering:
+        return
+    if not topic and not channel:
+        if not peers.nsqds:
+            yield Finding(Status.CRITICAL, "nsqlookupd knows no nsqd")
+        return
+    if not any(topic in ("", row.topic) and channel in ("", row.channel) for row in rows):
+        silent = " that answers" if peers.answering < len(peers.nsqds) else ""
+        what = "it" if topic else f"a channel {channel}"
+        yield Finding(Status.CRITICAL, f"no nsqd{silent} has {what}", topic, channel)
+
+
+def _of_row(limits: Limits, row: Row) -> Iterator[Finding]:
+    found = [
+        _over(limits.depth, row.totals.depth, "depth {} is over {}"),
+        _old(limits.age, row),
+    ]
+    if row.channel:
+        found += [
+            _over(limits.in_flight, row.totals.in_flight, "{} in flight, over {}"),
+            _over(limits.requeue_rate, row.requeue_rate, "{} requeued per second, over {}"),
+            _over(limits.timeout_rate, row.timeout_rate, "{} timed out per second, over {}"),
+        ]
+        if row.totals.clients < limits.clients_min:
+            text = f"{row.totals.clients} clients, fewer than {limits.clients_min}"
+            found.append((Status.CRITICAL, text))
+    if limits.paused and row.totals.paused:
+        found.append((Status.CRITICAL, "paused"))
+    for status, text in found:
+        if status is not Status.OK:
+            yield Finding(status, text, row.topic, row.channel)
+
+
+def _over(limit: Limit, value: float | None, text: str) -> tuple[Status, str]:
+    if not limit:
+        return Status.OK, ""
+    if value is None:
+        return Status.UNKNOWN, "no rates: it was made anew, or nsqd restarted, during the check"
+    status, over = limit.exceeded(value)
+    return status, text.format(number(value), number(over))
+
+
+def _old(limit: Limit, row: Row) -> tuple[Status, str]:
+    waits = age(row) if limit else None
+    if waits == math.inf:
+        status, _ = limit.exceeded(waits)
+        return status, f"{row.totals.depth} messages wait and none is taken"
+    return _over(limit, waits, "messages wait about {} s, over {} s")
+
+
+def _summary(rows: Sequence[Row], peers: Peers, channel: str) -> str:
+    if channel and len(only := [row for row in rows if row.channel]) == 1:
+        totals = only[0].totals
+        return (
+            f"{_place(only[0].topic, channel)}: depth {totals.depth}, "
+            f"{totals.in_flight} in flight, {totals.clients} clients"
+        )
+    topics = len({row.topic for row in rows})
+    channels = sum(bool(row.channel) for row in rows)
+    depth = sum(row.totals.depth for row in rows)
+    return f"{peers.answering} nsqds, {topics} topics, {channels} channels, depth {depth}"
+
+
+def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iterator[Datum]:
+    """Of a named topic all that is measured; of many the sums, and the highest with its limits.
+
+    Which labels there are depends on nothing but the options, and what the topic has.
+    """
+    least = limits.nsqds_min or None
+    yield Datum("nsqds", peers.answering, Limit(crit=least), "", True, len(peers.nsqds))
+    channels = [row for row in rows if row.channel]
+    if topic:
+        for row in rows:
+            yield from _data_of(limits, row)
+        return
+    yield Datum("depth", sum(row.totals.depth for row in rows))
+    yield Datum("in_flight", sum(row.totals.in_flight for row in channels))
+    yield Datum("deferred", sum(row.totals.deferred for row in channels))
+    yield Datum("clients", sum(row.totals.clients for row in channels))
+    if limits.depth:
+        yield Datum("highest_depth", _highest([r.totals.depth for r in rows]), limits.depth)
+    if limits.in_flight:
+        values = [row.totals.in_flight for row in channels]
+        yield Datum("highest_in_flight", _highest(values), limits.in_flight)
+    if limits.requeue_rate:
+        rates = [row.requeue_rate for row in channels]
+        yield Datum("highest_requeue_rate", _highest(rates), limits.requeue_rate)
+    if limits.timeout_rate:
+        rates = [row.timeout_rate for row in channels]
+        yield Datum("highest_timeout_rate", _highest(rates), limits.timeout_rate)
+    if limits.age:
+        yield Datum("highest_age", _highest([age(r) for r in rows]), limits.age, "s")
+
+
+def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
+    place = _place(row.topic, row.channel)
+    yield Datum(f"{place}:depth", row.totals.depth, limits.depth)
+    if row.channel:
+        yield Datum(f"{place}:in_flight", row.totals.in_flight, limits.in_flight)
+        yield Datum(f"{place}:deferred", row.totals.deferred)
+        least = Limit(crit=limits.clients_min or None)
+        yield Datum(f"{place}:clients", row.totals.clients, least, "", True)
+        if limits.requeue_rate:
+            yield Datum(f"{place}:requeue_rate", row.requeue_rate, limits.requeue_rate)
+        if limits.timeout_rate:
+            yield Datum(f"{place}:timeout_rate", row.timeout_rate, limits.timeout_rate)
+    if limits.age:
+        yield Datum(f"{place}:age", age(row), limits.age, "s")
+
+
+def _highest(values: Sequence[float | None]) -> float | None:
+    """None where one is not known: a lower one would be taken for the highest."""
+    known = [value for value in values if value is not None]
+    return max(known, default=0.0) if len(known) == len(values) else None
+
+
+def number(value: float) -> str:
+    """Without an exponent, and without more digits than it has."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def _place(topic: str, channel: str) -> str:
+    return f"{topic}/{channel}" if channel else topic

@@ -1,0 +1,159 @@
+"""Whose a checkpoint is: held by one run at a time, and stamped with what its batches are like."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import ConfigError, LockedError
+from nsqtools.sinks.files.locks import Lock
+from nsqtools.spark.checkpoints import has_forgotten, is_finished
+from nsqtools.spark.hadoop import read_json, remove_all, write_text
+from nsqtools.spark.places import as_url, below, local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+_STAMP = "nsq-source"
+_LOCK = "lock"
+_JAVA = "java"
+_JAVA_ENDS = 60.0  # seconds
+_LOOK = 0.1
+
+
+class Stamp:
+    """What the batches of a checkpoint are like: their ``topics``, their ``channel``, and the rest.
+
+    A run that was killed may have left the batch that comes next half written. A run like it writes
+    the same rows in the same directories, over it; one that is unlike it has to remove that first.
+    """
+
+    def __init__(self, spark: SparkSession, checkpoint: str, stamp: Mapping[str, Any]) -> None:
+        """Look at what the last run was like; a checkpoint that had none is stamped.
+
+        Raises ConfigError if it was of other topics or another channel.
+        """
+        self._spark = spark
+        self._url = below(as_url(checkpoint), _STAMP)
+        self._stamp = stamp
+        said = read_json(spark, self._url)
+        self._changed = said != stamp
+        if said is None:
+            self.settle()
+        else:
+            _check(checkpoint, said, stamp)
+
+    def make_way(self, output: str, pattern: str) -> None:
+        """Before a batch is written: remove what a run unlike this one may have left of it.
+
+        ``pattern`` is that of the batch's directories in ``output``, which is empty if it has none.
+        """
+        if self._changed and output:
+            remove_all(self._spark, output, pattern)
+        self.settle()
+
+    def settle(self) -> None:
+        """From now on batches are like this, and none is left that is not."""
+        if self._changed:
+            write_text(self._spark, self._url, json.dumps(self._stamp))
+            self._changed = False
+
+
+def stamp_of(source: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    """What makes a run another one, whose batches may have other rows, by the source's options."""
+    topics = sorted({each.strip() for each in source["subscribe"].split(",")})
+    return {"topics": topics, "channel": source["channel"], **more}
+
+
+def check_stamp(checkpoint: str, stamp: Mapping[str, Any]) -> None:
+    """Raise ConfigError as Stamp does, but without Spark and of a local checkpoint alone."""
+    path = local(checkpoint)
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError):
+            _check(checkpoint, json.loads((path / _STAMP).read_text()), stamp)
+
+
+def is_settled(checkpoint: str, staging: str, stamp: Mapping[str, Any]) -> bool:
+    """Whether nothing of a local checkpoint is left to do, and a run like this one began it."""
+    path = local(checkpoint)
+    if path is None or not is_finished(checkpoint):
+        return False
+    try:
+        said = json.loads((path / _STAMP).read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(said == stamp) and not has_forgotten(checkpoint, staging)
+
+
+def _check(checkpoint: str, said: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:
+    for name, flag in (("topics", "--topic"), ("channel", "--channel")):
+        if said.get(name) != stamp[name]:
+            raise ConfigError(
+                f"--checkpoint {checkpoint}: it is of {flag} {_words(said.get(name))}, not of "
+                f"{_words(stamp[name])}: give another --checkpoint, or that {flag}"
+            )
+
+
+def _words(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@contextlib.contextmanager
+def only_one(checkpoint: str) -> Iterator[None]:
+    """Hold the lock of a local checkpoint; raises LockedError if another run has it.
+
+    Spark itself notices two runs, but only by the failure of one of them.
+    """
+    path = local(checkpoint)
+    if path is None:
+        yield
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    lock = Lock(str(path / _LOCK))
+    if not lock.acquire():
+        raise lock.refusal("give another --checkpoint")
+    try:
+        _outlive(path / _JAVA)
+        yield
+    finally:
+        lock.release()
+
+
+def note_java(checkpoint: str, spark: SparkSession) -> None:
+    """Note the Java process that works for a checkpoint, for who holds its lock next."""
+    path = local(checkpoint)
+    gateway: Any = spark.sparkContext._gateway
+    process = gateway.proc if gateway else None
+    if path is not None and process is not None:
+        (path / _JAVA).write_text(f"{process.pid} {_began(process.pid)}")
+
+
+def _outlive(note: Path) -> None:
+    """Wait until the Java process of a run that was killed has ended.
+
+    That takes it a moment, in which it might still put a batch in place, in the midst of the same
+    being done anew. Raises LockedError if it does not end.
+    """
+    try:
+        pid, began = note.read_text().split()
+    except (OSError, ValueError):
+        return
+    deadline = time.monotonic() + _JAVA_ENDS
+    while began and _began(int(pid)) == began:
+        if time.monotonic() > deadline:
+            raise LockedError(f"the Java process {pid} of a run that was killed has not ended yet")
+        time.sleep(_LOOK)
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the kernel's words; empty if it has ended or nobody knows."""
+    try:
+        state, *_, began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
+    except (OSError, ValueError):
+        return ""
+    return "" if state == "Z" else began

@@ -1,0 +1,196 @@
+"""Scrapes that share polls, and what a snapshot becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.cli.metrics import render, served
+from nsqtools.cli.stats.exporting import check_metrics, cluster_metrics
+from nsqtools.cli.stats.serve import Exporter
+from nsqtools.engine.cluster import Node, Snapshot
+from nsqtools.errors import HTTPError, UnreachableError
+from nsqtools.names import Address
+from nsqtools.net.replies import ChannelStats, Latency, NsqdStats, TopicStats
+from nsqtools.policy.checks import Status, Verdict
+from nsqtools.policy.rates import Counters, Row
+from tests.support.clock import elapse, virtual
+from tests.support.metrics import get, kinds, values
+
+if TYPE_CHECKING:
+    from nsqtools.metrics import Metric
+    from tests.support.metrics import Values
+
+EMPTY = Snapshot(0.0, {}, {}, {})
+
+
+class Cluster:
+    """Counts its looks, which take a while."""
+
+    def __init__(self, takes: float = 1.0) -> None:
+        self.takes = takes
+        self.looks = 0
+        self.now = 0
+        self.most = 0
+
+    async def look(self) -> Snapshot:
+        self.looks += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await elapse(self.takes)
+        finally:
+            self.now -= 1
+        return EMPTY
+
+
+def told(metrics: list[Metric]) -> Values:
+    return values(render(metrics, process=False)[0].decode())
+
+
+class TestScrapes:
+    @virtual
+    async def test_those_of_one_time_share_a_poll_and_the_next_has_its_own(self) -> None:
+        cluster = Cluster()
+        exporter = Exporter(cluster.look, 10.0)
+        scrapes = [asyncio.ensure_future(exporter.collect())]
+        await elapse(0.9)
+        scrapes += [asyncio.ensure_future(exporter.collect()) for _ in range(5)]
+        found = await asyncio.gather(*scrapes)
+        assert cluster.looks == 1
+        assert all(each is found[0] for each in found)
+        await exporter.collect()
+        assert (cluster.looks, cluster.most) == (2, 1)
+
+    @virtual
+    async def test_polls_never_overlap_however_scrapes_come(self) -> None:
+        cluster = Cluster()
+        exporter = Exporter(cluster.look, 10.0)
+        scrapes = []
+        for _ in range(50):
+            scrapes.append(asyncio.ensure_future(exporter.collect()))
+            await elapse(0.3)
+        await asyncio.gather(*scrapes)
+        assert cluster.most == 1
+        assert 10 < cluster.looks < 20
+
+    @virtual
+    async def test_a_scrape_that_is_given_up_takes_nothing_from_the_others(self) -> None:
+        cluster = Cluster()
+        exporter = Exporter(cluster.look, 10.0)
+        first, second = (asyncio.ensure_future(exporter.collect()) for _ in range(2))
+        await elapse(0.5)
+        first.cancel()
+        assert await second
+        assert cluster.looks == 1
+
+    @virtual
+    async def test_a_poll_has_a_time_limit_and_the_next_scrape_tries_again(self) -> None:
+        cluster = Cluster(takes=60.0)
+        exporter = Exporter(cluster.look, 5.0)
+        scrapes = [asyncio.ensure_future(exporter.collect()) for _ in range(2)]
+        await elapse(6.0)
+        for scrape in scrapes:
+            with pytest.raises(UnreachableError, match=r"^no poll within 5s$"):
+                await scrape
+        assert (exporter.status, cluster.now) == ("no poll within 5s", 0)
+        cluster.takes = 1.0
+        assert await exporter.collect()
+
+    @virtual
+    async def test_a_poll_that_everybody_gave_up_ends_without_a_word(self) -> None:
+        cluster = Cluster(takes=60.0)
+        exporter = Exporter(cluster.look, 5.0)
+        scrape = asyncio.ensure_future(exporter.collect())
+        await elapse(1.0)
+        scrape.cancel()
+        await elapse(10.0)
+        assert cluster.now == 0
+
+    @virtual
+    async def test_it_is_closed_with_its_poll(self) -> None:
+        cluster = Cluster(takes=60.0)
+        exporter = Exporter(cluster.look, 100.0)
+        scrape = asyncio.ensure_future(exporter.collect())
+        await elapse(1.0)
+        await exporter.close()
+        assert cluster.now == 0
+        assert (await asyncio.gather(scrape, return_exceptions=True))[0].__class__ is (
+            asyncio.CancelledError
+        )
+
+    async def test_what_cannot_be_had_is_503(self) -> None:
+        async def late() -> list[Metric]:
+            raise UnreachableError("no poll within 5s")
+
+        async with served(Address("127.0.0.1", 0), late) as address:
+            assert address
+            reply = await get(address)
+        assert (reply.status_code, reply.text) == (503, "no poll within 5s\n")
+
+
+CHANNEL = ChannelStats("c", 5, 1, 2, 3, 40, 6, 7, 8, True, Latency(9, ((0.5, 0.25), (1.0, 2.0))))
+TOPIC = TopicStats("t", 1, 0, 41, False, (CHANNEL,), 99)
+SNAPSHOT = Snapshot(
+    0.0,
+    {"a:1": NsqdStats("1.3.0", "NOK - full", 1700000000, (TOPIC,))},
+    {"b:1": HTTPError("refused", Address("b", 1))},
+    {"a:1": Node("a:1", "http://a:1"), "b:1": Node("b:1", "http://b:1")},
+    {"l:1": None, "l:2": HTTPError("refused", Address("l", 2))},
+)
+
+
+class TestMetrics:
+    def test_a_snapshot_is_told_in_full(self) -> None:
+        found = told(cluster_metrics(SNAPSHOT))
+        here = ("c", "a:1", "t")
+        assert found == {
+            ("nsq_up", "a:1", ""): 1,
+            ("nsq_up", "b:1", ""): 0,
+            ("nsq_up", "", "l:1"): 1,
+            ("nsq_up", "", "l:2"): 0,
+            ("nsq_nsqd_info", "a:1", "1.3.0"): 1,
+            ("nsq_nsqd_healthy", "a:1"): 0,
+            ("nsq_nsqd_start_time_seconds", "a:1"): 1700000000,
+            ("nsq_topic_depth", "a:1", "t"): 1,
+            ("nsq_topic_backend_depth", "a:1", "t"): 0,
+            ("nsq_topic_messages_total", "a:1", "t"): 41,
+            ("nsq_topic_message_bytes_total", "a:1", "t"): 99,
+            ("nsq_topic_paused", "a:1", "t"): 0,
+            ("nsq_channel_depth", *here): 5,
+            ("nsq_channel_backend_depth", *here): 1,
+            ("nsq_channel_in_flight", *here): 2,
+            ("nsq_channel_deferred", *here): 3,
+            ("nsq_channel_messages_total", *here): 40,
+            ("nsq_channel_requeued_total", *here): 6,
+            ("nsq_channel_timed_out_total", *here): 7,
+            ("nsq_channel_clients", *here): 8,
+            ("nsq_channel_paused", *here): 1,
+            ("nsq_channel_e2e_latency_seconds", "c", "a:1", "0.5", "t"): 0.25,
+            ("nsq_channel_e2e_latency_seconds", "c", "a:1", "1", "t"): 2,
+        }
+
+    def test_help_is_a_sentence_and_kinds_follow_names(self) -> None:
+        verdict = Verdict(Status.OK, "fine")
+        metrics = [*cluster_metrics(SNAPSHOT), *check_metrics(verdict, topic="", channel="")]
+        text = render(metrics, process=False)[0].decode()
+        assert len(kinds(text)) == len(metrics)
+        for metric in metrics:
+            assert metric.help.endswith("."), metric.name
+            assert metric.name.endswith("_total") == (metric.kind == "counter")
+
+    def test_the_result_of_a_check_has_waits_as_far_as_they_are_known(self) -> None:
+        rows = [
+            Row("t", "a", Counters(depth=4), 1, 0, 1.0, 2.0, 0.0, 0.0),
+            Row("t", "b", Counters(depth=4), 1, 0, 1.0, 0.0, 0.0, 0.0),
+            Row("t", "c", Counters(depth=4), 1, 0),
+        ]
+        verdict = Verdict(Status.CRITICAL, "x", rows=rows)
+        assert told(check_metrics(verdict, topic="t", channel="")) == {
+            ("nsqtools_check_status", "", "t"): 2,
+            ("nsqtools_check_findings", "", "t"): 0,
+            ("nsqtools_wait_seconds", "a", "t"): 2,
+            ("nsqtools_wait_seconds", "b", "t"): float("inf"),
+        }

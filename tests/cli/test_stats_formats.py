@@ -1,0 +1,245 @@
+"""What reports look like to the next program in the pipe."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.cli.stats.formats import Csv, JsonLines, Lines
+from nsqtools.cli.stats.report import Consumer, ConsumerRates, latencies
+from nsqtools.cli.stats.tables import aligned
+from nsqtools.engine.cluster import Snapshot
+from nsqtools.net.replies import ChannelStats, ClientStats, Latency, NsqdStats, TopicStats
+from tests.cli.reports import LOOKUPD, NSQD, SILENT, report, row
+
+if TYPE_CHECKING:
+    from nsqtools.cli.stats.report import Report
+
+# As nsq_stat 1.3.0 prints it.
+HEADER = """\
+------rate------+----------------depth----------------+--------------metadata---------------
+ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients
+"""
+LINE = (
+    "     10       8 |       5       3       2     3     4 |      50      60           70       8"
+)
+
+CLIENT = ClientStats(
+    *("id", "host", "agent/1 (x)", "10.0.0.1:5000"),
+    *(3, 100, 2, 30, 20, 10),
+    5,
+    True,
+    True,
+    False,
+    authed=False,
+)
+
+
+def one(**changes: Any) -> Report:
+    return report(row(depth=5, ingress=10.4, egress=7.5), **changes)
+
+
+def test_one_channel_looks_as_in_nsq_stat() -> None:
+    assert Lines(single=True).add(one()) == f"{HEADER}{LINE}\n"
+
+
+def test_the_header_comes_again_each_25_samples_of_which_the_first_is_no_line() -> None:
+    lines = Lines(single=True)
+    found = [lines.add(one()).startswith(HEADER) for _ in range(52)]
+    assert [n for n, header in enumerate(found) if header] == [0, 24, 49]
+
+
+def test_rates_that_are_not_known_are_no_numbers() -> None:
+    unknown = report(row(ingress=None, egress=None))
+    assert Lines(single=True).add(unknown).splitlines()[-1].split()[:2] == ["-", "-"]
+
+
+def test_notes_follow_the_columns_only_where_there_are_any() -> None:
+    lines = Lines(single=True)
+    lines.add(one())
+    noted = report(row(depth=5, ingress=10.4, egress=7.5, paused=True, missing=2))
+    assert lines.add(noted) == f"{LINE} | paused missing=2\n"
+    slow = replace(one(), latencies={("t", "c"): ((0.99, 1.5), (0.5, 0.0123456))})
+    assert lines.add(slow) == f"{LINE} | p99=1.5s p50=12.3ms\n"
+
+
+def test_several_rows_have_their_names_behind_and_a_blank_line_after_them() -> None:
+    lines = Lines(single=False)
+    both = report(row(channel="", depth=5, paused=True), row(depth=5))
+    rule, titles, topic, channel, blank = lines.add(both).split("\n")[:5]
+    assert rule == HEADER.splitlines()[0] + "+"
+    assert titles == HEADER.splitlines()[1] + " | topic channel"
+    assert topic.split()[14:] == ["t", "-", "paused"]
+    assert channel.split()[14:] == ["t", "c"]
+    assert blank == ""
+    assert lines.add(both).split("\n")[:3] == [topic, channel, ""]
+
+
+def test_a_header_does_not_part_a_report() -> None:
+    lines = Lines(single=False)
+    many = report(*(row(channel=f"c{n}") for n in range(30)))
+    for _ in range(2):
+        text = lines.add(many).splitlines()
+        assert [n for n, line in enumerate(text) if "ingress" in line] == [1]
+
+
+def test_nothing_to_tell_is_no_text() -> None:
+    assert Lines(single=False).add(report()) == ""
+
+
+def test_names_cannot_forge_lines() -> None:
+    forged = report(row("a\nb", "c\x1b[2J"))
+    for form in (Lines(single=False), Csv(), JsonLines()):
+        text = form.add(forged)
+        assert all(line.isprintable() for line in text.splitlines())
+        assert "a\\nb" in text
+
+
+def test_csv_has_one_header_and_reads_back() -> None:
+    form = Csv()
+    text = form.add(one()) + form.add(report(row("u", "", ingress=None, paused=True, missing=1)))
+    first, second = csv.DictReader(io.StringIO(text))
+    assert (first["time"], first["topic"]) == ("2023-11-14T22:13:20.000Z", "t")
+    assert (first["ingress"], first["egress"]) == ("10.400", "7.500")
+    depths = [first[name] for name in ("depth", "memory_depth", "backend_depth")]
+    assert depths == ["5", "3", "2"]
+    assert (first["requeue_rate"], first["timeout_rate"]) == ("0.500", "0.250")
+    assert (second["topic"], second["channel"], second["ingress"]) == ("u", "", "")
+    assert (second["paused"], second["missing"]) == ("true", "1")
+
+
+def test_json_is_one_line_with_topics_channels_and_who_is_silent() -> None:
+    given = report(row(channel=""), row(depth=5, missing=1), silent=True, lookupd=True)
+    text = JsonLines().add(given)
+    assert text.count("\n") == 1
+    said = json.loads(text)
+    assert (said["time"], said["interval"]) == ("2023-11-14T22:13:20.000Z", 2.0)
+    (topic,) = said["topics"]
+    assert (topic["topic"], topic["messages"]) == ("t", 70)
+    (channel,) = topic["channels"]
+    assert (channel["channel"], channel["depth"], channel["missing"]) == ("c", 5, 1)
+    assert "consumers" not in channel
+    errors = {each["nsqd"]: each["error"] for each in said["nsqds"]}
+    assert errors == {NSQD: None, SILENT: f"{SILENT}: connection refused"}
+    assert said["lookupds"] == [{"lookupd": LOOKUPD, "error": f"{LOOKUPD}: connection refused"}]
+
+
+def channel(*clients: ClientStats, latency: Latency | None = None) -> TopicStats:
+    found = ChannelStats("c", 1, 0, 2, 3, 4, 5, 6, 7, False, latency, clients)
+    return TopicStats("t", 9, 8, 7, True, (found,), 6, latency)
+
+
+def snapshot(at: float = 0.0, **nsqds: TopicStats) -> Snapshot:
+    stats = {name: NsqdStats("1.3.0", "OK", 1, (topic,)) for name, topic in nsqds.items()}
+    return Snapshot(at, stats, {}, {})
+
+
+def test_json_has_the_part_of_every_nsqd() -> None:
+    parts = snapshot(a=channel(latency=Latency(3, ((0.99, 1.5),))), b=channel())
+    said = json.loads(JsonLines().add(replace(one(), snapshot=parts)))
+    (found,) = said["topics"][0]["channels"]
+    assert [each["nsqd"] for each in found["nsqds"]] == ["a", "b"]
+    assert found["nsqds"][0] == {
+        "nsqd": "a",
+        "depth": 1,
+        "backend_depth": 0,
+        "in_flight": 2,
+        "deferred": 3,
+        "requeues": 5,
+        "timeouts": 6,
+        "messages": 4,
+        "clients": 7,
+        "paused": False,
+        "latency": {"p99": 1.5},
+    }
+    assert found["nsqds"][1]["latency"] is None
+
+
+def test_the_latency_of_a_row_is_that_of_the_slowest_nsqd_that_measured_any() -> None:
+    found = latencies(
+        snapshot(
+            a=channel(latency=Latency(3, ((0.5, 1.0), (0.99, 2.0)))),
+            b=channel(latency=Latency(3, ((0.5, 0.5), (0.99, 9.0)))),
+            c=channel(latency=Latency(0, ((0.5, 99.0),))),
+            d=channel(),
+        )
+    )
+    assert found == {("t", ""): ((0.99, 9.0), (0.5, 1.0)), ("t", "c"): ((0.99, 9.0), (0.5, 1.0))}
+
+
+def test_rates_of_consumers_are_those_of_a_connection() -> None:
+    rates = ConsumerRates()
+    (first,) = rates.record(snapshot(10.0, a=channel(CLIENT)))
+    assert (first.finish_rate, first.requeue_rate) == (None, None)
+    later = replace(CLIENT, finish_count=30, requeue_count=14)
+    (second,) = rates.record(snapshot(14.0, a=channel(later)))
+    assert (second.finish_rate, second.requeue_rate) == (2.5, 1.0)
+    assert (second.topic, second.channel, second.nsqd) == ("t", "c", "a")
+    again = replace(later, connect_ts=99, finish_count=1)
+    (third,) = rates.record(snapshot(15.0, a=channel(again)))
+    assert third.finish_rate is None
+
+
+@pytest.fixture
+def consumed() -> Report:
+    packed = replace(CLIENT, tls=False, snappy=False, deflate=True, authed=True)
+    consumers = [
+        Consumer("t", "c", NSQD, CLIENT, 2.4, None),
+        Consumer("t", "c", NSQD, packed, 0.0, 1.0),
+    ]
+    return replace(one(), consumers=consumers)
+
+
+def test_consumers_have_lines_of_their_own(consumed: Report) -> None:
+    _, titles, first, second, blank = (
+        Lines(single=True, consumers=True).add(consumed).split("\n")[:5]
+    )
+    assert titles.split()[:2] == ["rdy", "inflt"]
+    assert first.split() == [
+        *("100", "2", "|", "2", "-", "|", "20", "10", "|", "yes", "snappy", "-", "|"),
+        *("t", "c", NSQD, "host", "agent/1", "(x)"),
+    ]
+    assert second.split()[9:12] == ["-", "deflate", "yes"]
+    assert blank == ""
+    assert first.index("|") == titles.index("|")
+    assert first.rindex("|") == titles.rindex("|")
+
+
+def test_consumers_in_csv_and_json(consumed: Report) -> None:
+    first, second = csv.DictReader(io.StringIO(Csv(consumers=True).add(consumed)))
+    assert (first["hostname"], first["user_agent"], first["tls"]) == ("host", "agent/1 (x)", "true")
+    assert (first["ready_count"], first["finish_rate"], first["requeue_rate"]) == (
+        "100",
+        "2.400",
+        "",
+    )
+    assert (second["compression"], second["connected"]) == ("deflate", "1970-01-01T00:00:05.000Z")
+    (found,) = json.loads(JsonLines().add(consumed))["topics"][0]["channels"]
+    assert [each["compression"] for each in found["consumers"]] == ["snappy", "deflate"]
+    assert found["consumers"][0]["finish_rate"] == 2.4
+
+
+def test_a_table_has_numbers_to_the_right_and_cuts_the_longest_names() -> None:
+    rows = [
+        ("topic", "channel", "n", "notes"),
+        ("t" * 30, "c" * 14, "12,345", "paused"),
+        ("u", "-", "7", ""),
+    ]
+    lines = aligned(rows, range(2, 3), 52, "…")
+    assert lines == [
+        f"{'topic':<20}  {'channel':<14}       n  notes",
+        f"{'t' * 19}…  {'c' * 14}  12,345  paused",
+        f"{'u':<20}  {'-':<14}       7",
+    ]
+    assert aligned(rows, range(2, 3), 80, "…")[1].startswith("t" * 30)
+
+
+def test_a_table_that_has_no_room_keeps_its_numbers() -> None:
+    rows = [("topic", "channel", "n", "notes"), ("t" * 30, "c" * 30, "12,345", "paused")]
+    (_, line) = aligned(rows, range(2, 3), 10, "~")
+    assert line == f"{'t' * 11}~  {'c' * 11}~  12,345  paused"

@@ -1,0 +1,318 @@
+"""The live view without a terminal: keys and reports in, lines out."""
+
+from __future__ import annotations
+
+from math import nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.cli.stats.sparks import short, sparkline
+from nsqtools.cli.stats.view import HELP, SORTABLE, ViewState
+from nsqtools.cli.stats.watch import Keys
+from tests.cli.reports import report, row
+
+WIDE, TALL = 160, 30
+
+
+def shown(view: ViewState, width: int = WIDE, height: int = TALL) -> list[str]:
+    return ["".join(text for text, _ in line) for line in view.lines(width, height)]
+
+
+def names(view: ViewState, width: int = WIDE, height: int = TALL) -> list[str]:
+    """Topic and channel of each row that is shown."""
+    found = [line.split() for line in shown(view, width, height)[2:-1]]
+    return ["/".join(words[:2]) for words in found if words]
+
+
+def press(view: ViewState, *keys: str) -> bool:
+    return all(view.press(key) for key in keys)
+
+
+def sorted_by(view: ViewState) -> str:
+    (chosen,) = [text for text, style in view.lines(WIDE, TALL)[1] if "reverse" in style]
+    return chosen.strip()
+
+
+@pytest.fixture
+def view() -> ViewState:
+    made = ViewState(2.0)
+    made.update(
+        report(
+            row("a", "x", depth=5, ingress=1.0),
+            row("b", "", depth=0, ingress=None),
+            row("b", "y", depth=20, ingress=9.0),
+            row("c", "x", depth=100, ingress=4.0),
+        )
+    )
+    return made
+
+
+def test_the_deepest_stands_first(view: ViewState) -> None:
+    assert sorted_by(view) == "depth▼"
+    assert names(view) == ["c/x", "b/y", "a/x", "b/-"]
+
+
+def test_s_goes_through_all_columns_and_back_to_the_first(view: ViewState) -> None:
+    found = []
+    for _ in SORTABLE:
+        found.append(sorted_by(view))
+        press(view, "s")
+    assert found == [
+        *("depth▼", "inflt▼", "def▼", "in/s▼", "out/s▼", "req/s▼", "t-o/s▼", "clients▼"),
+        *("topic▲", "channel▲"),
+    ]
+    assert sorted_by(view) == "depth▼"
+    press(view, "S")
+    assert sorted_by(view) == "channel▲"
+
+
+def test_what_is_not_known_comes_last_in_both_orders(view: ViewState) -> None:
+    press(view, "s", "s", "s")
+    assert names(view) == ["b/y", "c/x", "a/x", "b/-"]
+    press(view, "r")
+    assert sorted_by(view) == "in/s▲"
+    assert names(view) == ["a/x", "c/x", "b/y", "b/-"]
+
+
+def test_a_filter_works_while_it_is_typed_and_enter_keeps_it(view: ViewState) -> None:
+    press(view, "/", "B")
+    assert shown(view)[-1] == "/B "
+    assert names(view) == ["b/y", "b/-"]
+    press(view, " ", "y", "enter")
+    assert names(view) == ["b/y"]
+    assert "1 of 4 rows" in shown(view)[0]
+    assert "filter: B y" in shown(view)[0]
+    assert shown(view)[-1] == HELP
+
+
+def test_keys_are_text_while_a_filter_is_typed(view: ViewState) -> None:
+    assert press(view, "/", "q", "s", "r", "j")
+    assert (view.filter, sorted_by(view)) == ("qsrj", "depth▼")
+    press(view, "backspace", "backspace")
+    assert view.filter == "qs"
+    press(view, "escape")
+    assert (view.filter, view.editing) == ("", False)
+
+
+def test_escape_drops_a_filter_that_was_kept(view: ViewState) -> None:
+    press(view, "/", "b", "enter", "escape")
+    assert len(names(view)) == 4
+
+
+def test_q_ends_the_view_and_unknown_keys_do_nothing(view: ViewState) -> None:
+    before = shown(view)
+    assert press(view, "unknown", "enter", "x")
+    assert shown(view) == before
+    assert not view.press("q")
+
+
+def test_space_holds_the_view_while_measuring_goes_on(view: ViewState) -> None:
+    press(view, " ")
+    view.update(report(row("d", "z", depth=7)))
+    assert names(view)[0] == "c/x"
+    assert shown(view)[0].startswith("held")
+    press(view, " ")
+    assert names(view) == ["d/z"]
+    assert not shown(view)[0].startswith("held")
+
+
+def test_rows_that_exceed_the_window_scroll_and_stop_at_both_ends() -> None:
+    view = ViewState(2.0)
+    view.update(report(*(row("t", f"c{n:02}") for n in range(30))))
+    height = 13  # ten rows
+    assert names(view, height=height) == [f"t/c{n:02}" for n in range(10)]
+    for key, first in (
+        ("up", 0),
+        ("down", 1),
+        ("j", 2),
+        ("k", 1),
+        ("pagedown", 11),
+        ("end", 20),
+        ("down", 20),
+        ("up", 19),
+        ("pageup", 9),
+        ("G", 20),
+        ("home", 0),
+        ("pageup", 0),
+    ):
+        press(view, key)
+        assert names(view, height=height)[0] == f"t/c{first:02}"
+        assert len(names(view, height=height)) == 10
+
+
+def test_a_larger_window_shows_more_instead_of_scrolling_past_the_end() -> None:
+    view = ViewState(2.0)
+    view.update(report(*(row("t", f"c{n:02}") for n in range(30))))
+    shown(view, height=13)
+    press(view, "end")
+    assert len(names(view, height=13)) == 10
+    assert len(names(view, height=40)) == 30
+
+
+def test_paused_and_silent_are_told_in_words_and_not_by_colour_alone() -> None:
+    view = ViewState(2.0)
+    view.update(report(row("a", paused=True), row("b", missing=1), silent=True, lookupd=True))
+    lines = shown(view)
+    assert lines[2].endswith(" paused")
+    assert lines[3].endswith(" missing=1")
+    assert "2 nsqds (1 silent)" in lines[0]
+    assert lines[-2] == "no answer: 127.0.0.1:4251: connection refused (and 1 more)"
+
+
+def test_sparklines_hold_what_was_and_forget_what_is_gone() -> None:
+    view = ViewState(2.0)
+    for depth in (0, 10, 20):
+        view.update(report(row(depth=depth)))
+    assert "▁▅█ " in shown(view)[2]
+    view.update(report())
+    view.update(report(row(depth=20)))
+    assert "▁▅█" not in shown(view)[2]
+
+
+def test_the_past_of_sparklines_is_five_minutes() -> None:
+    view = ViewState(10.0)
+    for depth in (1000, *[1] * 29):
+        view.update(report(row(depth=depth, ingress=1.0, egress=1.0)))
+    assert "▁" in shown(view)[2] or "▂" in shown(view)[2]
+    view.update(report(row(depth=1, ingress=1.0, egress=1.0)))
+    assert set(shown(view)[2]) & set("▁▂▃▄▅▆▇") == set()
+
+
+def test_narrow_windows_lose_sparklines_first_and_names_are_cut_last() -> None:
+    view = ViewState(2.0)
+    view.update(report(row("a" * 30, "b" * 30, depth=123)))
+    wide, narrow, least = (shown(view, width=width) for width in (200, 90, 50))
+    assert "depth, 5m" in wide[1]
+    assert "a" * 30 in wide[2]
+    assert "b" * 30 in wide[2]
+    assert "5m" not in narrow[1]
+    assert "…" in least[2]
+    assert all(title in least[1] for title in ("depth", "in/s", "out/s"))
+    assert "123" in least[2]
+
+
+def test_without_utf_8_everything_is_ascii() -> None:
+    view = ViewState(2.0, ascii=True)
+    view.update(report(row("a" * 40, depth=3), silent=True))
+    for width in (20, 60, WIDE):
+        assert all(line.isascii() for line in shown(view, width=width))
+
+
+def test_what_a_server_sends_cannot_drive_the_terminal() -> None:
+    view = ViewState(2.0)
+    view.update(report(row("a\x1b[2Jb", "c\nd")))
+    assert all(line.isprintable() for line in shown(view))
+
+
+def test_a_view_without_a_report_is_empty() -> None:
+    assert ViewState(2.0).lines(80, 24) == []
+
+
+rows = st.lists(
+    st.builds(
+        row,
+        st.text("ab.-", min_size=1, max_size=50),
+        st.text("cd#", max_size=50),
+        depth=st.integers(0, 10**12),
+        ingress=st.none() | st.floats(0, 1e15),
+        missing=st.integers(0, 2),
+        paused=st.booleans(),
+    ),
+    max_size=12,
+    unique_by=lambda each: (each.topic, each.channel),
+)
+keys = st.lists(
+    st.sampled_from(
+        [*"sSr/ jkgGab", "escape", "enter", "backspace", "up", "down", "pageup", "pagedown", "end"]
+    ),
+    max_size=12,
+)
+
+
+@given(rows, keys, st.integers(1, 220), st.integers(1, 40), st.booleans())
+def test_whatever_is_shown_fits_the_window(
+    some: list[object], pressed: list[str], width: int, height: int, silent: bool
+) -> None:
+    view = ViewState(2.0)
+    view.update(report(*some, silent=silent))  # type: ignore[arg-type]
+    for key in pressed:
+        view.press(key)
+        lines = shown(view, width, height)
+        assert len(lines) <= height
+        assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "text"),
+    [
+        ([], 4, "    "),
+        ([0.0, 0.0], 4, "  ▁▁"),
+        ([0, 1, 2, 7], 4, "▁▂▃█"),
+        ([1e-9, 100], 2, "▂█"),
+        ([5, nan, 5], 3, "█ █"),
+        ([nan], 1, " "),
+        ([1, 2, 3, 4, 5, 6, 7, 7], 4, "▃▅▇█"),
+        ([9, 0, 0, 0], 2, "█▁"),
+    ],
+)
+def test_sparklines(values: list[float], width: int, text: str) -> None:
+    assert sparkline(values, width) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (0.04, "0.0"),
+        (9.96, "10.0"),
+        (5.0, "5"),
+        (12.3, "12"),
+        (99999, "99999"),
+        (99999.6, "100k"),
+        (123456, "123k"),
+        (999499, "999k"),
+        (999600, "1M"),
+        (1234567, "1.23M"),
+        (5e12, "5T"),
+        (1e24, "1e+24"),
+    ],
+)
+def test_short_numbers(value: float | None, text: str) -> None:
+    assert short(value) == text
+
+
+@given(st.floats(0, 1e30))
+def test_short_numbers_fit_their_column(value: float) -> None:
+    assert len(short(value)) <= 7
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"q", ["q"]),
+        (b"\x1b", ["escape"]),
+        (b"\x1b[A\x1bOB\x1b[5~\x1b[6~", ["up", "down", "pageup", "pagedown"]),
+        (b"\x1b[H\x1b[4~\x1bOF", ["home", "end", "end"]),
+        (b"\r\n\x7f\x08", ["enter", "enter", "backspace", "backspace"]),
+        (b"\x1b[1;5C\x01", ["unknown", "unknown"]),
+        ("ä€".encode(), ["ä", "€"]),
+        (b"a\xffb", ["a", "\ufffd", "b"]),
+    ],
+)
+def test_what_a_terminal_sends_are_keys(data: bytes, expected: list[str]) -> None:
+    assert Keys().feed(data) == expected
+
+
+def test_a_character_may_come_in_parts() -> None:
+    keys = Keys()
+    assert [keys.feed(bytes([each])) for each in "€x".encode()] == [[], [], ["€"], ["x"]]
+
+
+@given(st.lists(st.binary(max_size=8)))
+def test_whatever_a_terminal_sends_gives_keys(parts: list[bytes]) -> None:
+    feed = Keys()
+    for part in parts:
+        assert all(key for key in feed.feed(part))

@@ -1,0 +1,225 @@
+"""What is asked of whom to change a topic or channel everywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.engine.changes import (
+    Holding,
+    Loss,
+    Registry,
+    Survey,
+    Target,
+    find_producer,
+    loss,
+    plan,
+    plan_tombstone,
+)
+from nsqtools.engine.cluster import Node
+from nsqtools.errors import HTTPError
+from nsqtools.names import Address
+from nsqtools.net.http import ChannelStats, Producer, TopicStats
+
+if TYPE_CHECKING:
+    from nsqtools.engine.changes import Stages, Verb
+
+EVENTS = Target("events")
+ARCHIVE = Target("events", "archive")
+DEAD = HTTPError("connection refused", Address("dead", 4151))
+
+
+def channel(name: str = "archive", **values: Any) -> ChannelStats:
+    numbers = ("depth", "backend_depth", "in_flight", "deferred", "message_count")
+    more = ("requeue_count", "timeout_count", "client_count")
+    return ChannelStats(
+        **{"name": name, "paused": False, **dict.fromkeys(numbers + more, 0), **values}
+    )
+
+
+def events(*channels: ChannelStats, depth: int = 0, paused: bool = False) -> TopicStats:
+    return TopicStats("events", depth, 0, 0, paused, channels)
+
+
+def holding(
+    host: str,
+    topic: TopicStats | None = None,
+    *,
+    given: bool = False,
+    error: HTTPError | None = None,
+    listed: tuple[str, ...] = (),
+) -> Holding:
+    name = f"{host}:4151"
+    node = Node(name, f"http://{name}", Address(host, 4150), topics=dict.fromkeys(listed, False))
+    return Holding(node, given, topic, error)
+
+
+def registry(*topics: str, channels: tuple[str, ...] = (), **rest: Any) -> Registry:
+    return Registry("lookup:4161", topics, channels, **rest)
+
+
+def producer(host: str, *topics: str, hostname: str = "") -> Producer:
+    marks = (False,) * len(topics)
+    return Producer(host, hostname or host, "", 4150, 4151, "1.3.0", topics, marks)
+
+
+def words(stages: Stages) -> list[list[str]]:
+    return [
+        [
+            f"{step.name} {step.path}{f' ({step.note})' if step.note else ''}"
+            f"{' failed' if step.error else ''}"
+            for step in steps
+        ]
+        for steps in stages
+    ]
+
+
+def test_a_topic_is_deleted_where_it_is_looked_up_before_where_it_is() -> None:
+    survey = Survey((registry("events"),), (holding("a", events()), holding("b")))
+    assert words(plan("delete", EVENTS, survey)) == [
+        ["lookup:4161 topic/delete"],
+        ["a:4151 topic/delete"],
+    ]
+
+
+def test_nsqlookupds_that_never_knew_a_topic_are_asked_to_forget_it_too() -> None:
+    survey = Survey((registry("other"),), (holding("a", events()),))
+    assert words(plan("delete", EVENTS, survey))[0] == ["lookup:4161 topic/delete (is not there)"]
+
+
+@pytest.mark.parametrize("verb", ["pause", "unpause", "empty"])
+def test_only_nsqds_that_have_it_are_asked_to_do_the_rest(verb: Verb) -> None:
+    survey = Survey((registry("events"),), (holding("a"), holding("b", events(paused=True))))
+    (steps,) = plan(verb, EVENTS, survey)
+    assert [(step.name, step.path) for step in steps] == [("b:4151", f"topic/{verb}")]
+
+
+def test_a_topic_is_made_on_nsqlookupds_and_on_given_nsqds_alone() -> None:
+    survey = Survey((registry(),), (holding("given", given=True), holding("listed")))
+    assert words(plan("create", EVENTS, survey)) == [
+        ["lookup:4161 topic/create"],
+        ["given:4151 topic/create"],
+    ]
+
+
+def test_a_channel_is_made_on_all_nsqds_that_have_the_topic() -> None:
+    survey = Survey(
+        (registry("events", channels=("archive",)),),
+        (
+            holding("a", events()),
+            holding("b", events(channel())),
+            holding("given", given=True),
+            holding("c"),
+        ),
+    )
+    assert words(plan("create", ARCHIVE, survey)) == [
+        ["lookup:4161 channel/create (is there already)"],
+        ["a:4151 channel/create", "b:4151 channel/create (is there already)"],
+    ]
+
+
+def test_what_is_paused_already_is_said_to_be() -> None:
+    nsqds = (holding("a", events(channel(paused=True))), holding("b", events(channel())))
+    survey = Survey((), nsqds)
+    assert words(plan("pause", ARCHIVE, survey)) == [
+        ["a:4151 channel/pause (is paused already)", "b:4151 channel/pause"]
+    ]
+    assert words(plan("unpause", ARCHIVE, survey)) == [
+        ["a:4151 channel/unpause", "b:4151 channel/unpause (is not paused)"]
+    ]
+
+
+def test_a_silent_nsqd_has_failed_if_it_is_listed_with_the_topic_or_was_given() -> None:
+    survey = Survey(
+        (),
+        (
+            holding("listed", error=DEAD, listed=("events",)),
+            holding("given", error=DEAD, given=True),
+            holding("another", error=DEAD, listed=("other",)),
+            holding("alive", events()),
+        ),
+    )
+    assert words(plan("pause", EVENTS, survey)) == [
+        [
+            "listed:4151 topic/pause failed",
+            "given:4151 topic/pause failed",
+            "alive:4151 topic/pause",
+        ]
+    ]
+
+
+def test_a_silent_nsqlookupd_has_failed() -> None:
+    survey = Survey((registry(error=DEAD),), (holding("a", events()),))
+    assert words(plan("delete", EVENTS, survey))[0] == ["lookup:4161 topic/delete failed"]
+
+
+@pytest.mark.parametrize(
+    ("survey", "known"),
+    [
+        (Survey((), (holding("a"),)), False),
+        (Survey((), (holding("a", events()),)), True),
+        (Survey((registry("events"),), ()), True),
+        (Survey((registry("other"),), (holding("a", error=DEAD, listed=("other",)),)), False),
+        (Survey((), (holding("a", error=DEAD, listed=("events",)),)), True),
+    ],
+)
+def test_a_topic_is_known_if_anybody_may_have_it(survey: Survey, known: bool) -> None:
+    assert survey.is_known(EVENTS) is known
+
+
+def test_the_loss_of_a_topic_is_that_of_all_its_channels() -> None:
+    nsqds = [
+        holding("a", events(channel(depth=5, in_flight=2, client_count=1), depth=7)),
+        holding("b", events(channel(depth=1, deferred=3), channel("other", depth=10))),
+        holding("c"),
+    ]
+    lost = loss("delete", EVENTS, nsqds)
+    assert lost == Loss(depth=23, in_flight=2, deferred=3, channels=2, clients=1, nsqds=2)
+    assert lost.messages == 28
+    assert loss("empty", EVENTS, nsqds) == Loss(depth=7, nsqds=2)
+    assert loss("empty", ARCHIVE, nsqds) == Loss(6, 2, 3, channels=1, clients=1, nsqds=2)
+
+
+def test_a_request_reads_as_it_is_sent() -> None:
+    (step,), _ = plan("delete", Target("events", "c#ephemeral"), Survey((registry(),), ()))
+    assert step.request == (
+        "POST http://lookup:4161/channel/delete?topic=events&channel=c%23ephemeral"
+    )
+
+
+def test_a_tombstone_names_the_nsqd_as_nsqlookupd_does() -> None:
+    hidden = producer("a", "events")
+    others = registry("events", producers=(producer("b", "events"),))
+    survey = Survey(
+        (registry("events", producers=(hidden,)), others),
+        (holding("a", events()), holding("b", events())),
+    )
+    (steps,) = plan_tombstone("events", hidden, survey)
+    assert steps[0].request == "POST http://lookup:4161/topic/tombstone?topic=events&node=a:4151"
+    assert [step.note for step in steps] == ["", "does not know that nsqd"]
+    _, drop = plan_tombstone("events", hidden, survey, delete=True)
+    assert [(step.name, step.path) for step in drop] == [("a:4151", "topic/delete")]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a:4151", "a"),
+        ("a:4150", "a"),
+        ("a", "a"),
+        ("web2", "b"),
+        ("shared", None),
+        ("a:9999", None),
+        ("nobody", None),
+    ],
+)
+def test_an_nsqd_is_found_by_an_address_or_a_host_of_its_own(text: str, found: str | None) -> None:
+    known = (
+        producer("a", hostname="shared"),
+        producer("b", hostname="web2"),
+        producer("c", hostname="shared"),
+    )
+    survey = Survey((registry(producers=known),), ())
+    named = find_producer(text, survey)
+    assert (named.broadcast_address if named else None) == found

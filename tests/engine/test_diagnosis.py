@@ -1,0 +1,217 @@
+"""What is found wrong, judged from facts alone: what live servers do not show on demand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.engine.doctor.diagnosis import diagnose
+from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
+from nsqtools.errors import ConnectError, HTTPError
+from nsqtools.names import Address
+from nsqtools.net.http import ChannelStats, ClientStats, Producer, TopicStats
+from nsqtools.proto.session import Features
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def client(ready: int, in_flight: int = 0, *, finished: int = 0, port: int = 1) -> ClientStats:
+    return ClientStats(
+        client_id="c",
+        hostname="host",
+        user_agent="agent/1",
+        remote_address=f"10.0.0.1:{port}",
+        state=3,
+        ready_count=ready,
+        in_flight=in_flight,
+        message_count=0,
+        finish_count=finished,
+        requeue_count=0,
+        connect_ts=0,
+        tls=False,
+        snappy=False,
+        deflate=False,
+        authed=False,
+    )
+
+
+def channel(name: str = "c", *clients: ClientStats, **values: Any) -> ChannelStats:
+    numbers = ("depth", "backend_depth", "in_flight", "deferred", "message_count")
+    more = ("requeue_count", "timeout_count")
+    return ChannelStats(
+        **{
+            "name": name,
+            "paused": False,
+            "clients": clients,
+            "client_count": len(clients),
+            **dict.fromkeys(numbers + more, 0),
+            **values,
+        }
+    )
+
+
+def events(*channels: ChannelStats, published: int = 1, depth: int = 0) -> TopicStats:
+    return TopicStats("events", depth, 0, published, False, channels)
+
+
+def nsqd(host: str = "a", topic: TopicStats | None = None, **values: Any) -> NsqdFacts:
+    tcp, http = Address(host, 4150), Address(host, 4151)
+    known = {"tcp": tcp, "url": str(http), "given": True, "version": "1.3.0", **values}
+    return NsqdFacts(**{"http": http, "topic": topic, "features": Features(), **known})
+
+
+def lookupd(host: str = "l", **values: Any) -> LookupdFacts:
+    return LookupdFacts(url=f"{host}:4161", address=Address(host, 4161), **values)
+
+
+def producer(host: str, *topics: str, hidden: bool = False) -> Producer:
+    marks = (hidden,) * len(topics)
+    return Producer(host, host, "172.17.0.5:33000", 4150, 4151, "1.3.0", topics, marks)
+
+
+def facts(
+    *nsqds: NsqdFacts, lookupds: Iterable[LookupdFacts] = (), channel: str = "c", **values: Any
+) -> Facts:
+    known = {"uses_tls": False, "has_secret": False, "max_in_flight": 2500, **values}
+    return Facts(topic="events", channel=channel, lookupds=tuple(lookupds), nsqds=nsqds, **known)
+
+
+def not_ok(found: Facts) -> list[tuple[str, str, str]]:
+    return [(f.level, f.check, f.text) for f in diagnose(found) if f.level != "ok"]
+
+
+def the_only(found: Facts) -> Finding:
+    (finding,) = (each for each in diagnose(found) if each.level != "ok")
+    return finding
+
+
+WELL = events(channel(depth=1))
+
+
+@pytest.mark.parametrize(
+    ("skew", "text"),
+    [(90.4, "is 90 s ahead of ours"), (-3600.0, "is 3600 s behind ours")],
+)
+def test_a_clock_that_is_off_is_told(skew: float, text: str) -> None:
+    finding = the_only(facts(nsqd("a", WELL), nsqd("b", WELL, skew=skew)))
+    assert (finding.level, finding.check) == ("warning", "clock")
+    assert finding.text == f"the clock of nsqd b:4150 {text}: so are its timestamps"
+
+
+@pytest.mark.parametrize("skew", [0.0, 4.9, -4.9])
+def test_a_clock_that_is_nearly_right_is_well(skew: float) -> None:
+    assert not_ok(facts(nsqd("a", WELL, skew=skew))) == []
+
+
+def test_different_versions_are_told() -> None:
+    found = facts(nsqd("a", WELL), nsqd("b", WELL, version="1.2.1"))
+    assert the_only(found).text == "nsqds run different versions: 1.2.1, 1.3.0"
+
+
+def test_nsqds_that_have_nothing_to_do_with_the_topic_are_left_out() -> None:
+    stranger = nsqd(
+        "b", given=False, tcp_error=ConnectError("connection refused", Address("b", 4150))
+    )
+    assert not_ok(facts(nsqd("a", WELL), stranger)) == []
+
+
+def test_fewer_slots_than_nsqds_take_turns() -> None:
+    found = facts(nsqd("a", WELL), nsqd("b", WELL), nsqd("c", WELL), max_in_flight=2)
+    assert the_only(found).text == "--max-in-flight 2 is less than 3 nsqds: they take turns"
+
+
+def test_rdy_is_compared_with_the_share_of_each_nsqd() -> None:
+    limited = Features(max_rdy_count=1250)
+    two = [nsqd("a", WELL, features=limited), nsqd("b", WELL, features=limited)]
+    assert not_ok(facts(*two)) == []
+    finding = the_only(facts(two[0]))
+    assert finding.fix == "--max-in-flight 1250, or nsqd --max-rdy-count 2500"
+
+
+def test_a_consumer_that_finished_something_meanwhile_is_not_stuck() -> None:
+    before = events(channel("c", client(1, 1), depth=5, in_flight=1))
+    after = events(channel("c", client(1, 1, finished=3), depth=2, in_flight=1))
+    busy = facts(nsqd("a", before, later=after))
+    assert [level for level, *_ in not_ok(busy)] == ["warning"]
+    assert "is shared" in not_ok(busy)[0][2]
+    stuck = facts(nsqd("a", before, later=before))
+    assert not_ok(stuck)[0][:2] == ("failure", "consumers")
+
+
+def test_one_stuck_consumer_beside_one_that_works_is_a_warning() -> None:
+    both = events(channel("c", client(0), client(10, port=2), depth=5))
+    levels = [level for level, check, _ in not_ok(facts(nsqd("a", both)))]
+    assert levels == ["warning", "warning"]
+
+
+def test_a_stuck_consumer_of_an_empty_channel_is_a_warning() -> None:
+    idle = events(channel("c", client(0)))
+    assert not_ok(facts(nsqd("a", idle)))[0][:2] == ("warning", "consumers")
+
+
+def test_of_many_consumers_some_are_named() -> None:
+    many = [client(1, port=port) for port in range(1, 9)]
+    (finding,) = not_ok(facts(nsqd("a", events(channel("c", *many, depth=1)))))
+    assert finding[2].count("consumer 10.0.0.1") == 5
+    assert finding[2].endswith("and 3 more")
+
+
+def test_messages_that_wait_for_their_time_are_told() -> None:
+    finding = the_only(facts(nsqd("a", events(channel(deferred=4)))))
+    assert (finding.level, finding.check) == ("warning", "channel")
+    assert "is deferred" in finding.text
+
+
+def test_all_servers_of_a_fix_are_named_as_they_were_given() -> None:
+    paused = nsqd("a", events(channel("c#ephemeral", paused=True)), url="https://a:4152")
+    found = facts(paused, channel="c#ephemeral")
+    finding = the_only(found)
+    assert finding.fix == (
+        "nsqtools channel unpause events 'c#ephemeral' --nsqd-http-address https://a:4152"
+    )
+
+
+def test_a_name_of_a_container_is_told_with_where_it_registered_from() -> None:
+    error = ConnectError("cannot resolve '3f0a'", Address("3f0a", 4150))
+    away = nsqd(
+        "3f0a",
+        given=False,
+        producer=producer("3f0a", "events"),
+        features=None,
+        tcp_error=error,
+        http_error=HTTPError("cannot resolve '3f0a'", Address("3f0a", 4151)),
+    )
+    home = lookupd(topics=frozenset({"events"}), producers=(producer("3f0a"),))
+    (finding,) = (f for f in diagnose(facts(away, lookupds=[home])) if f.level == "failure")
+    assert finding.text == (
+        "nsqd 3f0a:4150: cannot resolve '3f0a', its broadcast address; "
+        "it registered from 172.17.0.5:33000"
+    )
+
+
+def test_a_given_name_that_cannot_be_resolved_is_to_be_checked() -> None:
+    error = ConnectError("cannot resolve 'wbe1'", Address("wbe1", 4150))
+    found = facts(
+        nsqd("wbe1", features=None, tcp_error=error, http_error=HTTPError("cannot resolve 'wbe1'"))
+    )
+    assert (the_only(found).text, the_only(found).fix) == (
+        "nsqd wbe1:4150: cannot resolve 'wbe1'",
+        "check the name",
+    )
+
+
+def test_dead_nsqlookupds_are_failures_only_if_none_is_left() -> None:
+    dead = HTTPError("connection refused", Address("l", 4161))
+    both = facts(lookupds=[lookupd("l", error=dead), lookupd("m", error=dead)])
+    assert [level for level, *_ in not_ok(both)] == ["failure", "failure"]
+    assert not both.anybody
+    one = facts(lookupds=[lookupd("l", error=dead), lookupd("m", topics=frozenset({"other"}))])
+    assert [level for level, *_ in not_ok(one)] == ["warning", "failure"]
+    assert one.anybody
+
+
+def test_a_server_that_is_there_but_is_another_counts_as_reached() -> None:
+    wrong = lookupd("l", error=HTTPError("no usable reply", Address("l", 4161)), speaks="nsqd")
+    assert facts(lookupds=[wrong]).anybody

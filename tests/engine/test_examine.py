@@ -1,0 +1,72 @@
+"""What is asked of servers for a diagnosis, where a scripted one shows more than a live one."""
+
+from __future__ import annotations
+
+import json
+import time
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+from nsqtools.config import ConsumerConfig
+from nsqtools.engine.doctor.examine import Question, examine
+from nsqtools.names import Address
+from tests.net.scripted import reply, serving
+from tests.support.servers import free_port
+
+
+def question(**values: Any) -> Question:
+    known: dict[str, Any] = {
+        "topic": "events",
+        "channel": "",
+        "nsqds": (),
+        "lookupds": (),
+        "urls": (),
+        "connect_timeout": 5.0,
+        "request_timeout": 5.0,
+    }
+    return Question(**(known | values))
+
+
+def nsqd_that_says(tcp: Address, date: str) -> bytes:
+    body = {
+        "version": "1.3.0",
+        "broadcast_address": tcp.host,
+        "tcp_port": tcp.port,
+        "http_port": 4151,
+        "topics": [],
+    }
+    return reply(json.dumps(body), headers=f"Date: {date}\r\n" if date else "")
+
+
+@pytest.mark.parametrize("off", [3600, -3600])
+async def test_the_clock_of_nsqd_is_that_of_its_http_replies(off: int) -> None:
+    tcp = Address("127.0.0.1", free_port())
+    date = formatdate(time.time() + off, usegmt=True)
+    async with serving(nsqd_that_says(tcp, date)) as server:
+        facts = await examine(question(urls=(str(server.address),)), ConsumerConfig())
+    (nsqd,) = facts.nsqds
+    assert nsqd.skew == pytest.approx(off, abs=60)
+    assert (nsqd.tcp, nsqd.given) == (tcp, True)
+    assert "refused" in str(nsqd.tcp_error)
+
+
+@pytest.mark.parametrize("date", ["", "yesterday"])
+async def test_without_a_date_nothing_is_said_of_the_clock(date: str) -> None:
+    tcp = Address("127.0.0.1", free_port())
+    async with serving(nsqd_that_says(tcp, date)) as server:
+        facts = await examine(question(urls=(str(server.address),)), ConsumerConfig())
+    assert facts.nsqds[0].skew == 0.0
+
+
+async def test_the_api_of_a_fixed_nsqd_is_at_the_next_port_unless_one_is_given() -> None:
+    tcp = Address("127.0.0.1", free_port())
+    here = await examine(question(nsqds=(tcp,)), ConsumerConfig())
+    assert here.nsqds[0].url == f"127.0.0.1:{tcp.port + 1}"
+    async with serving(nsqd_that_says(tcp, "")) as server, serving(None) as other:
+        urls = str(other.address), str(server.address)
+        given = await examine(
+            question(nsqds=(tcp,), urls=urls, request_timeout=0.2), ConsumerConfig()
+        )
+    assert [(each.tcp, each.url) for each in given.nsqds] == [(tcp, urls[1]), (None, urls[0])]

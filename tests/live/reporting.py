@@ -1,0 +1,125 @@
+"""Running ``stats`` on real servers, and reading what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from tests.support.process import Cli
+    from tests.support.servers import Nsqd, Nsqlookupd
+
+ADDED = {
+    "depth": "depth",
+    "backend_depth": "backend_depth",
+    "messages": "message_count",
+}
+ADDED_OF_CHANNELS = {
+    **ADDED,
+    "in_flight": "in_flight_count",
+    "deferred": "deferred_count",
+    "requeues": "requeue_count",
+    "timeouts": "timeout_count",
+    "clients": "client_count",
+}
+
+
+def http(nsqds: Iterable[Nsqd]) -> list[str]:
+    return [word for nsqd in nsqds for word in ("--nsqd-http-address", str(nsqd.http))]
+
+
+def lookup(lookupds: Iterable[Nsqlookupd]) -> list[str]:
+    return [word for each in lookupds for word in ("--lookupd-http-address", str(each.http))]
+
+
+def by_hand(nsqds: Iterable[Nsqd]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The sums over what each nsqd says, by topic and channel."""
+    sums: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def add(key: tuple[str, str], entry: dict[str, Any], fields: dict[str, str]) -> None:
+        total = sums.setdefault(key, dict.fromkeys(fields, 0) | {"paused": False})
+        for name, theirs in fields.items():
+            total[name] += entry[theirs]
+        total["paused"] |= entry["paused"]
+
+    for nsqd in nsqds:
+        for topic in nsqd.stats()["topics"] or ():
+            add((topic["topic_name"], ""), topic, ADDED)
+            for channel in topic["channels"]:
+                key = (topic["topic_name"], channel["channel_name"])
+                add(key, channel, ADDED_OF_CHANNELS)
+    return sums
+
+
+def sums_of(said: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The same of a report in JSON."""
+    found = {}
+    for topic in said["topics"]:
+        found[topic["topic"], ""] = {name: topic[name] for name in (*ADDED, "paused")}
+        for channel in topic["channels"]:
+            found[topic["topic"], channel["channel"]] = {
+                name: channel[name] for name in (*ADDED_OF_CHANNELS, "paused")
+            }
+    return found
+
+
+class Reports:
+    """``stats --json`` at work: a report after another."""
+
+    def __init__(self, cli: Cli, folder: Path, *args: str) -> None:
+        self.log = folder / "stats.log"
+        with self.log.open("wb") as stderr:
+            self.process = cli.start(
+                *("stats", "--json", "--interval", "100ms", *args),
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+        self.seen: list[dict[str, Any]] = []
+
+    def until(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first report from now on of which this holds."""
+        assert self.process.stdout
+        for _ in range(300):
+            line = self.process.stdout.readline()
+            assert line, self.log.read_text()
+            self.seen.append(json.loads(line))
+            with contextlib.suppress(LookupError):  # not there yet
+                if holds(self.seen[-1]):
+                    return self.seen[-1]
+        raise AssertionError(f"in no report; last: {self.seen[-1]}")
+
+    def warnings(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+def channel_of(said: dict[str, Any], topic: str, channel: str = "c") -> dict[str, Any]:
+    """A channel's part of a report; LookupError if it has none."""
+    for above in said["topics"]:
+        for each in above["channels"]:
+            if (above["topic"], each["channel"]) == (topic, channel):
+                found: dict[str, Any] = each
+                return found
+    raise LookupError(f"no channel {topic}/{channel}")
+
+
+def counted(reports: Reports, rate: Callable[[dict[str, Any]], float | None]) -> float:
+    """What such a rate of all reports amounts to."""
+    return sum((rate(said) or 0.0) * float(said["interval"]) for said in reports.seen)
+
+
+def ask(cli: Cli, *args: str) -> dict[str, Any]:
+    """The one report of --once, in JSON."""
+    done = cli("stats", "--once", "--json", *args)
+    assert (done.code, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def listed(lookupds: Sequence[Nsqlookupd], nsqds: Sequence[Nsqd], topic: str) -> bool:
+    found = {tcp for each in lookupds for tcp in each.lookup(topic)}
+    return found == {nsqd.tcp for nsqd in nsqds}

@@ -1,0 +1,58 @@
+"""Telling what listens at a port."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.names import Address
+from nsqtools.net.probe import what_speaks
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.tls import Certificates
+
+
+async def test_the_ports_of_nsqd_and_nsqlookupd_are_told_apart(
+    nsqd: Nsqd, nsqlookupd: Nsqlookupd
+) -> None:
+    ports = (nsqd.tcp, nsqlookupd.tcp, nsqd.http, nsqlookupd.http)
+    found = [await what_speaks(port, limit=10) for port in ports]
+    assert found == ["nsqd", "nsqlookupd", "http", "http"]
+
+
+async def test_a_port_that_wants_tls_is_told(
+    make_nsqd: MakeNsqd, certificates: Certificates
+) -> None:
+    nsqd = make_nsqd(*certificates.server.nsqd_args())
+    assert await what_speaks(nsqd.https, limit=10) == "tls"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "5f2c.invalid", "no host"])
+async def test_where_nobody_listens_nothing_speaks(host: str) -> None:
+    assert await what_speaks(Address(host, free_port()), limit=10) == ""
+
+
+@pytest.mark.parametrize("answer", [b"", b"220 mail.test ESMTP\r\n", b"\0" * 100_000])
+async def test_another_server_is_not_taken_for_one_of_these(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await reader.read(100)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        assert await what_speaks(Address(host, port), limit=10) == ""
+
+
+async def test_a_silent_server_is_waited_for_no_longer_than_the_limit() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        assert await what_speaks(Address(host, port), limit=0.05) == ""

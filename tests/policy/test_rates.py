@@ -1,0 +1,182 @@
+"""Rates are what changed on nsqds that were there before, per second that really passed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsqtools.policy.rates import Counters, Rates, Row
+
+KEY = ("t", "c")
+
+
+def sample(counters: Counters, *, start: int = 1) -> tuple[int, dict[tuple[str, str], Counters]]:
+    return start, {KEY: counters}
+
+
+def only(rows: list[Row]) -> Row:
+    (row,) = rows
+    return row
+
+
+def test_the_first_sample_has_sums_and_no_rates() -> None:
+    samples = {
+        "a": sample(Counters(1, 2, 3, 4, 5, 6, 7, 8)),
+        "b": sample(Counters(10, 20, 30, 40, 50, 60, 70, 80, paused=True)),
+    }
+    row = only(Rates().record(samples, now=100.0))
+    assert row == Row(*KEY, Counters(11, 22, 33, 44, 55, 66, 77, 88, paused=True), 2, 0)
+
+
+def test_rates_are_per_second_of_the_time_that_passed_between_samples() -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(100, 10, 20))}, now=10.0)
+    row = only(rates.record({"a": sample(Counters(150, 15, 30))}, now=12.5))
+    assert (row.ingress, row.egress, row.requeue_rate, row.timeout_rate) == (20.0, 20.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [Counters(200, depth=40), Counters(200, in_flight=40), Counters(200, deferred=40)],
+    ids=["depth", "in flight", "deferred"],
+)
+def test_what_is_still_held_has_not_left(held: Counters) -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(100))}, now=0.0)
+    row = only(rates.record({"a": sample(held)}, now=10.0))
+    assert (row.ingress, row.egress) == (10.0, 6.0)
+
+
+def test_the_disk_is_part_of_the_depth_and_counts_once() -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters())}, now=0.0)
+    row = only(rates.record({"a": sample(Counters(50, depth=50, backend_depth=40))}, now=1.0))
+    assert row.egress == 0.0
+
+
+def test_egress_is_not_negative_when_more_is_held_than_came() -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(100, depth=5))}, now=0.0)
+    row = only(rates.record({"a": sample(Counters(100, depth=9))}, now=1.0))
+    assert (row.ingress, row.egress) == (0.0, 0.0)
+
+
+def test_rates_of_nsqds_add_up() -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(10)), "b": sample(Counters(1000))}, now=0.0)
+    row = only(
+        rates.record({"a": sample(Counters(20)), "b": sample(Counters(1005, depth=1))}, now=5.0)
+    )
+    assert (row.ingress, row.egress, row.nodes) == (3.0, 2.8, 2)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        sample(Counters(200, 5, 5), start=2),
+        sample(Counters(99, 5, 5)),
+        sample(Counters(200, 4, 5)),
+        sample(Counters(200, 5, 4)),
+    ],
+    ids=["another start", "messages fell", "requeues fell", "timeouts fell"],
+)
+def test_a_restarted_nsqd_begins_anew(
+    again: tuple[int, dict[tuple[str, str], Counters]],
+) -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(100, 5, 5)), "b": sample(Counters(100))}, now=0.0)
+    row = only(rates.record({"a": again, "b": sample(Counters(110))}, now=1.0))
+    assert (row.ingress, row.nodes) == (10.0, 2)
+    begun = again[1][KEY]
+    grown = Counters(begun.messages + 7, begun.requeues, begun.timeouts)
+    rows = rates.record({"a": sample(grown, start=again[0]), "b": sample(Counters(110))}, now=2.0)
+    assert only(rows).ingress == 7.0
+
+
+def test_without_any_baseline_rates_are_unknown_and_not_zero() -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(100))}, now=0.0)
+    row = only(rates.record({"a": sample(Counters(3), start=2)}, now=1.0))
+    assert (row.ingress, row.egress, row.requeue_rate, row.timeout_rate) == (None,) * 4
+
+
+def test_a_silent_nsqd_is_missing_from_what_it_had_and_begins_anew() -> None:
+    rates = Rates()
+    both = {"a": sample(Counters(100)), "b": sample(Counters(10))}
+    rates.record(both, now=0.0)
+    row = only(rates.record({"a": sample(Counters(101)), "b": None}, now=1.0))
+    assert (row.totals.messages, row.nodes, row.missing, row.ingress) == (101, 1, 1, 1.0)
+    row = only(rates.record({"a": None, "b": None}, now=2.0))
+    assert (row.totals, row.nodes, row.missing, row.ingress) == (Counters(), 0, 2, None)
+    row = only(rates.record({"a": None, "b": sample(Counters(500))}, now=3.0))
+    assert (row.totals.messages, row.nodes, row.missing, row.ingress) == (500, 1, 1, None)
+
+
+def test_an_nsqd_that_is_left_out_is_forgotten() -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(1)), "b": sample(Counters(1))}, now=0.0)
+    assert only(rates.record({"a": sample(Counters(1))}, now=1.0)).missing == 0
+    assert rates.record({}, now=2.0) == []
+
+
+def test_a_topic_that_is_made_between_samples_began_with_nothing() -> None:
+    rates = Rates()
+    rates.record({"a": (1, {})}, now=0.0)
+    assert only(rates.record({"a": sample(Counters(10))}, now=2.0)).ingress == 5.0
+
+
+def test_a_topic_that_is_deleted_is_gone_and_one_made_anew_begins_anew() -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(10))}, now=0.0)
+    assert rates.record({"a": (1, {})}, now=1.0) == []
+    assert only(rates.record({"a": sample(Counters(4))}, now=2.0)).ingress == 4.0
+
+
+def test_rows_are_sorted_with_topics_before_their_channels() -> None:
+    keys = [("b", ""), ("a", "z"), ("a", "b"), ("a", "")]
+    rows = Rates().record({"a": (1, {key: Counters() for key in keys})}, now=0.0)
+    assert [(row.topic, row.channel) for row in rows] == [
+        ("a", ""),
+        ("a", "b"),
+        ("a", "z"),
+        ("b", ""),
+    ]
+
+
+def test_a_clock_that_stands_still_gives_no_rates() -> None:
+    rates = Rates()
+    rates.record({"a": sample(Counters(1))}, now=5.0)
+    assert only(rates.record({"a": sample(Counters(2))}, now=5.0)).ingress is None
+
+
+counts = st.builds(Counters, *[st.integers(0, 1000)] * 8, st.booleans())
+polls = st.lists(
+    st.dictionaries(
+        st.sampled_from("abc"),
+        st.none()
+        | st.tuples(
+            st.integers(1, 2),
+            st.dictionaries(st.sampled_from([("t", ""), ("t", "c"), ("u", "")]), counts),
+        ),
+    ),
+    max_size=6,
+)
+
+
+@given(polls, st.floats(0.001, 1e6))
+def test_whatever_nsqds_say_no_rate_is_negative_and_sums_are_those_of_the_answers(
+    sequence: list[dict[str, tuple[int, dict[tuple[str, str], Counters]] | None]], step: float
+) -> None:
+    rates = Rates()
+    for number, samples in enumerate(sequence):
+        rows = rates.record(samples, now=number * step)
+        for row in rows:
+            said = [each[1] for each in samples.values() if each]
+            found = [
+                each[row.topic, row.channel] for each in said if (row.topic, row.channel) in each
+            ]
+            assert row.nodes == len(found)
+            assert row.totals == sum(found, Counters())
+            for rate in (row.ingress, row.egress, row.requeue_rate, row.timeout_rate):
+                assert rate is None or rate >= 0

@@ -1,0 +1,235 @@
+"""Messages that come again: those that are staged are known, for as long as they may come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyarrow import fs
+
+from nsqtools.errors import OutputError
+from nsqtools.spark import again
+from nsqtools.spark.ledger import Ledger
+from nsqtools.spark.naming import Again
+from nsqtools.spark.segments import Ending
+from nsqtools.spark.stores import ArrowStore, LocalStore
+from tests.spark.hdfs import HdfsLike
+from tests.spark.ledgers import STREAM, Memory, Stop, claimed, filled, ids, key, offset, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from nsqtools.spark.again import Key
+
+UNSETTLED = Ending(settled=False)
+
+
+def hdfs() -> ArrowStore:
+    return ArrowStore(fs.PyFileSystem(HdfsLike(lambda: None)))
+
+
+@pytest.fixture(params=[LocalStore, hdfs])
+def ledger(tmp_path: Path, request: pytest.FixtureRequest) -> Ledger:
+    made = Ledger(request.param(), str(tmp_path), STREAM)
+    made.prepare(offset(partitions=3))
+    return made
+
+
+def keys(numbers: Iterable[int]) -> set[Key]:
+    return {key(each) for each in numbers}
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / STREAM).iterdir() if "again" in path.name)
+
+
+def test_what_a_dead_attempt_has_staged_is_known_before_anybody_adopts_it(ledger: Ledger) -> None:
+    claimed(ledger, k=1).add(rows([1, 2]))
+    other = claimed(ledger, k=2)
+    assert other.staged(keys(range(5))) == keys([1, 2])
+
+
+def test_what_is_staged_in_the_attempts_own_partition_is_known(ledger: Ledger) -> None:
+    claim = claimed(ledger)
+    claim.add(rows([1]))
+    assert claim.staged(keys([1, 2])) == keys([1])
+    claim.add(rows([2]))
+    assert claim.staged(keys([1, 2])) == keys([1, 2])
+
+
+def test_a_message_is_known_by_all_of_its_key(ledger: Ledger) -> None:
+    claim = claimed(ledger)
+    claim.add(rows([1]))
+    topic, nsqd, message_id, at = key(1)
+    near = {
+        ("other", nsqd, message_id, at),
+        (topic, "b:4150", message_id, at),
+        (topic, nsqd, f"{2:016x}", at),
+        (topic, nsqd, message_id, at + 1),
+    }
+    assert claim.staged(near) == set()
+    assert claim.staged(near | keys([1])) == keys([1])
+
+
+def test_what_was_written_but_not_counted_is_not_known(tmp_path: Path, ledger: Ledger) -> None:
+    claim = claimed(ledger, k=1)
+    claim.add(rows([1]))
+    (counted,) = tmp_path.rglob("a-0001-000001-*")
+    later = claimed(ledger, k=1)
+    later.add(rows([2]))
+    (folder,) = tmp_path.rglob("a-0002-000002-*")
+    folder.rename(folder.with_name(counted.name))
+    assert claimed(ledger).staged(keys([1, 2])) == keys([1])
+
+
+def test_the_last_rows_of_each_attempt_are_known_and_of_one_that_settled_all_none(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(again, "_TAIL", 3)
+    for first in (0, 10, 20):
+        claim = claimed(ledger, k=1)
+        for number in range(first, first + 10, 2):
+            claim.add(rows([number, number + 1]))
+    assert claimed(ledger).staged(keys(range(30))) == keys(
+        [*range(6, 10), *range(16, 20), *range(26, 30)]
+    )
+    claim = claimed(ledger, k=1)
+    claim.add(rows([30]))
+    claim.seal()
+    assert claimed(ledger).staged(keys(range(20, 31))) == keys(range(26, 30))
+
+
+@pytest.mark.parametrize("batches_later", [1, 40])
+def test_what_may_be_unfinished_outlives_its_batch(
+    tmp_path: Path, ledger: Ledger, batches_later: int
+) -> None:
+    claimed(ledger).add(rows([1, 2]))
+    filled(ledger, [3])
+    claim = claimed(ledger, k=1)
+    claim.add(rows([4]))
+    claim.seal(UNSETTLED)
+    filled(ledger, [5], k=2)
+    for batch in range(2, 2 + batches_later):
+        ledger.prepare(offset(batch))
+        ledger.clean(batch - 1)
+        later = claimed(ledger, batch)
+        assert later.staged(keys(range(9))) == keys([1, 2, 4])
+        later.seal()
+    assert len(files(tmp_path)) == 1
+    assert not list(tmp_path.rglob("seg-*"))
+
+
+def test_of_a_batch_that_ended_well_nothing_is_kept(tmp_path: Path, ledger: Ledger) -> None:
+    filled(ledger, [1], k=0)
+    filled(ledger, k=1)
+    claimed(ledger, k=2)
+    filled(ledger, [2], k=2)
+    ledger.clean(1)
+    assert files(tmp_path) == []
+
+
+def test_what_an_unread_partition_has_staged_is_kept_too(tmp_path: Path, ledger: Ledger) -> None:
+    claimed(ledger).add(rows([1]))
+    ledger.clean(1)
+    ledger.prepare(offset(2))
+    assert claimed(ledger, 2).staged(keys([1])) == keys([1])
+
+
+def test_the_newest_are_kept_up_to_a_number_of_keys_and_one_at_least(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(again, "_MOST", 7)
+    torn = tmp_path / STREAM / "new-again-00000001-5-0.arrow"
+    torn.write_bytes(b"torn")
+    kept = {}
+    for batch in range(2, 7):
+        ledger.prepare(offset(batch))
+        claim = claimed(ledger, batch)
+        claim.add(rows(range(10 * batch, 10 * batch + (12 if batch == 3 else 3))))
+        claim.seal(UNSETTLED)
+        ledger.clean(batch)
+        kept[batch] = [each.batch for each in map(Again.parse, files(tmp_path)) if each]
+    assert kept == {2: [2], 3: [3], 4: [4], 5: [4, 5], 6: [5, 6]}
+    assert not torn.exists()
+    ledger.prepare(offset(7))
+    assert claimed(ledger, 7).staged(keys([31, 41, 51, 61])) == keys([51, 61])
+
+
+class Busy(LocalStore):
+    """Where something else happens before the n-th reading of a file."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self.steps = list(steps)
+
+    def read(self, path: str) -> pa.Buffer:
+        if self.steps:
+            self.steps.pop(0)()
+        return super().read(path)
+
+
+def test_a_partition_that_is_being_filled_can_be_looked_at(tmp_path: Path, ledger: Ledger) -> None:
+    other = claimed(ledger, k=1)
+    for number in range(4):
+        other.add(rows([number]))
+    moves = [lambda each=each: other.add(rows([each])) for each in range(4, 7)]
+    store = Busy(*moves, lambda: other.seal(UNSETTLED))
+    claim = claimed(Ledger(store, str(tmp_path), STREAM))
+    assert claim.staged(keys(range(7))) == keys(range(7))
+    assert not store.steps
+
+
+def test_a_batch_that_is_removed_while_it_is_looked_at_is_known_by_its_file(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    claimed(ledger).add(rows([1]))
+    ledger.prepare(offset(2))
+    store = Busy(lambda: ledger.clean(1))
+    claim = claimed(Ledger(store, str(tmp_path), STREAM), 2)
+    assert claim.staged(keys([1])) == keys([1])
+
+
+def test_what_is_known_as_staged_is_there_after_a_power_failure() -> None:
+    """Who counted it may be just about to sync that."""
+    for stop in range(100):
+        store = Memory()
+        ledger = Ledger(store, "/staging", STREAM)
+        ledger.prepare(offset(partitions=2))
+        other, claim = claimed(ledger, k=1), claimed(ledger)
+        store.stop_at, store.after = stop, True
+        try:
+            other.add(rows([1]))
+        except Stop:
+            pass
+        else:
+            assert stop > 3
+            return
+        store.stop_at = -1
+        finished = claim.staged(keys([1]))
+        store.fail(lambda _: 0)
+        assert len(ids(filled(ledger, k=1))) >= len(finished)
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, ledger: Ledger) -> None:
+    claimed(ledger).add(rows([1]))
+    ledger.clean(1)
+    (name,) = files(tmp_path)
+    (tmp_path / STREAM / name).write_bytes(b"what")
+    ledger.prepare(offset(2))
+    with pytest.raises(OutputError, match=f"{name}: damaged: remove it"):
+        claimed(ledger, 2).staged(keys([1]))
+
+
+def test_a_damaged_batch_can_be_removed_all_the_same(
+    tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    claim = claimed(ledger)
+    claim.add(rows([1]))
+    claim.seal(UNSETTLED)
+    (segment,) = tmp_path.rglob("seg-*")
+    segment.write_bytes(b"what")
+    ledger.clean(1)
+    assert "may come twice" in caplog.text
+    assert not list(tmp_path.rglob("seg-*"))
