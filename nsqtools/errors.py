@@ -22,12 +22,16 @@ An error about a peer names its address, so a log line with nothing but ``str(er
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.names import Address
+
+Reason = Literal["", "name", "dial", "silence", "tls"]
+"""Why a peer cannot be talked to: its name is not known, no connection is to be had, nothing is
+answered in time, TLS fails; or something else."""
 
 
 class NSQError(Exception):
@@ -45,10 +49,11 @@ class ConfigFileError(ConfigError):
 class PeerError(NSQError):
     """An error that concerns one peer: ``str()`` reads ``host:port: text``."""
 
-    def __init__(self, text: str, address: Address | None = None) -> None:
+    def __init__(self, text: str, address: Address | None = None, *, reason: Reason = "") -> None:
         super().__init__(text)
         self.text = text
         self.address = address
+        self.reason = reason
 
     def __str__(self) -> str:
         return f"{self.address}: {self.text}" if self.address else self.text
@@ -81,9 +86,15 @@ class HTTPError(UnreachableError):
     """
 
     def __init__(
-        self, text: str, address: Address | None = None, *, status: int = 0, code: str = ""
+        self,
+        text: str,
+        address: Address | None = None,
+        *,
+        status: int = 0,
+        code: str = "",
+        reason: Reason = "",
     ) -> None:
-        super().__init__(text, address)
+        super().__init__(text, address, reason=reason)
         self.status = status
         self.code = code
 

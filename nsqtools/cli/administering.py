@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsqtools.cli.cluster import client_limits
 from nsqtools.cli.exits import Exit, describe, one_line
 from nsqtools.cli.tables import print_json, print_rows
-from nsqtools.config import ClientConfig, LossOptions
-from nsqtools.config.option import nearest
+from nsqtools.config import LossOptions
+from nsqtools.config.option import counted, nearest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
 from nsqtools.engine.changes import Target, find_producer, loss, plan, plan_tombstone, producers
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import check_name
-from nsqtools.net.tls import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +47,7 @@ class Request:
 def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> int:
     """Do it everywhere, and print who did what; the exit code.
 
+    It is PARTIAL too where nsqlookupds are given and none answers: who else has it is not known.
     Raises ConfigError where nobody can be asked to confirm, UnreachableError if no server
     answers, and NSQError if none has the topic or channel.
     """
@@ -62,12 +63,20 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> int:
     if verb not in _OF_LOOKUPDS:
         if not any(stages):
             raise NSQError(f"no nsqd has {target}; nsqlookupd alone knows of it")
-        for registry in found.registries:
-            if registry.error:
-                log.warning("nsqlookupd %s", registry.error)
+        _tell_of_lookupds(found)
     if losing and not _confirmed(request, _what_is_lost(request, verb, found), verb):
         return Exit.FAILURE
-    return _do(request, stages)
+    code = _do(request, stages)
+    return Exit.PARTIAL if code == Exit.DONE and found.blind and not where.dry_run else code
+
+
+def _tell_of_lookupds(found: Survey) -> None:
+    """Who of those that are only asked does not answer."""
+    for registry in found.registries:
+        if registry.error:
+            log.warning("nsqlookupd %s", registry.error)
+    if found.blind:
+        log.error("no nsqlookupd answers: nsqds that were not given are not asked")
 
 
 def tombstone(topic: str, node: str, where: TombstoneOptions) -> int:
@@ -96,12 +105,7 @@ def _target(topic: str, channel: str) -> Target:
 
 
 def _servers(where: ChangeOptions) -> Servers:
-    limits = {
-        "connect_timeout": where.http_client_connect_timeout,
-        "request_timeout": where.http_client_request_timeout,
-        "tls": client_context(ClientConfig(tls_root_ca_file=where.tls_root_ca_file)),
-    }
-    return Servers(where.lookupd_http_address, where.nsqds, limits)
+    return Servers(where.lookupd_http_address, where.nsqds, client_limits(where))
 
 
 def _require_known(request: Request, found: Survey, target: Target) -> None:
@@ -180,14 +184,10 @@ def _what_is_lost(request: Request, verb: Verb, found: Survey) -> str:
 def _describe(lost: Loss) -> str:
     """``120 messages on 2 nsqds would be lost (depth 100, in flight 15, deferred 5)``."""
     parts = f"depth {lost.depth}, in flight {lost.in_flight}, deferred {lost.deferred}"
-    text = f"{_count(lost.messages, 'message')} on {_count(lost.nsqds, 'nsqd')} would be lost"
-    ends = f", in {_count(lost.channels, 'channel')}" if lost.channels else ""
-    uses = f" with {_count(lost.clients, 'consumer')}" if lost.clients else ""
+    text = f"{counted(lost.messages, 'message')} on {counted(lost.nsqds, 'nsqd')} would be lost"
+    ends = f", in {counted(lost.channels, 'channel')}" if lost.channels else ""
+    uses = f" with {counted(lost.clients, 'consumer')}" if lost.clients else ""
     return f"{text} ({parts}){ends}{uses}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _do(request: Request, stages: Stages) -> int:

@@ -34,8 +34,8 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
     ),
     notes={
         "FINDINGS": """\
-Each line begins with ok, warning or failure; the line below a warning or failure says what to do, \
-which for some is a command.
+Each line begins with ok, warning or failure; the line below a warning or failure says what to do. \
+For many this is a command or ends in one; others are an option for the command that sees nothing.
 
 nsqlookupd
   Whether each answers, and is one: the ports for HTTP and for nsqds are easily mistaken.
@@ -56,7 +56,8 @@ channel, channel-paused
   The channel, or without --channel all of the topic.
 consumers
   Who else takes messages of the channel, and who takes none: each one that is full, or has RDY 0, \
-is looked at twice, a second apart.
+is looked at twice, a second apart. One that is full and finishes nothing meanwhile may be slow, and \
+is a warning; it is a failure that messages time out, or that all have RDY 0 while some wait.
 
 These words are the values of check in the output of --json.""",
     },

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # How long a second signal lets the event loop end by itself.
 _LEAVE_TIMEOUT = 0.5
 
+# timeout(1) sends its signal to the command and then to the group, in which it is, too.
+_SAME = 0.1
+
 STOPPING = """\
 SIGINT, SIGTERM, SIGHUP
   Take no more messages, finish those received within --drain-timeout, and give the rest back to
@@ -29,7 +32,7 @@ standard output goes away the command ends as by SIGPIPE, without waiting for an
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once.
+    """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once, unless it is the first again.
 
     With ``hangup`` SIGHUP calls that, each time, and counts as none of them. A signal that was
     ignored when the program started, as in a shell's background job, stays so. ``consequence`` is
@@ -49,6 +52,7 @@ class Signals:
         self._hangup = hangup
         self._consequence = consequence
         self._seen: list[signal.Signals] = []
+        self._came = 0.0
         self._loop = _listen(self._caught)
 
     @property
@@ -71,6 +75,10 @@ class Signals:
         if self._hangup and number == signal.SIGHUP:
             self._hangup()
             return
+        now = self._loop.time()
+        if number in self._seen and now - self._came < _SAME:
+            return
+        self._came = now
         self._seen.append(signal.Signals(number))
         if not self.urgent:
             self._stop()

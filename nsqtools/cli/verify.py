@@ -9,7 +9,7 @@ import click
 from nsqtools.cli.exits import Exit, one_line
 from nsqtools.cli.options import Command, ValueType, options
 from nsqtools.config import LogOptions, VerifyOptions
-from nsqtools.config.option import Option
+from nsqtools.config.option import Option, counted
 
 if TYPE_CHECKING:
     from nsqtools.sinks.verification import Report
@@ -78,16 +78,12 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> in
 def _line(file: str, report: Report) -> str:
     if report.problem:
         return one_line(f"{file}: {report.problem}")
-    text = f"{file}: ok, {_count(report.records, 'record')}, {_count(report.size, 'byte')}"
+    text = f"{file}: ok, {counted(report.records, 'record')}, {counted(report.size, 'byte')}"
     if report.files is not None:
-        text += f", {_count(report.files, 'file')}"
+        text += f", {counted(report.files, 'file')}"
     if report.deleted:
-        text += f", {_count(report.deleted, 'older file')} deleted"
+        text += f", {counted(report.deleted, 'older file')} deleted"
     return one_line(text)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _json(file: str, report: Report) -> str:

@@ -10,6 +10,7 @@ This file is over 400 lines because it is a table, and a table in two places is 
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 from nsqtools import __version__
@@ -1232,6 +1233,10 @@ class RelayOptions(Options):
             raise ConfigError("--require-json-value: needs --require-json-field")
 
 
+_MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(spark|k8s)://.+|yarn"
+"""As Spark's own SparkContext.scala, and the two cluster managers that come with it."""
+
+
 @option_class
 class SparkOptions(Options):
     """The Spark that a pipeline runs in."""
@@ -1260,7 +1265,12 @@ class SparkOptions(Options):
     )
 
     def check(self) -> None:
-        """A property has a name."""
+        """The master has a form that Spark knows, and a property has a name."""
+        if not re.fullmatch(_MASTER, self.master):
+            raise ConfigError(
+                f"--master {self.master}: expected local, local[N], local[*], spark://HOST:PORT, "
+                "yarn or k8s://URL"
+            )
         for text in self.conf:
             name, equals, _ = text.partition("=")
             if not equals or not name.strip():

@@ -81,6 +81,11 @@ def format_duration(seconds: float) -> str:
     return text if text and rest == "0" else f"{text}{rest}s"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 message``, ``2 messages``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def parse_size(text: str) -> int:
     """Bytes of ``64MiB`` (powers of 1024), ``64M`` (the same) or ``64MB`` (powers of 1000)."""
     match = _SIZE.fullmatch(text.strip())

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.changes import Holding, Outcome, Registry, Survey
 from nsqtools.engine.cluster import Cluster
+from nsqtools.engine.lookup import nobody
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.net.http import Lookupd, NsqdHTTP, parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from nsqtools.engine.changes import Stages, Step
-    from nsqtools.engine.cluster import Node
+    from nsqtools.engine.cluster import Node, Snapshot
 
 # What a server says that does not have what is to be deleted.
 _GONE = frozenset({"TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"})
+
+# By the path of a step; all take the client, the topic and, of a channel, its name.
+_OF_LOOKUPD: Mapping[str, Callable[..., Awaitable[None]]] = {
+    "topic/create": Lookupd.create_topic,
+    "topic/delete": Lookupd.delete_topic,
+    "channel/create": Lookupd.create_channel,
+    "channel/delete": Lookupd.delete_channel,
+}
+_OF_NSQD: Mapping[str, Callable[..., Awaitable[None]]] = {
+    "topic/create": NsqdHTTP.create_topic,
+    "topic/delete": NsqdHTTP.delete_topic,
+    "topic/empty": NsqdHTTP.empty_topic,
+    "topic/pause": NsqdHTTP.pause_topic,
+    "topic/unpause": NsqdHTTP.unpause_topic,
+    "channel/create": NsqdHTTP.create_channel,
+    "channel/delete": NsqdHTTP.delete_channel,
+    "channel/empty": NsqdHTTP.empty_channel,
+    "channel/pause": NsqdHTTP.pause_channel,
+    "channel/unpause": NsqdHTTP.unpause_channel,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +57,16 @@ class Servers:
 async def survey(servers: Servers, topic: str) -> Survey:
     """Ask everybody who has the topic; raises UnreachableError if nobody answers."""
     lookupds = tuple(dict.fromkeys(servers.lookupds))
-    given = {str(parse_url(url, NsqdHTTP.default_port).address) for url in servers.nsqds}
     async with Cluster(lookupds, servers.nsqds, quiet=True, **servers.limits) as cluster:
-        nodes, registries = await asyncio.gather(
-            cluster.find(),
+        snapshot, known = await asyncio.gather(
+            cluster.look(topic, everywhere=True),
             asyncio.gather(*(_ask_lookupd(servers, url, topic) for url in lookupds)),
         )
-    holdings = await asyncio.gather(
-        *(_ask_nsqd(servers, node, topic, given=node.name in given) for node in nodes)
-    )
+    registries = [_registry(each, snapshot) for each in known]
+    holdings = [_holding(node, snapshot) for node in snapshot.nodes.values()]
     errors = [*(each.error for each in registries), *(each.error for each in holdings)]
     if errors and all(errors):
-        more = f" (nor do {len(errors) - 1} others)" if len(errors) > 1 else ""
-        raise UnreachableError(f"no server answers: {errors[0]}{more}")
+        raise nobody("server", [error for error in errors if error])
     return Survey(tuple(registries), tuple(holdings))
 
 
@@ -79,39 +97,43 @@ async def carry_out(servers: Servers, stages: Stages) -> list[Outcome]:
 async def _ask_lookupd(servers: Servers, url: str, topic: str) -> Registry:
     try:
         async with Lookupd(url, **servers.limits) as client:
-            topics, channels, producers = await asyncio.gather(
-                client.topics(), client.channels(topic), client.nodes()
-            )
+            topics, channels = await asyncio.gather(client.topics(), client.channels(topic))
     except HTTPError as error:
         return Registry(url, error=error)
-    return Registry(url, tuple(topics), tuple(channels), tuple(producers))
+    return Registry(url, tuple(topics), tuple(channels))
 
 
-async def _ask_nsqd(servers: Servers, node: Node, topic: str, *, given: bool) -> Holding:
-    try:
-        async with NsqdHTTP(node.http, **servers.limits) as client:
-            found = await client.stats(topic)
-    except HTTPError as error:
+def _registry(registry: Registry, snapshot: Snapshot) -> Registry:
+    """With the nsqds that it lists, which the cluster was found by."""
+    name = str(parse_url(registry.url, Lookupd.default_port).address)
+    if error := registry.error or snapshot.lookupds.get(name):
+        return Registry(registry.url, error=error)
+    return replace(registry, producers=tuple(snapshot.listed.get(name, ())))
+
+
+def _holding(node: Node, snapshot: Snapshot) -> Holding:
+    given = node.api is None
+    if error := snapshot.failures.get(node.name):
         return Holding(node, given, error=error)
-    return Holding(node, given, found[0] if found else None)
+    topic = next(iter(snapshot.stats[node.name].topics), None)
+    return Holding(node, given, topic)
 
 
 async def _take(servers: Servers, step: Step) -> Outcome:
     if step.error:
         return Outcome(step, step.error)
-    kind, _, verb = step.path.partition("/")
     try:
         if step.server == "nsqlookupd":
             async with Lookupd(step.url, **servers.limits) as lookupd:
                 if step.node:
                     await lookupd.tombstone(step.names[0], step.node)
                 else:
-                    await getattr(lookupd, f"{verb}_{kind}")(*step.names)
+                    await _OF_LOOKUPD[step.path](lookupd, *step.names)
         else:
             async with NsqdHTTP(step.url, **servers.limits) as nsqd:
-                await getattr(nsqd, f"{verb}_{kind}")(*step.names)
+                await _OF_NSQD[step.path](nsqd, *step.names)
     except HTTPError as error:
-        if verb == "delete" and error.code in _GONE:
+        if step.path.endswith("/delete") and error.code in _GONE:
             return Outcome(step, note="is not there")
         return Outcome(step, error)
     return Outcome(step, note=step.note)

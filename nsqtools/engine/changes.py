@@ -37,12 +37,8 @@ class Target:
         return "channel" if self.channel else "topic"
 
     def __str__(self) -> str:
-        return f"channel {self.channel} of topic {self.topic}" if self.channel else self.label
-
-    @property
-    def label(self) -> str:
-        """``topic events``."""
-        return f"topic {self.topic}"
+        topic = f"topic {self.topic}"
+        return f"channel {self.channel} of {topic}" if self.channel else topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +99,11 @@ class Survey:
         return any(each.knows(target) for each in self.registries) or any(
             each.has(target) or each.may_have(target) for each in self.holdings
         )
+
+    @property
+    def blind(self) -> bool:
+        """Whether no nsqlookupd of those given answers, so that nsqds may be overlooked."""
+        return bool(self.registries) and all(each.error for each in self.registries)
 
     @property
     def channels(self) -> set[str]:

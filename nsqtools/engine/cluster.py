@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from nsqtools.engine.lookup import Silence
+from nsqtools.engine.lookup import Silence, nobody
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http import Answers, HTTPClient, Lookupd, NsqdHTTP, ask_all, union_producers
-from nsqtools.policy.rates import Counters
+from nsqtools.policy.rates import Counters, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence, Set
 
     from nsqtools.net.http import NsqdInfo, NsqdStats, Producer
-    from nsqtools.policy.rates import Key, Sample
+    from nsqtools.policy.rates import Key
 
 C = TypeVar("C", bound="HTTPClient")
 
 log = logging.getLogger(__name__)
 
 _FORGET = 300.0
-"""A node that nobody lists any more and that does not answer is asked for this long, in seconds,
-as nsqlookupd remembers a silent one (-inactive-producer-timeout)."""
+"""A node that nobody lists any more is asked for this long, in seconds, as nsqlookupd remembers a
+silent one (-inactive-producer-timeout). Longer it is not, though it answers: it may be the old
+address of one that is listed at another, and would count twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Node:
 
     ``tcp`` is its broadcast address, None of a given one that never answered. ``topics`` are those
     that nsqlookupd lists, and whether each is tombstoned; without nsqlookupd there are none.
+    ``api`` is its HTTP API as nsqlookupd lists it, None of a given one.
     """
 
     name: str
@@ -43,14 +45,16 @@ class Node:
     hostname: str = ""
     version: str = ""
     topics: Mapping[str, bool] = field(default_factory=dict)
+    api: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What was said at ``at``, in monotonic seconds; ``stats`` and ``failures`` are by node name.
 
-    ``nodes`` are all that were asked, in their order. ``lookupds`` has the nsqlookupds by
-    ``host:port`` as asked, None for one that answered.
+    ``nodes`` are all that were asked, in their order, and ``times`` when each answer was made.
+    ``lookupds`` has the nsqlookupds by ``host:port`` as asked, None for one that answered, and
+    ``listed`` what each that answered lists.
     """
 
     at: float
@@ -58,11 +62,18 @@ class Snapshot:
     failures: Mapping[str, HTTPError]
     nodes: Mapping[str, Node]
     lookupds: Mapping[str, HTTPError | None] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    listed: Mapping[str, Sequence[Producer]] = field(default_factory=dict)
+
+    def time(self, name: str) -> float:
+        """When an nsqd said what it says here, in monotonic seconds."""
+        return self.times.get(name, self.at)
 
     def samples(self) -> dict[str, Sample | None]:
         """For Rates: by node name; None is a node that does not answer."""
         return {
-            name: _sample(self.stats[name]) if name in self.stats else None for name in self.nodes
+            name: _sample(self.time(name), self.stats[name]) if name in self.stats else None
+            for name in self.nodes
         }
 
 
@@ -97,7 +108,7 @@ class Cluster:
             self._given.setdefault(name, url)
         self._infos: dict[str, NsqdInfo] = {}
         self._found: dict[str, Node] = {}
-        self._seen: dict[str, float] = {}
+        self._listed: dict[str, float] = {}
         self._failed: dict[str, HTTPError] = {}
         self._answers: Answers[list[Producer]] = Answers([], [])
         self._asked: dict[str, HTTPError | None] = {}
@@ -131,27 +142,35 @@ class Cluster:
         """``look``, but raises UnreachableError if no nsqd answers, unless there is none."""
         snapshot = await self._look(topic, channel, include_clients)
         if snapshot.failures and not snapshot.stats:
-            raise _nobody("nsqd", list(snapshot.failures.values()))
+            raise nobody("nsqd", list(snapshot.failures.values()))
         if self._unanswered and not snapshot.stats:
             raise self._unanswered
         self._tell(snapshot)
         return snapshot
 
     async def look(
-        self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
+        self,
+        topic: str | None = None,
+        channel: str | None = None,
+        *,
+        include_clients: bool = False,
+        everywhere: bool = False,
     ) -> Snapshot:
         """Find nsqds and ask all at once, of those listed only who has the topic.
 
-        Who does not answer is among the failures, be it everybody.
+        Who does not answer is among the failures, be it everybody. ``everywhere`` asks those too
+        that nsqlookupd does not list with the topic: it may have been deleted from there alone.
         """
-        snapshot = await self._look(topic, channel, include_clients)
+        snapshot = await self._look(topic, channel, include_clients, everywhere=everywhere)
         self._tell(snapshot)
         return snapshot
 
-    async def _look(self, topic: str | None, channel: str | None, clients: bool) -> Snapshot:
+    async def _look(
+        self, topic: str | None, channel: str | None, clients: bool, *, everywhere: bool = False
+    ) -> Snapshot:
         found = await self._discover()
-        nodes = {each.name: each for each in found if self._has(each, topic)}
-        at = time.monotonic()
+        nodes = {each.name: each for each in found if everywhere or self._has(each, topic)}
+        at = monotonic()
         failures = {name: self._failed[name] for name in nodes if name in self._failed}
 
         async def ask(name: str) -> NsqdStats | HTTPError:
@@ -162,16 +181,17 @@ class Cluster:
                 return error
 
         asked = [name for name in nodes if name not in failures]
-        stats = {}
+        stats: dict[str, NsqdStats] = {}
         for name, said in zip(asked, await asyncio.gather(*map(ask, asked)), strict=True):
             if isinstance(said, HTTPError):
                 failures[name] = said
             else:
                 stats[name] = said
-                self._seen[name] = at
                 if name in self._infos and self._infos[name].start_time != said.start_time:
                     del self._infos[name]  # it was restarted, perhaps with other options
-        return Snapshot(at, stats, failures, nodes, self._asked)
+        times = {name: self._clients[name].at for name in stats}
+        listed = {str(address): said for address, said in self._answers.answers}
+        return Snapshot(at, stats, failures, nodes, self._asked, times, listed)
 
     async def _discover(self) -> list[Node]:
         """Ask nsqlookupds, and the given nsqds that have not said who they are yet."""
@@ -187,7 +207,14 @@ class Cluster:
             else:
                 self._infos[name] = info
         self._heard(answers)
-        return self._united(answers)
+        nodes = self._united(answers)
+        await self._forget({node.name for node in nodes})
+        return nodes
+
+    async def _forget(self, known: Set[str]) -> None:
+        """Close the clients of all other nodes."""
+        for name in self._clients.keys() - self._given.keys() - known:
+            await self._clients.pop(name).close()
 
     async def _ask_info(self, name: str) -> NsqdInfo | HTTPError:
         try:
@@ -203,7 +230,7 @@ class Cluster:
         self._unanswered = None
         if answers.failures and not answers.answers:
             errors = [error for _, error in answers.failures]
-            self._unanswered = _nobody("nsqlookupd", errors)
+            self._unanswered = nobody("nsqlookupd", errors)
 
     def _tell(self, snapshot: Snapshot) -> None:
         """Warn of servers that are silent, once of each until it answers."""
@@ -236,26 +263,23 @@ class Cluster:
             if info:
                 known.add(info)
         given = {node.tcp for node in nodes.values()}
-        now = time.monotonic()
         for tcp, producer in listed.items():
             name = str(producer.http)
-            self._found[name] = Node(
-                name,
-                f"http://{name}",
-                tcp,
-                producer.hostname,
-                producer.version,
-                dict(zip(producer.topics, producer.tombstones, strict=True)),
-            )
-            self._seen[name] = now
+            self._found[name] = _listed_node(name, tcp, producer)
+        now = monotonic()
+        current = {str(producer.http) for producer in listed.values()}
         for name, node in list(self._found.items()):
-            if name in nodes or node.tcp in given or now - self._seen[name] > _FORGET:
-                del self._found[name]
+            if name in current or not answers.answers:  # without an answer nothing is unlisted
+                self._listed[name] = now
+            if name in nodes or node.tcp in given or now - self._listed[name] > _FORGET:
+                del self._found[name], self._listed[name]
         return [*nodes.values(), *sorted(self._found.values(), key=lambda node: node.name)]
 
     def _client(self, node: Node) -> NsqdHTTP:
-        if node.name not in self._clients:
-            self._clients[node.name] = self._open(NsqdHTTP, node.http)
+        """Raises HTTPError for a listed one that can be nowhere."""
+        if node.name not in self._clients and node.api:
+            # What is not given is listed, and may be nonsense that a server says.
+            self._clients[node.name] = NsqdHTTP.listed(node.api, **self._limits)
         return self._clients[node.name]
 
     def _open(self, kind: type[C], url: str) -> C:
@@ -277,12 +301,13 @@ def _given_node(
     return Node(name, url, tcp, info.hostname, info.version, dict(topics))
 
 
-def _nobody(program: str, errors: Sequence[HTTPError]) -> UnreachableError:
-    more = f" (nor do {len(errors) - 1} others)" if len(errors) > 1 else ""
-    return UnreachableError(f"no {program} answers: {errors[0]}{more}")
+def _listed_node(name: str, tcp: Address, producer: Producer) -> Node:
+    topics = dict(zip(producer.topics, producer.tombstones, strict=True))
+    http = f"http://{name}"
+    return Node(name, http, tcp, producer.hostname, producer.version, topics, producer.http)
 
 
-def _sample(stats: NsqdStats) -> Sample:
+def _sample(at: float, stats: NsqdStats) -> Sample:
     counters: dict[Key, Counters] = {}
     for topic in stats.topics:
         counters[topic.name, ""] = Counters(
@@ -303,4 +328,4 @@ def _sample(stats: NsqdStats) -> Sample:
                 channel.client_count,
                 channel.paused,
             )
-    return stats.start_time, counters
+    return Sample(at, stats.start_time, counters)

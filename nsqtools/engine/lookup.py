@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.engine.membership import Subscription
+    from nsqtools.errors import HTTPError
     from nsqtools.net.http import Answers, Producer
 
 T = TypeVar("T")
@@ -40,10 +41,14 @@ async def ask_lookupds(
         for client in clients:
             await client.close()
     if not answers.values:
-        _, error = answers.failures[0]
-        more = f" (nor do {len(clients) - 1} others)" if len(clients) > 1 else ""
-        raise UnreachableError(f"no nsqlookupd answers: {error}{more}")
+        raise nobody("nsqlookupd", [error for _, error in answers.failures])
     return answers
+
+
+def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
+    """The error of servers, of a kind, that all failed."""
+    more = f" (nor do {len(errors) - 1} others)" if len(errors) > 1 else ""
+    return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
 
 
 class Silence:

@@ -153,7 +153,8 @@ class Connection(asyncio.Protocol):
                     event = await self._next_handshake_event()
         except TimeoutError as error:
             self.abort()
-            raise ConnectError("no answer to IDENTIFY in time", address) from error
+            text = "no answer to IDENTIFY in time"
+            raise ConnectError(text, address, reason="silence") from error
         except (OSError, UnicodeError, NSQError) as error:
             self.abort()
             raise self._explain(error) from error
@@ -337,7 +338,7 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(self._config.dial_timeout):
                 await self._loop.create_connection(lambda: self, *self.address, local_addr=local)
         except TimeoutError as error:
-            raise ConnectError("connection timed out", self.address) from error
+            raise ConnectError("connection timed out", self.address, reason="dial") from error
 
     async def _start_tls(self) -> None:
         from nsqtools.net.tls import client_context
@@ -354,7 +355,8 @@ class Connection(asyncio.Protocol):
             server_hostname=self.address.host,
         )
         if transport is None:
-            raise ConnectError("closed by the server during the TLS handshake", self.address)
+            text = "closed by the server during the TLS handshake"
+            raise ConnectError(text, self.address, reason="tls")
         self._transport = transport
         self._flush()
 
@@ -368,17 +370,16 @@ class Connection(asyncio.Protocol):
     def _explain(self, error: BaseException) -> NSQError:
         """The error as one of ours, with the address and, for TLS, the fix."""
         cause = error.__cause__ if isinstance(error, ConnectionLostError) else error
-        if isinstance(cause, UnicodeError):  # of the codec for host names
-            return ConnectError(f"cannot resolve {self.address.host!r}", self.address)
+        if isinstance(cause, UnicodeError | socket.gaierror):  # the former of the codec for names
+            text = f"cannot resolve {self.address.host!r}"
+            return ConnectError(text, self.address, reason="name")
         if isinstance(cause, OSError):
-            if isinstance(cause, socket.gaierror):
-                return ConnectError(f"cannot resolve {self.address.host!r}", self.address)
             if self._config.uses_tls and self._written:
                 from nsqtools.net.tls import explain
 
-                refused = isinstance(cause, ssl.SSLError)
-                return (RefusedError if refused else ConnectError)(explain(cause), self.address)
-            return ConnectError(_plain(cause), self.address)
+                kind = RefusedError if isinstance(cause, ssl.SSLError) else ConnectError
+                return kind(explain(cause), self.address, reason="tls")
+            return ConnectError(_plain(cause), self.address, reason="" if self._written else "dial")
         if type(error) is ConnectionLostError:
             return ConnectError(error.text, self.address)
         return error if isinstance(error, NSQError) else UnreachableError(str(error), self.address)

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import ssl
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -26,6 +27,8 @@ from nsqtools.net.tls import client_context, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from nsqtools.errors import Reason
 
 T = TypeVar("T")
 
@@ -64,12 +67,20 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
     address = Address.parse(parts.netloc, default_port)
     if " " in address.host or not address.host.isprintable():
         raise ConfigError(f"address {text!r}: expected a host name without spaces")
-    try:
-        httpx.URL(scheme=parts.scheme, host=address.host, path=parts.path or "/")
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"address {text!r}: {error}") from error
+    if reason := _unusable(parts.scheme, address, parts.path):
+        raise ConfigError(f"address {text!r}: {reason}")
     query = tuple(parse_qsl(parts.query, keep_blank_values=True))
     return URL(parts.scheme, address, parts.path, query)
+
+
+def _unusable(scheme: str, address: Address, path: str = "") -> str:
+    """Why no request can be made of it, if so."""
+    try:
+        # The host is decoded for the request's header, which may fail by itself.
+        _ = httpx.URL(scheme=scheme, host=address.host, path=path or "/").host
+    except (httpx.InvalidURL, UnicodeError) as error:
+        return str(error)
+    return ""
 
 
 class _Reply(NamedTuple):
@@ -84,23 +95,25 @@ class HTTPClient:
     ``connect_timeout`` is the limit, in seconds, for TCP and for the TLS handshake each,
     ``request_timeout`` for all of a request. ``tls`` serves https, by default verifying against
     the system's CAs. ``token`` goes out as a bearer token. Raises ConfigError for a bad ``url``.
-    ``date`` is the header of that name in the last reply.
+    ``date`` is the header of that name in the last reply. ``at`` is when that was made, in
+    monotonic seconds: as near as can be said, midway between the request and its beginning.
     """
 
     default_port: ClassVar[int]
 
     def __init__(
         self,
-        url: str,
+        url: str | URL,
         *,
         connect_timeout: float,
         request_timeout: float,
         tls: ssl.SSLContext | None = None,
         token: str = "",
     ) -> None:
-        self.url = parse_url(url, self.default_port)
+        self.url = parse_url(url, self.default_port) if isinstance(url, str) else url
         self.address = self.url.address
         self.date = ""
+        self.at = 0.0
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
         headers = [
@@ -122,6 +135,16 @@ class HTTPClient:
             follow_redirects=False,
             timeout=httpx.Timeout(request_timeout, connect=connect_timeout),
         )
+
+    @classmethod
+    def listed(cls, address: Address, **limits: Any) -> Self:
+        """A client for where another server says that this one is, over plain http.
+
+        Raises HTTPError for what can be nowhere: that is a server's fault, and of no other one.
+        """
+        if reason := _unusable("http", address):
+            raise HTTPError(f"cannot be asked there: {show(reason)}", address)
+        return cls(URL("http", address), **limits)
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,12 +207,14 @@ class HTTPClient:
             params=[*(pair for pair in query if pair[0] not in params), *params.items()],
         )
         replying = False
+        begin = monotonic()
         try:
             async with (
                 asyncio.timeout(self._request_timeout),
                 self._client.stream(method, url) as response,
             ):
                 replying = True
+                self.at = (begin + monotonic()) / 2
                 self.date = response.headers.get("Date", "")
                 body = bytearray()
                 async for chunk in response.aiter_bytes():
@@ -199,7 +224,8 @@ class HTTPClient:
                         raise HTTPError(text, address, status=response.status_code)
                 return _Reply(response.status_code, response.headers, bytes(body))
         except (httpx.HTTPError, OSError) as error:
-            raise HTTPError(self._explain(error, replying=replying), address) from error
+            text, reason = self._explain(error, replying=replying)
+            raise HTTPError(text, address, reason=reason) from error
 
     def _refused(self, name: str, reply: _Reply) -> HTTPError:
         """The error for a reply that is not a success."""
@@ -215,27 +241,28 @@ class HTTPClient:
         line = f"/{name}: {status} {text}".rstrip()
         return HTTPError(line, self.address, status=status, code=code)
 
-    def _explain(self, error: BaseException, *, replying: bool) -> str:
+    def _explain(self, error: BaseException, *, replying: bool) -> tuple[str, Reason]:
         """One line for what httpx, or the time limit, raised."""
         if isinstance(error, httpx.ConnectTimeout):
-            return f"no connection within {format_duration(self._connect_timeout)}"
+            return f"no connection within {format_duration(self._connect_timeout)}", "dial"
         if isinstance(error, httpx.TimeoutException | TimeoutError):
-            return f"no answer within {format_duration(self._request_timeout)}"
+            return f"no answer within {format_duration(self._request_timeout)}", "silence"
         cause = next(_system_errors(error), None)
         if isinstance(cause, socket.gaierror):
-            return f"cannot resolve {self.address.host!r}"
+            return f"cannot resolve {self.address.host!r}", "name"
+        reason: Reason = "dial" if isinstance(error, httpx.ConnectError) else ""
         tls = isinstance(cause, ssl.SSLError) or (self.url.scheme == "https" and not replying)
         if cause and tls and not isinstance(cause, ConnectionRefusedError):
-            text = explain(cause)
+            text, reason = explain(cause), "tls"
         elif cause:
             text = os.strerror(cause.errno or 0).lower()
         else:
             text = show(str(error)).rstrip(".") or type(error).__name__
         if replying:
-            return f"the reply broke off: {text}"
+            return f"the reply broke off: {text}", reason
         if cause:
-            return text
-        return f"no usable reply: {text}: check that this is the server's HTTP port"
+            return text, reason
+        return f"no usable reply: {text}: check that this is the server's HTTP port", ""
 
 
 def _unwrap(reply: _Reply) -> tuple[int, str, Any]:

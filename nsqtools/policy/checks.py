@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from nsqtools.policy.rates import shown
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -142,7 +144,7 @@ def unknown(reason: str, peers: Peers | None = None) -> Verdict:
 
 
 def age(row: Row) -> float | None:
-    """Seconds that messages of a topic or channel wait, estimated; None without an egress.
+    """Seconds that messages of a topic or channel wait, estimated; None without the egress.
 
     nsqd does not tell since when messages wait. Those that do, divided by those that leave per
     second, are how long one waits that comes now; at a steady pace the oldest has waited as long
@@ -150,9 +152,19 @@ def age(row: Row) -> float | None:
     """
     if not row.totals.depth:
         return 0.0
-    if row.egress is None:
-        return None
+    if row.egress is None or not row.whole:
+        return None  # those that wait on all nsqds have nothing to do with what leaves some
     return row.totals.depth / row.egress if row.egress else math.inf
+
+
+def requeue_rate(row: Row) -> float | None:
+    """None unless it is known of every nsqd: of some, it would pass for a low one."""
+    return row.requeue_rate if row.whole else None
+
+
+def timeout_rate(row: Row) -> float | None:
+    """As ``requeue_rate``."""
+    return row.timeout_rate if row.whole else None
 
 
 def judge(
@@ -165,7 +177,7 @@ def judge(
     """
     if peers.nobody:
         return unknown(f"nobody answers: {'; '.join(peers.errors)}", peers)
-    seen = [row for row in rows if row.nodes]
+    seen = [row for row in shown(rows, channel) if row.nodes]
     found = [*_of_peers(limits, peers), *_missing(seen, peers, topic, channel)]
     for row in seen:
         found += _of_row(limits, row)
@@ -211,8 +223,8 @@ def _of_row(limits: Limits, row: Row) -> Iterator[Finding]:
     if row.channel:
         found += [
             _over(limits.in_flight, row.totals.in_flight, "{} in flight, over {}"),
-            _over(limits.requeue_rate, row.requeue_rate, "{} requeued per second, over {}"),
-            _over(limits.timeout_rate, row.timeout_rate, "{} timed out per second, over {}"),
+            _over(limits.requeue_rate, requeue_rate(row), "{} requeued per second, over {}"),
+            _over(limits.timeout_rate, timeout_rate(row), "{} timed out per second, over {}"),
         ]
         if row.totals.clients < limits.clients_min:
             text = f"{row.totals.clients} clients, fewer than {limits.clients_min}"
@@ -276,10 +288,10 @@ def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iter
         values = [row.totals.in_flight for row in channels]
         yield Datum("highest_in_flight", _highest(values), limits.in_flight)
     if limits.requeue_rate:
-        rates = [row.requeue_rate for row in channels]
+        rates = [requeue_rate(row) for row in channels]
         yield Datum("highest_requeue_rate", _highest(rates), limits.requeue_rate)
     if limits.timeout_rate:
-        rates = [row.timeout_rate for row in channels]
+        rates = [timeout_rate(row) for row in channels]
         yield Datum("highest_timeout_rate", _highest(rates), limits.timeout_rate)
     if limits.age:
         yield Datum("highest_age", _highest([age(r) for r in rows]), limits.age, "s")
@@ -294,9 +306,9 @@ def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
         least = Limit(crit=limits.clients_min or None)
         yield Datum(f"{place}:clients", row.totals.clients, least, "", True)
         if limits.requeue_rate:
-            yield Datum(f"{place}:requeue_rate", row.requeue_rate, limits.requeue_rate)
+            yield Datum(f"{place}:requeue_rate", requeue_rate(row), limits.requeue_rate)
         if limits.timeout_rate:
-            yield Datum(f"{place}:timeout_rate", row.timeout_rate, limits.timeout_rate)
+            yield Datum(f"{place}:timeout_rate", timeout_rate(row), limits.timeout_rate)
     if limits.age:
         yield Datum(f"{place}:age", age(row), limits.age, "s")
 

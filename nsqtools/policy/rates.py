@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Key: TypeAlias = tuple[str, str]
 """Topic and channel; without a channel it is the topic itself."""
-
-Sample: TypeAlias = "tuple[int, Mapping[Key, Counters]]"
-"""When the nsqd was started, in seconds since the epoch, and what it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +49,23 @@ class Counters:
         )
 
 
+class Sample(NamedTuple):
+    """What an nsqd counted ``at`` a time, in seconds of a clock that never goes back.
+
+    ``start_time`` is when it was started, in seconds since the epoch.
+    """
+
+    at: float
+    start_time: int
+    counters: Mapping[Key, Counters]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A topic or channel over all nsqds that answered; rates are per second, None if unknown.
 
-    ``nodes`` is how many have it, ``missing`` how many had it and do not answer now.
+    ``nodes`` is how many have it, ``missing`` how many had it and do not answer now. Rates are
+    those of the ``measured`` nodes alone: of the others, what they counted before is not known.
     """
 
     topic: str
@@ -68,18 +77,31 @@ class Row:
     egress: float | None = None
     requeue_rate: float | None = None
     timeout_rate: float | None = None
+    measured: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether its rates are those of all the nodes that its totals are of."""
+        return self.measured == self.nodes
+
+
+def shown(rows: Iterable[Row], channel: str = "") -> list[Row]:
+    """Those that are asked for: of a topic that has the named channel nothing else is told."""
+    return [row for row in rows if row.channel or not channel]
 
 
 @dataclass(slots=True)
 class _Growth:
     """Sums over nsqds, per second."""
 
+    nodes: int = 0
     messages: float = 0.0
     held: float = 0.0
     requeues: float = 0.0
     timeouts: float = 0.0
 
     def add(self, before: Counters, now: Counters, elapsed: float) -> None:
+        self.nodes += 1
         self.messages += (now.messages - before.messages) / elapsed
         self.held += (now.held - before.held) / elapsed
         self.requeues += (now.requeues - before.requeues) / elapsed
@@ -91,14 +113,14 @@ class _Sum:
     totals: Counters = field(default_factory=Counters)
     nodes: int = 0
     missing: int = 0
-    growth: _Growth | None = None
+    growth: _Growth = field(default_factory=_Growth)
 
 
 _NOTHING = Counters()
 
 
 class Rates:
-    """Sums samples of nsqds and compares them with the ones before.
+    """Sums samples of nsqds and compares each with the one before.
 
     A rate is that of the nsqds that have a baseline: one that has been restarted, one that was
     silent and what was made anew begin with the next sample. Egress counts what left: what is in
@@ -108,42 +130,42 @@ class Rates:
     def __init__(self) -> None:
         self._before: dict[str, Sample] = {}
         self._had: dict[str, frozenset[Key]] = {}
-        self._at = 0.0
 
-    def record(self, samples: Mapping[str, Sample | None], *, now: float) -> list[Row]:
+    def record(self, samples: Mapping[str, Sample | None]) -> list[Row]:
         """Rows by topic and channel, a topic before its channels.
 
         ``samples`` are by nsqd; None is one that does not answer, and what it had is missing until
-        it is left out. ``now`` is in seconds of a clock that never goes back.
+        it is left out.
         """
         sums: dict[Key, _Sum] = {}
-        elapsed = now - self._at
         for node, sample in samples.items():
             if sample is None:
                 for key in self._had.get(node, ()):
                     sums.setdefault(key, _Sum()).missing += 1
                 continue
-            before = self._baseline(node, sample) if elapsed > 0 else None
-            for key, counters in sample[1].items():
+            before = self._baseline(node, sample)
+            for key, counters in sample.counters.items():
                 total = sums.setdefault(key, _Sum())
                 total.totals += counters
                 total.nodes += 1
+                if before is None:
+                    continue
                 # What a node did not have when it answered last began from nothing since.
-                first = None if before is None else before.get(key, _NOTHING)
-                if first is not None and not _fell(first, counters):
-                    total.growth = total.growth or _Growth()
-                    total.growth.add(first, counters, elapsed)
+                first = before.counters.get(key, _NOTHING)
+                if not _fell(first, counters):
+                    total.growth.add(first, counters, sample.at - before.at)
         self._had = {
-            node: self._had.get(node, frozenset()) if sample is None else frozenset(sample[1])
+            node: self._had.get(node, frozenset()) if sample is None else frozenset(sample.counters)
             for node, sample in samples.items()
         }
         self._before = {node: sample for node, sample in samples.items() if sample is not None}
-        self._at = now
         return [_row(key, sums[key]) for key in sorted(sums)]
 
-    def _baseline(self, node: str, sample: Sample) -> Mapping[Key, Counters] | None:
+    def _baseline(self, node: str, sample: Sample) -> Sample | None:
         before = self._before.get(node)
-        return before[1] if before and before[0] == sample[0] else None
+        if before is None or before.start_time != sample.start_time or sample.at <= before.at:
+            return None
+        return before
 
 
 def _fell(before: Counters, now: Counters) -> bool:
@@ -157,7 +179,7 @@ def _fell(before: Counters, now: Counters) -> bool:
 
 def _row(key: Key, found: _Sum) -> Row:
     growth = found.growth
-    if growth is None:
+    if not growth.nodes:
         return Row(*key, found.totals, found.nodes, found.missing)
     return Row(
         *key,
@@ -168,4 +190,5 @@ def _row(key: Key, found: _Sum) -> Row:
         max(0.0, growth.messages - growth.held),
         growth.requeues,
         growth.timeouts,
+        growth.nodes,
     )

@@ -279,7 +279,9 @@ class Session:
         self.features = _read_features(data)
         if self._identify.get("tls_v1"):
             if not self.features.tls:
-                raise RefusedError("nsqd does not offer TLS (start it with --tls-cert)")
+                raise RefusedError(
+                    "nsqd does not offer TLS (start it with --tls-cert)", reason="tls"
+                )
             self.state = State.SECURING
             self._events.append(TLSRequested())
         else:

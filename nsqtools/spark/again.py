@@ -10,10 +10,11 @@ looked at only when a message comes again:
   most WINDOW messages in flight, and ends as soon as it learns of a lost connection or a FIN that
   was too late. nsqd holds back what is beyond the window until it has processed FINs: those that
   it lacks are of the last WINDOW rows, or of the last two WINDOWs if some timed out while they were
-  staged. So these are looked at, of each attempt but one that is known to have settled all: the
+  staged. One that gets more than the window knows by this that some did, and stages no more. So these are looked at, of each attempt but one that is known to have settled all: the
   answer to CLS comes after nsqd has processed what was sent before it.
 * The partition of a live attempt is looked at like that of a dead one, and those of all batches
   that are still there: a message may reach another partition before the dead attempt is adopted.
+  Of a batch that was committed only complete ones are: nobody has read the others.
 * A message that comes again is at the end of nsqd's queue, perhaps many batches later. So before a
   batch is removed, what may be unfinished of it is kept in a file of the stream, ``again-*``, with
   nothing but keys. The newest files are kept up to a million keys. For a message to be missed, a
@@ -24,9 +25,13 @@ To take too many for unfinished does no harm: what has a key here is staged and 
 finish it is right, whoever does it. It must only be sure that the count lasts: see ``find``.
 
 What is not known: a message that had timed out before its segment was counted, and that another
-partition got meanwhile; one that nsqd hands out again as new, after a crash of its own; one of a
-connection that stalled, and then died, while others of its partition went on for 20,000 rows; and
+partition got meanwhile; one that nsqd hands out again as new, after a crash of its own; one of an
+nsqd that has another address now, or is named otherwise (``localhost``, not ``127.0.0.1``); one of
+a connection that stalled, and then died, while others of its partition went on for 20,000 rows; and
 what a listing does not show yet (NFS) when ``msg_timeout`` is over.
+
+All this is of one stream, which is one checkpoint. Two on one channel share its messages, and what
+one of them has staged when it is killed comes again to either.
 """
 
 from __future__ import annotations
@@ -49,8 +54,8 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.stores import Store
 
-    Key = tuple[str, str, str, int]
-    """Topic, nsqd, message id and timestamp in ns."""
+    Key = tuple[str, str, str, str, int]
+    """Topic, channel, nsqd, message id and timestamp in ns."""
 
 WINDOW = 20_000
 """Most messages that an attempt may have in flight."""
@@ -58,20 +63,23 @@ WINDOW = 20_000
 _TAIL = 2 * WINDOW
 _MOST = 1_000_000
 _TRIES = 100
-_KEY = ["topic", "nsqd", "message_id", "timestamp_ns"]
+_KEY = ["topic", "channel", "nsqd", "message_id", "timestamp_ns"]
 
 
 class Staged:
     """What a stream has staged and may not have finished; for one thread at a time.
 
-    ``folder`` is the stream's. What was read is kept, as files do not change.
+    ``folder`` is the stream's, ``batch`` the one that asks: those before it were committed. What
+    was read is kept, as files do not change.
     """
 
-    def __init__(self, store: Store, folder: str) -> None:
+    def __init__(self, store: Store, folder: str, batch: int) -> None:
         self._store = store
         self._folder = folder
+        self._batch = batch
         self._known: dict[str, pa.Table] = {}
         self._used: dict[str, pa.Table] = {}
+        self._manifests: dict[str, Manifest] = {}
 
     def find(self, keys: Set[Key]) -> set[Key]:
         """Those of the keys that are staged for good: their messages may be finished.
@@ -90,29 +98,66 @@ class Staged:
     def _find(self, keys: Set[Key]) -> set[Key]:
         store, folder = self._store, self._folder
         names = store.list(folder)
-        ids = pa.array([message_id for _, _, message_id, _ in keys], pa.string())
+        ids = pa.array([message_id for *_, message_id, _ in keys], pa.string())
         found = set()
         for name in filter(Again.parse, names):
             found |= _among(self._again(name), keys, ids)
-        for batch in naming.batches("b", names):
+        for batch, number in naming.batches("b", names).items():
+            complete = number < self._batch
             for name in naming.partitions(store.list(f"{folder}/{batch}")):
                 partition = f"{folder}/{batch}/{name}"
-                hits = [_among(each, keys, ids) for each in self.unfinished(partition)]
+                hits = [_among(each, keys, ids) for each in self.unfinished(partition, complete)]
                 if any(hits):
                     # It was counted, but perhaps just now: who did may not have synced it yet.
                     store.sync_dir(partition)
                     found.update(*hits)
         return found
 
-    def unfinished(self, partition: str) -> list[pa.Table]:
-        """Keys in a partition that may be unfinished; raises FileNotFoundError if it is gone."""
+    def unfinished(self, partition: str, complete: bool) -> list[pa.Table]:
+        """Keys in a partition that may be unfinished; raises FileNotFoundError if it is gone.
+
+        None if it is to be ``complete`` and is not: once its batch is committed nobody will read
+        it, and its messages are to be staged when they come again.
+        """
         for _ in range(_TRIES):
             names = self._store.list(partition)
+            if complete and naming.sealed_generation(names) is None:
+                return []
             # Whoever fills it renames its directory all the time.
             with contextlib.suppress(FileNotFoundError):
-                path, segments = _tail(self._store, partition, names)
+                path, segments = self._tail(partition, names)
                 return [self._segment(partition, path, each) for each in segments]
         raise OutputError(f"{partition}: damaged: what it names is not there")
+
+    def _tail(self, partition: str, names: Sequence[str]) -> tuple[str, list[Segment]]:
+        """Where its segments are, and the last ones of each attempt but a settled one.
+
+        Raises FileNotFoundError if the directory has another name now.
+        """
+        settled = None
+        segments: Sequence[Segment]
+        if (generation := naming.sealed_generation(names)) is not None:
+            path = f"{partition}/{naming.sealed(generation)}"
+            manifest = self._manifest(f"{path}/{naming.manifest(generation)}")
+            segments = manifest.segments
+            settled = generation if manifest.ending.settled else None
+        elif holder := Holder.latest(names):
+            path = f"{partition}/{holder}"
+            segments = counted(path, self._store.list(path), holder.segments)
+        else:
+            raise FileNotFoundError(partition)
+        found: list[Segment] = []
+        rows: Counter[int] = Counter()
+        for segment in reversed(segments):
+            if segment.generation != settled and rows[segment.generation] < _TAIL:
+                rows[segment.generation] += segment.rows
+                found.append(segment)
+        return path, found
+
+    def _manifest(self, file: str) -> Manifest:
+        if file not in self._manifests:
+            self._manifests[file] = Manifest.parse(self._store.read(file), file)
+        return self._manifests[file]
 
     def _segment(self, partition: str, path: str, segment: Segment) -> pa.Table:
         name, file = f"{partition}/{segment}", f"{path}/{segment}"
@@ -126,7 +171,7 @@ class Staged:
             try:
                 with pa.ipc.open_stream(self._store.read(file)) as reader:
                     self._known[name] = _keys(list(reader))
-            except pa.ArrowInvalid as error:
+            except (pa.ArrowInvalid, KeyError) as error:
                 raise OutputError(
                     f"{file}: damaged: remove it; messages that it names may then be staged twice"
                 ) from error
@@ -134,13 +179,16 @@ class Staged:
 
 
 def keep(store: Store, folder: str, batch: int) -> None:
-    """Driver: write what of a batch may be unfinished, before it is removed.
+    """Driver: write what of a batch may be unfinished, before it is removed; once is enough.
 
-    Raises OutputError for what is damaged, and OSError, FileNotFoundError too if it is gone.
+    Raises OutputError for what is damaged, and OSError, FileNotFoundError too if the batch, or the
+    new file, is removed meanwhile.
     """
-    staged, place = Staged(store, folder), f"{folder}/{naming.batch(batch)}"
-    partitions = naming.partitions(store.list(place))
-    tables = [each for name in partitions for each in staged.unfinished(f"{place}/{name}")]
+    if any(each.batch == batch for each in map(Again.parse, store.list(folder)) if each):
+        return
+    staged, place = Staged(store, folder, batch + 1), f"{folder}/{naming.batch(batch)}"
+    partitions = [f"{place}/{name}" for name in naming.partitions(store.list(place))]
+    tables = [table for each in partitions for table in staged.unfinished(each, complete=True)]
     if not (rows := sum(table.num_rows for table in tables)):
         return
     table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
@@ -153,48 +201,27 @@ def keep(store: Store, folder: str, batch: int) -> None:
     store.sync_dir(folder)
 
 
-def prune(store: Store, folder: str) -> None:
-    """Driver: remove the oldest of these files, and what a driver that died has left of one."""
+def prune(store: Store, folder: str, upto: int) -> None:
+    """Driver: remove the oldest of these files, and what a driver that died has left of one.
+
+    Not of one of a batch after ``upto``: a newer driver may be writing that.
+    """
     rows = 0
     names = store.list(folder)
     for each in sorted(filter(None, map(Again.parse, names)), reverse=True):
         if rows and rows + each.rows > _MOST:
             store.remove(f"{folder}/{each}")
         rows += each.rows
-    for name in filter(naming.is_unnamed, names):
-        store.remove(f"{folder}/{name}")
-
-
-def _tail(store: Store, partition: str, names: Sequence[str]) -> tuple[str, list[Segment]]:
-    """Where a partition's segments are, and the last ones of each attempt but a settled one.
-
-    Raises FileNotFoundError if the directory has another name now.
-    """
-    settled = None
-    if (generation := naming.sealed_generation(names)) is not None:
-        path = f"{partition}/{naming.sealed(generation)}"
-        file = f"{path}/{naming.manifest(generation)}"
-        manifest = Manifest.parse(store.read(file), file)
-        segments = manifest.segments
-        settled = generation if manifest.ending.settled else None
-    elif holder := Holder.latest(names):
-        path = f"{partition}/{holder}"
-        segments = counted(path, store.list(path), holder.segments)
-    else:
-        raise FileNotFoundError(partition)
-    found: list[Segment] = []
-    rows: Counter[int] = Counter()
-    for segment in reversed(segments):
-        if segment.generation != settled and rows[segment.generation] < _TAIL:
-            rows[segment.generation] += segment.rows
-            found.append(segment)
-    return path, found
+    for name in names:
+        batch = naming.unnamed_batch(name)
+        if batch is not None and batch <= upto:
+            store.remove(f"{folder}/{name}")
 
 
 def _keys(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     """Keys of rows, as a copy: the file may go, and its bodies."""
     table = pa.Table.from_batches(batches).select(_KEY)
-    for index, name in enumerate(_KEY[:2]):
+    for index, name in enumerate(_KEY[:3]):
         table = table.set_column(index, name, table[name].dictionary_encode())
     return table.take(pa.array(range(table.num_rows), pa.int64()))
 

@@ -56,7 +56,7 @@ class ArchiveSettings:
     @property
     def stamp(self) -> dict[str, Any]:
         """What makes a run another one."""
-        return stamp_of(self.source, **asdict(self.shape))
+        return stamp_of(self.source, self.stream.checkpoint, self.output, **asdict(self.shape))
 
 
 def archive(

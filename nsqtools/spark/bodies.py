@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, cast
+from uuid import uuid4
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -30,6 +31,10 @@ HOUR = f"cast(pmod({_MICROS}, {_DAY_US}) div {_HOUR_US} as int)"
 
 _JSON = "_nsqtools_json"
 
+_FLAT = r"^[^}]*\}[ \t\r\n]*\z"
+_END = f"end_{uuid4().hex}"
+"""Nobody's field."""
+
 
 def read_schema(text: str) -> StructType:
     """Columns as SQL has them, or as Spark's JSON; needs a Spark session. Raises ConfigError."""
@@ -54,9 +59,9 @@ def read_schema(text: str) -> StructType:
 def with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
     """The frame, the fields of its column ``body``, and ``_corrupt``.
 
-    A body that is no JSON object of these types, or no UTF-8, leaves what does not parse null and
-    its text in ``_corrupt``, where what is no UTF-8 is replaced. A field that has the name of a
-    column of the frame, or of a partition, is ``body_<field>``.
+    A body that is no JSON object of these types and nothing more, or no UTF-8, leaves what does not
+    parse null and its text in ``_corrupt``, where what is no UTF-8 is replaced. A field that has
+    the name of a column of the frame, or of a partition, is ``body_<field>``.
     """
     taken = {*(name.lower() for name in frame.columns), *PARTITIONS, CORRUPT}
     wanted = StructType([*schema.fields, StructField(CORRUPT, StringType())])
@@ -64,11 +69,23 @@ def with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     parsed = F.from_json(F.try_validate_utf8(body), wanted, options)
     found = F.col(_JSON)
-    return frame.withColumn(_JSON, parsed).select(
+    return frame.withColumn(_JSON, F.when(_is_alone(body), parsed)).select(
         *frame.columns,
         *(found.getField(each.name).alias(_free(each.name, taken)) for each in schema.fields),
         _corrupt(found, body).alias(CORRUPT),
     )
+
+
+def _is_alone(body: Column) -> Column:
+    """Whether there is nothing more than white space behind the JSON value that a body begins with.
+
+    ``from_json`` does not look there. An object that has one brace to close ends with that, which
+    costs little to see. Another value is made the first of an array, whose second one comes from
+    here: what follows the value breaks the array, or is the second one itself.
+    """
+    array = F.concat(F.lit("["), body, F.lit(f',{{"{_END}":1}}]'))
+    second = F.get(F.from_json(array, f"ARRAY<STRUCT<{_END} INT>>"), F.lit(1))
+    return body.rlike(_FLAT) | (second.getField(_END) == 1)
 
 
 def _corrupt(found: Column, body: Column) -> Column:

@@ -54,6 +54,17 @@ def is_finished(checkpoint: str) -> bool:
     return False
 
 
+def is_unused(checkpoint: str) -> bool:
+    """Whether no batch of messages has been planned under a local checkpoint."""
+    path = local(checkpoint)
+    if path is None:
+        return False
+    try:
+        return (offset := _offset(path)) is None or not offset.batch
+    except (OSError, ValueError, LookupError, NSQError):
+        return False
+
+
 def has_forgotten(checkpoint: str, staging: str) -> bool:
     """Whether a batch is staged that a power failure has taken out of a local checkpoint's log.
 
@@ -63,11 +74,9 @@ def has_forgotten(checkpoint: str, staging: str) -> bool:
     if path is None:
         return True
     try:
-        batch = _last(path / "offsets")
-        if batch < 0:
+        offset = _offset(path)
+        if offset is None:
             return False
-        log = (path / "offsets" / str(batch)).read_text()
-        offset = Offset.from_json(json.loads(log.splitlines()[-1]))
         ledger = Ledger(*make_store(staging), offset.stream)
         return ledger.staged(offset.batch + 1) is not None
     except (OSError, ValueError, LookupError, NSQError):
@@ -80,6 +89,31 @@ def has_orphans(checkpoint: str, staging: str) -> bool:
     if state is None or stage is None or (state / "offsets").exists():
         return False
     return any(stage.glob("*/b*/p*/*/*.arrow"))
+
+
+def check_staged(checkpoint: str, staging: str) -> None:
+    """Raise OutputError if the batch under way of a local checkpoint is staged elsewhere.
+
+    The source raises the same once Spark asks for the batch.
+    """
+    path = local(checkpoint)
+    if path is None or is_finished(checkpoint):
+        return
+    try:
+        offset, before = _offset(path), _offset(path, 1)
+    except (OSError, ValueError, LookupError, NSQError):
+        return
+    if offset and offset.quotas and offset != before:
+        Ledger(*make_store(staging), offset.stream).expect(offset)
+
+
+def _offset(checkpoint: Path, back: int = 0) -> Offset | None:
+    """The last one, or one before; None if there is none. Raises what it may if it is damaged."""
+    log = checkpoint / "offsets"
+    batch = _last(log) - back
+    if batch < 0:
+        return None
+    return Offset.from_json(json.loads((log / str(batch)).read_text().splitlines()[-1]))
 
 
 def _last(folder: Path) -> int:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import ConfigError, LockedError
+from nsqtools.errors import ConfigError, LockedError, OutputError
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.spark.checkpoints import has_forgotten, is_finished
+from nsqtools.spark.checkpoints import has_forgotten, is_finished, is_unused
 from nsqtools.spark.hadoop import read_json, remove_all, write_text
 from nsqtools.spark.places import as_url, below, local
 
@@ -27,7 +29,7 @@ _LOOK = 0.1
 
 
 class Stamp:
-    """What the batches of a checkpoint are like: their ``topics``, their ``channel``, and the rest.
+    """What the batches of a checkpoint are like: ``topics``, ``channel``, ``output``, and the rest.
 
     A run that was killed may have left the batch that comes next half written. A run like it writes
     the same rows in the same directories, over it; one that is unlike it has to remove that first.
@@ -36,7 +38,7 @@ class Stamp:
     def __init__(self, spark: SparkSession, checkpoint: str, stamp: Mapping[str, Any]) -> None:
         """Look at what the last run was like; a checkpoint that had none is stamped.
 
-        Raises ConfigError if it was of other topics or another channel.
+        Raises ConfigError if it was of other topics, another channel or another output.
         """
         self._spark = spark
         self._url = below(as_url(checkpoint), _STAMP)
@@ -64,10 +66,25 @@ class Stamp:
             self._changed = False
 
 
-def stamp_of(source: Mapping[str, str], **more: Any) -> dict[str, Any]:
-    """What makes a run another one, whose batches may have other rows, by the source's options."""
+def stamp_of(
+    source: Mapping[str, str], checkpoint: str, output: str, **more: Any
+) -> dict[str, Any]:
+    """What makes a run another one, by the source's options.
+
+    Its batches may have other rows, or be elsewhere. An output that has its checkpoint in it is
+    known by the way there, so that it may be moved.
+    """
     topics = sorted({each.strip() for each in source["subscribe"].split(",")})
-    return {"topics": topics, "channel": source["channel"], **more}
+    place, state = _real(output), _real(checkpoint)
+    if place and state.startswith(f"{place}/"):
+        place = "/".join([".."] * state[len(place) :].count("/"))
+    return {"topics": topics, "channel": source["channel"], "output": place, **more}
+
+
+def _real(place: str) -> str:
+    """The only name of a place of this machine; others are what they are called."""
+    path = local(place) if place else None
+    return place.rstrip("/") if path is None else os.path.realpath(path)
 
 
 def check_stamp(checkpoint: str, stamp: Mapping[str, Any]) -> None:
@@ -79,49 +96,79 @@ def check_stamp(checkpoint: str, stamp: Mapping[str, Any]) -> None:
 
 
 def is_settled(checkpoint: str, staging: str, stamp: Mapping[str, Any]) -> bool:
-    """Whether nothing of a local checkpoint is left to do, and a run like this one began it."""
+    """Whether nothing of a local checkpoint is left to do.
+
+    Then it has not begun, or by a run like this one.
+    """
     path = local(checkpoint)
     if path is None or not is_finished(checkpoint):
         return False
     try:
         said = json.loads((path / _STAMP).read_text())
+    except FileNotFoundError:
+        return not (path / "offsets").exists()
     except (OSError, ValueError):
         return False
     return bool(said == stamp) and not has_forgotten(checkpoint, staging)
 
 
 def _check(checkpoint: str, said: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:
+    if is_unused(checkpoint):
+        return
     for name, flag in (("topics", "--topic"), ("channel", "--channel")):
         if said.get(name) != stamp[name]:
             raise ConfigError(
                 f"--checkpoint {checkpoint}: it is of {flag} {_words(said.get(name))}, not of "
                 f"{_words(stamp[name])}: give another --checkpoint, or that {flag}"
             )
+    before, now = said.get("output"), stamp["output"]
+    if before and now and before != now:
+        raise ConfigError(
+            f"--checkpoint {checkpoint}: it is of --output {_place(before, checkpoint)}, not of "
+            f"{_place(now, checkpoint)}: give another --checkpoint, or that --output; if that was "
+            f"moved, remove {below(checkpoint, _STAMP)}"
+        )
 
 
 def _words(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def _place(output: str, checkpoint: str) -> str:
+    """An output as ``stamp_of`` has it, by its name."""
+    above = output.split("/").count("..") if output.startswith("..") else 0
+    return _real(checkpoint).rsplit("/", above)[0] if above else output
+
+
 @contextlib.contextmanager
 def only_one(checkpoint: str) -> Iterator[None]:
     """Hold the lock of a local checkpoint; raises LockedError if another run has it.
 
-    Spark itself notices two runs, but only by the failure of one of them.
+    Spark itself notices two runs, but only by the failure of one of them. Directories that are made
+    for it are removed again if nothing comes into them. Raises ConfigError or OutputError if it
+    cannot be there.
     """
     path = local(checkpoint)
     if path is None:
         yield
         return
-    path.mkdir(parents=True, exist_ok=True)
+    made = [each for each in (path, *path.parents) if not os.path.exists(each)]
     lock = Lock(str(path / _LOCK))
-    if not lock.acquire():
-        raise lock.refusal("give another --checkpoint")
     try:
+        try:
+            held = lock.acquire()
+        except OSError as error:
+            kind = OutputError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
+            raise kind(f"--checkpoint {checkpoint}: {error.strerror}") from error
+        if not held:
+            raise lock.refusal("give another --checkpoint")
         _outlive(path / _JAVA)
         yield
     finally:
         lock.release()
+        with contextlib.suppress(OSError):
+            for each in made:
+                each.rmdir()
 
 
 def note_java(checkpoint: str, spark: SparkSession) -> None:

@@ -21,14 +21,14 @@ from pyspark import StorageLevel
 from pyspark.sql import Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from nsqtools.errors import OutputError, RecordError
+from nsqtools.errors import ConfigError, OutputError, RecordError
 from nsqtools.spark.compacted import Known, Output, Part
 from nsqtools.spark.folders import sync
 from nsqtools.spark.frames import FILE, STRICT, dated, frame, is_keyed, united
 from nsqtools.spark.inputs import find, parquet
 from nsqtools.spark.interrupts import StoppedError, interruptible
 from nsqtools.spark.mounted import held, real
-from nsqtools.spark.places import OURS, as_url, literal
+from nsqtools.spark.places import OURS, as_url, literal, local
 
 if TYPE_CHECKING:
     import threading
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nsqtools.sinks.verification import Layout
     from nsqtools.spark.inputs import Input, Report
 
-__all__ = ["LOCK", "CompactSettings", "Compacted", "compact"]
+__all__ = ["LOCK", "CompactSettings", "Compacted", "check_apart", "compact"]
 
 LOCK = "compact.lock"
 """The lock of an output, in its directory OURS."""
@@ -98,6 +98,26 @@ class _Content(NamedTuple):
     checksum: Any
 
 
+def check_apart(settings: CompactSettings) -> None:
+    """Raise ConfigError if one of inputs and output is in the other, by whatever names.
+
+    Readers of such an input would have each message twice; and what is in the output is no input.
+    """
+    root = os.path.realpath(local(settings.output) or settings.output)
+    for place in settings.inputs:
+        path = os.path.realpath(local(place) or place)
+        if Path(root).is_relative_to(path):
+            raise ConfigError(
+                f"--output {settings.output}: is in --input {place}, whose readers would find "
+                "messages in both: name a directory beside it"
+            )
+        if Path(path).is_relative_to(root):
+            raise ConfigError(
+                f"--input {place}: is in --output {settings.output}, where the result goes: leave "
+                "it out"
+            )
+
+
 def compact(
     spark: SparkSession, settings: CompactSettings, stop: threading.Event, report: Report
 ) -> Compacted:
@@ -109,6 +129,7 @@ def compact(
     be written, and NSQError for what else Spark says. After any of them the output is as it was,
     but for what it says a killed run had still to do.
     """
+    check_apart(settings)
     root = real(
         settings.output,
         "compact writes to a file system that is mounted here, where hours can be replaced as a "

@@ -36,7 +36,7 @@ class Depths:
         self._settings = settings
         self._silence = Silence()
         self._silent: set[str] = set()
-        self._heard = False
+        self._heard = settings.wait_for_servers
         try:
             self._tls = client_context(settings.config) if settings.config.uses_tls else None
             self._lookups = self._make_lookups()
@@ -47,7 +47,8 @@ class Depths:
         """Messages by topic and nsqd's ``host:tcp_port``; 0 for one that does not answer.
 
         A server is warned of once until it answers again. Raises UnreachableError if none does,
-        and none has since the start: then an address is wrong, or a run would do nothing.
+        and none has since the start, unless servers are waited for: then an address is wrong, or a
+        run would do nothing.
         """
         topics = await self._places()
         asked = [self._ask(url, places) for url, places in topics.items()]
@@ -66,6 +67,8 @@ class Depths:
             )
         for url, error in failures.items():
             log.log(logging.DEBUG if url in self._silent else logging.WARNING, "nsqd %s", error)
+        for url in sorted(self._silent.intersection(topics) - failures.keys()):
+            log.info("nsqd %s answers again", url)
         self._heard, self._silent = True, set(failures)
         silent = {key: 0 for places in topics.values() for key in places if key not in found}
         return found | silent

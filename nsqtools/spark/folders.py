@@ -24,17 +24,20 @@ _KILLED = ".spark-staging-"
 
 
 def check_output(place: str, flag: str) -> None:
-    """Make a local directory that is to be written to; raises ConfigError or OutputError."""
+    """Raise ConfigError unless a local directory can be written to, or made; none is made."""
     path = local(place)
     if path is None:
         return
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    except OSError as error:
-        kind = OutputError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
-        raise kind(f"{flag} {place}: {error.strerror}") from error
+    found = path
+    while not os.path.lexists(found):
+        found = found.parent
+    code = 0
+    if not os.path.isdir(found):
+        code = errno.EEXIST if found == path else errno.ENOTDIR
+    elif not os.access(found, os.W_OK | os.X_OK):
+        code = errno.EACCES
+    if code:
+        raise ConfigError(f"{flag} {place}: {os.strerror(code)}")
 
 
 @contextlib.contextmanager

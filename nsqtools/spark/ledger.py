@@ -6,11 +6,14 @@ directory says what counts:
     <root>/<stream>/b<batch>/p<partition>/a-<generation>-<segments>-<attempt>/   being filled
                                           sealed-<generation>/                   complete
     <root>/<stream>/done-<batch>-<uuid>/   committed, and removed but for the name of the newest
+    <root>/<stream>/unread-<batch>-<uuid>/ committed without all of its rows, for somebody to see
     <root>/<stream>/again-<batch>-...      what of such batches may come again
 
 A partition has exactly one such directory, from ``prepare`` to ``clean``; its name is changed by
 rename alone. Whoever wants it, renames it, and of two who try from the same name one succeeds.
 
+* Prepare. A batch is made before Spark logs its offset. So one that is logged and is not here is
+  in another staging, with the only copy of what was finished under it: it is not made anew.
 * Claim. An attempt renames the directory to its own name with the next generation, and goes on
   where the other was. Nobody needs to know whether the other is dead.
 * Add. A segment is written, fsynced, and then counted, by a rename of the directory from
@@ -40,6 +43,7 @@ More than 400 lines, because these steps have to be read together.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import zlib
@@ -53,7 +57,6 @@ from nsqtools.spark import again, naming
 from nsqtools.spark.naming import Holder, Segment
 from nsqtools.spark.plans import Offset
 from nsqtools.spark.segments import (
-    Ending,
     Manifest,
     as_output_error,
     counted,
@@ -61,11 +64,13 @@ from nsqtools.spark.segments import (
     reason_of,
     rows_of,
 )
+from nsqtools.spark.stores import aside_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Set
 
     from nsqtools.spark.again import Key
+    from nsqtools.spark.segments import Ending
     from nsqtools.spark.stores import Store
 
 log = logging.getLogger(__name__)
@@ -84,6 +89,7 @@ ROW_SCHEMA = pa.schema(
 )
 """``nsqd`` is host:tcp_port, ``message_id`` 16 hex digits, ``timestamp`` when it was published."""
 
+_TWICE = "messages of a committed batch may come twice: %s"
 _TRIES = 100
 """A holder that adds segments changes the name often, but not as fast as it can be read."""
 
@@ -99,7 +105,7 @@ class StaleError(FencedError):
 class Ledger:
     """The batches of one stream, below ``root``; the driver and every executor make their own.
 
-    All calls raise OutputError for what the store cannot do.
+    All calls but ``clean`` raise OutputError for what the store cannot do.
     """
 
     def __init__(self, store: Store, root: str, stream: str) -> None:
@@ -110,7 +116,8 @@ class Ledger:
     def prepare(self, offset: Offset) -> None:
         """Driver: make the partitions of a batch, all or none; those that are there stay.
 
-        Raises StaleError if the batch, or a later one, was cleaned.
+        To be done before Spark logs the offset, and never after: see ``expect``. Raises StaleError
+        if the batch, or a later one, was cleaned.
         """
         folder = self._batch(offset.batch)
         with as_output_error(folder):
@@ -150,13 +157,34 @@ class Ledger:
         # Only now: a cleaner that is not seen here will find the batch and rename it.
         self._check_not_cleaned(batch)
 
+    def expect(self, offset: Offset) -> None:
+        """Driver: check that a batch that Spark has logged is prepared here.
+
+        Raises OutputError if it is not: then it was, in another staging, and to make it anew would
+        be to commit it without the messages that were finished under it. Raises StaleError as
+        ``prepare`` does.
+        """
+        folder = self._batch(offset.batch)
+        with as_output_error(folder), contextlib.suppress(FileNotFoundError):
+            self._check_not_cleaned(offset.batch)
+        staged = self.staged(offset.batch)
+        if staged is None:
+            raise OutputError(
+                f"{folder}: not there: the batch under way is staged elsewhere: give the old "
+                "--staging (stagingLocation)"
+            )
+        if staged != offset:
+            raise OutputError(f"{folder}: was made for another offset: {staged.to_json()}")
+
     def _check_not_cleaned(self, batch: int) -> None:
         """Raise StaleError if this batch or a later one was committed; what we made goes then."""
-        cleaned = max(naming.batches("done-", self._store.list(self._dir)).values(), default=-1)
+        names = self._store.list(self._dir)
+        gone = naming.batches("done-", names) | naming.batches("unread-", names)
+        cleaned = max(gone.values(), default=-1)
         if cleaned >= batch:
             folder = self._batch(batch)
             with contextlib.suppress(OSError):  # no task will be told of it
-                self._store.remove(folder)
+                self._retire(batch)
             raise StaleError(
                 f"{folder}: batch {cleaned} was committed and its rows removed, but the "
                 "checkpoint does not say so (set back?): use a new checkpoint directory"
@@ -199,7 +227,7 @@ class Ledger:
                     store.rename(f"{partition}/{holder}", f"{partition}/{mine}")
                 except FileNotFoundError:
                     continue
-            return Claim(store, partition, mine, again.Staged(store, self._dir))
+            return Claim(store, partition, mine, again.Staged(store, self._dir, batch))
         raise OutputError(f"{partition}: damaged: no attempt of a task can claim it")
 
     def complete(self, batch: int, partitions: int) -> list[Sealed | None]:
@@ -217,7 +245,8 @@ class Ledger:
     def clean(self, upto: int) -> None:
         """Driver: batches up to this one were committed: remove them, as far as they are there.
 
-        What cannot be removed is logged, and tried again the next time.
+        Raises nothing: what cannot be removed is logged, and tried again the next time. What was
+        staged and not read stays, under another name, which is logged.
         """
         try:
             self._clean(upto)
@@ -230,13 +259,10 @@ class Ledger:
         store = self._store
         for batch in naming.batches("b", store.list(self._dir)).values():
             if batch <= upto:
-                self._warn_of_unread(batch)
-                self._remember(batch)
-                done = f"{self._dir}/{naming.done(batch, uuid4().hex)}"
-                with contextlib.suppress(FileNotFoundError):
-                    store.rename(self._batch(batch), done)
+                with contextlib.suppress(FileNotFoundError):  # another driver is faster
+                    self._retire(batch)
         store.sync_dir(self._dir)
-        again.prune(store, self._dir)
+        again.prune(store, self._dir, upto)
         names = store.list(self._dir)
         cleaned = naming.batches("done-", names)
         newest = max(cleaned.values(), default=-1)
@@ -247,28 +273,54 @@ class Ledger:
                     store.remove(f"{path}/{child}")
             elif batch <= upto:
                 store.remove(path)
+        # What a driver that was killed has left of files on their way.
+        for name in names:
+            if (aside := naming.aside_batch(name)) is not None and aside <= upto:
+                store.remove(f"{self._dir}/{name}")
+        root, _, stream = self._dir.rpartition("/")
+        for name in store.list(root):
+            if name.startswith(aside_of(stream)):
+                store.remove(f"{root}/{name}")
+
+    def _retire(self, batch: int) -> None:
+        """Give a committed batch its last name; raises FileNotFoundError if it is gone."""
+        self._remember(batch)
+        folder, unread = self._batch(batch), self._unread(batch)
+        name = (naming.unread if unread else naming.done)(batch, uuid4().hex)
+        self._store.rename(folder, f"{self._dir}/{name}")
+        if unread:
+            # nsqd may have some of them yet, which come again, and are staged then.
+            log.warning(
+                "%s: batch %d was committed, but not all of it was read: messages of %s that were "
+                "finished in nsqd are only there",
+                *(f"{self._dir}/{name}", batch, ", ".join(unread)),
+            )
 
     def _remember(self, batch: int) -> None:
-        try:
-            again.keep(self._store, self._dir, batch)
-        except FileNotFoundError:  # another driver is faster
-            pass
-        except OutputError as error:
-            log.warning("messages of a committed batch may come twice: %s", error)
+        """Keep what may come again; raises FileNotFoundError if the batch is gone."""
+        for _ in range(_TRIES):
+            try:
+                return again.keep(self._store, self._dir, batch)
+            except FileNotFoundError:  # or the new file is, by another driver
+                self._store.list(self._batch(batch))
+            except OutputError as error:
+                return log.warning(_TWICE, error)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                return log.warning(_TWICE, f"{self._dir}: {reason_of(error)}")  # make room
+        return None
 
-    def _warn_of_unread(self, batch: int) -> None:
-        """Messages were finished, and Spark has committed the batch without reading them."""
-        folder = self._batch(batch)
-        for name in self._store.list(folder):
+    def _unread(self, batch: int) -> list[str]:
+        """Partitions with messages that Spark has committed the batch without."""
+        store, folder, unread = self._store, self._batch(batch), []
+        for name in naming.partitions(store.list(folder)):
             holder = None
-            with contextlib.suppress(OSError):
-                holder = Holder.latest(self._store.list(f"{folder}/{name}"))
+            with contextlib.suppress(FileNotFoundError):  # damaged
+                holder = Holder.latest(store.list(f"{folder}/{name}"))
             if holder and holder.segments:
-                log.warning(
-                    "%s/%s: committed, but not all of it was read: its messages were finished in "
-                    "nsqd and are removed now",
-                    *(folder, name),
-                )
+                unread.append(name)
+        return unread
 
     def _entries(self, batch: int, partition: str) -> list[str]:
         store = self._store
@@ -336,7 +388,7 @@ class Claim:
             self._holder = longer
             self._segments.append(segment)
 
-    def seal(self, ending: Ending = Ending()) -> Sealed:  # noqa: B008 - frozen
+    def seal(self, ending: Ending) -> Sealed:
         """Say that the partition is complete; raises as ``add`` does."""
         generation = self._holder.generation
         manifest = Manifest(tuple(self._segments), ending)

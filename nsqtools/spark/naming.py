@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 _HOLDER = re.compile(r"a-(\d{4,})-(\d{6,})-([0-9a-f]+)")
 _SEALED = re.compile(r"sealed-(\d{4,})")
 _SEGMENT = re.compile(r"seg-(\d{6,})-(\d{4,})-(\d+)-([0-9a-f]{8})\.arrow")
-_BATCH = re.compile(r"(b|new-|done-)(\d{8,})(?:-[0-9a-f]{32})?")
+_BATCH = re.compile(r"(b|new-|done-|unread-)(\d{8,})(?:-[0-9a-f]{32})?")
 _PARTITION = re.compile(r"p\d{4,}")
+_ASIDE = re.compile(r"tmp-new-(\d{8,})-.*")
 _AGAIN = re.compile(r"again-(\d{8,})-(\d+)-([0-9a-f]{32})\.arrow")
 
 
@@ -95,9 +96,10 @@ def unnamed(again: Again) -> str:
     return f"new-{again}"
 
 
-def is_unnamed(name: str) -> bool:
-    """Whether it is one of these."""
-    return name.startswith("new-again-")
+def unnamed_batch(name: str) -> int | None:
+    """Of which batch such a file is; None for what is not one."""
+    again = Again.parse(name.removeprefix("new-")) if name.startswith("new-again-") else None
+    return again.batch if again else None
 
 
 def sealed(generation: int) -> str:
@@ -140,7 +142,18 @@ def done(number: int, tag: str) -> str:
     return f"done-{number:08}-{tag}"
 
 
+def unread(number: int, tag: str) -> str:
+    """A batch that was committed without all of its rows; nobody removes it."""
+    return f"unread-{number:08}-{tag}"
+
+
+def aside_batch(name: str) -> int | None:
+    """Of which batch a file is that was on its way into it (``stores.aside_of``)."""
+    found = _ASIDE.fullmatch(name)
+    return int(found[1]) if found else None
+
+
 def batches(kind: str, names: Iterable[str]) -> dict[str, int]:
-    """Names of this kind (``b``, ``new-`` or ``done-``) to the numbers of their batches."""
+    """Names of a kind (``b``, ``new-``, ``done-``, ``unread-``) to the numbers of their batches."""
     found = filter(None, map(_BATCH.fullmatch, names))
     return {each[0]: int(each[2]) for each in found if each[1] == kind}

@@ -42,7 +42,8 @@ _NUMBERS = {
 _SERVERS = ("nsqd.tcp.addresses", "nsqlookupd.http.addresses")
 _PLACES = ("stagingLocation", "checkpointPath")
 _FLAGS = "flags"
-_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, *_NUMBERS, "drain", _FLAGS)
+_YES_OR_NO = ("drain", "waitForServers")
+_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, *_NUMBERS, *_YES_OR_NO, _FLAGS)
 _SINK = (*_SERVERS, "topic", _FLAGS)
 
 # Spark puts what the query itself is told among the options of its sink.
@@ -107,6 +108,8 @@ class SourceSettings:
     """A partition ends after this time; 0 for no limit."""
     poll_interval: float = 0.5
     drain: bool = False
+    wait_for_servers: bool = False
+    """That no server answers at the start is no error."""
     flags: bool = False
 
 
@@ -162,6 +165,7 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
             max_read=_seconds(numbers["maxReadMs"]),
             poll_interval=_seconds(numbers["pollIntervalMs"]),
             drain=given.parsed("drain", Option("flag", "")),
+            wait_for_servers=given.parsed("waitForServers", Option("flag", "")),
         ),
     )
 

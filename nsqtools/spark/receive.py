@@ -8,7 +8,7 @@ was too late, the partition ends, so that what is in doubt stays among its last 
 
 The quota is exact: RDY never promises more than what is not finished of it, and a lower RDY is sent
 before the FINs that make room. So nothing beyond the quota is ever in flight here, to be missing
-elsewhere until it has timed out.
+elsewhere until it has timed out. What comes once it is to end, is given back.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
     nsqd would not have us, ConfigError for files of TLS or secret, and what ``claim`` raises.
     """
     if quota.count <= claim.rows:
-        return Ending()
+        return Ending(settled=True)
     with _no_collection():
         return asyncio.run(_run(quota, settings, claim))
 
@@ -104,6 +104,8 @@ class _Link:
         self.last = 0.0
         self._received_bytes = 0
         self._in_flight = (1, 1)
+        self._granted = 0
+        self._stopped = False
         self._wake = wake
         self._now = asyncio.get_running_loop().time
 
@@ -112,6 +114,12 @@ class _Link:
         self.left, self._in_flight = left, in_flight
         self.last = self._now()
         self._renew_ready()
+
+    def stop(self) -> None:
+        """Ask for no more."""
+        self._stopped = True
+        if not self.connection.is_lost:
+            self._renew_ready()
 
     @property
     def is_done(self) -> bool:
@@ -139,7 +147,6 @@ class _Link:
         taken, self.taken = self.taken, []
         if not taken:
             return
-        self.settled = False
         if not self.connection.is_lost:
             self.finished += len(taken)
             self._renew_ready()
@@ -147,7 +154,7 @@ class _Link:
             self.last = self._now()
 
     def give_back(self) -> None:
-        """Requeue all that is not finished."""
+        """Requeue all that is not finished; what timed out meanwhile is not ours to requeue."""
         if not self.connection.is_lost:
             left = [*self.taken, *self.pending]
             self.connection.settle(requeue=[(message.id, 0) for message in left])
@@ -174,9 +181,10 @@ class _Link:
         if self.received:
             mean = max(1, self._received_bytes // self.received)
             count = min(max(1, size // mean), messages, connection.features.max_rdy_count)
-        count = min(count, max(0, self.left - self.finished))
+        count = 0 if self._stopped else min(count, max(0, self.left - self.finished))
         if count != connection.ready and not connection.closing:
             connection.set_ready(count)
+            self._granted = max(self._granted, count)
 
     def messages_received(self, connection: Connection, messages: list[Message]) -> None:
         """As Listener."""
@@ -189,6 +197,11 @@ class _Link:
         self.last = self._now()
         if is_first:
             self._renew_ready()
+        # nsqd has never more in flight than it may, so it has given some up. It would do so, and
+        # send them again, for as long as the disk stalls.
+        if self.received - self.finished > self._granted and not self.too_late:
+            self.too_late += 1
+            self.stop()
         self._wake.set()
 
     def command_failed(self, connection: Connection, error: ServerError) -> None:
@@ -233,20 +246,15 @@ class _Pull:
             if refuses(error):
                 raise
             reason = f"cannot be reached: {getattr(error, 'text', error)}"
-            return Ending(notes=(self._warn(reason),))
+            return Ending(settled=True, notes=(self._warn(reason),))
         try:
             self._end = self._loop.time() + (self._settings.max_read or float("inf"))
             self._begin(config)
             reason = await self._pull()
-            await asyncio.gather(*(link.stop_messages() for link in self._links))
-            while any(link.pending and not link.connection.is_lost for link in self._links):
-                await self._stage()
-        except Exception:
+        finally:
             await asyncio.gather(*(link.stop_messages() for link in self._links))
             for link in self._links:
                 link.give_back()
-            raise
-        finally:
             await asyncio.gather(*(link.connection.close() for link in self._links))
         return self._ending(reason)
 
@@ -288,9 +296,13 @@ class _Pull:
         """Stage segments until all is there, or until a reason not to go on, which is returned."""
         while True:
             reason = await self._next_segment()
+            if self._in_trouble:
+                return reason
+            if reason:
+                for link in self._links:
+                    link.stop()
             await self._stage()
-            done = all(link.is_done and not link.pending for link in self._links)
-            if reason or done or self._in_trouble:
+            if reason or all(link.is_done and not link.pending for link in self._links):
                 return reason
 
     @property
@@ -354,7 +366,8 @@ class _Pull:
 
     def _key(self, message: Message) -> Key:
         quota = self._quota
-        return quota.topic, quota.nsqd, message.id.decode("latin-1"), message.timestamp
+        message_id = message.id.decode("latin-1")
+        return quota.topic, self._settings.channel, quota.nsqd, message_id, message.timestamp
 
     def _ending(self, reason: str) -> Ending:
         """Log how it ended, unless it is as planned."""
@@ -371,7 +384,7 @@ class _Pull:
         elif reason and not notes:
             self._tell(reason, logging.INFO)
         settled = not too_late and all(link.settled for link in self._links)
-        return Ending(self._again, settled, tuple(notes))
+        return Ending(settled, self._again, tuple(notes))
 
     def _warn(self, reason: str) -> str:
         """Log it here, and return it for the driver, in the same words each time."""

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Ending:
     """How the attempt that completed a partition ended."""
 
+    settled: bool
+    """Whether nsqd has processed all its FINs for certain."""
     again: int = 0
     """Messages that it finished and did not stage, as they were staged before."""
-    settled: bool = True
-    """Whether nsqd has processed all its FINs for certain."""
     notes: tuple[str, ...] = ()
     """What somebody should know, in lines; none if all went as planned."""
 

@@ -102,6 +102,17 @@ def _require_same_spark(version: str) -> None:
             )
 
 
+def use_own_python(spark: SparkSession) -> None:
+    """Have workers of a local master run in this Python, unless another one was asked for.
+
+    Spark takes ``python3`` of PATH, which has none of this package where a virtual environment is
+    used that was not activated.
+    """
+    context: SparkContext | None = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context and is_local(context.master or "") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
+
+
 def refuse_speculation(spark: SparkSession) -> None:
     """Raise ConfigError if the session starts a second copy of a task that takes long.
 
@@ -135,7 +146,12 @@ def open_session(
     with _quiet_loggers(), contextlib.ExitStack() as stack:
         with _environment(master, conf), _own_signals():
             spark = _start(master, conf, app_name, log_file, stack)
-        yield spark
+        try:
+            yield spark
+        except JavaEndedError as error:
+            if not log_file:
+                raise
+            raise NSQError(f"{_ENDED}: {log_file} shows why") from error
 
 
 @contextlib.contextmanager
@@ -287,6 +303,19 @@ _TERMINATED = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exce
 _CALLING = re.compile(r"An error occurred while calling \S+$")
 _CAUSE = re.compile(r"^(?:Caused by: |: )(?:[\w.$]+(?:Exception|Error): )?(\S.*)$", re.MULTILINE)
 _STAGE = re.compile(r"^Job aborted due to stage failure: .*?\): (?=\S)")
+_DIED = re.compile(
+    r"Python worker exited unexpectedly"
+    r"|^(?:Caused by: |: )?java\.(?:io|net)\.\w+Exception.*\n"
+    r"(?:\s+at java.*\n)*\s+at org\.apache\.spark\.[\w.]*\bpython\.",
+    re.MULTILINE,
+)
+"""What Spark says of it in words, or shows by where it read or wrote when a connection ended."""
+_NOISE = re.compile(r"\s*SQLSTATE: \w{5}[;\s]*(?:\(?line (\d+),? pos \d+\)?[;\s]*)?$")
+_ENDED = "Spark's Java process has ended"
+
+
+class JavaEndedError(NSQError):
+    """Nothing can be known of why; the log of the session may tell."""
 
 
 def first_line(error: BaseException) -> str:
@@ -302,16 +331,25 @@ def explain(error: BaseException) -> NSQError:
     if isinstance(error, NSQError):
         return error
     text = _text(error)
+    if text == _ENDED:
+        return JavaEndedError(f"{_ENDED}: --spark-log FILE shows why")
     if found := list(_OURS.finditer(text)):
         module, name, said = found[-1].groups()
         return _again(getattr(sys.modules.get(module), name, None), said.strip())
+    if _DIED.search(f"{text}\n{getattr(error, '_stackTrace', '')}"):
+        return NSQError("a Python worker of Spark died, killed or out of memory: run it again")
     if found := list(_PYTHON.finditer(text)):
         return NSQError(found[-1][1].strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and _CALLING.match(lines[0]):  # what pyspark does not convert comes with its stack
         lines = _CAUSE.findall(text)[-1:] or lines[1:]
     line = lines[0] if lines else type(error).__name__
-    return NSQError(_STAGE.sub("", _TERMINATED.sub("", line)))
+    return NSQError(_NOISE.sub(_in_line, _STAGE.sub("", _TERMINATED.sub("", line))))
+
+
+def _in_line(noise: re.Match[str]) -> str:
+    """Of a state and a place what helps: the line, where there are several."""
+    return f" (line {noise[1]})" if noise[1] not in (None, "1") else ""
 
 
 def _again(kind: object, text: str) -> NSQError:
@@ -334,5 +372,5 @@ def _text(error: BaseException) -> str:
     lost = kind.__name__ == "Py4JError" and "Trace:" not in text
     lost |= kind.__name__ == "Py4JNetworkError" or isinstance(error, (ConnectionError, EOFError))
     if lost:
-        return "Spark's Java process has ended: --spark-log FILE shows why"
+        return _ENDED
     return text

@@ -160,17 +160,15 @@ class _Reading:
     def _ledger(self, stream: str) -> Ledger:
         return Ledger(*make_store(self._settings.staging), stream)
 
-    def _prepare(self, offset: Offset) -> list[NsqPartition]:
-        if not offset.quotas:
-            return []  # with a new checkpoint Spark makes a batch even if there is nothing to read
-        self._ledger(offset.stream).prepare(offset)
-        return [
-            NsqPartition(offset.stream, offset.batch, number, quota)
-            for number, quota in enumerate(offset.quotas)
-        ]
-
     def _probe(self) -> None:
         probe(*make_store(self._settings.staging))
+
+
+def _partitions(offset: Offset) -> list[NsqPartition]:
+    return [
+        NsqPartition(offset.stream, offset.batch, number, quota)
+        for number, quota in enumerate(offset.quotas)
+    ]
 
 
 class NsqReader(_Reading, DataSourceReader):
@@ -187,7 +185,10 @@ class NsqReader(_Reading, DataSourceReader):
         quotas = plan(
             self._depths(), limit=settings.max_messages or None, connections=settings.connections
         )
-        return self._prepare(Offset(f"drain-{uuid4().hex}", 1, quotas))
+        offset = Offset(f"drain-{uuid4().hex}", 1, quotas)
+        if quotas:
+            self._ledger(offset.stream).prepare(offset)
+        return _partitions(offset)
 
 
 class _Rest(NamedTuple):
@@ -240,7 +241,8 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The plan of the next batch, or ``start`` when there is nothing to read.
 
-        Spark asks after it has committed ``start``: all that was staged for it can go. Raises
+        Spark asks after it has committed ``start``: all that was staged for it can go. The batch
+        is made here, before Spark logs it, so that one that is logged is known to be staged. Raises
         ConfigError, OutputError, or UnreachableError if no server has ever answered.
         """
         offset = Offset.from_json(start)
@@ -250,7 +252,9 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         self._account(offset)
         self._clean(offset)
         # Spark does not fsync its log: what it forgot in a power failure was staged all the same.
-        if staged := self._ledger(offset.stream).staged(offset.batch + 1):
+        ledger = self._ledger(offset.stream)
+        if staged := ledger.staged(offset.batch + 1):
+            ledger.prepare(staged)  # who began that may have been stopped before the end
             return staged.to_json()
         depths = self._waiting()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -259,7 +263,10 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         if quotas or (self._untold and self._available_now):
             # One of no messages has a report at least, and a run that ends has none without.
             self._untold = False
-            return Offset(offset.stream, offset.batch + 1, quotas).to_json()
+            end = Offset(offset.stream, offset.batch + 1, quotas)
+            if quotas:
+                ledger.prepare(end)
+            return end.to_json()
         if not self._available_now:
             time.sleep(self._settings.poll_interval)
         return start
@@ -273,11 +280,16 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         return {"backlog": self._backlog, "notes": list(self._notes)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Of the batch that ``end`` plans, which ``start`` says nothing of."""
+        """Of the batch that ``end`` plans, which ``start`` says nothing of.
+
+        Raises OutputError if it is staged elsewhere.
+        """
         offset = Offset.from_json(end)
         self._prepared = offset.batch
         self._sync("offsets")
-        return self._prepare(offset)
+        if offset.quotas:  # with a new checkpoint Spark makes a batch of nothing
+            self._ledger(offset.stream).expect(offset)
+        return _partitions(offset)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has done with the batch; it says so late, and never of the last one of a run."""

@@ -76,6 +76,8 @@ class StreamSettings:
         """What makes a run another one."""
         return stamp_of(
             self.source,
+            self.stream.checkpoint,
+            self.target.output,
             query=self.query.text,
             schema=self.query.schema,
             watermark=self.query.watermark,

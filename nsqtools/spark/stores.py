@@ -115,6 +115,11 @@ class LocalStore:
         sync_directory(path)
 
 
+def aside_of(name: str) -> str:
+    """How the names of files begin that are on their way into a directory of this name."""
+    return f"tmp-{name}-"
+
+
 class ArrowStore:
     """A Store over a file system of pyarrow, for HDFS.
 
@@ -158,7 +163,8 @@ class ArrowStore:
         file is written beside that directory and moved into it, which fails if it is gone.
         """
         folder = posixpath.dirname(path)
-        aside = posixpath.join(posixpath.dirname(folder), f"tmp-{uuid4().hex}")
+        parent, name = posixpath.split(folder)
+        aside = posixpath.join(parent, f"{aside_of(name)}{uuid4().hex}")
         try:
             with self._fs.open_output_stream(aside, compression=None) as file:
                 file.write(data)

@@ -29,6 +29,7 @@ from nsqtools.policy.checks import (
     unknown,
 )
 from nsqtools.policy.rates import Counters, Row
+from tests.support.metrics import values
 from tests.support.nagios import STATES, read
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ rows = st.lists(
         st.sampled_from([0.5, 1.0, 4.0]),
         st.sampled_from([0.0, 0.5, 20.5]),
         st.sampled_from([0.0, 0.25, 7.0]),
+        st.just(1),
     ),
     max_size=4,
     unique_by=lambda row: re.sub("[='|]", "_", row.channel),
@@ -115,7 +117,7 @@ class TestNagios:
             age=age,
             clients_min=clients_min,
         )
-        there = [Row("t", "", Counters(), 1, 0, 0.0, 0.0, 0.0, 0.0), *found]
+        there = [Row("t", "", Counters(), 1, 0, 0.0, 0.0, 0.0, 0.0, 1), *found]
         verdict = judge(asked, there, ANYBODY, topic="t")
         output = read(nagios(verdict))
         assert output.code == int(verdict.status)
@@ -142,7 +144,7 @@ class TestNagios:
 
 class TestOtherForms:
     def test_json_is_one_object_on_one_line(self) -> None:
-        row = Row("t", "c", Counters(depth=3, paused=True), 2, 0, 0.0, 0.0, 0.0, 0.0)
+        row = Row("t", "c", Counters(depth=3, paused=True), 2, 0, 0.0, 0.0, 0.0, 0.0, 2)
         peers = Peers({"n:1": None, "n:2": "n:2: refused"}, {"l:1": None})
         text = as_json(judge(Limits(depth=Limit(1)), [row], peers))
         assert text.count("\n") == 1
@@ -322,6 +324,53 @@ class TestExits:
         ended = nsqtools_cli("stats", "--check", "--outfile", "x", *NOBODY)
         assert (ended.code, ended.stdout, ended.stderr) == (3, b"", "")
         assert read((tmp_path / "x").read_text()).state == "UNKNOWN"
+
+    @pytest.mark.parametrize(
+        ("args", "text"),
+        [
+            (["--depth-warn", "5", "--depth-crit", "4"], "--depth-warn is over --depth-crit"),
+            (["--tls-root-ca-file", "none/such", *NOBODY], "none/such: no such file"),
+            (["--nsqd-http-address", "ftp://x"], "expected host:port"),
+            (["--config", "none/such"], "none/such: No such file or directory"),
+            ([*NOBODY], "127.0.0.1:1: connection refused"),
+        ],
+    )
+    @pytest.mark.parametrize("form", ["nagios", "json", "prometheus", "text"])
+    def test_an_older_result_does_not_outlive_a_check_that_fails(
+        self, nsqtools_cli: Cli, tmp_path: Path, args: list[str], text: str, form: str
+    ) -> None:
+        file = tmp_path / "x"
+        file.write_text("NSQ OK - all is well\n")
+        ended = nsqtools_cli("stats", "--check", "--format", form, "--outfile", "x", *args)
+        assert (ended.code, ended.stdout, ended.stderr) == (3, b"", "")
+        told = file.read_text()
+        assert "OK -" not in told
+        if form == "json":
+            assert (json.loads(told)["code"], text in told) == (3, True)
+        elif form == "prometheus":
+            assert values(told)["nsqtools_check_status", "", ""] == 3
+        else:
+            assert "UNKNOWN" in told
+            assert text in told
+
+    def test_the_file_may_be_named_in_the_configuration(
+        self, nsqtools_cli: Cli, tmp_path: Path
+    ) -> None:
+        (tmp_path / "c.toml").write_text('[stats]\noutfile = "x"\nformat = "text"\n')
+        (tmp_path / "x").write_text("OK\n")
+        args = ("--config", "c.toml", "--tls-root-ca-file", "none/such", *NOBODY)
+        assert nsqtools_cli("stats", "--check", *args).code == 3
+        assert (tmp_path / "x").read_text().startswith("UNKNOWN   --tls-root-ca-file none/such")
+
+    def test_why_there_is_no_result_is_printed_where_the_file_cannot_be_written(
+        self, nsqtools_cli: Cli
+    ) -> None:
+        args = ("--outfile", "none/such", "--nsqd-http-address", "ftp://x")
+        ended = nsqtools_cli("stats", "--check", "--format", "json", *args)
+        output = read(ended.stdout.decode())
+        assert (ended.code, output.state, output.more) == (3, "UNKNOWN", [])
+        assert "ftp://x" in output.text
+        assert output.text.endswith("; --outfile none/such: no such file or directory")
 
     def test_a_directory_that_may_not_be_written_is_one_line(
         self, nsqtools_cli: Cli, tmp_path: Path

@@ -147,10 +147,10 @@ class TestMetrics:
         found = told(cluster_metrics(SNAPSHOT))
         here = ("c", "a:1", "t")
         assert found == {
-            ("nsq_up", "a:1", ""): 1,
-            ("nsq_up", "b:1", ""): 0,
-            ("nsq_up", "", "l:1"): 1,
-            ("nsq_up", "", "l:2"): 0,
+            ("nsq_up", "a:1"): 1,
+            ("nsq_up", "b:1"): 0,
+            ("nsq_nsqlookupd_up", "l:1"): 1,
+            ("nsq_nsqlookupd_up", "l:2"): 0,
             ("nsq_nsqd_info", "a:1", "1.3.0"): 1,
             ("nsq_nsqd_healthy", "a:1"): 0,
             ("nsq_nsqd_start_time_seconds", "a:1"): 1700000000,
@@ -183,8 +183,8 @@ class TestMetrics:
 
     def test_the_result_of_a_check_has_waits_as_far_as_they_are_known(self) -> None:
         rows = [
-            Row("t", "a", Counters(depth=4), 1, 0, 1.0, 2.0, 0.0, 0.0),
-            Row("t", "b", Counters(depth=4), 1, 0, 1.0, 0.0, 0.0, 0.0),
+            Row("t", "a", Counters(depth=4), 1, 0, 1.0, 2.0, 0.0, 0.0, 1),
+            Row("t", "b", Counters(depth=4), 1, 0, 1.0, 0.0, 0.0, 0.0, 1),
             Row("t", "c", Counters(depth=4), 1, 0),
         ]
         verdict = Verdict(Status.CRITICAL, "x", rows=rows)

@@ -34,11 +34,13 @@ from nsqtools.config import (
     StreamOptions,
     StreamSourceOptions,
 )
-from nsqtools.errors import ConfigError, LockedError, UnreachableError
+from nsqtools.errors import ConfigError, LockedError, RecordError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark import claims, folders, places
+from nsqtools.spark.depths import Depths
 from nsqtools.spark.options import parse_sink, parse_source, with_secret
 from nsqtools.spark.progress import Progress
+from tests.support.servers import free_port
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
@@ -107,6 +109,17 @@ class TestOptions:
         assert made.tls_root_ca_file == str(tmp_path / "ca.pem")
         assert made.auth_secret_file == str(tmp_path / "secret")
         assert made.client_id == "me"
+
+    def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
+        made = source_options(
+            self.source(),
+            StreamOptions(continuous=True),
+            StreamConfig(),
+            master="local",
+            staging="/",
+        )
+        assert parse_source(made).wait_for_servers
+        assert not parse_source(self.made(StreamConfig())).wait_for_servers
 
     def test_nsqlookupds_take_the_place_of_nsqds(self) -> None:
         made = self.made(StreamConfig(), lookupd_http_address=("l:1", "http://m:2"))
@@ -238,22 +251,48 @@ class TestOptions:
         (("compact", "--input", "x", "--delimiter", ","), "--delimiter: needs --input-format raw"),
         (("replay", "--input", "x"), "--topic TOPIC is required"),
         (
-            ("replay", "--input", "x", "--topic", "t"),
-            "--staging is required, since --input x is no",
+            ("replay", "--input", os.devnull, "--topic", "t"),
+            f"--staging is required, since --input {os.devnull} is no directory",
         ),
+        (("replay", "--input", "x", "--topic", "t"), "--input x: No such file or directory"),
+        (("replay", "--input", "x", "--topic", "t", "--staging", "s"), "--input x: No such file"),
+        (("compact", "--input", "x", "--output", "d"), "--input x: No such file or directory"),
+        ((*SQL, "--input", "x"), "--input x: No such file or directory"),
+        (("compact", "--input", ".", "--output", "d"), "--output d: is in --input ., whose"),
+        (("compact", "--input", ".", "--output", "."), "--output .: is in --input ., whose"),
+        (("compact", "--input", ".", "--output", ".."), "--input .: is in --output .., where the"),
+        ((*ARCHIVE, "--lock", "no/x.lock"), "--lock no/x.lock: No such file or directory"),
+        ((*ARCHIVE, "--lock", "."), "--lock .: Is a directory"),
+        ((*ARCHIVE, "--checkpoint", "/dev/null/c"), "--checkpoint /dev/null/c: Not a directory"),
+        ((*ARCHIVE, "--output", "/dev/null/x"), "--output /dev/null/x: Not a directory"),
+        ((*ARCHIVE, "--master", "foo"), "--master foo: expected local, local[N], local[*], spark:"),
+        ((*ARCHIVE, "--master", "local[x]"), "--master local[x]: expected local, local[N]"),
     ],
 )
 def test_what_cannot_be_is_said_without_spark(
     nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
+    before = os.listdir()
     code, out, err = nsqtools(*args)
     assert (code, out) == (2, "")
     assert said in err
+    assert os.listdir() == before
 
 
 async def none_waits(*_: object) -> int:
     return 0
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        *("local", "local[2]", "local[*]", "local[*, 4]", "local-cluster[2,1,1024]", "yarn"),
+        *("spark://a:7077,b:7077", "k8s://https://kubernetes.default.svc"),
+    ],
+)
+def test_masters_are_those_that_spark_knows(master: str) -> None:
+    assert SparkOptions(master=master).master == master
 
 
 COMPACT = ("compact", "--input", "lake", "--output", "few")
@@ -349,6 +388,73 @@ def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_a
     assert "stopped before a message was published: 2,000 are left" in said
 
 
+def test_what_to_do_about_a_damaged_file_is_said(
+    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def damaged(*_: object) -> None:
+        raise RecordError("lake/a.log.gz: the file ends in a member")
+
+    (tmp_path / "lake").mkdir()
+    monkeypatch.setattr("nsqtools.spark.compact.compact", damaged)
+    for name in ("open_session", "ship", "check_executors"):
+        monkeypatch.setattr(f"nsqtools.cli.pipeline.running.{name}", lambda *_, **__: nullcontext())
+    code, _, err = nsqtools(*COMPACT)
+    assert code == 1
+    assert err == (
+        "nsqtools: lake/a.log.gz: the file ends in a member; nothing was changed or deleted: move "
+        "that file away, or leave it out\n"
+    )
+
+
+class Service:
+    """A Spark in which a service works until ``done``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.done = threading.Event(), threading.Event()
+        for name in ("open_session", "ship", "check_executors"):
+            monkeypatch.setattr(
+                f"nsqtools.cli.pipeline.running.{name}", lambda *_, **__: nullcontext()
+            )
+        monkeypatch.setattr("nsqtools.cli.pipeline.streaming.note_java", lambda *_: None)
+        monkeypatch.setattr("nsqtools.spark.archive.archive", self.archive)
+
+    def archive(self, *_: object, **__: object) -> None:
+        self.begun.set()
+        assert self.done.wait(10)
+
+
+def test_a_service_tells_of_servers_that_fall_silent_and_goes_on(
+    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service(monkeypatch)
+    asked = 0
+
+    class Silent(Depths):
+        async def ask(self) -> dict[tuple[str, str], int]:
+            nonlocal asked
+            assert service.begun.wait(10)
+            found = await super().ask()
+            asked += 1
+            if asked == 3:
+                service.done.set()
+            return found
+
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.Depths", Silent)
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming._LOOK", 0.0)
+    nobody = f"127.0.0.1:{free_port()}"
+    given = ("--nsqd-tcp-address", nobody, "--nsqd-http-address", nobody)
+    assert nsqtools(*ARCHIVE, "--continuous", *given)[0] == 0
+    warned = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert warned[0].startswith(f"nsqd {nobody}: ")
+    service.done.clear()
+    asked = 4
+    threading.Timer(0.1, service.done.set).start()
+    assert nsqtools(*ARCHIVE, *given)[0] == 0
+    assert asked == 4
+
+
 def test_a_replay_looks_for_nsqd_before_it_starts_spark(
     nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -375,6 +481,7 @@ def test_executors_are_asked_for_what_their_connections_need(
     packages: list[str],
 ) -> None:
     asked: list[str] = []
+    os.mkdir("lake")
 
     def check(_: object, wanted: Iterable[str]) -> None:
         asked.extend(wanted)
@@ -398,12 +505,26 @@ def test_nothing_but_nsqd_is_needed_to_say_that_it_is_unreachable(
     assert err.startswith("nsqtools: no nsqd answers: 127.0.0.1:2: ")
     assert err.endswith("give --nsqd-http-address\n")
     assert err.count("\n") == 1
+    assert not (tmp_path / "lake").exists()
+
+
+def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
+    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
+    for command in (ARCHIVE, (*SQL, "--topic", "t", "--channel", "c", "--output", "lake")):
+        assert nsqtools(*command) == (0, "", "")
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_run_is_refused_while_another_one_goes_on(nsqtools: Nsqtools, tmp_path: Path) -> None:
     with claims.only_one(str(tmp_path / "lake/_nsqtools/checkpoint")):
         code, _, err = nsqtools(*ARCHIVE)
-    assert code == 75
+        assert code == 75
+        given = ("--checkpoint", "lake/_nsqtools/checkpoint", "--output", "other")
+        assert nsqtools(*ARCHIVE, *given)[0] == 75
+    assert not list(tmp_path.iterdir())
     assert f"is locked by process {os.getpid()}: try again when that has ended" in err
     with claims.only_one("mine"):
         assert nsqtools(*ARCHIVE, "--lock", "mine/lock")[0] == 75
@@ -411,11 +532,66 @@ def test_a_run_is_refused_while_another_one_goes_on(nsqtools: Nsqtools, tmp_path
 
 def test_a_checkpoint_of_another_channel_is_refused(nsqtools: Nsqtools, tmp_path: Path) -> None:
     checkpoint = tmp_path / "lake/_nsqtools/checkpoint"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "nsq-source").write_text('{"topics": ["t"], "channel": "old"}')
+    began(checkpoint, '{"topics": ["t"], "channel": "old"}')
     code, _, err = nsqtools(*ARCHIVE)
     assert code == 2
     assert "it is of --channel old, not of c: give another --checkpoint, or that --channel" in err
+
+
+def began(checkpoint: Path, stamp: str, batch: int = 1) -> None:
+    """Make a checkpoint that has planned this batch, and is done with it."""
+    offset = {"stream": "0" * 32, "batch": batch, "quotas": []}
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+        (checkpoint / name / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}")
+    (checkpoint / "nsq-source").write_text(stamp)
+
+
+def test_a_checkpoint_under_which_nothing_was_archived_is_anybodys(
+    nsqtools: Nsqtools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise ConfigError("Spark is started")
+
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
+    monkeypatch.setattr("nsqtools.cli.pipeline.running.open_session", start)
+    began(tmp_path / "lake/_nsqtools/checkpoint", '{"topics": ["u"], "channel": "c"}', batch=0)
+    assert "Spark is started" in nsqtools(*ARCHIVE)[2]
+
+
+class TestOutputs:
+    """A checkpoint and the output that its batches are in."""
+
+    def stamp(self, output: str, checkpoint: str = "") -> dict[str, Any]:
+        checkpoint = checkpoint or f"{output.rstrip('/')}/_nsqtools/checkpoint"
+        return claims.stamp_of({"subscribe": "t", "channel": "c"}, checkpoint, output)
+
+    def test_a_lake_that_was_moved_with_its_checkpoint_is_the_same(self, tmp_path: Path) -> None:
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "link").symlink_to("a")
+        one = self.stamp(f"{tmp_path}/a")
+        assert one["output"] == "../.."
+        assert one == self.stamp(f"{tmp_path}/b/") == self.stamp(f"file:{tmp_path}/link")
+        assert one == self.stamp("s3a://b/lake") == self.stamp("s3a://b/lake/")
+        beside = self.stamp(f"{tmp_path}/link", f"{tmp_path}/state")
+        assert beside["output"] == f"{tmp_path}/a"
+        assert self.stamp("s3a://b/lake", "/s")["output"] == "s3a://b/lake"
+        assert self.stamp("", "/s")["output"] == ""
+
+    @pytest.mark.parametrize("state", ["a/_nsqtools/checkpoint", "state"])
+    def test_another_output_is_refused(
+        self, nsqtools: Nsqtools, tmp_path: Path, state: str
+    ) -> None:
+        mine = self.stamp(f"{tmp_path}/a", f"{tmp_path}/{state}")
+        began(tmp_path / state, json.dumps(mine))
+        code, _, err = nsqtools(*ARCHIVE, "--checkpoint", state)
+        assert code == 2
+        assert f"--checkpoint {tmp_path}/{state}: it is of --output {tmp_path}/a, not of" in err
+        assert f"{tmp_path}/lake: give another --checkpoint, or that --output; if that was" in err
+        assert f"moved, remove {tmp_path}/{state}/nsq-source" in err
+        (tmp_path / state / "nsq-source").unlink()
+        claims.check_stamp(str(tmp_path / state), self.stamp(f"{tmp_path}/lake", "/s"))
 
 
 def test_missing_java_is_an_error_that_says_what_to_install(
@@ -543,6 +719,8 @@ class TestPlaces:
         with pytest.raises(ConfigError, match=r"--output .*/file: File exists"):
             folders.check_output(str(tmp_path / "file"), "--output")
         folders.check_output("s3a://b/x", "--output")
+        folders.check_output(str(tmp_path / "new/lake"), "--output")
+        assert not (tmp_path / "new").exists()
 
 
 class TestViews:
@@ -565,7 +743,14 @@ class TestViews:
         idle = self.progress(rows=0, written=0, backlog=None, lag=None)
         assert view.add(idle) == ""
         assert view.line == "900 messages archived, idle"
-        assert view.summary == "900 messages archived, 100 left out in 1 batch"
+        assert view.summary == "900 messages archived, 100 left out by --where in 1 batch"
+
+    def test_rows_of_a_query_are_no_messages_that_were_left_out(self) -> None:
+        view = StreamView()
+        assert view.line == "0 messages read, 0 rows written"
+        line = view.add(self.progress(rows=24, written=0, lag=None))
+        assert line == "batch 3: 24 messages read, 0 rows written, 48/s, backlog 20, batch 0.5 s"
+        assert view.summary == "24 messages read, 0 rows written in 1 batch"
 
     def test_what_went_wrong_is_logged_once_in_each_wording(
         self, caplog: pytest.LogCaptureFixture

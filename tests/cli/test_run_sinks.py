@@ -121,6 +121,22 @@ async def test_topics_share_a_count_though_a_sync_fails() -> None:
     assert sum(nsqd.in_flight for nsqd in nsqds) == 0
 
 
+@virtual
+async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    nsqd.publish(b"x")
+    drained = asyncio.Event()
+    sink.draining = drained.wait
+    run = start(sink, nsqd)
+    await elapse(1)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)  # as timeout(1) does
+        await elapse(0.05)
+    drained.set()
+    assert await run == 0
+    assert "close at once" not in sink.said
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
 @virtual
 async def test_a_second_signal_drops_what_the_sink_holds(

@@ -173,21 +173,74 @@ def test_sparklines_hold_what_was_and_forget_what_is_gone() -> None:
 
 def test_the_past_of_sparklines_is_five_minutes() -> None:
     view = ViewState(10.0)
-    for depth in (1000, *[1] * 29):
+    for depth in (1000, *[1] * 30):
         view.update(report(row(depth=depth, ingress=1.0, egress=1.0)))
     assert "▁" in shown(view)[2] or "▂" in shown(view)[2]
     view.update(report(row(depth=1, ingress=1.0, egress=1.0)))
     assert set(shown(view)[2]) & set("▁▂▃▄▅▆▇") == set()
 
 
+@pytest.mark.parametrize(
+    ("interval", "count", "span"),
+    [
+        (2.0, 1, "0s"),
+        (2.0, 22, "42s"),
+        (2.0, 500, "5m"),
+        (0.1, 1000, "60s"),
+        (60.0, 1000, "29m"),
+        (3600.0, 1000, "29h"),
+    ],
+)
+def test_the_title_of_sparklines_tells_how_far_back_they_go(
+    interval: float, count: int, span: str
+) -> None:
+    view = ViewState(interval)
+    for number in range(count):
+        view.update(report(row(), monotonic=1000 + number * interval))
+    for title in ("depth", "in/s", "out/s"):
+        assert f"{title}, {span} " in f"{shown(view)[1]} "
+
+
+def test_the_title_tells_the_time_that_passed_when_reports_are_late() -> None:
+    view = ViewState(2.0)
+    for at in (0.0, 7.0, 31.0):
+        view.update(report(row(), monotonic=at))
+    assert "depth, 31s" in shown(view)[1]
+
+
+def test_sparklines_of_all_rows_go_back_equally_far() -> None:
+    view = ViewState(2.0)
+    for _ in range(30):
+        view.update(report(row("a", depth=1)))
+    for _ in range(30):
+        view.update(report(row("a", depth=1), row("b", depth=1)))
+    first, second = (line.split("1", 1)[1] for line in shown(view)[2:4])
+    assert first.index("█") < second.index("█")
+
+
+def test_a_view_that_is_held_does_not_change_until_it_goes_on(view: ViewState) -> None:
+    later = report(
+        row("a", "x", depth=900, ingress=90.0), row("n", "new"), at=1_700_000_900.0, monotonic=900
+    )
+    press(view, " ")
+    before = shown(view)
+    assert "held" in before[0]
+    for _ in range(3):
+        view.update(later)
+        assert shown(view) == before
+    press(view, " ")
+    assert names(view) == ["a/x", "n/new"]
+    assert shown(view) != before
+
+
 def test_narrow_windows_lose_sparklines_first_and_names_are_cut_last() -> None:
     view = ViewState(2.0)
     view.update(report(row("a" * 30, "b" * 30, depth=123)))
     wide, narrow, least = (shown(view, width=width) for width in (200, 90, 50))
-    assert "depth, 5m" in wide[1]
+    assert "depth, 0s" in wide[1]
     assert "a" * 30 in wide[2]
     assert "b" * 30 in wide[2]
-    assert "5m" not in narrow[1]
+    assert "0s" not in narrow[1]
     assert "…" in least[2]
     assert all(title in least[1] for title in ("depth", "in/s", "out/s"))
     assert "123" in least[2]
@@ -293,17 +346,38 @@ def test_short_numbers_fit_their_column(value: float) -> None:
     ("data", "expected"),
     [
         (b"q", ["q"]),
-        (b"\x1b", ["escape"]),
         (b"\x1b[A\x1bOB\x1b[5~\x1b[6~", ["up", "down", "pageup", "pagedown"]),
         (b"\x1b[H\x1b[4~\x1bOF", ["home", "end", "end"]),
         (b"\r\n\x7f\x08", ["enter", "enter", "backspace", "backspace"]),
         (b"\x1b[1;5C\x01", ["unknown", "unknown"]),
         ("ä€".encode(), ["ä", "€"]),
         (b"a\xffb", ["a", "\ufffd", "b"]),
+        (b"\x1b\x1b[A\x1bq", ["escape", "up", "escape", "q"]),
     ],
 )
 def test_what_a_terminal_sends_are_keys(data: bytes, expected: list[str]) -> None:
     assert Keys().feed(data) == expected
+
+
+@pytest.mark.parametrize("sequence", [b"\x1b[5~", b"\x1bOA", b"\x1b[A"])
+def test_a_key_may_come_in_parts(sequence: bytes) -> None:
+    for cut in range(1, len(sequence)):
+        keys = Keys()
+        assert keys.feed(b"q" + sequence[:cut]) == ["q"]
+        assert keys.waiting
+        assert keys.feed(sequence[cut:] + b"s") == ["pageup" if b"5" in sequence else "up", "s"]
+        assert not keys.waiting
+
+
+@pytest.mark.parametrize(
+    ("begun", "key"), [(b"\x1b", "escape"), (b"\x1b[1;", "unknown"), (b"\x1bO", "unknown")]
+)
+def test_a_key_that_goes_on_no_more_is_one_key(begun: bytes, key: str) -> None:
+    keys = Keys()
+    assert keys.feed(begun) == []
+    assert keys.release() == [key]
+    assert keys.release() == []
+    assert keys.feed(b"A") == ["A"]
 
 
 def test_a_character_may_come_in_parts() -> None:
@@ -316,3 +390,4 @@ def test_whatever_a_terminal_sends_gives_keys(parts: list[bytes]) -> None:
     feed = Keys()
     for part in parts:
         assert all(key for key in feed.feed(part))
+    assert len(feed.release()) <= 1

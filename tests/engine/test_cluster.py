@@ -4,110 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.engine import cluster as module
 from nsqtools.engine.cluster import Cluster
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.policy.rates import Counters
-from nsqtools.sandbox.http import json_reply, serve
-from tests.support.servers import free_port
+from nsqtools.net import http
+from nsqtools.policy.rates import Counters, Rates
+from nsqtools.sandbox.http import serve
+from tests.engine.staging import Fake, listed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
+    from nsqtools.net.http import NsqdHTTP
     from nsqtools.sandbox.http import Request, Response
+    from tests.engine.staging import Stage
 
 
 @dataclass(slots=True)
-class Fake:
-    """A server that says what a test wants said, until it is stopped."""
+class Clock:
+    """Seconds that pass when a test says so."""
 
-    answers: dict[str, Any]
-    port: int = field(default_factory=free_port)
-    asked: list[str] = field(default_factory=list)
-    server: Any = None
-
-    async def answer(self, request: Request) -> Response:
-        self.asked.append(f"{request.path}?{request.query}" if request.query else request.path)
-        return json_reply(self.answers[request.path])
-
-    async def start(self) -> None:
-        self.server = await serve(self.answer, "127.0.0.1", self.port)
-
-    async def stop(self) -> None:
-        if self.server:
-            await self.server.stop()
-        self.server = None
-
-    @property
-    def name(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def count(self, path: str) -> int:
-        return sum(each.partition("?")[0] == path for each in self.asked)
-
-
-class Stage:
-    """Fakes, and clusters of them, that end with the test."""
-
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self.stack = stack
-
-    async def nsqd(self, *topics: str, start: int = 5, port: int = 0) -> Fake:
-        fake = Fake({}, port or free_port())
-        tcp = free_port()
-        fake.answers["/info"] = {
-            "version": "1.3.0",
-            "broadcast_address": "127.0.0.1",
-            "hostname": "host",
-            "tcp_port": tcp,
-            "http_port": fake.port,
-            "start_time": start,
-        }
-        entries = [{"topic_name": name, "depth": 1, "channels": []} for name in topics]
-        fake.answers["/stats"] = {"version": "1.3.0", "start_time": start, "topics": entries}
-        await self.start(fake)
-        return fake
-
-    async def lookupd(self, *nsqds: Fake) -> Fake:
-        fake = Fake({"/nodes": {"producers": [listed(each) for each in nsqds]}})
-        await self.start(fake)
-        return fake
-
-    async def start(self, fake: Fake) -> None:
-        await fake.start()
-        self.stack.push_async_callback(fake.stop)
-
-    def cluster(
-        self, *lookupds: Fake, nsqds: tuple[Fake, ...] = (), quiet: bool = False
-    ) -> Cluster:
-        made = Cluster(
-            [each.name for each in lookupds],
-            [each.name for each in nsqds],
-            connect_timeout=5,
-            request_timeout=5,
-            quiet=quiet,
-        )
-        self.stack.push_async_callback(made.close)
-        return made
-
-
-def listed(nsqd: Fake) -> dict[str, Any]:
-    info, stats = nsqd.answers["/info"], nsqd.answers["/stats"]
-    topics = [each["topic_name"] for each in stats["topics"]]
-    return {**info, "topics": topics, "tombstones": [False] * len(topics)}
+    now: float = 1000.0
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    async with AsyncExitStack() as stack:
-        yield Stage(stack)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("nsqtools.engine.cluster.monotonic", lambda: found.now)
+    return found
 
 
 async def test_listed_nsqds_are_asked_with_what_is_known_of_them(stage: Stage) -> None:
@@ -128,7 +55,8 @@ async def test_a_given_nsqd_is_asked_where_it_was_given_and_counts_once(stage: S
     nsqd.answers["/info"]["http_port"] = 1  # where nothing listens
     cluster = stage.cluster(await stage.lookupd(nsqd, other), nsqds=(nsqd,))
     snapshot = await cluster.poll()
-    assert list(snapshot.stats) == [nsqd.name, other.name]
+    assert list(snapshot.nodes) == list(snapshot.stats) == [nsqd.name, other.name]
+    assert snapshot.failures == {}
     assert snapshot.nodes[nsqd.name].topics == {"t": False}
     await cluster.poll()
     assert nsqd.count("/info") == 1
@@ -191,7 +119,7 @@ async def test_a_quiet_cluster_leaves_it_to_the_caller_to_tell(
 
 
 async def test_an_nsqd_that_vanishes_from_nsqlookupd_is_asked_for_a_while(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, clock: Clock
 ) -> None:
     nsqd = await stage.nsqd("t")
     lookupd = await stage.lookupd(nsqd)
@@ -200,9 +128,125 @@ async def test_an_nsqd_that_vanishes_from_nsqlookupd_is_asked_for_a_while(
     lookupd.answers["/nodes"] = {"producers": []}
     assert set((await cluster.poll("t")).stats) == {nsqd.name}
     await nsqd.stop()
+    clock.now += 299.0
     assert set((await cluster.look("t")).failures) == {nsqd.name}
-    monkeypatch.setattr(module, "_FORGET", -1.0)
+    clock.now += 2.0
     assert (await cluster.poll("t")).nodes == {}
+
+
+async def test_an_nsqd_whose_address_changed_counts_twice_only_for_a_while(
+    stage: Stage, clock: Clock
+) -> None:
+    nsqd = await stage.nsqd("t")
+    lookupd = await stage.lookupd(nsqd)
+    cluster = stage.cluster(lookupd)
+    await cluster.poll()
+    lookupd.answers["/nodes"]["producers"][0]["broadcast_address"] = "localhost"
+    new = f"localhost:{nsqd.port}"
+    for _ in range(4):  # it answers at both, all the time
+        assert set((await cluster.poll()).stats) == {nsqd.name, new}
+        clock.now += 100.0
+    assert set((await cluster.poll()).nodes) == {new}
+
+
+async def test_while_no_nsqlookupd_answers_nobody_is_forgotten(stage: Stage, clock: Clock) -> None:
+    nsqd = await stage.nsqd("t")
+    lookupd = await stage.lookupd(nsqd)
+    cluster = stage.cluster(lookupd)
+    await cluster.poll()
+    await lookupd.stop()
+    clock.now += 1000.0
+    assert set((await cluster.poll()).stats) == {nsqd.name}
+    lookupd.answers["/nodes"] = {"producers": []}  # nobody has registered again yet
+    await lookupd.start()
+    clock.now += 299.0
+    assert set((await cluster.poll()).stats) == {nsqd.name}
+
+
+async def test_connections_to_who_is_forgotten_are_closed(
+    stage: Stage, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_clients: set[NsqdHTTP] = set()
+    opened, closed = http.NsqdHTTP.__init__, http.NsqdHTTP.close
+
+    def opening(self: NsqdHTTP, *args: Any, **limits: Any) -> None:
+        opened(self, *args, **limits)
+        open_clients.add(self)
+
+    async def closing(self: NsqdHTTP) -> None:
+        await closed(self)
+        open_clients.discard(self)
+
+    monkeypatch.setattr(http.NsqdHTTP, "__init__", opening)
+    monkeypatch.setattr(http.NsqdHTTP, "close", closing)
+    given, lookupd = await stage.nsqd("t"), await stage.lookupd()
+    cluster = stage.cluster(lookupd, nsqds=(given,))
+    for _ in range(5):
+        passing = await stage.nsqd("t")
+        lookupd.answers["/nodes"] = {"producers": [listed(passing)]}
+        snapshot = await cluster.poll()
+        assert set(snapshot.stats) == {given.name, passing.name}
+        assert {str(each.address) for each in open_clients} == set(snapshot.stats)
+        clock.now += 1000.0
+    await cluster.close()
+    assert open_clients == set()
+
+
+@pytest.mark.parametrize("host", ["256.1.1.1", "a,b", "xn--ls8h"])
+async def test_an_address_that_can_be_nowhere_is_a_failure_of_that_nsqd_alone(
+    stage: Stage, host: str
+) -> None:
+    well, badly = await stage.nsqd("t"), await stage.nsqd("t")
+    badly.answers["/info"]["broadcast_address"] = host
+    cluster = stage.cluster(await stage.lookupd(badly, well))
+    for _ in range(2):
+        snapshot = await cluster.poll("t")
+        assert set(snapshot.stats) == {well.name}
+        (failure,) = snapshot.failures.values()
+        assert isinstance(failure, HTTPError)
+        assert str(failure).startswith(f"{host}:{badly.port}: cannot ")
+        assert len(await cluster.find()) == 2
+
+
+async def test_an_answer_has_the_time_between_its_request_and_its_reply(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(100.0)
+    monkeypatch.setattr("nsqtools.net.exchange.monotonic", lambda: clock.now)
+    nsqd = await stage.nsqd("t")
+    delay = 0.0
+    usual = nsqd.answer
+
+    async def late(request: Request) -> Response:
+        if request.path == "/stats":
+            clock.now += delay / 2
+            nsqd.answers["/stats"]["topics"][0]["message_count"] = round(10 * clock.now)
+            clock.now += delay / 2
+        return await usual(request)
+
+    await nsqd.stop()
+    nsqd.server = await serve(late, "127.0.0.1", nsqd.port)
+    cluster, rates = stage.cluster(nsqds=(nsqd,)), Rates()
+    for delay in (0.0, 4.0, 1.0, 8.0):
+        clock.now = round(clock.now) + 2.0
+        begin = clock.now
+        snapshot = await cluster.poll()
+        assert snapshot.time(nsqd.name) == begin + delay / 2
+        (row,) = rates.record(snapshot.samples())
+        assert row.ingress in (None, 10.0)
+    assert row.measured == 1
+
+
+async def test_all_are_asked_for_a_topic_where_nsqlookupd_is_not_trusted(stage: Stage) -> None:
+    nsqd = await stage.nsqd("t")
+    lookupd = await stage.lookupd(nsqd)
+    lookupd.answers["/nodes"]["producers"][0] |= {"topics": [], "tombstones": []}
+    cluster = stage.cluster(lookupd)
+    assert (await cluster.look("t")).nodes == {}
+    snapshot = await cluster.look("t", everywhere=True)
+    assert set(snapshot.stats) == {nsqd.name}
+    ((name, (producer,)),) = snapshot.listed.items()
+    assert (name, str(producer.http)) == (lookupd.name, nsqd.name)
 
 
 async def test_without_nsqlookupds_the_known_nsqds_are_still_asked(
@@ -303,7 +347,7 @@ async def test_samples_are_the_counters_of_topics_and_channels(stage: Stage) -> 
     nsqd.answers["/stats"]["topics"] = [{**topic, "channels": [channel]}]
     sample = (await stage.cluster(nsqds=(nsqd,)).poll()).samples()[nsqd.name]
     assert sample is not None
-    start, counters = sample
+    _, start, counters = sample
     assert start == 5
     assert counters["t", "c"] == Counters(5, 6, 7, 1, 2, 3, 4, 8, paused=True)
     assert counters["t", ""] == Counters(messages=7, depth=9, backend_depth=8)

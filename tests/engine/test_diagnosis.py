@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from nsqtools.errors import ConnectError, HTTPError
 from nsqtools.names import Address
 from nsqtools.net.http import ChannelStats, ClientStats, Producer, TopicStats
 from nsqtools.proto.session import Features
+from tests.test_readme import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -136,8 +138,109 @@ def test_a_consumer_that_finished_something_meanwhile_is_not_stuck() -> None:
     busy = facts(nsqd("a", before, later=after))
     assert [level for level, *_ in not_ok(busy)] == ["warning"]
     assert "is shared" in not_ok(busy)[0][2]
-    stuck = facts(nsqd("a", before, later=before))
-    assert not_ok(stuck)[0][:2] == ("failure", "consumers")
+
+
+def test_a_consumer_with_room_at_the_first_look_is_not_stuck() -> None:
+    before = events(channel("c", client(2, 1), depth=5, in_flight=1))
+    after = events(channel("c", client(2, 2), depth=5, in_flight=2))
+    ((level, _, text),) = not_ok(facts(nsqd("a", before, later=after)))
+    assert (level, "is shared" in text) == ("warning", True)
+
+
+def test_a_consumer_that_is_full_and_slow_is_no_failure() -> None:
+    busy = events(channel("c", client(1, 1), depth=5, in_flight=1))
+    level, check, text = not_ok(facts(nsqd("a", busy, later=busy)))[0]
+    assert (level, check) == ("warning", "consumers")
+    assert text.endswith("holds 1 of RDY 1 in flight on nsqd a:4150 and finished none in 1 s")
+
+
+@pytest.mark.parametrize("depth", [0, 5])
+def test_a_consumer_that_is_full_while_messages_time_out_is_a_failure(depth: int) -> None:
+    def at(timeouts: int, *others: ClientStats) -> TopicStats:
+        held = channel("c", client(2, 2), *others, depth=depth, timeout_count=timeouts)
+        return events(held)
+
+    level, _, text = not_ok(facts(nsqd("a", at(7), later=at(9))))[0]
+    assert level == "failure"
+    assert text.endswith(
+        "finished none in 1 s, while 2 messages of the channel timed out: it gets no more"
+    )
+    works = client(10, port=2)
+    assert not_ok(facts(nsqd("a", at(7, works), later=at(9, works))))[0][0] == "warning"
+
+
+def test_rdy_0_is_a_failure_only_if_all_have_it_and_messages_wait() -> None:
+    none = events(channel("c", client(0), client(0, port=2), depth=5))
+    assert [level for level, *_ in not_ok(facts(nsqd("a", none)))] == ["failure", "failure"]
+    full = events(channel("c", client(0), client(1, 1, port=2), depth=5))
+    levels = [level for level, *_ in not_ok(facts(nsqd("a", full, later=full)))]
+    assert levels == ["warning", "warning"]
+
+
+def test_an_nsqd_that_is_listed_with_a_tombstone_alone_matters() -> None:
+    hidden = producer("b", "events", hidden=True)
+    away = nsqd(
+        "b",
+        given=False,
+        producer=hidden,
+        features=None,
+        tcp_error=ConnectError("connection refused", Address("b", 4150), reason="dial"),
+        http_error=HTTPError("connection refused", Address("b", 4151), reason="dial"),
+    )
+    home = lookupd(topics=frozenset({"events"}), nodes=(hidden,))
+    found = not_ok(facts(away, lookupds=[home]))
+    assert ("failure", "tcp", "nsqd b:4150: connection refused") in found
+
+
+A = "--nsqd-http-address a:4151"
+L = "--lookupd-http-address l:4161"
+
+
+@pytest.mark.parametrize(
+    ("topic", "listed", "command"),
+    [
+        (None, False, "nsqtools pub --topic events --nsqd-tcp-address a:4150 hello"),
+        (events(published=0), False, "nsqtools pub --topic events --nsqd-tcp-address a:4150 hello"),
+        (events(depth=3), False, f"nsqtools channel create events c {A}"),
+        (events(channel("d")), False, f"nsqtools channel create events c {A}"),
+        (events(channel("d")), True, f"nsqtools channel create events c {L}"),
+        (
+            events(channel("c"), channel("d", depth=2)),
+            False,
+            "nsqtools tail --topic events --channel d --nsqd-tcp-address a:4150",
+        ),
+        (
+            events(channel("c"), channel("d", depth=2)),
+            True,
+            f"nsqtools tail --topic events --channel d {L}",
+        ),
+        (
+            events(channel("c", deferred=1)),
+            False,
+            f"nsqtools stats --clients --topic events --channel c {A}",
+        ),
+        (
+            events(channel("c", client(0), depth=1)),
+            True,
+            f"nsqtools stats --clients --topic events --channel c {L}",
+        ),
+        (
+            events(channel("c", client(9), depth=1)),
+            False,
+            "nsqtools tail --topic events --nsqd-tcp-address a:4150",
+        ),
+        (events(channel("c", paused=True)), True, f"nsqtools channel unpause events c {A}"),
+    ],
+)
+def test_what_to_do_is_a_command_with_the_servers_in_question(
+    topic: TopicStats | None, listed: bool, command: str
+) -> None:
+    known = producer("a", "events")
+    home = lookupd(topics=frozenset({"events"}), producers=(known,), nodes=(known,))
+    found = facts(nsqd("a", topic), lookupds=[home] if listed else [])
+    fixes = [each.fix for each in diagnose(found) if each.fix]
+    assert any(f": {fix}".endswith(f": {command}") for fix in fixes), fixes
+    parse(shlex.split(command)[1:])
 
 
 def test_one_stuck_consumer_beside_one_that_works_is_a_warning() -> None:
@@ -174,7 +277,7 @@ def test_all_servers_of_a_fix_are_named_as_they_were_given() -> None:
 
 
 def test_a_name_of_a_container_is_told_with_where_it_registered_from() -> None:
-    error = ConnectError("cannot resolve '3f0a'", Address("3f0a", 4150))
+    error = ConnectError("cannot resolve '3f0a'", Address("3f0a", 4150), reason="name")
     away = nsqd(
         "3f0a",
         given=False,
@@ -192,7 +295,7 @@ def test_a_name_of_a_container_is_told_with_where_it_registered_from() -> None:
 
 
 def test_a_given_name_that_cannot_be_resolved_is_to_be_checked() -> None:
-    error = ConnectError("cannot resolve 'wbe1'", Address("wbe1", 4150))
+    error = ConnectError("cannot resolve 'wbe1'", Address("wbe1", 4150), reason="name")
     found = facts(
         nsqd("wbe1", features=None, tcp_error=error, http_error=HTTPError("cannot resolve 'wbe1'"))
     )

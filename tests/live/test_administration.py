@@ -249,6 +249,42 @@ def test_a_dead_nsqlookupd_that_is_not_needed_is_a_warning(cluster: Cluster) -> 
     assert all(nsqd.topic(cluster.topic)["paused"] for nsqd in cluster.nsqds[:2])
 
 
+def test_where_no_nsqlookupd_answers_what_was_given_is_done_and_that_is_only_a_part(
+    cluster: Cluster,
+) -> None:
+    given = ("--nsqd-http-address", str(cluster.nsqds[0].http))
+    for each in cluster.lookupds:
+        each.kill()
+    planned = cluster.run("topic", "pause", cluster.topic, *given, "--dry-run")
+    for verb, options in (("pause", ()), ("unpause", ()), ("empty", ("--yes",))):
+        for target in (("topic", verb, cluster.topic), ("channel", verb, cluster.topic, "c")):
+            ended = cluster.run(*target, *given, *options, code=4)
+            rows = [line.split("\t") for line in ended.stdout.decode().splitlines()]
+            assert rows == [["nsqd", str(cluster.nsqds[0].http), "done"]]
+            for each in cluster.lookupds:
+                assert ended.stderr.count(str(each.http)) == 1
+            assert "no nsqlookupd answers: nsqds that were not given are not asked" in ended.stderr
+    assert "no nsqlookupd answers" in planned.stderr
+
+
+@pytest.mark.nsqd_only("a sandbox has no broadcast address of its own")
+@pytest.mark.parametrize("host", ["256.1.1.1", "a,b"])
+def test_one_badly_set_up_nsqd_fails_alone(
+    cluster: Cluster, make_nsqd: MakeNsqd, host: str
+) -> None:
+    badly = make_nsqd(f"-broadcast-address={host}", lookupds=cluster.lookupds)
+    badly.create(cluster.topic, "c")
+    name = f"{host}:{badly.http.port}"
+    eventually(lambda: all(len(each.lookup(cluster.topic)) == 3 for each in cluster.lookupds))
+    told = cluster.results("topic", "pause", cluster.topic, code=4)
+    assert told.pop(("nsqd", name)).startswith("failed: cannot ")
+    assert told == cluster.done(nsqds="done")
+    report = cluster.run("stats", "--once", "--csv")
+    assert [line for line in report.stderr.splitlines() if name in line]
+    check = cluster.run("stats", "--check", code=1).stdout.decode()
+    assert check.startswith(f"NSQ WARNING - nsqd {name}: cannot ")
+
+
 def test_nobody_that_answers_is_unreachable(cluster: Cluster) -> None:
     for each in (*cluster.lookupds, *cluster.nsqds):
         each.kill()

@@ -305,7 +305,9 @@ def test_messages_in_another_channel(doctor: Doctor, nsqd: Nsqd) -> None:
     assert text == (
         "channel c holds nothing, but other channels of the topic do: 7 in channel archive"
     )
-    assert fix.startswith("--channel archive")
+    assert fix.endswith(
+        f": nsqtools tail --topic {doctor.topic} --channel archive --nsqd-tcp-address {nsqd.tcp}"
+    )
 
 
 def test_a_channel_that_is_not_there(doctor: Doctor, nsqd: Nsqd) -> None:
@@ -317,8 +319,11 @@ def test_a_channel_that_is_not_there(doctor: Doctor, nsqd: Nsqd) -> None:
 def test_messages_in_a_topic_without_a_channel(doctor: Doctor, nsqd: Nsqd) -> None:
     nsqd.create(doctor.topic)
     nsqd.publish(doctor.topic, [b"x"] * 4)
-    text, _ = doctor.ask(*http(nsqd)).only("warning", "depth")
+    text, fix = doctor.ask(*http(nsqd)).only("warning", "depth")
     assert text == f"4 messages wait in topic {doctor.topic}, which has no channel there"
+    fix = fix.replace(" NAME ", " c ")
+    assert doctor.cli(*fix.partition(": nsqtools ")[2].split()).code == 0
+    eventually(lambda: nsqd.channel(doctor.topic, "c")["depth"] == 4)
 
 
 def test_a_topic_that_nothing_was_published_to(doctor: Doctor, nsqd: Nsqd) -> None:
@@ -327,9 +332,9 @@ def test_a_topic_that_nothing_was_published_to(doctor: Doctor, nsqd: Nsqd) -> No
     assert text == f"nothing was published to topic {doctor.topic} since its nsqds started"
 
 
-def consumer(nsqd: Nsqd, topic: str, ready: int) -> Raw:
+def consumer(nsqd: Nsqd, topic: str, ready: int, **more: int) -> Raw:
     raw = Raw(nsqd.tcp)
-    raw.identify(client_id="greedy", hostname="greedy.test", user_agent="raw/1")
+    raw.identify(client_id="greedy", hostname="greedy.test", user_agent="raw/1", **more)
     return raw.subscribe(topic, "c", ready)
 
 
@@ -373,11 +378,20 @@ def test_a_consumer_that_finishes_nothing(doctor: Doctor, nsqd: Nsqd) -> None:
     filled(nsqd, doctor.topic)
     with consumer(nsqd, doctor.topic, 2) as other:
         eventually(lambda: nsqd.channel(doctor.topic, "c")["in_flight_count"] == 2)
-        text, _ = doctor.ask("--channel", "c", *http(nsqd), code=1).only("failure", "consumers")
+        text, _ = doctor.ask("--channel", "c", *http(nsqd)).only("warning", "consumers")
         assert text == (
             f"consumer {other.address} (greedy.test, raw/1) holds 2 of RDY 2 in flight on "
-            f"nsqd {nsqd.tcp} and finishes none: it gets no more"
+            f"nsqd {nsqd.tcp} and finished none in 1 s"
         )
+
+
+def test_a_consumer_that_lets_messages_time_out(doctor: Doctor, nsqd: Nsqd) -> None:
+    filled(nsqd, doctor.topic)
+    with consumer(nsqd, doctor.topic, 2, msg_timeout=200) as other:
+        eventually(lambda: nsqd.channel(doctor.topic, "c")["in_flight_count"] == 2)
+        text, _ = doctor.ask("--channel", "c", *http(nsqd), code=1).only("failure", "consumers")
+        assert text.startswith(f"consumer {other.address} (greedy.test, raw/1) holds 2 of RDY 2")
+        assert text.endswith("of the channel timed out: it gets no more")
 
 
 def test_an_nsqd_that_requires_tls(

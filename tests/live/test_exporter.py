@@ -68,7 +68,8 @@ class Exporter:
     def up(self) -> dict[str, float]:
         """By address, nsqds and nsqlookupds alike."""
         found = self.all()
-        return {"".join(key[1:]): value for key, value in found.items() if key[0] == "nsq_up"}
+        ups = ("nsq_up", "nsq_nsqlookupd_up")
+        return {key[1]: value for key, value in found.items() if key[0] in ups}
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -210,11 +211,14 @@ def test_it_serves_before_there_is_anybody(nsqtools_cli: Cli, tmp_path: Path, ns
 
 
 def test_one_that_hangs_is_down_in_time_and_scrapes_meanwhile_share_the_poll(
-    nsqtools_cli: Cli, tmp_path: Path, nsqds: list[Nsqd], topic: str
+    nsqtools_cli: Cli, tmp_path: Path, nsqds: list[Nsqd], lookupds: list[Nsqlookupd], topic: str
 ) -> None:
-    exporter = Exporter(nsqtools_cli, tmp_path, *where(nsqds), "--timeout", "5s")
+    limits = ("--timeout", "5s", "--http-client-request-timeout", "1m")
+    exporter = Exporter(nsqtools_cli, tmp_path, *where(nsqds, lookupds), *limits)
     assert set(exporter.up().values()) == {1.0}
-    os.kill(nsqds[0].pid, signal.SIGSTOP)
+    hanging = (nsqds[0], lookupds[0])
+    for server in hanging:
+        os.kill(server.pid, signal.SIGSTOP)
     try:
         start = threading.Barrier(8)
 
@@ -225,10 +229,12 @@ def test_one_that_hangs_is_down_in_time_and_scrapes_meanwhile_share_the_poll(
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(scraped, range(8)))
     finally:
-        os.kill(nsqds[0].pid, signal.SIGCONT)
+        for server in hanging:
+            os.kill(server.pid, signal.SIGCONT)
     for each in found:
-        assert each["nsq_up", str(nsqds[0].http), ""] == 0
-        assert each["nsq_up", str(nsqds[1].http), ""] == 1
+        assert each["nsq_up", "", str(lookupds[0].http)] == 0
+        assert each["nsq_up", str(nsqds[0].http)] == 0
+        assert each["nsq_up", str(nsqds[1].http)] == 1
         assert each["nsq_channel_depth", "c", str(nsqds[1].http), topic] == 0
     took = {each["nsqtools_poll_duration_seconds",] for each in found}
     assert len(took) == 1, "each scrape had a poll of its own"

@@ -62,5 +62,28 @@ def test_a_java_process_that_dies_is_one_line_and_a_failure(
     assert not list(lake.glob("_nsqtools/*/replay.json"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_at_once_stops_as_one_to_the_command(
+    nsqtools_cli: Cli, tmp_path: Path, number: signal.Signals
+) -> None:
+    needs_spark("what becomes of a job that is stopped")
+    lake = tmp_path / "lake"
+    to_parquet(lake / "part-1.parquet", sent(*(b"%d" % number for number in range(50_000))))
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        process = nsqtools_cli.start(
+            *("pipeline", "compact", "--input", str(lake), "--output", "out", "-v"),
+            env={"JDK_JAVA_OPTIONS": QUICK_JVM},
+            cwd=tmp_path,
+            stderr=stderr,
+        )
+    eventually(lambda: "info: reading\n" in log.read_text(), timeout=START)
+    os.killpg(process.pid, number)
+    assert process.wait(START) == {signal.SIGTERM: 1, signal.SIGINT: 130}[number]
+    said = re.sub("^nsqtools: info: .*\n", "", log.read_text(), flags=re.MULTILINE)
+    assert said == "nsqtools: warning: stopped: the output is as it was\n"
+    assert not list(tmp_path.glob("out/date=*"))
+
+
 def name(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()

@@ -7,18 +7,19 @@ import re
 import shlex
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.process import COMMAND
 from tests.support.servers import free_port
 from tests.support.tmux import PROMPT, Tmux
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd
 
@@ -133,7 +134,9 @@ def test_the_view_never_flickers(window: Tmux, nsqds: list[Nsqd], tmp_path: Path
     window.record(sent)
     watch(window, nsqds)
     clocks: set[str] = set()
+    limit = time.monotonic() + 20
     while len(clocks) < 3:
+        assert time.monotonic() < limit
         lines = window.lines()
         clocks.add(lines[0].split()[0])
         assert lines[1].startswith("topic ")
@@ -171,6 +174,19 @@ def test_however_it_ends_the_terminal_is_as_it_was(
     window.type("echo code=$?")
     assert "before" in window.until(f"code={code}")
     assert window.settings() == before
+
+
+def test_a_terminal_that_is_closed_ends_it_without_a_word(
+    window: Tmux, nsqds: list[Nsqd], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    where = " ".join(f"--nsqd-http-address {nsqd.http}" for nsqd in nsqds)
+    window.type(f"{shlex.join(COMMAND)} stats --watch --interval 100ms {where} 2> {log}")
+    window.until(HELP, "topic-07")
+    pid = window.child()
+    window.close()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    assert log.read_text() == ""
 
 
 FAILING = """import sys

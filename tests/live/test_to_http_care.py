@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -280,6 +281,8 @@ def test_a_second_signal_leaves_at_once(posting: Posting) -> None:
         eventually(lambda: len(web.requests) == 5)
         poster.process.send_signal(signal.SIGTERM)
         eventually(lambda: posting.channel()["clients"][0]["state"] == CLOSING)
+        with pytest.raises(subprocess.TimeoutExpired):
+            poster.process.wait(0.5)  # two that come at once are one
         assert poster.end() == 1
         web.script = OK
         posting.start("--post", web.url()).finish()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.names import Address
 from nsqtools.net.probe import what_speaks
+from tests.net.scripted import serving
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
@@ -38,21 +38,10 @@ async def test_where_nobody_listens_nothing_speaks(host: str) -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"220 mail.test ESMTP\r\n", b"\0" * 100_000])
 async def test_another_server_is_not_taken_for_one_of_these(answer: bytes) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(answer)
-        await reader.read(100)
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        assert await what_speaks(Address(host, port), limit=10) == ""
+    async with serving(answer, plain=True) as server:
+        assert await what_speaks(server.address, limit=10) == ""
 
 
 async def test_a_silent_server_is_waited_for_no_longer_than_the_limit() -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        assert await what_speaks(Address(host, port), limit=0.05) == ""
+    async with serving(None, plain=True) as server:
+        assert await what_speaks(server.address, limit=0.05) == ""

@@ -260,13 +260,13 @@ def test_producers_are_united_by_broadcast_address_and_tcp_port() -> None:
 
 def test_a_topic_is_tombstoned_only_if_all_who_list_it_say_so() -> None:
     answers = [
-        [node("a", one=True, two=True, three=False)],
-        [node("a", one=True, two=False, four=True)],
+        [node("a", one=True, two=True, three=False, five=False)],
+        [node("a", one=True, two=False, four=True, five=True)],
         [node("a")],
     ]
     (producer,) = union_producers(answers).values()
     found = dict(zip(producer.topics, producer.tombstones, strict=True))
-    assert found == {"one": True, "two": False, "three": False, "four": True}
+    assert found == {"one": True, "two": False, "three": False, "four": True, "five": False}
 
 
 @given(st.text() | st.binary())

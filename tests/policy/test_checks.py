@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.policy.checks import Limit, Limits, Peers, Status, Verdict, age, judge, number
-from nsqtools.policy.rates import Counters, Row
+from nsqtools.policy.rates import Counters, Rates, Row, Sample
 
 ONE = Peers({"n1:4151": None})
-CHANNEL = Row("t", "c", Counters(depth=10, in_flight=3, clients=2), 1, 0, 5.0, 2.0, 0.5, 0.25)
-TOPIC = Row("t", "", Counters(depth=4), 1, 0, 5.0, 2.0, 0.0, 0.0)
+CHANNEL = Row("t", "c", Counters(depth=10, in_flight=3, clients=2), 1, 0, 5.0, 2.0, 0.5, 0.25, 1)
+TOPIC = Row("t", "", Counters(depth=4), 1, 0, 5.0, 2.0, 0.0, 0.0, 1)
 
 
 def judged(
@@ -100,8 +101,8 @@ class TestThresholds:
     def test_the_heaviest_finding_comes_first_and_decides(self) -> None:
         rows = [
             Row("a", "c", Counters(), 1, 0),
-            Row("b", "c", Counters(depth=2), 1, 0, 1.0, 1.0, 0.0, 0.0),
-            Row("c", "c", Counters(depth=9), 1, 0, 1.0, 1.0, 0.0, 0.0),
+            Row("b", "c", Counters(depth=2), 1, 0, 1.0, 1.0, 0.0, 0.0, 1),
+            Row("c", "c", Counters(depth=9), 1, 0, 1.0, 1.0, 0.0, 0.0, 1),
         ]
         verdict = judged(*rows, depth=Limit(1, 5), requeue_rate=Limit(1))
         assert told(verdict)[0] == "CRITICAL c/c: depth 9 is over 5"
@@ -118,13 +119,40 @@ class TestAge:
     def test_it_is_what_waits_by_what_leaves_per_second(
         self, depth: int, egress: float | None, seconds: float | None
     ) -> None:
-        assert age(Row("t", "c", Counters(depth=depth), 1, 0, 1.0, egress)) == seconds
+        assert age(Row("t", "c", Counters(depth=depth), 1, 0, 1.0, egress, measured=1)) == seconds
+
+    def test_it_is_not_known_while_one_of_the_nsqds_that_have_it_has_no_rates(self) -> None:
+        restarted = Row("t", "c", Counters(depth=100), 2, 0, 1.0, 1.0, 0.0, 0.0, measured=1)
+        assert age(restarted) is None
+        assert age(replace(restarted, measured=2)) == 100.0
+        limit = Limit(None, 60)
+        verdict = judged(restarted, topic="t", age=limit, requeue_rate=limit, timeout_rate=limit)
+        assert [each.status for each in verdict.findings] == [Status.UNKNOWN] * 3
+        found = data(verdict)
+        assert {found[f"t/c:{name}"] for name in ("age", "requeue_rate", "timeout_rate")} == {None}
+
+    def test_a_restart_during_the_check_is_no_age(self) -> None:
+        rates = Rates()
+
+        def counted(at: float, start: int, messages: int) -> Sample:
+            return Sample(at, start, {("t", "c"): Counters(messages, depth=500)})
+
+        rates.record({"a": counted(0.0, 1, 1000), "b": counted(0.0, 1, 1000)})
+        rows = rates.record({"a": counted(1.0, 1, 1010), "b": counted(1.0, 2, 500)})
+        verdict = judged(*rows, age=Limit(None, 60))
+        assert verdict.status is Status.UNKNOWN
+        rows = rates.record({"a": counted(2.0, 1, 1020), "b": counted(2.0, 2, 510)})
+        assert told(judged(*rows, age=Limit(49))) == [
+            "WARNING t/c: messages wait about 50 s, over 49 s"
+        ]
 
     def test_in_flight_and_deferred_messages_do_not_wait_for_a_consumer(self) -> None:
-        assert age(Row("t", "c", Counters(in_flight=5, deferred=5), 1, 0, 0.0, 0.0)) == 0.0
+        assert (
+            age(Row("t", "c", Counters(in_flight=5, deferred=5), 1, 0, 0.0, 0.0, measured=1)) == 0.0
+        )
 
     def test_that_nothing_is_taken_exceeds_every_threshold(self) -> None:
-        stuck = Row("t", "c", Counters(depth=7), 1, 0, 0.0, 0.0)
+        stuck = Row("t", "c", Counters(depth=7), 1, 0, 0.0, 0.0, measured=1)
         verdict = judged(stuck, age=Limit(None, 1e9))
         assert told(verdict) == ["CRITICAL t/c: 7 messages wait and none is taken"]
         assert judged(stuck, age=Limit(1e9)).status is Status.WARNING
@@ -191,6 +219,16 @@ class TestNames:
             "CRITICAL t: no nsqd that answers has it"
         )
 
+    def test_of_a_named_channel_the_topic_itself_is_not_judged(self) -> None:
+        paused = replace(TOPIC, totals=Counters(depth=999, paused=True))
+        limits: dict[str, Any] = {"depth": Limit(100), "paused": True}
+        assert judged(paused, CHANNEL, topic="t", **limits).status is Status.CRITICAL
+        verdict = judged(paused, CHANNEL, topic="t", channel="c", **limits)
+        assert (verdict.status, list(verdict.rows)) == (Status.OK, [CHANNEL])
+        assert "t:depth" not in data(verdict)
+        judged_by_channel = judged(paused, CHANNEL, channel="c", **limits)
+        assert judged_by_channel.status is Status.OK
+
 
 class TestData:
     def test_a_named_topic_has_all_numbers_of_all_its_rows(self) -> None:
@@ -208,7 +246,11 @@ class TestData:
         assert limits["t/c:depth"] == Limit(1, 2)
 
     def test_of_all_topics_there_are_sums_and_the_highest_of_what_has_a_threshold(self) -> None:
-        rows = [TOPIC, CHANNEL, Row("u", "c", Counters(depth=90, clients=1), 1, 0, 0.0, 0.0)]
+        rows = [
+            TOPIC,
+            CHANNEL,
+            Row("u", "c", Counters(depth=90, clients=1), 1, 0, 0.0, 0.0, measured=1),
+        ]
         verdict = judged(*rows, depth=Limit(1), age=Limit(1), requeue_rate=Limit(1))
         assert data(verdict) == {
             "nsqds": 1,

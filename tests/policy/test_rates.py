@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.policy.rates import Counters, Rates, Row
+from nsqtools.policy.rates import Counters, Row, Sample, shown
+from nsqtools.policy.rates import Rates as RatesOfSamples
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqtools.policy.rates import Key
 
 KEY = ("t", "c")
+Said = tuple[int, dict[tuple[str, str], Counters]]
 
 
-def sample(counters: Counters, *, start: int = 1) -> tuple[int, dict[tuple[str, str], Counters]]:
+def sample(counters: Counters, *, start: int = 1) -> Said:
     return start, {KEY: counters}
+
+
+class Rates:
+    """Of nsqds that all answer at the same moments."""
+
+    def __init__(self) -> None:
+        self.rates = RatesOfSamples()
+
+    def record(
+        self, said: Mapping[str, tuple[int, Mapping[Key, Counters]] | None], *, now: float
+    ) -> list[Row]:
+        return self.rates.record(
+            {name: Sample(now, *each) if each else None for name, each in said.items()}
+        )
 
 
 def only(rows: list[Row]) -> Row:
@@ -92,6 +115,23 @@ def test_a_restarted_nsqd_begins_anew(
     grown = Counters(begun.messages + 7, begun.requeues, begun.timeouts)
     rows = rates.record({"a": sample(grown, start=again[0]), "b": sample(Counters(110))}, now=2.0)
     assert only(rows).ingress == 7.0
+    assert (row.measured, row.whole, only(rows).measured, only(rows).whole) == (1, False, 2, True)
+
+
+def test_the_time_that_passed_is_that_between_the_answers_of_each_nsqd() -> None:
+    rates = RatesOfSamples()
+
+    def counted(at: float, messages: int) -> Sample:
+        return Sample(at, 1, {KEY: Counters(messages)})
+
+    rates.record({"a": counted(10.0, 0), "b": counted(10.5, 0)})
+    row = only(rates.record({"a": counted(12.0, 200), "b": counted(14.5, 400)}))
+    assert (row.ingress, row.measured) == (200.0, 2)
+
+
+def test_with_a_channel_named_the_topic_itself_is_not_shown() -> None:
+    rows = [Row("t", "", Counters(), 1, 0), Row("t", "c", Counters(), 1, 0)]
+    assert (shown(rows), shown(rows, "c")) == (rows, rows[1:])
 
 
 def test_without_any_baseline_rates_are_unknown_and_not_zero() -> None:
@@ -177,6 +217,8 @@ def test_whatever_nsqds_say_no_rate_is_negative_and_sums_are_those_of_the_answer
                 each[row.topic, row.channel] for each in said if (row.topic, row.channel) in each
             ]
             assert row.nodes == len(found)
+            assert 0 <= row.measured <= row.nodes
+            assert (row.measured == 0) == (row.ingress is None)
             assert row.totals == sum(found, Counters())
             for rate in (row.ingress, row.egress, row.requeue_rate, row.timeout_rate):
                 assert rate is None or rate >= 0

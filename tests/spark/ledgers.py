@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from nsqtools.spark.ledger import ROW_SCHEMA, Claim, FencedError, Ledger
 from nsqtools.spark.plans import Offset, Quota
+from nsqtools.spark.segments import Ending
 from nsqtools.spark.stores import LocalStore
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from nsqtools.spark.ledger import Sealed
 
 STREAM = "0123456789abcdef" * 2
+SETTLED = Ending(settled=True)
 
 
 def offset(batch: int = 1, partitions: int = 1, stream: str = STREAM) -> Offset:
@@ -51,7 +53,7 @@ def _rows(ids: tuple[int, ...]) -> pa.RecordBatch:
 
 def key(number: int) -> Key:
     """That of its row."""
-    return "t", "a:4150", f"{number:016x}", number * 1_000_000
+    return "t", "c", "a:4150", f"{number:016x}", number * 1_000_000
 
 
 def ids(sealed: Sealed) -> list[int]:
@@ -80,7 +82,7 @@ def filled(ledger: Ledger, *segments: Sequence[int], batch: int = 1, k: int = 0)
     claim = claimed(ledger, batch, k)
     for segment in segments:
         claim.add(rows(segment))
-    return claim.seal()
+    return claim.seal(SETTLED)
 
 
 class Stop(BaseException):

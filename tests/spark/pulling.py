@@ -40,7 +40,7 @@ class Staging:
     path: Path
     monkeypatch: pytest.MonkeyPatch
     batches: count[int] = field(default_factory=lambda: count(1))
-    ending: Ending = field(default_factory=Ending)
+    ending: Ending = field(default_factory=lambda: Ending(settled=True))
     """Of the last pull."""
 
     @property

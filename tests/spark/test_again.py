@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +16,10 @@ from nsqtools.spark.naming import Again
 from nsqtools.spark.segments import Ending
 from nsqtools.spark.stores import ArrowStore, LocalStore
 from tests.spark.hdfs import HdfsLike
-from tests.spark.ledgers import STREAM, Memory, Stop, claimed, filled, ids, key, offset, rows
+from tests.spark.ledgers import SETTLED, STREAM, Memory, Stop, claimed, filled, ids, key, offset, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -42,6 +44,13 @@ def keys(numbers: Iterable[int]) -> set[Key]:
     return {key(each) for each in numbers}
 
 
+def unsettled(ledger: Ledger, numbers: Sequence[int], batch: int = 1, k: int = 0) -> None:
+    """A partition whose attempt completed it, and may not have finished all."""
+    claim = claimed(ledger, batch, k)
+    claim.add(rows(numbers))
+    claim.seal(UNSETTLED)
+
+
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / STREAM).iterdir() if "again" in path.name)
 
@@ -63,12 +72,13 @@ def test_what_is_staged_in_the_attempts_own_partition_is_known(ledger: Ledger) -
 def test_a_message_is_known_by_all_of_its_key(ledger: Ledger) -> None:
     claim = claimed(ledger)
     claim.add(rows([1]))
-    topic, nsqd, message_id, at = key(1)
+    topic, channel, nsqd, message_id, at = key(1)
     near = {
-        ("other", nsqd, message_id, at),
-        (topic, "b:4150", message_id, at),
-        (topic, nsqd, f"{2:016x}", at),
-        (topic, nsqd, message_id, at + 1),
+        ("other", channel, nsqd, message_id, at),
+        (topic, "other", nsqd, message_id, at),
+        (topic, channel, "b:4150", message_id, at),
+        (topic, channel, nsqd, f"{2:016x}", at),
+        (topic, channel, nsqd, message_id, at + 1),
     }
     assert claim.staged(near) == set()
     assert claim.staged(near | keys([1])) == keys([1])
@@ -98,7 +108,7 @@ def test_the_last_rows_of_each_attempt_are_known_and_of_one_that_settled_all_non
     )
     claim = claimed(ledger, k=1)
     claim.add(rows([30]))
-    claim.seal()
+    claim.seal(SETTLED)
     assert claimed(ledger).staged(keys(range(20, 31))) == keys(range(26, 30))
 
 
@@ -117,7 +127,7 @@ def test_what_may_be_unfinished_outlives_its_batch(
         ledger.clean(batch - 1)
         later = claimed(ledger, batch)
         assert later.staged(keys(range(9))) == keys([1, 2, 4])
-        later.seal()
+        later.seal(SETTLED)
     assert len(files(tmp_path)) == 1
     assert not list(tmp_path.rglob("seg-*"))
 
@@ -131,19 +141,100 @@ def test_of_a_batch_that_ended_well_nothing_is_kept(tmp_path: Path, ledger: Ledg
     assert files(tmp_path) == []
 
 
-def test_what_an_unread_partition_has_staged_is_kept_too(tmp_path: Path, ledger: Ledger) -> None:
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_what_nobody_has_read_before_the_commit_is_staged_when_it_comes_again(
+    ledger: Ledger, cleaned: bool
+) -> None:
+    """Spark committed the batch without a partition whose attempt died before its FINs."""
     claimed(ledger).add(rows([1]))
-    ledger.clean(1)
+    unsettled(ledger, [2], k=1)
+    if cleaned:
+        ledger.clean(1)
     ledger.prepare(offset(2))
-    assert claimed(ledger, 2).staged(keys([1])) == keys([1])
+    assert claimed(ledger, 2).staged(keys([1, 2])) == keys([2])
+
+
+def test_what_may_be_unfinished_is_kept_once_however_often_a_batch_is_cleaned(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    class Stuck(LocalStore):
+        def rename(self, source: str, target: str) -> None:
+            if "/done-" in target:
+                raise PermissionError(errno.EACCES, "permission denied", source)
+            super().rename(source, target)
+
+    unsettled(ledger, [1])
+    for _ in range(3):
+        Ledger(Stuck(), str(tmp_path), STREAM).clean(1)
+    assert len(files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("upto", [1, 2])
+def test_an_older_driver_that_cleans_meanwhile_does_not_take_what_is_kept(
+    tmp_path: Path, ledger: Ledger, upto: int
+) -> None:
+    """Of a batch that it knows it takes the file, which is then written again."""
+
+    class Overtaken(LocalStore):
+        def rename(self, source: str, target: str) -> None:
+            if "/new-again-" in source and meanwhile:
+                meanwhile.pop().clean(upto)
+            super().rename(source, target)
+
+    meanwhile = [ledger]
+    filled(ledger, [9])
+    ledger.prepare(offset(2))
+    unsettled(ledger, [1], batch=2)
+    Ledger(Overtaken(), str(tmp_path), STREAM).clean(2)
+    assert not meanwhile
+    ledger.prepare(offset(3))
+    assert claimed(ledger, 3).staged(keys([1])) == keys([1])
+    assert not list((tmp_path / STREAM).glob("b*2"))
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_is_made_room_on_though_what_comes_again_cannot_be_kept(
+    tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    class Failing(LocalStore):
+        def write(self, path: str, data: bytes | pa.Buffer) -> None:
+            raise OSError(error, os.strerror(error), path)
+
+    unsettled(ledger, [1])
+    Ledger(Failing(), str(tmp_path), STREAM).clean(1)
+    goes = error != errno.EIO
+    assert ("may come twice" in caplog.text) == goes
+    assert os.strerror(error) in caplog.text
+    assert bool(list(tmp_path.rglob("seg-*"))) != goes
+
+
+def test_what_is_kept_is_synced_before_its_batch_gets_another_name(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    steps = []
+
+    class Recording(LocalStore):
+        def rename(self, source: str, target: str) -> None:
+            steps.append(target.rpartition("/")[2].partition("-")[0])
+            super().rename(source, target)
+
+        def sync_dir(self, path: str) -> None:
+            steps.append("synced")
+
+    unsettled(ledger, [1])
+    Ledger(Recording(), str(tmp_path), STREAM).clean(1)
+    assert steps == ["again", "synced", "done", "synced"]
 
 
 def test_the_newest_are_kept_up_to_a_number_of_keys_and_one_at_least(
     tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(again, "_MOST", 7)
-    torn = tmp_path / STREAM / "new-again-00000001-5-0.arrow"
+    torn, other = (
+        tmp_path / STREAM / f"new-again-{batch:08}-5-{0:032x}.arrow" for batch in (1, 7)
+    )
     torn.write_bytes(b"torn")
+    other.write_bytes(b"of a newer driver")
     kept = {}
     for batch in range(2, 7):
         ledger.prepare(offset(batch))
@@ -154,6 +245,7 @@ def test_the_newest_are_kept_up_to_a_number_of_keys_and_one_at_least(
         kept[batch] = [each.batch for each in map(Again.parse, files(tmp_path)) if each]
     assert kept == {2: [2], 3: [3], 4: [4], 5: [4, 5], 6: [5, 6]}
     assert not torn.exists()
+    assert other.exists()
     ledger.prepare(offset(7))
     assert claimed(ledger, 7).staged(keys([31, 41, 51, 61])) == keys([51, 61])
 
@@ -184,9 +276,9 @@ def test_a_partition_that_is_being_filled_can_be_looked_at(tmp_path: Path, ledge
 def test_a_batch_that_is_removed_while_it_is_looked_at_is_known_by_its_file(
     tmp_path: Path, ledger: Ledger
 ) -> None:
-    claimed(ledger).add(rows([1]))
+    unsettled(ledger, [1])
     ledger.prepare(offset(2))
-    store = Busy(lambda: ledger.clean(1))
+    store = Busy(lambda: None, lambda: ledger.clean(1))
     claim = claimed(Ledger(store, str(tmp_path), STREAM), 2)
     assert claim.staged(keys([1])) == keys([1])
 
@@ -213,7 +305,7 @@ def test_what_is_known_as_staged_is_there_after_a_power_failure() -> None:
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, ledger: Ledger) -> None:
-    claimed(ledger).add(rows([1]))
+    unsettled(ledger, [1])
     ledger.clean(1)
     (name,) = files(tmp_path)
     (tmp_path / STREAM / name).write_bytes(b"what")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
+
+from nsqtools.errors import OutputError
 from nsqtools.spark import source
-from nsqtools.spark.checkpoints import sync_log
+from nsqtools.spark.checkpoints import check_staged, sync_log
+from nsqtools.spark.ledger import Ledger
 from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset, Quota
 from nsqtools.spark.source import NsqStreamReader
-
-if TYPE_CHECKING:
-    import pytest
+from nsqtools.spark.stores import LocalStore
 
 
 def test_the_newest_entries_and_all_names_above_are_synced(
@@ -38,7 +40,7 @@ def test_a_checkpoint_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
     sync_log(str(tmp_path / "none"), "offsets")
 
 
-def test_offsets_last_before_a_batch_is_made_and_commits_before_it_is_removed(
+def test_offsets_last_before_a_batch_is_read_and_commits_before_it_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staging = tmp_path / "staging"
@@ -60,7 +62,55 @@ def test_offsets_last_before_a_batch_is_made_and_commits_before_it_is_removed(
         )
     )
     end = Offset("a" * 32, 1, (Quota("events", "127.0.0.1:4150", 1),)).to_json()
+    Ledger(LocalStore(), str(staging), "a" * 32).prepare(Offset.from_json(end))
     reader.partitions(Offset("a" * 32, 0, ()).to_json(), end)
+    assert noted == [("offsets", ["b"])]
     reader.commit(end)
-    assert noted == [("offsets", []), ("commits", ["b"])]
+    assert noted[1:] == [("commits", ["b"])]
     assert [path.name[0] for path in staging.glob("*/*")] == ["d"]
+
+
+class TestStagedElsewhere:
+    QUOTAS = (Quota("events", "127.0.0.1:4150", 1),)
+
+    def log(self, folder: Path, offsets: list[Offset], commits: int) -> str:
+        for name in ("offsets", "commits"):
+            (folder / name).mkdir(parents=True)
+        for number, offset in enumerate(offsets):
+            text = f"v1\n{{}}\n{json.dumps(offset.to_json())}"
+            (folder / "offsets" / str(number)).write_text(text)
+        for number in range(commits):
+            (folder / "commits" / str(number)).touch()
+        return str(folder)
+
+    def offset(self, batch: int) -> Offset:
+        return Offset("a" * 32, batch, self.QUOTAS if batch else ())
+
+    def test_a_batch_under_way_is_refused_in_a_staging_that_does_not_have_it(
+        self, tmp_path: Path
+    ) -> None:
+        under_way = [self.offset(batch) for batch in range(3)]
+        checkpoint = self.log(tmp_path / "state", under_way, 2)
+        Ledger(LocalStore(), str(tmp_path / "old"), "a" * 32).prepare(under_way[-1])
+        check_staged(checkpoint, str(tmp_path / "old"))
+        with pytest.raises(OutputError, match="give the old --staging"):
+            check_staged(checkpoint, str(tmp_path / "new"))
+        assert not (tmp_path / "new").exists()
+
+    @pytest.mark.parametrize(("batches", "commits"), [([], 0), ([0], 0), ([0, 1], 2)])
+    def test_where_none_is_under_way_any_staging_will_do(
+        self, tmp_path: Path, batches: list[int], commits: int
+    ) -> None:
+        offsets = [self.offset(batch) for batch in batches]
+        check_staged(self.log(tmp_path / "state", offsets, commits), str(tmp_path / "new"))
+
+    def test_a_batch_of_nothing_new_needs_no_staging(self, tmp_path: Path) -> None:
+        """Spark makes some for what it aggregates, with the offset of the one before."""
+        offsets = [self.offset(batch) for batch in (0, 1, 1)]
+        check_staged(self.log(tmp_path / "state", offsets, 2), str(tmp_path / "new"))
+
+    def test_what_cannot_be_looked_at_is_left_to_spark(self, tmp_path: Path) -> None:
+        check_staged("hdfs://n/c", str(tmp_path))
+        checkpoint = self.log(tmp_path / "state", [self.offset(0)], 0)
+        (tmp_path / "state/offsets/1").write_text("torn")
+        check_staged(checkpoint, str(tmp_path / "new"))

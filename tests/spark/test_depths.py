@@ -120,6 +120,35 @@ async def test_an_nsqd_that_does_not_answer_is_empty_and_told_once_until_it_does
     assert len(caplog.messages) == 2
 
 
+async def test_an_nsqd_that_answers_again_is_told(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    depths = Depths(settings(nsqd, topics=topic))
+    await depths.ask()
+    caplog.set_level(logging.INFO, "nsqtools.spark.depths")
+    nsqd.stop()
+    await depths.ask()
+    nsqd.start()
+    await depths.ask()
+    await depths.ask()
+    assert caplog.messages[1:] == [f"nsqd {nsqd.http} answers again"]
+
+
+async def test_servers_that_are_waited_for_need_not_answer_at_the_start(
+    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient = Depths(settings(nsqd, topics=topic, waitForServers="true"))
+    nobody = {"nsqlookupd__http__addresses": f"127.0.0.1:{free_port()}"}
+    of_lookupds = Depths(settings(topics=topic, **nobody, waitForServers="true"))
+    nsqd.stop()
+    assert await patient.ask() == {(topic, str(nsqd.tcp)): 0}
+    assert await of_lookupds.ask() == {}
+    assert len(caplog.messages) == 2
+    nsqd.start()
+    nsqd.publish(topic, BODIES)
+    assert await patient.ask() == {(topic, str(nsqd.tcp)): 3}
+
+
 async def test_that_nobody_answers_is_an_error_at_the_start_alone(
     nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from nsqtools.errors import OutputError
 from nsqtools.spark.ledger import ROW_SCHEMA, FencedError, Ledger, Sealed, StaleError
-from nsqtools.spark.stores import LocalStore
-from tests.spark.ledgers import STREAM, claimed, counts, filled, ids, offset, rows
+from nsqtools.spark.stores import ArrowStore, LocalStore
+from tests.spark.hdfs import HdfsLike
+from tests.spark.ledgers import SETTLED, STREAM, claimed, counts, filled, ids, offset, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +42,7 @@ def test_a_sealed_partition_gives_the_rows_in_the_order_they_were_added(ledger: 
     claim.add(rows([3, 1]))
     claim.add(rows([2]))
     assert claim.rows == 3
-    assert ids(claim.seal()) == [3, 1, 2]
+    assert ids(claim.seal(SETTLED)) == [3, 1, 2]
     again = ledger.claim(1, 0)
     assert isinstance(again, Sealed)
     assert again.rows == 3
@@ -67,7 +69,7 @@ def test_a_claim_goes_on_where_the_attempt_before_was(ledger: Ledger) -> None:
     claim.add(rows([3]))
     claim = claimed(ledger)
     assert claim.rows == 3
-    assert ids(claim.seal()) == [1, 2, 3]
+    assert ids(claim.seal(SETTLED)) == [1, 2, 3]
 
 
 def test_what_a_dead_attempt_did_not_complete_is_removed_by_the_next(
@@ -95,8 +97,8 @@ def test_an_overtaken_attempt_is_told_before_it_may_finish_anything(ledger: Ledg
         first.add(rows([1]))
     second.add(rows([1]))
     with pytest.raises(OutputError, match="an earlier step has failed"):
-        first.seal()
-    assert ids(second.seal()) == [1]
+        first.seal(SETTLED)
+    assert ids(second.seal(SETTLED)) == [1]
 
 
 def test_an_overtaken_attempt_cannot_seal(ledger: Ledger) -> None:
@@ -104,18 +106,18 @@ def test_an_overtaken_attempt_cannot_seal(ledger: Ledger) -> None:
     first.add(rows([1]))
     second = claimed(ledger)
     with pytest.raises(FencedError):
-        first.seal()
+        first.seal(SETTLED)
     second.add(rows([2]))
-    assert ids(second.seal()) == [1, 2]
+    assert ids(second.seal(SETTLED)) == [1, 2]
 
 
 def test_nothing_is_added_to_a_sealed_partition(ledger: Ledger) -> None:
     claim = claimed(ledger)
-    claim.seal()
+    claim.seal(SETTLED)
     with pytest.raises(OutputError, match="sealed"):
         claim.add(rows([1]))
     with pytest.raises(OutputError, match="sealed"):
-        claim.seal()
+        claim.seal(SETTLED)
 
 
 def test_rows_of_another_schema_are_refused(ledger: Ledger) -> None:
@@ -129,7 +131,7 @@ def test_prepare_leaves_what_is_there(ledger: Ledger) -> None:
     claim.add(rows([1]))
     ledger.prepare(offset())
     claim.add(rows([2]))
-    claim.seal()
+    claim.seal(SETTLED)
     ledger.prepare(offset())
     assert ids(filled_again(ledger)) == [1, 2]
 
@@ -194,8 +196,8 @@ def test_batches_that_are_mapped_outlive_the_cleaning(ledger: Ledger) -> None:
         list(sealed.batches())
 
 
-def test_clean_tells_of_messages_that_were_finished_but_not_read(
-    ledger: Ledger, caplog: pytest.LogCaptureFixture
+def test_what_was_committed_without_all_of_its_rows_stays_and_is_told(
+    tmp_path: Path, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger.prepare(offset(2, partitions=3))
     filled(ledger, [1], batch=2)
@@ -203,8 +205,71 @@ def test_clean_tells_of_messages_that_were_finished_but_not_read(
     claimed(ledger, 2, 2)
     with caplog.at_level(logging.WARNING):
         ledger.clean(2)
+        ledger.prepare(offset(3))
+        ledger.clean(3)
     (record,) = caplog.records
-    assert "b00000002/p0001: committed, but not all of it was read" in record.getMessage()
+    kept = only(tmp_path, "unread-*")
+    assert str(kept) in record.getMessage()
+    assert "messages of p0001 that were finished" in record.getMessage()
+    assert len(list(kept.rglob("seg-*"))) == 2
+    for batch in (2, 3):
+        with pytest.raises(StaleError):
+            ledger.prepare(offset(batch))
+
+
+def test_a_driver_that_wakes_up_does_not_make_a_batch_anew_that_was_left_unread(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    claimed(ledger).add(rows([1]))
+    ledger.clean(1)
+    with pytest.raises(StaleError):
+        ledger.prepare(offset())
+    with pytest.raises(StaleError):
+        ledger.expect(offset())
+    assert len(list(tmp_path.rglob("seg-*"))) == 1
+
+
+def test_a_batch_that_spark_has_logged_is_here_or_was_staged_elsewhere(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    ledger.expect(offset())
+    other = Ledger(LocalStore(), str(tmp_path / "other"), STREAM)
+    for prepared in (None, offset(2)):
+        if prepared:
+            other.prepare(prepared)
+        with pytest.raises(OutputError, match=r"staged elsewhere: give the old --staging"):
+            other.expect(offset())
+    with pytest.raises(OutputError, match="was made for another offset"):
+        ledger.expect(offset(partitions=2))
+    ledger.clean(1)
+    with pytest.raises(StaleError):
+        ledger.expect(offset())
+
+
+def test_a_batch_that_vanishes_does_not_keep_others_from_being_cleaned(tmp_path: Path) -> None:
+    class Racing(LocalStore):
+        def list(self, path: str) -> list[str]:
+            if "/b0" in path:
+                shutil.rmtree(tmp_path / STREAM / "b00000002", ignore_errors=True)
+            return super().list(path)
+
+    ledger = Ledger(Racing(), str(tmp_path), STREAM)
+    for batch in (1, 2, 3):
+        ledger.prepare(offset(batch))
+    ledger.clean(3)
+    assert not list((tmp_path / STREAM).glob("b*"))
+
+
+def test_files_that_a_killed_driver_had_under_way_to_hdfs_are_removed(tmp_path: Path) -> None:
+    ledger = Ledger(ArrowStore(fs.PyFileSystem(HdfsLike(lambda: None))), str(tmp_path), STREAM)
+    ledger.prepare(offset())
+    tag = f"{0:032x}-{1:032x}"
+    ours = [tmp_path / f"tmp-{STREAM}-{0:032x}", tmp_path / STREAM / f"tmp-new-00000001-{tag}"]
+    others = [tmp_path / f"tmp-{'f' * 32}-{0:032x}", tmp_path / STREAM / f"tmp-new-00000002-{tag}"]
+    for path in ours + others:
+        path.write_bytes(b"half")
+    ledger.clean(1)
+    assert [path.exists() for path in ours + others] == [False, False, True, True]
 
 
 def test_what_cannot_be_removed_is_logged_and_removed_the_next_time(

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import random
 from itertools import chain, count
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.spark.ledger import Claim, Ledger, Sealed, StaleError
-from tests.spark.ledgers import STREAM, Memory, Stop, claimed, filled, ids, key, offset, rows
+from nsqtools.spark.segments import Ending
+from tests.spark.ledgers import SETTLED, STREAM, Memory, Stop, claimed, filled, ids, key, offset, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Nsqd:
@@ -35,12 +40,16 @@ class Nsqd:
 
 
 class Query:
-    """A query of two batches: its checkpoint, its sink, and what both must be in the end."""
+    """A query of two batches of two partitions: its checkpoint, its sink, and what they must be.
+
+    ``unsettled`` has partitions, numbered through all batches, whose last FINs nsqd does not see.
+    """
 
     TOTAL = 6
-    QUOTA = 4
+    QUOTA = 2
 
-    def __init__(self) -> None:
+    def __init__(self, unsettled: Iterable[int] = ()) -> None:
+        self.unsettled = set(unsettled)
         self.store = Memory()
         self.ledger = Ledger(self.store, "/staging", STREAM)
         self.nsqd = Nsqd(self.TOTAL)
@@ -53,31 +62,39 @@ class Query:
         while self.nsqd.waiting or self.ledger.staged(self.committed + 1):
             batch = self.committed + 1
             self.ledger.clean(self.committed)
-            self.ledger.prepare(self.ledger.staged(batch) or offset(batch))
-            held = self.ledger.claim(batch, 0)
-            sealed = self._fill(held) if isinstance(held, Claim) else held
-            self.sink[batch] = ids(sealed)
+            planned = self.ledger.staged(batch) or offset(batch, partitions=2)
+            self.ledger.prepare(planned)
+            self.ledger.expect(planned)
+            found = []
+            for k in range(2):
+                held = self.ledger.claim(batch, k)
+                sealed = self._fill(held, 2 * batch + k) if isinstance(held, Claim) else held
+                found += ids(sealed)
+            self.sink[batch] = found
             self.committed = batch
         self.ledger.clean(self.committed)
 
-    def _fill(self, claim: Claim) -> Sealed:
+    def _fill(self, claim: Claim, number: int) -> Sealed:
         left = self.QUOTA - claim.rows
         while left > 0 and self.nsqd.waiting:
-            taken, again = self.nsqd.take(min(2, left))
+            taken, again = self.nsqd.take(1)
             staged = claim.staged({key(each) for each in again})
             fresh = [each for each in taken if key(each) not in staged]
             if fresh:
                 claim.add(rows(fresh))
-            self.nsqd.finish(taken)
             left -= len(taken)
-        return claim.seal()
+            if not left and number in self.unsettled:
+                self.unsettled.remove(number)
+                return claim.seal(Ending(settled=False))
+            self.nsqd.finish(taken)
+        return claim.seal(SETTLED)
 
     def check(self) -> None:
         """Nothing is missing, and nothing is there twice."""
         assert sorted(self.nsqd.finished) == list(range(self.TOTAL))
         assert sorted(chain(*self.sink.values())) == list(range(self.TOTAL))
         with pytest.raises(StaleError):
-            self.ledger.prepare(offset(self.committed))
+            self.ledger.prepare(offset(self.committed, partitions=2))
 
 
 def stopped_at(stop: int, *, after: bool, query: Query) -> bool:
@@ -97,7 +114,7 @@ def test_a_crash_at_any_step_and_another_in_the_next_run_lose_nothing_and_double
 ) -> None:
     for first in count():
         for second in count():
-            query = Query()
+            query = Query(unsettled={2})
             if not stopped_at(first, after=False, query=query):
                 assert first > 60
                 return
@@ -130,7 +147,7 @@ def test_what_a_power_failure_undoes_is_not_taken_for_what_came_after_it(seed: i
         store.fail(rng.randrange)
         claimed(ledger).add(rows([2]))
         claim = claimed(ledger)
-        assert ids(claim.seal())[-1] == 2
+        assert ids(claim.seal(SETTLED))[-1] == 2
         if not stopped:
             assert claim.rows == 2
             return
@@ -166,17 +183,28 @@ def test_without_a_crash_every_message_is_there_once() -> None:
     assert query.sink == {1: [0, 1, 2, 3], 2: [4, 5]}
 
 
+@pytest.mark.parametrize("unsettled", [[2], [3], [2, 3, 4]])
+def test_what_nsqd_was_not_seen_to_finish_is_there_once(unsettled: list[int]) -> None:
+    query = Query(unsettled)
+    query.run()
+    query.check()
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 120), st.booleans(), st.booleans()), max_size=5),
+    st.lists(st.tuples(st.integers(0, 220), st.booleans(), st.booleans()), max_size=5),
     st.booleans(),
+    st.sets(st.integers(2, 9)),
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=200, deadline=None)
 def test_any_number_of_crashes_of_any_kind_loses_nothing_and_doubles_nothing(
-    crashes: list[tuple[int, bool, bool]], keeps_all: bool, rng: random.Random
+    crashes: list[tuple[int, bool, bool]],
+    keeps_all: bool,
+    unsettled: set[int],
+    rng: random.Random,
 ) -> None:
     """Also where nothing that a dead attempt left can be removed."""
-    query = Query()
+    query = Query(unsettled)
     query.store.keeps_all = keeps_all
     for stop, after, power_fails in crashes:
         stopped_at(stop, after=after, query=query)

@@ -14,7 +14,7 @@ from pyarrow import fs
 from nsqtools.spark.ledger import Claim, Ledger, StaleError
 from nsqtools.spark.stores import ArrowStore, Store
 from tests.spark.hdfs import HdfsLike
-from tests.spark.ledgers import STREAM, Actor, Late, ids, offset, rows
+from tests.spark.ledgers import SETTLED, STREAM, Actor, Late, ids, offset, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class Race:
                 received = next(self._ids)
                 held.add(rows([received]))
                 self.acknowledged.append(received)
-            held = held.seal()
+            held = held.seal(SETTLED)
         self.read.append(ids(held))
 
     def check(self) -> None:

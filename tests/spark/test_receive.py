@@ -15,6 +15,7 @@ from nsqtools.names import Address
 from nsqtools.proto.messages import Message
 from nsqtools.spark.ledger import ROW_SCHEMA
 from nsqtools.spark.rows import Rows
+from nsqtools.spark.segments import Ending
 from tests.spark.pulling import Staging, bodies_of, depth, numbered, publish
 from tests.support import wire
 from tests.support.servers import drained
@@ -267,3 +268,13 @@ def test_time_that_is_over_leaves_nothing_in_flight(
     found = nsqd.channel(topic, "c")
     assert found["in_flight_count"] <= 4  # one for each connection, under way when CLS came
     assert len(rows) + found["depth"] + found["in_flight_count"] == 20_000
+    assert staging.ending == Ending(settled=True)
+
+
+@pytest.mark.parametrize("number", [999, 4000])
+def test_a_partition_that_ends_as_planned_has_all_its_fins_processed(
+    nsqd: Nsqd, staging: Staging, topic: str, number: int
+) -> None:
+    publish(nsqd, topic, numbered(1000))
+    staging.pull(nsqd.tcp, topic, number, options={"idleTimeoutMs": "100"})
+    assert staging.ending == Ending(settled=True)

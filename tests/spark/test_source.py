@@ -67,9 +67,8 @@ class Driven:
     """A reader that is driven as Spark does, without a JVM."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.options = options
+        self.options, self.staging = options, options["stagingLocation"]
         self.settings = parse_source(options)
-        self.staging = options["stagingLocation"]
         self.reader = NsqStreamReader(self.settings)
 
     def plan(self, start: Json, limit: Any = ALL) -> Json:
@@ -200,6 +199,45 @@ def test_a_batch_whose_offset_was_lost_is_planned_as_it_was_staged(
     assert count_of(restarted.plan(end)) == 20
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_batch_under_way_is_not_read_without_what_another_staging_has_of_it(
+    driven: Driven, nsqd: Nsqd, topic: str, tmp_path: Path, known: bool
+) -> None:
+    """It goes on with the old one; once it is committed the staging may be another."""
+    publish(nsqd, topic, numbered(100))
+    start = driven.reader.initialOffset()
+    elsewhere = options(nsqd, topic, tmp_path / "elsewhere")
+    if known:  # the stream was there before
+        end = Driven(elsewhere).plan(start, ReadMaxRows(30))
+        rows = Driven(elsewhere).read(start, end)
+        start = end
+    else:
+        rows = []
+    end = driven.plan(start)
+    rows += driven.read(start, end)
+    with pytest.raises(OutputError, match="the batch under way is staged elsewhere"):
+        Driven(elsewhere).read(start, end)
+    again = Driven(options(nsqd, topic, driven.staging))
+    assert again.read(start, end) == rows[30 if known else 0 :]
+    publish(nsqd, topic, numbered(100, 150))
+    moved = Driven(elsewhere)
+    last, batches = moved.drain(end)
+    assert bodies_of([*rows, *batches[0]]) == Counter(numbered(150))
+    assert again.plan(last) == last
+
+
+def test_a_batch_that_spark_does_not_know_yet_is_there_before_it_does(
+    driven: Driven, nsqd: Nsqd, topic: str
+) -> None:
+    """Killed between the two, it plans the same one."""
+    publish(nsqd, topic, numbered(10))
+    start = driven.reader.initialOffset()
+    end = driven.plan(start)
+    driven.ledger(end).expect(Offset.from_json(end))
+    publish(nsqd, topic, numbered(10, 20))
+    assert Driven(driven.options).plan(start) == end
+
+
 def test_available_now_takes_what_was_there_and_ends(
     driven: Driven, nsqd: Nsqd, topic: str
 ) -> None:
@@ -276,11 +314,9 @@ class Unfinished:
         raise OutputError("as it were, killed")
 
 
-def test_what_comes_again_and_is_staged_is_no_reason_to_end(
-    driven: Driven, nsqd: Nsqd, topic: str
-) -> None:
+def batch_that_comes_again(driven: Driven, nsqd: Nsqd, topic: str) -> Json:
+    """Ten messages that were staged, and read, and are in nsqd still."""
     publish(nsqd, topic, numbered(10))
-    driven.reader.prepareForTriggerAvailableNow()
     start = driven.reader.initialOffset()
     end = driven.plan(start)
     driven.reader.partitions(start, end)
@@ -289,9 +325,14 @@ def test_what_comes_again_and_is_staged_is_no_reason_to_end(
     with pytest.raises(OutputError, match="as it were"):
         receive(Offset.from_json(end).quotas[0], driven.settings, Unfinished(claim))  # type: ignore[arg-type]
     eventually(lambda: nsqd.channel(topic, "lake")["depth"] == 10)
-    rows = driven.read(start, end)
-    assert bodies_of(rows) == Counter(numbered(10))
+    assert bodies_of(driven.read(start, end)) == Counter(numbered(10))
+    return end
 
+
+def test_what_comes_again_and_is_staged_is_no_reason_to_end(
+    driven: Driven, nsqd: Nsqd, topic: str
+) -> None:
+    end = batch_that_comes_again(driven, nsqd, topic)
     publish(nsqd, topic, numbered(10, 30))
     again = Driven(driven.options)
     again.reader.prepareForTriggerAvailableNow()
@@ -304,15 +345,7 @@ def test_what_comes_again_and_is_staged_is_no_reason_to_end(
 def test_a_stream_does_not_rest_when_what_came_was_staged_before(
     driven: Driven, nsqd: Nsqd, topic: str
 ) -> None:
-    publish(nsqd, topic, numbered(10))
-    start = driven.reader.initialOffset()
-    end = driven.plan(start)
-    driven.reader.partitions(start, end)
-    claim = driven.ledger(end).claim(1, 0)
-    with pytest.raises(OutputError, match="as it were"):
-        receive(Offset.from_json(end).quotas[0], driven.settings, Unfinished(claim))  # type: ignore[arg-type]
-    eventually(lambda: nsqd.channel(topic, "lake")["depth"] == 10)
-    driven.read(start, end)
+    end = batch_that_comes_again(driven, nsqd, topic)
     publish(nsqd, topic, numbered(10, 20))
     second = driven.plan(end, ReadMaxRows(10))
     assert driven.read(end, second) == []
@@ -332,8 +365,8 @@ def test_what_went_wrong_on_executors_is_told_by_the_driver(
     start = driven.reader.initialOffset()
     end, batches = driven.drain(start)
     assert batches == [[], []]  # the second is there to tell of the first
-    (note,) = driven.reader.reportLatestOffset()["notes"]
-    assert note == f"{hidden}: topic {topic}: cannot be reached: connection refused"
+    note = f"{hidden}: topic {topic}: cannot be reached: connection refused"
+    assert driven.reader.reportLatestOffset()["notes"] == [note]
     assert driven.plan(end) == end
 
 

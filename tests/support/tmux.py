@@ -22,6 +22,7 @@ class Tmux:
         self._command = [needs("tmux", tests), "-f", os.devnull, "-S", str(folder / "tmux")]
         self._folder = folder
         self._size = ("-x", str(width), "-y", str(height))
+        self._closed = False
 
     def __enter__(self) -> Self:
         env = {name: text for name, text in os.environ.items() if not name.startswith("NSQTOOLS_")}
@@ -43,7 +44,13 @@ class Tmux:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tmux("kill-server")
+        self.close()
+
+    def close(self) -> None:
+        """Close the window, and the terminal with it."""
+        if not self._closed:
+            self._closed = True
+            self._tmux("kill-server")
 
     def run(self, *args: str, env: str = "") -> None:
         """Type a command line of nsqtools; ``env`` is put before it."""

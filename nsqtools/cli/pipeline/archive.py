@@ -55,14 +55,15 @@ anyhow in the midst of a batch is followed by one that repeats it with the same 
 staging, in the same directories. --output and --checkpoint belong together: without the latter,
 messages of the last batch may be in the staging alone.
 
-What nsqd itself delivers twice is archived twice: messages that were in flight when a connection
-broke or nsqd crashed. They have the same message_id and timestamp_ns; pipeline compact keeps one
-of them.""",
+A message that comes again, since its run was killed or its connection broke before nsqd knew that
+it is finished, is not written twice. One that nsqd hands out as new, after a crash of its own, is:
+both have the same message_id and timestamp_ns, and pipeline compact keeps one of them.""",
         "SIGNALS": STREAM_SIGNALS,
         "CRON": """\
 This line archives what came since the last run, and says nothing when all is well. While nothing
-waits it ends at once, without starting Spark. The exit status is 75 while the last run still goes
-on.
+waits it ends at once, without starting Spark. Into a file or a mail a run writes warnings alone,
+which -q leaves out, too, and with -v what it did. The exit status is 75 while the last run still
+goes on.
 
 \b
 */10 * * * * cd /srv && nsqtools pipeline archive --topic events --channel lake \

@@ -38,12 +38,16 @@ A run that was killed leaves the output as it was before, or is finished by the 
 --input that are still written to are an error: to-file gives files their names when they are whole.
 --delete-inputs deletes a file only when what was made of it has been read again and found complete.
 
---input and --output are in file systems that are mounted here, and on all executors.""",
+--input and --output are in file systems that are mounted here, and on all executors, and neither is
+in the other.""",
         "SIGNALS": """\
 SIGINT, SIGTERM, SIGHUP
   Stop, and leave the output as it was. The exit status is 130 after SIGINT, else 1.
 
 A signal that was ignored when the command started, as by nohup, stays ignored.""",
+        "EXIT STATUS": """\
+A file of --input that is damaged is a failure (1), and nothing is changed or deleted: 4 is for
+files that --delete-inputs could not delete.""",
     },
 )
 @options(

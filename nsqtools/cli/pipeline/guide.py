@@ -30,7 +30,12 @@ events = (spark.readStream.format("nsq")
     .option("subscribe", "events")
     .option("channel", "lake")
     .option("stagingLocation", "/lake/_nsqtools/staging")
-    .load())"""
+    .load())
+
+On one machine (a local master) register has Spark start its workers with the Python that the script
+runs in, unless PYSPARK_PYTHON names another one. On a cluster that variable, set before the session
+is made, or spark-submit --conf spark.pyspark.python=PATH, names the Python of the executors, which
+has nsqtools, pyarrow and the same version."""
 
 _HOW = """\
 nsqd pushes messages and forgets what is finished: it has no positions that a query could go back
@@ -53,14 +58,22 @@ pipeline archive writes each batch to directories that are its own and replaces 
 is repeated. Whoever reads them sees each message once, with Spark or without. There are these
 limits:
 
-What nsqd delivers twice
-  is there twice, with one message_id and timestamp_ns: messages that were in flight, at most
-  --max-in-flight for each task, when a connection broke, a process was killed between the
-  sync and the finish, or nsqd crashed. pipeline compact keeps one of each.
+What comes again
+  since a process was killed, or a connection broke, between the sync and the finish, is known from
+  the staging, and is finished without being written twice. There twice, with one message_id and
+  timestamp_ns, is what nsqd hands out as new after a crash of its own, and what had timed out
+  before it was staged and so reached two tasks. So is what comes again from an nsqd that has
+  another address by then: name nsqd as before. pipeline compact keeps one of each.
+Two checkpoints
+  on one channel share its messages. Each has its own once; but what one has staged when it is
+  killed may come again to either.
 The memory of nsqd
   is lost with it: what -mem-queue-size keeps there, and what is in flight.
 Output, checkpoint and staging
   belong together. Without the checkpoint, messages of its last batch may be in the staging alone.
+  A batch under way needs the staging that it was begun with; another one is refused until then.
+  What a query committed without reading it all, since it went on after an error, stays in
+  unread-* there, with a warning that names it: nobody removes that.
 Topics
   that pipeline replay or a query publishes to get each message at least once: what is repeated
   after a crash is published again.
@@ -188,6 +201,8 @@ connectionsPerNsqd, maxInFlight
 checkpointPath
   The checkpoint of the query, where that is a local directory. Spark does not sync what it notes
   there; the source does, and nothing is lost in a power failure.
+waitForServers
+  true to begin also while no nsqd, and no nsqlookupd, answers, which is an error otherwise.
 idleTimeoutMs, maxReadMs, pollIntervalMs
   After how much silence, and after how long at most, a partition ends without all that was
   planned for it; and how often it is looked for messages.

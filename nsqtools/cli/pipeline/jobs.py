@@ -7,11 +7,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.pipeline.preflight import check_free
+from nsqtools.cli.pipeline.preflight import check_free, check_inputs
 from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.views import StepView, conclude, counted
-from nsqtools.errors import ConfigError
+from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark import compact, replay
+from nsqtools.spark.folders import check_output
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.places import OURS, local
 from nsqtools.spark.replay import Replayed
@@ -29,8 +30,11 @@ log = logging.getLogger(__name__)
 
 def run_compact(settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions) -> int:
     """Compact; an exit code."""
+    check_inputs(settings.inputs)
+    compact.check_apart(settings)
     root = local(settings.output)
     if root is not None:
+        check_output(settings.output, "--output")
         check_free(str(root / OURS / compact.LOCK))
     code, done = asyncio.run(_compact(settings, spark, metrics))
     if not done:
@@ -63,11 +67,16 @@ async def _compact(
         code = await run.until_done(work)
     except StoppedError:
         return run.signals.exit_code(Exit.FAILURE), None
+    except RecordError as error:
+        raise RecordError(
+            f"{error}; nothing was changed or deleted: move that file away, or leave it out"
+        ) from error
     return code, done
 
 
 def replay_staging(place: str, topic: str) -> str:
     """Where a replay is staged unless told; raises ConfigError if that has no place."""
+    check_inputs([place])
     path = local(place)
     if path is None or not path.is_dir():
         raise ConfigError(f"--staging is required, since --input {place} is no directory")
@@ -113,6 +122,7 @@ async def _replay(
         done = replay.publish(settings, run.stop, _steps(report))
 
     if not replay.is_staged(settings):
+        check_inputs(settings.inputs)
         await replay.reach(settings)
         try:
             await run.until_done(choose)

@@ -5,40 +5,66 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import PeerError
+from nsqtools.errors import ConfigError, PeerError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from nsqtools.net.nobody import Nobody
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.depths import Depths
 from nsqtools.spark.options import parse_sink, parse_source, with_secret
+from nsqtools.spark.places import local
 from nsqtools.spark.session import is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nsqtools.config import ClientConfig
 
 log = logging.getLogger(__name__)
 
 
-def locked(path: str) -> AbstractContextManager[object]:
-    """Holds the lock of ``--lock``, if it is given.
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold the lock of ``--lock``, if it is given.
 
-    Entering raises LockedError if another process has it.
+    Entering raises LockedError if another process has it, ConfigError if it cannot be.
     """
-    return Lock(path, keep=True) if path else nullcontext()
+    if not path:
+        yield
+        return
+    lock = Lock(path, keep=True)
+    try:
+        held = lock.acquire()
+    except OSError as error:
+        raise ConfigError(f"--lock {path}: {error.strerror}") from error
+    if not held:
+        raise lock.refusal()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_free(path: str) -> None:
     """Raise LockedError if another process has this lock now, which a job takes later."""
     if os.path.exists(path):
-        with locked(path):
+        with Lock(path, keep=True):
             pass
+
+
+def check_inputs(inputs: Iterable[str]) -> None:
+    """Raise ConfigError for an input of this machine that is not there."""
+    for place in inputs:
+        path = local(place)
+        if path is not None:
+            try:
+                path.stat()
+            except OSError as error:
+                raise ConfigError(f"--input {place}: {error.strerror}") from error
 
 
 async def waiting(options: Mapping[str, str], master: str) -> int:
@@ -47,7 +73,7 @@ async def waiting(options: Mapping[str, str], master: str) -> int:
     Raises UnreachableError, or another PeerError, if no nsqd can be asked, or if executors of this
     machine would be refused by all. ConfigError is for what the options name.
     """
-    settings = parse_source(options)
+    settings = replace(parse_source(options), wait_for_servers=False)
     depths = await Depths(settings).ask()
     if is_local(master):
         found = {Address.parse(nsqd) for _, nsqd in depths}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.pipeline.preflight import locked
+from nsqtools.cli.pipeline.preflight import check_inputs, locked
 from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.sources import (
     connection_options,
@@ -100,7 +100,7 @@ def of_topics(
         work = partial(query_stream, settings=settings)
         prints = asked.kind == "console"
         sink = settings.target.sink if asked.kind == "topic" else None
-        job = StreamJob(work, "queried", settings.source, places, settings.stamp, prints, sink)
+        job = StreamJob(work, "", settings.source, places, settings.stamp, prints, sink)
         return run_stream(job, stream, spark, metrics)
 
 
@@ -121,6 +121,7 @@ def of_archives(
         inputs=inputs.input,
         layout=layout(inputs),
     )
+    check_inputs(inputs.input)
     if asked.explain:
         return _explain(settings, spark, metrics)
 

@@ -46,6 +46,8 @@ def source_options(
         **servers(source),
         **connection_options(config, master, leave_out=("max_in_flight", "auth_secret_env")),
     }
+    if stream.continuous:
+        found["waitForServers"] = "true"
     if config.auth_secret_env:
         found["nsq.auth_secret_env"] = config.auth_secret_env
     return found

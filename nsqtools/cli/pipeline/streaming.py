@@ -11,13 +11,16 @@ from nsqtools.cli.exits import Exit
 from nsqtools.cli.pipeline.preflight import check_sink, check_staging, locked, waiting
 from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.views import StreamView, conclude
-from nsqtools.errors import PeerError
-from nsqtools.spark.checkpoints import has_orphans, is_finished
+from nsqtools.errors import NSQError, PeerError
+from nsqtools.spark.checkpoints import check_staged, has_orphans, is_finished
 from nsqtools.spark.claims import check_stamp, is_settled, note_java, only_one
+from nsqtools.spark.depths import Depths
 from nsqtools.spark.folders import check_output
 from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.options import parse_source
 from nsqtools.spark.places import OURS, below, local
 from nsqtools.spark.shipping import packages_of
+from nsqtools.spark.stores import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from nsqtools.config import MetricsOptions, SparkOptions, StreamOptions
 
 log = logging.getLogger(__name__)
+
+_LOOK = 10.0  # seconds between looks at the servers of a service
 
 
 class Places(NamedTuple):
@@ -54,7 +59,8 @@ def _absolute(place: str) -> str:
 class StreamJob(NamedTuple):
     """A streaming query as its command knows it.
 
-    ``stamp`` is what makes a run another one; one that ``prints`` has the terminal to itself.
+    ``verb`` is that of ``StreamView``, ``stamp`` what makes a run another one; one that ``prints``
+    has the terminal to itself.
     ``source`` and ``sink`` are options of these.
     """
 
@@ -70,11 +76,16 @@ class StreamJob(NamedTuple):
 def run_stream(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
 ) -> int:
-    """Run it, one at a time; an exit code."""
+    """Run it, one at a time; an exit code.
+
+    What cannot be is said before anything is made, and where nothing came of a run nothing is left.
+    """
     if job.places.output:
         check_output(job.places.output, "--output")
+    make_store(job.places.staging)
     with locked(stream.lock), only_one(job.places.checkpoint):
         check_stamp(job.places.checkpoint, job.stamp)
+        check_staged(job.places.checkpoint, job.places.staging)
         if has_orphans(job.places.checkpoint, job.places.staging):
             log.warning(
                 "--staging %s has messages of another checkpoint than %s: they are finished, and "
@@ -114,7 +125,24 @@ async def _run(
         job.work(spark, **given)
 
     code: int = Exit.DONE
-    with contextlib.suppress(StoppedError):  # before it began: no message was taken
-        code = await run.until_done(work)
+    watching = asyncio.ensure_future(_watch(job.source)) if stream.continuous else None
+    try:
+        with contextlib.suppress(StoppedError):  # before it began: no message was taken
+            code = await run.until_done(work)
+    finally:
+        if watching:
+            watching.cancel()
     conclude(view.summary)
     return code
+
+
+async def _watch(source: Mapping[str, str]) -> None:
+    """Have servers warned of that fall silent while a service runs.
+
+    What the planner of its batches says of them is in Spark's log alone.
+    """
+    depths = Depths(parse_source(source))
+    while True:
+        await asyncio.sleep(_LOOK)
+        with contextlib.suppress(NSQError, OSError):
+            await depths.ask()

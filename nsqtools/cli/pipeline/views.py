@@ -36,9 +36,13 @@ class View(Protocol):
 
 
 class StreamView:
-    """Batches of a streaming query; ``verb`` is what becomes of messages, such as ``archived``."""
+    """Batches of a streaming query.
 
-    def __init__(self, verb: str) -> None:
+    ``verb`` is what becomes of messages, such as ``archived``; without one rows come out that are
+    no messages.
+    """
+
+    def __init__(self, verb: str = "") -> None:
         from nsqtools.spark.progress import Totals
 
         self._verb = verb
@@ -54,24 +58,29 @@ class StreamView:
         self._told.update(fact.notes)
         if not fact.rows:
             return ""
-        written = counted(fact.written, "message")
-        return f"batch {fact.batch}: {written} {self._verb}, {_details(fact)}"
+        return f"batch {fact.batch}: {self._done(fact.rows, fact.written)}, {_details(fact)}"
 
     @property
     def line(self) -> str:
         """As View."""
         last = self.totals.last
-        text = f"{counted(self.totals.written, 'message')} {self._verb}"
+        text = self._done(self.totals.received, self.totals.written)
         return f"{text}, {_details(last)}" if last else text
 
     @property
     def summary(self) -> str:
         """Of the run."""
-        what = f"{counted(self.totals.written, 'message')} {self._verb}"
-        left_out = self.totals.received - self.totals.written
-        if left_out > 0:
-            what += f", {left_out:,} left out"
-        return f"{what} in {counted(self.totals.batches, 'batch', 'batches')}"
+        totals = self.totals
+        what = self._done(totals.received, totals.written)
+        left_out = totals.received - totals.written
+        if self._verb and left_out > 0:
+            what += f", {left_out:,} left out by --where"
+        return f"{what} in {counted(totals.batches, 'batch', 'batches')}"
+
+    def _done(self, received: int, written: int) -> str:
+        if self._verb:
+            return f"{counted(written, 'message')} {self._verb}"
+        return f"{counted(received, 'message')} read, {counted(written, 'row')} written"
 
     def metrics(self) -> Iterator[Metric]:
         """As View; what is not known is left out."""

@@ -68,7 +68,7 @@ r
   Filter: rows whose topic/channel have all words that are typed. Enter keeps it, Esc drops it.
 space
   Hold the view still; measuring goes on.
-arrows, j, k, PgUp, PgDn, Home, End
+arrows, j, k, PgUp, PgDn, Home, End, g, G
   Scroll.""",
         "SIGNALS": """\
 SIGINT, SIGTERM, SIGHUP

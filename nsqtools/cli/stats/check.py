@@ -63,7 +63,8 @@ class PluginCommand(Command):
         except _ELSEWHERE:
             raise
         except Exception as error:
-            return _unknown(error)
+            given = {name: ctx.params.get(name) for name in Output._fields}
+            return _unknown(error, Output(**{n: value for n, value in given.items() if value}))
 
 
 def _asked(args: Sequence[str]) -> bool:
@@ -78,9 +79,46 @@ def _asked(args: Sequence[str]) -> bool:
     return os.environ.get(_VARIABLE, "").lower() in ("true", "1", "yes", "on", "t")
 
 
-def _unknown(error: BaseException) -> int:
-    """Print why there is no result; the exit status."""
-    from nsqtools.cli.stats.results import nagios
+class Output(NamedTuple):
+    """Where a result goes to and how, and the names that are asked for."""
+
+    format: str = "nagios"
+    outfile: str = ""
+    topic: str = ""
+    channel: str = ""
+
+    def render(self, verdict: Verdict, snapshot: Snapshot | None = None) -> str:
+        """The result in its form; ``snapshot`` is what it was made of, unless it was not."""
+        from nsqtools.cli.stats.results import RENDER
+
+        if self.format == "prometheus":
+            return _prometheus(verdict, snapshot, self)
+        return RENDER[self.format](verdict)
+
+    def tell(self, verdict: Verdict, snapshot: Snapshot | None = None) -> None:
+        """Print it, or replace the file by it; raises _OutfileError, which names it."""
+        from nsqtools.cli.stats.results import replace_file
+
+        text = self.render(verdict, snapshot)
+        if not self.outfile:
+            click.echo(text, nl=False)
+            return
+        try:
+            replace_file(self.outfile, text)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise _OutfileError(f"--outfile {self.outfile}: {reason}") from error
+
+
+class _OutfileError(click.ClickException):
+    """The file could not be written: what it has is old, and the result must be told elsewhere."""
+
+
+def _unknown(error: BaseException, output: Output | None = None) -> int:
+    """Tell why there is no result; the exit status.
+
+    It replaces an older result of --outfile too, which would pass for the present one.
+    """
     from nsqtools.errors import OutputClosedError
     from nsqtools.policy.checks import unknown
 
@@ -92,7 +130,12 @@ def _unknown(error: BaseException) -> int:
 
         print_exception(error)
     verdict = unknown(words(error))
-    click.echo(nagios(verdict), nl=False)
+    try:
+        if isinstance(error, _OutfileError):
+            output = None
+        (output or Output()).tell(verdict)
+    except _OutfileError as failed:
+        Output().tell(unknown(f"{verdict.summary}; {failed.message}"))
     return int(verdict.status)
 
 
@@ -121,37 +164,34 @@ def _typed(ctx: click.Context, name: str) -> bool:
     return given and bool(ctx.params.get(name))
 
 
-class _Checked(NamedTuple):
-    """A verdict, and what it was made of, unless there was no time for that."""
-
-    verdict: Verdict
-    snapshot: Snapshot | None
-
-
 def run(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
-    """Look at the cluster once, or twice for rates, and tell the result; the exit status.
-
-    Raises OSError if --outfile cannot be written, ConfigError for a malformed address.
-    """
+    """Look at the cluster once, or twice for rates, and tell the result; the exit status."""
     import asyncio
+
+    output = Output(check.format, check.outfile, asked.topic, asked.channel)
 
     async def checked() -> int:
         limits = limits_of(check)
         limit = check.timeout + (asked.interval if limits.need_rates else 0.0)
         try:
             async with asyncio.timeout(limit):
-                found = await _look(where, asked, limits, check.timeout)
+                verdict, snapshot = await _look(where, asked, limits, check.timeout)
         except TimeoutError:
             from nsqtools.config.option import format_duration
             from nsqtools.policy.checks import unknown
 
             late = unknown(f"no result within --timeout {format_duration(check.timeout)}")
-            _tell(_Checked(late, None), asked, check)
+            output.tell(late)
             _leave(late.status)
-        _tell(found, asked, check)
-        return int(found.verdict.status)
+        output.tell(verdict, snapshot)
+        return int(verdict.status)
 
-    return asyncio.run(checked())
+    try:
+        return asyncio.run(checked())
+    except _ELSEWHERE:
+        raise
+    except Exception as error:
+        return _unknown(error, output)
 
 
 def limits_of(check: CheckOptions) -> Limits:
@@ -190,62 +230,36 @@ def peers_of(snapshot: Snapshot) -> Peers:
 
 async def _look(
     where: ClusterOptions, asked: StatsOptions, limits: Limits, limit: float
-) -> _Checked:
+) -> tuple[Verdict, Snapshot]:
     """A server that hangs costs its part of the time, so that the others are told of."""
     import asyncio
 
-    from nsqtools.config import ClientConfig
-    from nsqtools.engine.cluster import Cluster
-    from nsqtools.net.tls import client_context
+    from nsqtools.cli.cluster import PARTS, open_cluster
     from nsqtools.policy.checks import judge
     from nsqtools.policy.rates import Rates
 
     polls = 2 if limits.need_rates else 1
-    cluster = Cluster(
-        where.lookupd_http_address,
-        where.nsqds,
-        connect_timeout=where.http_client_connect_timeout,
-        request_timeout=min(where.http_client_request_timeout, limit / (2.5 * polls)),
-        tls=client_context(ClientConfig(tls_root_ca_file=where.tls_root_ca_file)),
-        quiet=True,
-    )
+    cluster = open_cluster(where, request_timeout=limit / (PARTS * polls), quiet=True)
     rates = Rates()
     async with cluster:
         snapshot = await cluster.look(asked.topic or None, asked.channel or None)
-        rows = rates.record(snapshot.samples(), now=snapshot.at)
+        rows = rates.record(snapshot.samples())
         if polls > 1 and snapshot.stats:
             await asyncio.sleep(asked.interval)
             snapshot = await cluster.look(asked.topic or None, asked.channel or None)
-            rows = rates.record(snapshot.samples(), now=snapshot.at)
+            rows = rates.record(snapshot.samples())
     peers = peers_of(snapshot)
     verdict = judge(limits, rows, peers, topic=asked.topic, channel=asked.channel)
-    return _Checked(verdict, snapshot)
+    return verdict, snapshot
 
 
-def _tell(found: _Checked, asked: StatsOptions, check: CheckOptions) -> None:
-    from nsqtools.cli.stats.results import RENDER, replace_file
-
-    if check.format == "prometheus":
-        text = _prometheus(found, asked)
-    else:
-        text = RENDER[check.format](found.verdict)
-    if not check.outfile:
-        click.echo(text, nl=False)
-        return
-    try:
-        replace_file(check.outfile, text)
-    except OSError as error:
-        text = error.strerror or str(error)
-        raise click.ClickException(f"--outfile {check.outfile}: {text.lower()}") from error
-
-
-def _prometheus(found: _Checked, asked: StatsOptions) -> str:
+def _prometheus(verdict: Verdict, snapshot: Snapshot | None, asked: Output) -> str:
     from nsqtools.cli.metrics import render
     from nsqtools.cli.stats.exporting import check_metrics, cluster_metrics
 
-    metrics = check_metrics(found.verdict, topic=asked.topic, channel=asked.channel)
-    if found.snapshot:
-        metrics += cluster_metrics(found.snapshot)
+    metrics = check_metrics(verdict, topic=asked.topic, channel=asked.channel)
+    if snapshot:
+        metrics += cluster_metrics(snapshot)
     text, _ = render(metrics, process=False)
     return text.decode()
 

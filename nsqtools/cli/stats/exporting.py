@@ -70,7 +70,7 @@ def cluster_metrics(snapshot: Snapshot) -> list[Metric]:
         for channel in topic.channels
     ]
     return [
-        _up(snapshot),
+        *_up(snapshot),
         *_of_nsqds(snapshot),
         *_counted(_OF_TOPICS, topics),
         _latency("nsq_topic_e2e_latency_seconds", f"A topic's {_LATENCY}", topics),
@@ -105,18 +105,22 @@ def check_metrics(verdict: Verdict, *, topic: str, channel: str) -> list[Metric]
     ]
 
 
-def _up(snapshot: Snapshot) -> Metric:
-    """A label that is empty is none to Prometheus."""
-    nsqds = [
-        Sample({"nsqd": name, "nsqlookupd": ""}, int(name in snapshot.stats))
-        for name in snapshot.nodes
-    ]
-    lookupds = [
-        Sample({"nsqd": "", "nsqlookupd": name}, int(error is None))
-        for name, error in snapshot.lookupds.items()
-    ]
-    text = "Whether an nsqd, or nsqlookupd, answers: 1 or 0."
-    return Metric("nsq_up", "gauge", text, [*nsqds, *lookupds])
+def _up(snapshot: Snapshot) -> Iterator[Metric]:
+    yield Metric(
+        "nsq_up",
+        "gauge",
+        "Whether an nsqd answers: 1 or 0.",
+        [Sample({"nsqd": name}, int(name in snapshot.stats)) for name in snapshot.nodes],
+    )
+    yield Metric(
+        "nsq_nsqlookupd_up",
+        "gauge",
+        "Whether an nsqlookupd answers: 1 or 0.",
+        [
+            Sample({"nsqlookupd": name}, int(error is None))
+            for name, error in snapshot.lookupds.items()
+        ],
+    )
 
 
 def _of_nsqds(snapshot: Snapshot) -> Iterator[Metric]:

@@ -98,6 +98,13 @@ def noted(row: Row, percentiles: Percentiles) -> list[str]:
     ]
 
 
+def style_of(row: Row) -> str:
+    """On a terminal what is wrong stands out; a topic's own row, which adds little, steps back."""
+    if row.missing:
+        return "red"
+    return "yellow" if row.totals.paused else "" if row.channel else "dim"
+
+
 def percentile(quantile: float) -> str:
     """``p99`` or ``p99.9``."""
     return f"p{quantile * 100:g}"

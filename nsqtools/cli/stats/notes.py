@@ -43,7 +43,7 @@ With --serve each scrape of /metrics asks all nsqds and nsqlookupds; one that co
 asked gets the same answer, so they are never asked twice at a time. --topic and --channel narrow it
 down.
 
-nsq_up
+nsq_up, nsq_nsqlookupd_up
   1 for each nsqd, and each nsqlookupd, that answers, else 0. An nsqd that nsqlookupd does not list
   any more, and that does not answer, stays at 0 for five minutes.
 nsq_nsqd_info, nsq_nsqd_healthy, nsq_nsqd_start_time_seconds
@@ -58,8 +58,9 @@ nsq_channel_messages_total, nsq_channel_requeued_total, nsq_channel_timed_out_to
 nsq_topic_e2e_latency_seconds, nsq_channel_e2e_latency_seconds
   Quantiles, of an nsqd that is told to keep them, with -e2e-processing-latency-percentile.
 
-The labels are nsqd, where it is asked, topic and channel. As a service it tells systemd when it
-listens (Type=notify), answers the watchdog, and ends with exit status 0 after SIGTERM.""",
+The labels are nsqd and nsqlookupd, where it is asked, topic and channel. As a service it tells
+systemd when it listens (Type=notify), answers the watchdog, and ends with exit status 0 after
+SIGTERM.""",
     "EXIT STATUS": """\
 With --check it is that of a monitoring plugin instead, whatever happens: 0 for OK, 1 for WARNING, 2
 for CRITICAL, and 3 for UNKNOWN. That is what comes of a wrong command line or configuration file

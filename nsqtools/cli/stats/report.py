@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqtools.policy.rates import Rates
+from nsqtools.policy.rates import Rates, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -68,14 +69,13 @@ class Reporter:
         look = self._cluster.poll if self._before is None else self._cluster.look
         at = time.time()
         snapshot = await look(topic, channel, include_clients=self._asked.clients)
-        rows = self._rates.record(snapshot.samples(), now=snapshot.at)
+        rows = self._rates.record(snapshot.samples())
         elapsed = None if self._before is None else snapshot.at - self._before
         self._before = snapshot.at
         return Report(
             at,
             elapsed,
-            # Of a topic that was asked for because of its channel there is nothing else to tell.
-            [row for row in rows if row.channel or not channel],
+            shown(rows, self._asked.channel),
             self._consumers.record(snapshot) if self._asked.clients else None,
             latencies(snapshot),
             snapshot,
@@ -86,19 +86,18 @@ class ConsumerRates:
     """Compares what each connection has done with what it had done before."""
 
     def __init__(self) -> None:
-        self._before: dict[object, ClientStats] = {}
-        self._at = 0.0
+        self._before: dict[object, tuple[float, ClientStats]] = {}
 
     def record(self, snapshot: Snapshot) -> list[Consumer]:
         """All consumers by topic, channel and nsqd."""
-        elapsed = snapshot.at - self._at
         found: dict[object, Consumer] = {}
         for name, topic, channel in channels_of(snapshot):
             for client in channel.clients:
                 where = (topic.name, channel.name, name)
                 identity = (*where, client.remote_address, client.connect_ts)
-                before = self._before.get(identity)
-                if before is None or elapsed <= 0:
+                at, before = self._before.get(identity, (math.inf, client))
+                elapsed = snapshot.time(name) - at
+                if elapsed <= 0:
                     found[identity] = Consumer(*where, client, None, None)
                 else:
                     found[identity] = Consumer(
@@ -107,8 +106,9 @@ class ConsumerRates:
                         max(0.0, (client.finish_count - before.finish_count) / elapsed),
                         max(0.0, (client.requeue_count - before.requeue_count) / elapsed),
                     )
-        self._before = {identity: each.stats for identity, each in found.items()}
-        self._at = snapshot.at
+        self._before = {
+            identity: (snapshot.time(each.nsqd), each.stats) for identity, each in found.items()
+        }
         return sorted(
             found.values(), key=lambda each: (*each[:3], each.stats.hostname, each.stats.client_id)
         )

@@ -13,7 +13,7 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import one_line
-from nsqtools.policy.checks import Status, age, number
+from nsqtools.policy.checks import age, number
 
 if TYPE_CHECKING:
     from nsqtools.policy.checks import Datum, Verdict
@@ -150,5 +150,3 @@ def _row(row: Row) -> dict[str, Any]:
 
 RENDER = {"nagios": nagios, "json": as_json, "text": as_text}
 """By the name that ``--format`` has for it; that of Prometheus needs more than a verdict."""
-
-__all__ = ["RENDER", "Status", "as_json", "as_text", "nagios", "replace_file"]

@@ -8,17 +8,15 @@ import time
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.cluster import PARTS, open_cluster
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.metrics import served
 from nsqtools.cli.signals import first_signal
 from nsqtools.cli.stats.exporting import cluster_metrics
-from nsqtools.config import ClientConfig
 from nsqtools.config.option import format_duration
-from nsqtools.engine.cluster import Cluster
 from nsqtools.errors import UnreachableError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.net.systemd import Notifier
-from nsqtools.net.tls import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -93,14 +91,7 @@ def serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> in
 async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
     ended = first_signal()
     notifier = Notifier()
-    cluster = Cluster(
-        where.lookupd_http_address,
-        where.nsqds,
-        connect_timeout=where.http_client_connect_timeout,
-        # One that hangs costs its part of the time, so that the others are told of.
-        request_timeout=min(where.http_client_request_timeout, check.timeout / 2.5),
-        tls=client_context(ClientConfig(tls_root_ca_file=where.tls_root_ca_file)),
-    )
+    cluster = open_cluster(where, request_timeout=check.timeout / PARTS)
     exporter = Exporter(
         lambda: cluster.look(asked.topic or None, asked.channel or None), check.timeout
     )

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.signals import first_signal
 from nsqtools.cli.stats.formats import Csv, JsonLines, Lines
 from nsqtools.cli.stats.report import Reporter
+from nsqtools.errors import NSQError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from nsqtools.cli.stats.report import Report
     from nsqtools.config import ClusterOptions, StatsOptions
-    from nsqtools.engine.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -34,25 +35,6 @@ def run(where: ClusterOptions, asked: StatsOptions) -> int:
     return asyncio.run(until_signal(_stream(where, asked)))
 
 
-def open_cluster(where: ClusterOptions, *, quiet: bool = False) -> Cluster:
-    """The cluster that the options name; loads httpx."""
-    from nsqtools.config import ClientConfig
-    from nsqtools.engine.cluster import Cluster
-    from nsqtools.net.tls import client_context
-
-    urls = (*where.lookupd_http_address, *where.nsqds)
-    secure = where.tls_root_ca_file or any(url.startswith("https:") for url in urls)
-    tls = ClientConfig(tls_root_ca_file=where.tls_root_ca_file)
-    return Cluster(
-        where.lookupd_http_address,
-        where.nsqds,
-        connect_timeout=where.http_client_connect_timeout,
-        request_timeout=where.http_client_request_timeout,
-        tls=client_context(tls) if secure else None,
-        quiet=quiet,
-    )
-
-
 async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     """The exit code of the work, which a signal ends."""
     ended = first_signal()
@@ -62,6 +44,10 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
         return working.result()
     working.cancel()
     await asyncio.wait((working,))
+    if not working.cancelled() and (error := working.exception()):
+        if not isinstance(error, OSError | NSQError):
+            raise error
+        log.debug("at the end: %s", error)  # as of a terminal that was closed
     code = Exit.INTERRUPTED if ended.result() is signal.SIGINT else Exit.DONE
     # A thread that hangs in a look-up of a name would be waited for.
     asyncio.get_running_loop().call_later(_LEAVE_TIMEOUT, os._exit, code)

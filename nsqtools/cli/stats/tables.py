@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nsqtools.cli.exits import one_line
-from nsqtools.cli.stats.formats import compression, noted
+from nsqtools.cli.stats.formats import compression, noted, style_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,13 +87,6 @@ def aligned(rows: Sequence[Cells], numbers: range, width: int, mark: str) -> lis
 
 def _cut(text: str, width: int, mark: str) -> str:
     return text if len(text) <= width else text[: width - 1] + mark
-
-
-def style_of(row: Row) -> str:
-    """What is wrong stands out; a topic's own row, which adds little, steps back."""
-    if row.missing:
-        return "red"
-    return "yellow" if row.totals.paused else "" if row.channel else "dim"
 
 
 def _cells(row: Row, report: Report) -> Cells:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass, field
-from math import nan
+from math import ceil, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.cli.exits import one_line
-from nsqtools.cli.stats.formats import noted
+from nsqtools.cli.stats.formats import noted, style_of
 from nsqtools.cli.stats.sparks import ASCII, BLOCKS, short, sparkline
 from nsqtools.config.option import format_duration
 
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     Line = list[tuple[str, str]]
     """Parts of a line: text, and a style of rich or nothing."""
 
-MINUTES = 5
-"""How far back sparklines go."""
+    History = Mapping[Key, tuple[array[float], ...]]
+
+SPAN = 300
+"""How far back sparklines go, in seconds, unless reports are very frequent or very rare."""
+
+_SAMPLES = (30, 600)  # least and most of them
 
 HELP = "q quit  s sort  r reverse  / filter  space hold  arrows scroll"
 
@@ -56,9 +60,16 @@ _COLUMNS = (
     Column("clients", lambda row: row.totals.clients),
 )
 _NAMES = 2
-_NEEDED = (2, 6, 8)  # beside the names: depth and rates
 _DROPPED = (9, 5, 11, 7, 10, 3, 12, 4)  # where there is no room, in this order
 SORTABLE = tuple(n for n, column in enumerate(_COLUMNS) if not column.spark)
+
+
+class _Seen(NamedTuple):
+    """What is drawn: a report, the past of its rows, and how long that is, in seconds."""
+
+    report: Report
+    history: History
+    span: float
 
 
 @dataclass(slots=True)
@@ -71,27 +82,44 @@ class ViewState:
     descending: bool = True
     filter: str = ""
     editing: bool = False
-    held: Report | None = None
+    held: _Seen | None = None
     offset: int = 0
     _report: Report | None = None
     _page: int = 1
-    _history: dict[Key, tuple[array[float], ...]] = field(default_factory=dict)
+    _history: History = field(default_factory=dict)
+    _times: array[float] = field(default_factory=lambda: array("d"))
 
     def update(self, report: Report) -> None:
         """Take a report; what is in it no more is forgotten."""
         self._report = report
-        kept = max(30, min(600, round(MINUTES * 60 / self.interval)))
+        gone = array("f", [nan]) * len(self._times)  # one that is new was not there before
+        self._times.append(report.snapshot.at)
+        least, most = _SAMPLES
+        over = len(self._times) - max(least, min(most, ceil(SPAN / self.interval) + 1))
         history: dict[Key, tuple[array[float], ...]] = {}
         for row in report.rows:
             key = (row.topic, row.channel)
-            past = self._history.get(key) or (array("f"), array("f"), array("f"))
+            past = self._history.get(key) or (gone[:], gone[:], gone[:])
             values = (float(row.totals.depth), row.ingress, row.egress)
             for each, value in zip(past, values, strict=True):
                 each.append(nan if value is None or not row.nodes else value)
-                if len(each) > kept:
-                    del each[0]
+                del each[: max(0, over)]
             history[key] = past
+        del self._times[: max(0, over)]
         self._history = history
+
+    def _seen(self) -> _Seen | None:
+        span = self._times[-1] - self._times[0] if self._times else 0.0
+        return _Seen(self._report, self._history, span) if self._report else None
+
+    def _hold(self) -> None:
+        """What is held is a copy: the past of each row goes on."""
+        seen = self._seen()
+        if self.held or not seen:
+            self.held = None
+            return
+        history = {key: tuple(each[:] for each in past) for key, past in seen.history.items()}
+        self.held = seen._replace(history=history)
 
     def press(self, key: str) -> bool:
         """Take a key, a character or a name such as ``up``; False ends the view."""
@@ -110,7 +138,7 @@ class ViewState:
         elif key == "escape":
             self.filter = ""
         elif key == " ":
-            self.held = None if self.held else self._report
+            self._hold()
         elif key in _LETTERS:
             self._scroll(_LETTERS[key])
         return True
@@ -151,18 +179,19 @@ class ViewState:
 
     def lines(self, width: int, height: int) -> list[Line]:
         """At most ``height`` lines of ``width`` characters."""
-        report = self.held or self._report
-        if report is None or width < 1 or height < 1:
+        seen = self.held or self._seen()
+        if seen is None or width < 1 or height < 1:
             return []
+        report = seen.report
         rows = self._rows(report)
         below = [*_silent(report), self._footer(width)]
         self._page = max(1, height - 2 - len(below))
         self.offset = max(0, min(self.offset, len(rows) - self._page))
         shown = rows[self.offset : self.offset + self._page]
         widths = _widths(rows, width - _notes_width(rows, report))
-        body = [self._line(row, widths, report, width) for row in shown]
+        body = [self._line(row, widths, seen, width) for row in shown]
         blank: list[Line] = [[] for _ in range(self._page - len(body))]
-        head = [self._title(report, len(rows)), self._header(widths)]
+        head = [self._title(report, len(rows)), self._header(widths, seen.span)]
         # Where there is next to no room, the rows matter most.
         lines = [*head, *body, *blank, *below]
         lines = lines[:height] if height > 3 else lines[: 2 + self._page][-height:]
@@ -195,11 +224,11 @@ class ViewState:
         held = [("held, space goes on", "reverse"), ("  ", "")] if self.held else []
         return [*held, (text, "bold")]
 
-    def _header(self, widths: Mapping[int, int]) -> Line:
+    def _header(self, widths: Mapping[int, int], span: float) -> Line:
         parts: Line = []
         for number, wide in widths.items():
             column = _COLUMNS[number]
-            title = column.title if not column.spark else f"{column.title}, {MINUTES}m"
+            title = column.title if not column.spark else f"{column.title}, {_rough(span)}"
             chosen = number == self.sort
             if chosen:
                 arrows = "v^" if self.ascii else "▼▲"
@@ -208,8 +237,8 @@ class ViewState:
             parts += [(text[:wide], "bold reverse" if chosen else "bold"), (" ", "")]
         return parts
 
-    def _line(self, row: Row, widths: Mapping[int, int], report: Report, width: int) -> Line:
-        past = self._history.get((row.topic, row.channel), ())
+    def _line(self, row: Row, widths: Mapping[int, int], seen: _Seen, width: int) -> Line:
+        past = seen.history.get((row.topic, row.channel), ())
         cells = []
         for number, wide in widths.items():
             column = _COLUMNS[number]
@@ -221,9 +250,8 @@ class ViewState:
                 cells.append(_fit(name, wide, self.ascii).ljust(wide))
             else:
                 cells.append(short(column.value(row)).rjust(wide))  # type: ignore[arg-type]
-        style = "red" if row.missing else "yellow" if row.totals.paused else ""
-        text = " ".join([*cells, *_notes(row, report)])
-        return [(_fit(text, width, self.ascii), style or ("" if row.channel else "dim"))]
+        text = " ".join([*cells, *_notes(row, seen.report)])
+        return [(_fit(text, width, self.ascii), style_of(row))]
 
     def _footer(self, width: int) -> Line:
         if not self.editing:
@@ -235,6 +263,14 @@ class ViewState:
 _SCROLLS = ("up", "down", "pageup", "pagedown", "home", "end")
 _LETTERS = {"k": "up", "j": "down", "g": "home", "G": "end"}
 _SPARKS = (3, 7, 9)
+
+
+def _rough(span: float) -> str:
+    """``42s``, ``5m`` or ``2h``: as long as it is, in few characters."""
+    for unit, seconds in (("s", 1), ("m", 60)):
+        if round(span / seconds) < 100:
+            return f"{round(span / seconds)}{unit}"
+    return f"{round(span / 3600)}h"
 
 
 def _silent(report: Report) -> list[Line]:

@@ -14,9 +14,10 @@ import tty
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
+from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.stats.report import Reporter
-from nsqtools.cli.stats.stream import Pace, open_cluster, until_signal
+from nsqtools.cli.stats.stream import Pace, until_signal
 from nsqtools.cli.stats.view import ViewState
 from nsqtools.errors import ConfigError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ClusterOptions, StatsOptions
 
+_SEQUENCE = 0.05  # how long a sequence of Escape is waited for, in seconds: vim has as much
 _MOST_LOGS = 100  # lines that are kept until the screen is left
 
 
@@ -70,6 +72,7 @@ async def _show(reporter: Reporter, asked: StatsOptions) -> int:
                     each.result()
         finally:
             measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)  # it uses the cluster
     return Exit.DONE
 
 
@@ -87,6 +90,7 @@ class Screen:
         self._keys = Keys()
         self._stack = contextlib.ExitStack()
         self._live: Live | None = None
+        self._waiting: asyncio.TimerHandle | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def __enter__(self) -> Self:
@@ -102,6 +106,7 @@ class Screen:
             self._loop.remove_signal_handler(number)
         if sys.stdin.isatty():
             self._loop.remove_reader(sys.stdin.fileno())
+        self._stop_waiting()
         self._stack.close()
 
     def draw(self) -> None:
@@ -146,7 +151,21 @@ class Screen:
         data = os.read(sys.stdin.fileno(), 1024)
         if not data:
             self._loop.remove_reader(sys.stdin.fileno())
-        for key in self._keys.feed(data):
+        self._stop_waiting()
+        self._press(self._keys.feed(data))
+        if self._keys.waiting:
+            self._waiting = self._loop.call_later(_SEQUENCE, self._guarded(self._release))
+
+    def _stop_waiting(self) -> None:
+        if self._waiting:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _release(self) -> None:
+        self._press(self._keys.release())
+
+    def _press(self, keys: list[str]) -> None:
+        for key in keys:
             if not self._view.press(key) and not self.ended.done():
                 self.ended.set_result(None)
         self.draw()
@@ -173,18 +192,36 @@ class Keys:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._begun = ""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an Escape came that may be the beginning of another key."""
+        return bool(self._begun)
 
     def feed(self, data: bytes) -> list[str]:
-        """The keys of these bytes; what is the beginning of a character waits for more."""
+        """The keys of these bytes; what is the beginning of a character or key waits for more."""
         data = self._rest + data
         try:
             text, self._rest = data.decode(), b""
         except UnicodeDecodeError as error:
             whole = error.start if error.reason == "unexpected end of data" else len(data)
             text, self._rest = data[:whole].decode(errors="replace"), data[whole:]
-        return [_key(match[0]) for match in _KEY.finditer(text)]
+        text = self._begun + text
+        begun = _BEGUN.search(text)
+        self._begun = begun[0] if begun else ""
+        return [
+            _key(match[0])
+            for match in _KEY.finditer(text, 0, begun.start() if begun else len(text))
+        ]
+
+    def release(self) -> list[str]:
+        """The key that waits, if one does: no more of it came."""
+        begun, self._begun = self._begun, ""
+        return [_NAMED.get(begun, "unknown")] if begun else []
 
 
+_BEGUN = re.compile(r"\x1b(?:\[[0-9;]*|O)?\Z")
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O[@-~])?|.", re.DOTALL)
 _NAMED = {
     "\x1b": "escape",

@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.option import format_duration
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.config import ConsumerConfig
+    from nsqtools.errors import Reason
     from nsqtools.net.http import NsqdInfo
     from nsqtools.net.probe import Speaks
+    from nsqtools.proto.session import Features
 
 MOMENT = 1.0
 """Between the two looks at consumers that seem stuck, in seconds."""
 
-# What refuses, or is silent, need not be asked what else it is.
-_DEAF = ("refused", "resolve", "no connection", "no answer", "timed out", "unreachable")
+# Who says nothing at all need not be asked what else it is.
+_DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,14 @@ class Question:
     request_timeout: float
 
 
+class _Greeting(NamedTuple):
+    """What came of trying all that a consumer does before SUB."""
+
+    features: Features | None = None
+    needs_tls: bool = False
+    error: PeerError | None = None
+
+
 async def examine(question: Question, config: ConsumerConfig) -> Facts:
     """Ask everybody. Raises ConfigError for what is malformed, never for a server's fault."""
     return await _Examination(question, config).run()
@@ -70,27 +80,59 @@ class _Examination:
             "request_timeout": question.request_timeout,
             "tls": client_context(config) if config.uses_tls else None,
         }
+        self._greetings: dict[Address, asyncio.Future[_Greeting]] = {}  # those of fixed nsqds
+        self._deaf: dict[str, HTTPError] = {}  # what need not be asked a second time, by URL
 
     async def run(self) -> Facts:
+        """At once whatever can be: one that hangs takes all of a limit, wherever it is asked."""
+        question = self._question
+        self._greetings = {
+            tcp: asyncio.ensure_future(self._greet(tcp)) for tcp in dict.fromkeys(question.nsqds)
+        }
+        try:
+            return await self._run()
+        finally:
+            for greeting in self._greetings.values():
+                greeting.cancel()
+
+    async def _run(self) -> Facts:
         question, config = self._question, self._config
-        lookupds = await asyncio.gather(*map(self._ask_lookupd, dict.fromkeys(question.lookupds)))
-        nsqds = await asyncio.gather(*map(self._ask_http, await self._candidates(lookupds)))
+        lookupds, infos = await asyncio.gather(
+            asyncio.gather(*map(self._ask_lookupd, dict.fromkeys(question.lookupds))),
+            asyncio.gather(*map(self._info, question.urls)),
+        )
+        candidates = self._candidates(lookupds, dict(zip(question.urls, infos, strict=True)))
         facts = Facts(
             topic=question.topic,
             channel=question.channel,
             lookupds=tuple(lookupds),
-            nsqds=tuple(nsqds),
+            nsqds=tuple(candidates),
             uses_tls=config.uses_tls,
             has_secret=bool(config.auth_secret),
             max_in_flight=config.max_in_flight,
         )
-        concerned = {each.name for each in facts.concerned}
+        nsqds = await asyncio.gather(*(self._ask(facts, each) for each in candidates))
+        return replace(facts, nsqds=tuple(await self._look_again(nsqds)))
 
-        async def greet(nsqd: NsqdFacts) -> NsqdFacts:
-            return await self._greet(nsqd) if nsqd.name in concerned else nsqd
-
-        greeted = await asyncio.gather(*map(greet, nsqds))
-        return replace(facts, nsqds=tuple(await self._look_again(greeted)))
+    async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
+        """Over HTTP, and over TCP unless it has nothing to do with the topic."""
+        tcp = nsqd.tcp
+        if tcp is None:
+            return await self._ask_http(nsqd)
+        if nsqd.given or facts.is_concerned(nsqd):
+            greeted = self._greetings.get(tcp) or self._greet(tcp)
+            asked, greeting = await asyncio.gather(self._ask_http(nsqd), greeted)
+        else:
+            asked = await self._ask_http(nsqd)
+            if asked.topic is None:
+                return asked
+            greeting = await self._greet(tcp)
+        features, needs_tls, error = greeting
+        version = asked.version or (features.version if features else "")
+        told = replace(
+            asked, features=features, needs_tls=needs_tls, tcp_error=error, version=version
+        )
+        return await self._explain(told, tcp, error) if error and not needs_tls else told
 
     async def _ask_lookupd(self, url: str) -> LookupdFacts:
         topic = self._question.topic
@@ -121,15 +163,10 @@ class _Examination:
             nodes=tuple(nodes),
         )
 
-    async def _candidates(self, lookupds: list[LookupdFacts]) -> list[NsqdFacts]:
+    def _candidates(
+        self, lookupds: Sequence[LookupdFacts], infos: dict[str, NsqdInfo | None]
+    ) -> list[NsqdFacts]:
         """All nsqds that could have the topic, each once, and where their HTTP APIs are."""
-        infos = dict(
-            zip(
-                self._question.urls,
-                await asyncio.gather(*map(self._info, self._question.urls)),
-                strict=True,
-            )
-        )
         listed = union_producers(
             [*(each.nodes for each in lookupds), *(each.producers for each in lookupds)]
         )
@@ -155,12 +192,16 @@ class _Examination:
         try:
             async with NsqdHTTP(url, **self._limits) as client:
                 return await client.info()
-        except HTTPError:
+        except HTTPError as error:
+            if error.reason in _DEAF:
+                self._deaf[url] = error
             return None
 
     async def _ask_http(self, nsqd: NsqdFacts) -> NsqdFacts:
         """What it has of the topic; without that, the names of all it has."""
         topic = self._question.topic
+        if error := self._deaf.get(nsqd.url):
+            return replace(nsqd, http_error=error)
         async with NsqdHTTP(nsqd.url, **self._limits) as client:
             try:
                 report = await client.report(topic, include_clients=True)
@@ -176,11 +217,8 @@ class _Examination:
                 topic=next(iter(report.topics), None),
             )
 
-    async def _greet(self, nsqd: NsqdFacts) -> NsqdFacts:
-        """Try what a consumer does before SUB."""
-        tcp, limit = nsqd.tcp, self._question.request_timeout
-        if tcp is None:
-            return nsqd
+    async def _greet(self, tcp: Address) -> _Greeting:
+        limit = self._question.request_timeout
         try:
             async with asyncio.timeout(limit):
                 connection = await Connection.open(
@@ -188,18 +226,14 @@ class _Examination:
                 )
                 needs_tls = await _needs_tls(connection, self._config)
         except TimeoutError:
-            error = ConnectError(f"no answer within {format_duration(limit)}", tcp)
-            return replace(nsqd, tcp_error=error)
+            text = f"no answer within {format_duration(limit)}"
+            return _Greeting(error=ConnectError(text, tcp, reason="silence"))
         except PeerError as refused:
-            return await self._explain(nsqd, tcp, refused)
-        features = connection.features
-        version = nsqd.version or features.version
-        return replace(nsqd, features=features, needs_tls=needs_tls, version=version)
+            return _Greeting(needs_tls=_wants_tls(refused), error=refused)
+        return _Greeting(connection.features, needs_tls)
 
     async def _explain(self, nsqd: NsqdFacts, tcp: Address, error: PeerError) -> NsqdFacts:
         """What else it is that listens there, if it does not speak as nsqd."""
-        if "TLS required" in str(error):
-            return replace(nsqd, needs_tls=True, tcp_error=error)
         speaks = await self._what_speaks(tcp, error)
         info = await self._info(str(tcp)) if speaks == "http" else None
         found = replace(nsqd, tcp_error=error, tcp_speaks=speaks)
@@ -211,7 +245,7 @@ class _Examination:
 
     async def _what_speaks(self, address: Address, error: PeerError) -> Speaks:
         """Nothing known, if nobody listens at all or it is known to be nsqd."""
-        if isinstance(error, AuthError | RefusedError) or any(w in error.text for w in _DEAF):
+        if isinstance(error, AuthError | RefusedError) or error.reason in _DEAF:
             return ""
         return await what_speaks(address, limit=self._question.connect_timeout)
 
@@ -255,10 +289,18 @@ async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
     try:
         await said
     except ServerError as error:
-        return "TLS required" in error.text
+        return _wants_tls(error)
     except PeerError:  # it hung up as we did
         pass
     return False
+
+
+def _wants_tls(error: PeerError) -> bool:
+    """Whether nsqd refused a command because TLS is missing.
+
+    There are only its words: the code is E_INVALID as for much else (nsqd/protocol_v2.go, Exec).
+    """
+    return "TLS required" in error.text
 
 
 def _skew(client: HTTPClient) -> float:

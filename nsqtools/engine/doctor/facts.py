@@ -7,9 +7,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from nsqtools.errors import AuthError, RefusedError
+from nsqtools.names import NSQD_TCP_PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from nsqtools.errors import HTTPError, PeerError
     from nsqtools.names import Address
@@ -159,12 +160,40 @@ class Facts:
         return {name for some in names for name in some}
 
     def command(self, *words: str, nsqds: tuple[NsqdFacts, ...] = ()) -> str:
-        """``nsqtools ...`` with the servers in question: some nsqds, or else all there are."""
-        options: list[str] = []
-        if nsqds or not self.lookupds:
-            for nsqd in nsqds or self.nsqds:
-                options += ["--nsqd-http-address", nsqd.url]
-        else:
-            for lookupd in self.lookupds:
-                options += ["--lookupd-http-address", lookupd.url]
-        return " ".join(map(quote, ["nsqtools", *words, *options]))
+        """``nsqtools ...`` with the servers in question, over HTTP: some nsqds, or else all."""
+        nsqds = nsqds or (() if self.lookupds else self.nsqds)
+        return _line(
+            *words,
+            *_each("--nsqd-http-address", (each.url for each in nsqds)),
+            *(() if nsqds else self._lookupd_options),
+        )
+
+    def consume(self, channel: str) -> str:
+        """The command that prints messages of a channel, or without one of a copy of all."""
+        words = ["tail", "--topic", self.topic, *(["--channel", channel] if channel else [])]
+        given = (each.tcp for each in self.nsqds if each.given and each.tcp)
+        nsqds = () if self.lookupds else _each("--nsqd-tcp-address", given)
+        return _line(*words, *self._lookupd_options, *nsqds)
+
+    def publish(self) -> str:
+        """The command that publishes a message, to an nsqd that is there."""
+        known = [each.tcp for each in self.nsqds if each.tcp and each.answers]
+        where = str(known[0]) if known else f"HOST:{NSQD_TCP_PORT}"
+        return _line("pub", "--topic", self.topic, "--nsqd-tcp-address", where, "hello")
+
+    def watch_consumers(self) -> str:
+        """The command that tells again and again what each consumer of the channel finishes."""
+        return self.command("stats", "--clients", "--topic", self.topic, "--channel", self.channel)
+
+    @property
+    def _lookupd_options(self) -> list[str]:
+        return _each("--lookupd-http-address", (each.url for each in self.lookupds))
+
+
+def _each(option: str, values: Iterable[object]) -> list[str]:
+    return [word for value in values for word in (option, str(value))]
+
+
+def _line(*words: str) -> str:
+    """A command as it is typed."""
+    return " ".join(map(quote, ("nsqtools", *words)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.config.option import nearest
+from nsqtools.config.option import counted, nearest
 from nsqtools.engine.doctor.facts import Finding
 from nsqtools.names import is_ephemeral
 
@@ -27,7 +27,7 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
     if not having:
         if not facts.lookupds and any(not each.http_error for each in facts.nsqds):
             near = nearest(topic, sorted(facts.known_topics))
-            fix = "check the name, or publish to it: that makes it"
+            fix = f"check the name, or publish to it, which makes it: {facts.publish()}"
             yield Finding("failure", "topic", f"no nsqd has topic {topic}{near}", fix)
         return
     paused = [nsqd for nsqd, found in having if found.paused]
@@ -38,13 +38,15 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
     published = sum(found.message_count for _, found in having)
     if not published:
         text = f"nothing was published to topic {topic} since its nsqds started"
-        yield Finding("warning", "topic", text, "publish something, and look again")
+        fix = f"publish something, and look again: {facts.publish()}"
+        yield Finding("warning", "topic", text, fix)
     elif not paused:
         yield Finding("ok", "topic", f"topic {topic}: {_messages(published)} published so far")
     waiting = sum(found.depth for _, found in having if not found.channels)
     if waiting:
         text = f"{_messages(waiting)} wait in topic {topic}, which has no channel there"
-        fix = "consume it: the first channel of an nsqd gets what waits there"
+        make = facts.command("channel", "create", topic, facts.channel or "NAME")
+        fix = f"make one: the first channel of an nsqd gets what waits there: {make}"
         yield Finding("warning", "depth", text, fix)
 
 
@@ -66,7 +68,8 @@ def judge_channel(facts: Facts) -> Iterator[Finding]:
     if not here and others:
         waiting = ", ".join(f"{depth} in channel {each}" for each, depth in sorted(others.items()))
         text = f"channel {name} holds nothing, but other channels of the topic do: {waiting}"
-        fix = f"--channel {max(others, key=lambda each: others[each])}, if those are meant"
+        deepest = max(others, key=lambda each: others[each])
+        fix = f"if those are meant, take them from there: {facts.consume(deepest)}"
         yield Finding("warning", "depth", text, fix)
 
 
@@ -83,10 +86,11 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
     )
     clients = _sum(found, "client_count")
     held = f"depth {depth}, in flight {in_flight}, deferred {deferred}"
-    text = f"channel {name}: {held}, {_count(clients, 'consumer')}"
+    text = f"channel {name}: {held}, {counted(clients, 'consumer')}"
     if name == facts.channel and deferred and not depth and not in_flight:
         text += ": what it holds is deferred, and is delivered when its time has come"
-        return Finding("warning", "channel", text, "wait, or look for what requeued it")
+        fix = f"wait, or look for what requeued it: {facts.watch_consumers()}"
+        return Finding("warning", "channel", text, fix)
     return Finding("ok", "channel", text)
 
 
@@ -95,9 +99,10 @@ def _absent(facts: Facts, known: Sequence[str]) -> Finding:
     near = nearest(name, known)
     text = f"topic {facts.topic} has no channel {name}{near}"
     if is_ephemeral(name):
-        fix = "an ephemeral channel is there only while somebody consumes it"
+        fix = f"it is ephemeral, there only while somebody consumes it: {facts.consume(name)}"
     else:
-        fix = "the first consumer makes it, and it gets what is published after that"
+        make = facts.command("channel", "create", facts.topic, name)
+        fix = f"it gets what is published after its first consumer came, or you made it: {make}"
     return Finding("warning", "channel", text, fix)
 
 
@@ -109,12 +114,13 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
         return
     depth, in_flight = _sum(found, "depth"), _sum(found, "in_flight")
     stuck = [(nsqd, client) for nsqd, client in clients if _is_stuck(facts, nsqd, client)]
+    nobody = bool(depth) and not any(client.ready_count for _, client in clients)
     for nsqd, client in stuck[:_MOST]:
-        yield _about_stuck(nsqd, client, waiting=bool(depth) and len(stuck) == len(clients))
+        yield _about_stuck(facts, nsqd, client, nobody=nobody, alone=len(stuck) == len(clients))
     working = [client for each in clients if each not in stuck for client in each[1:]]
     if not working:
         return
-    fix = "for a copy of all messages take a channel of your own"
+    fix = f"for a copy of all messages take a channel of your own: {facts.consume('')}"
     top = max(working, key=lambda client: (client.in_flight, client.ready_count))
     if in_flight and not depth and top.in_flight == in_flight:
         text = (
@@ -143,17 +149,29 @@ def _is_stuck(facts: Facts, nsqd: NsqdFacts, client: ClientStats) -> bool:
     )
 
 
-def _about_stuck(nsqd: NsqdFacts, client: ClientStats, *, waiting: bool) -> Finding:
-    if client.ready_count:
-        text = (
-            f"{_who(client)} holds {client.in_flight} of RDY {client.ready_count} in flight on "
-            f"nsqd {nsqd.name} and finishes none: it gets no more"
-        )
-        fix = "look at that consumer: messages come back after their --msg-timeout"
-    else:
+def _about_stuck(
+    facts: Facts, nsqd: NsqdFacts, client: ClientStats, *, nobody: bool, alone: bool
+) -> Finding:
+    """One that is full may only be slow: it fails if nobody else works and messages time out.
+
+    ``nobody`` takes anything, though there is something; ``alone`` are all that take nothing.
+    """
+    look = facts.watch_consumers()
+    if not client.ready_count:
         text = f"{_who(client)} has RDY 0 on nsqd {nsqd.name}: it takes nothing"
-        fix = "look at that consumer: it backs off, is stopping, or has fewer slots than nsqds"
-    return Finding("failure" if waiting else "warning", "consumers", text, fix)
+        fix = f"it backs off, is stopping, or has fewer slots than nsqds: {look}"
+        return Finding("failure" if nobody else "warning", "consumers", text, fix)
+    text = (
+        f"{_who(client)} holds {client.in_flight} of RDY {client.ready_count} in flight on "
+        f"nsqd {nsqd.name} and finished none in 1 s"
+    )
+    before, later = (nsqd.channel(facts.channel, later=late) for late in (False, True))
+    if before and later and (late := later.timeout_count - before.timeout_count) > 0:
+        text += f", while {_messages(late)} of the channel timed out: it gets no more"
+        fix = f"it hangs, or needs longer than its --msg-timeout: {look}"
+        return Finding("failure" if alone else "warning", "consumers", text, fix)
+    fix = f"it is slow, or hangs: see whether it finishes any: {look}"
+    return Finding("warning", "consumers", text, fix)
 
 
 def _who(client: ClientStats) -> str:
@@ -179,8 +197,4 @@ def _names(nsqds: Sequence[NsqdFacts]) -> str:
 
 
 def _messages(number: int) -> str:
-    return _count(number, "message")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return counted(number, "message")

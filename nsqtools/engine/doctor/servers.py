@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.config.option import nearest
+from nsqtools.config.option import counted, nearest
 from nsqtools.engine.doctor.facts import Finding
 from nsqtools.errors import AuthError, HTTPPortError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
     from nsqtools.errors import PeerError
@@ -62,7 +62,7 @@ def judge_clocks(facts: Facts) -> Iterator[Finding]:
         text = f"the clock of {name} is {abs(skew):.0f} s {how} ours: so are its timestamps"
         yield Finding("warning", "clock", text, "synchronise the clocks of both hosts")
     if skews and not wrong:
-        yield Finding("ok", "clock", f"clocks agree with ours: {_count(skews, 'server')}")
+        yield Finding("ok", "clock", f"clocks agree with ours: {counted(len(skews), 'server')}")
 
 
 def judge_listing(facts: Facts) -> Iterator[Finding]:
@@ -74,7 +74,9 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
     listing = [each for each in answering if facts.topic in each.topics]
     if facts.found:
         names = ", ".join(sorted(map(str, facts.found)))
-        text = f"nsqlookupd lists topic {facts.topic} on {_count(facts.found, 'nsqd')}: {names}"
+        text = (
+            f"nsqlookupd lists topic {facts.topic} on {counted(len(facts.found), 'nsqd')}: {names}"
+        )
         yield Finding("ok", "listing", text)
     elif not having and not any(map(facts.hidden_by, facts.nsqds)):
         yield _unlisted(facts, listing)
@@ -103,7 +105,9 @@ def _unlisted(facts: Facts, listing: list[LookupdFacts]) -> Finding:
     topic = facts.topic
     if listing:
         text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
-        return Finding("failure", "listing", text, "publish to it: that makes it on the nsqd")
+        return Finding(
+            "failure", "listing", text, f"publish to it, which makes it: {facts.publish()}"
+        )
     near = nearest(topic, sorted(facts.known_topics - {topic}))
     text = f"no nsqlookupd lists topic {topic}{near}"
     fix = f"check the name, or publish to it; all topics: {facts.command('lookup', 'topics')}"
@@ -147,9 +151,9 @@ def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
         return _judge_auth(facts, tcp, error)
     if wrong := _wrong_tcp_port(nsqd, tcp, error):
         return Finding("failure", "tcp", f"nsqd {tcp} {wrong[0]}", wrong[1])
-    if "cannot resolve" in error.text:
+    if error.reason == "name":
         return _unresolved(nsqd, tcp)
-    check = "tls" if facts.uses_tls and ("TLS" in error.text or "certif" in error.text) else "tcp"
+    check = "tls" if error.reason == "tls" else "tcp"
     return Finding("failure", check, f"nsqd {error}", "" if check == "tls" else _start(nsqd))
 
 
@@ -234,8 +238,3 @@ def judge_capacity(facts: Facts) -> Iterator[Finding]:
 
 def _version(version: str) -> str:
     return f", version {version}" if version else ""
-
-
-def _count(things: Iterable[object], noun: str) -> str:
-    number = len(list(things))
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrameWriter
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark import archive as archives
 from nsqtools.spark.archive import ArchiveSettings, Shape, Writer, archive
+from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp
 from nsqtools.spark.folders import writing
 from nsqtools.spark.outputs import replace_batch
@@ -94,6 +95,26 @@ def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishin
     (leaf,) = lake.folder.glob("date=*/hour=??/batch=*")
     assert leaf.name.endswith("-00000000")
     assert {each.name for each in lake.folder.iterdir()} == {"_nsqtools", leaf.parents[1].name}
+
+
+def test_a_body_that_is_one_object_and_more_is_corrupt(spark: SparkSession) -> None:
+    whole = [
+        b'{"user":1}',
+        b' {"user":1} \r\n\t',
+        b'{"user":1,"x":{"y":[{"z":"}{"}, {}]}}',
+        b'{"user":1, "x":"}"}',
+    ]
+    broken = [
+        *(b'{"user":1} trailing', b'{"user":1}{"user":2}', b'{"user":1},{"user":2}', b"{} {}"),
+        *(b'{"user":1}}', b'{"user":1}]', b'{"user":1},', b'{"user":1}]}', b'{"user":1}\0'),
+        *(b"[1,2]", b'[{"user":1}]', b"null", b"", b" ", b"1", b'"{}"', b'{"user":', b"\xff{}"),
+    ]
+    frame = spark.createDataFrame([(body,) for body in whole + broken], "body BINARY")
+    found = [*with_columns(frame, read_schema("user INT")).collect()]
+    assert [(row["user"], row["_corrupt"]) for row in found[: len(whole)]] == [(1, None)] * 4
+    assert [(row["user"], row["_corrupt"]) for row in found[len(whole) :]] == [
+        (None, body.decode(errors="replace")) for body in broken
+    ]
 
 
 def test_what_went_wrong_on_executors_is_reported_before_the_run_ends(lake: Lake) -> None:
@@ -299,6 +320,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on
 
 
 def test_a_checkpoint_of_another_topic_or_channel_is_refused(lake: Lake) -> None:
+    lake.publish(b"1")
     lake.archive()
     mine = lake.topic
     lake.topic = "other"

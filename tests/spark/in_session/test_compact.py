@@ -286,11 +286,18 @@ def test_files_that_changed_lately_are_left_for_another_run(
     assert run(tmp_path / "lake", older_than=3600.0).duplicates == 1
 
 
-def test_an_output_may_lie_in_an_input(run: Compacting, tmp_path: Path) -> None:
+def test_outputs_and_inputs_within_each_other_are_refused_and_nothing_is_made(
+    run: Compacting, tmp_path: Path
+) -> None:
     to_parquet(tmp_path / "part-1.parquet", sent(b"a"))
-    assert run(tmp_path).rows == 1
-    assert run(tmp_path, delete_inputs=True) == Compacted(known=1, deleted=1)
-    assert bodies(tmp_path / "out") == {b"a": 1}
+    (tmp_path / "link").symlink_to(tmp_path)
+    for place in (tmp_path, tmp_path / "link"):
+        with pytest.raises(ConfigError, match=f"out: is in --input {place}, whose readers would"):
+            run(place)
+    for place in (tmp_path / "out", tmp_path / "link/out/date=2026-11-21"):
+        with pytest.raises(ConfigError, match=f"{place}: is in --.*out, "):
+            run(place)
+    assert not (tmp_path / "out").exists()
 
 
 def test_remote_outputs_are_refused(spark: SparkSession, tmp_path: Path) -> None:

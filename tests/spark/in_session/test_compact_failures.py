@@ -176,5 +176,6 @@ def test_a_run_killed_between_hours_and_state_is_finished_by_the_next(
 def test_an_output_of_others_is_refused_before_any_work(run: Compacting, tmp_path: Path) -> None:
     hour = tmp_path / "out" / "date=2026-11-21" / "hour=08"
     to_parquet(hour / "batch=0a-1" / "part-1.parquet", sent(b"a"))
+    to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
     with pytest.raises(ConfigError, match="hour=08: is not as compact left it"):
-        run(tmp_path)
+        run(tmp_path / "lake")

@@ -6,13 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.errors import AuthError, ConfigError, NSQError
-from nsqtools.spark import register, session
-from nsqtools.spark.session import explain, first_line, is_local, open_session, require_spark
+from nsqtools.spark import session
+from nsqtools.spark.session import (
+    explain,
+    first_line,
+    is_local,
+    open_session,
+    require_spark,
+)
 from tests.support.spark import QUICK_JVM, needs_spark
 
 if TYPE_CHECKING:
@@ -163,11 +169,74 @@ def test_an_error_of_ours_comes_back_from_a_worker_as_it_was(
             'recent call last):\n  File "x.py", line 1, in f\n    g()\nOSError: disk is full\n',
             "OSError: disk is full",
         ),
+        (
+            "[UNRESOLVED_COLUMN] A column `usr`. SQLSTATE: 42703; line 1 pos 0;\n'Filter",
+            "[UNRESOLVED_COLUMN] A column `usr`.",
+        ),
+        (
+            "[PARSE_SYNTAX_ERROR] Syntax error at 'x'. SQLSTATE: 42601 (line 3, pos 6)",
+            "[PARSE_SYNTAX_ERROR] Syntax error at 'x'. (line 3)",
+        ),
+        (
+            "[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012",
+            "[DIVIDE_BY_ZERO] Division by zero.",
+        ),
         ("", "RuntimeError"),
     ],
 )
 def test_an_error_of_spark_is_its_first_line(text: str, line: str) -> None:
     assert first_line(RuntimeError(text)) == line
+
+
+PLANNER_DIED = """
+org.apache.spark.sql.streaming.StreamingQueryException: [STREAM_FAILED] Query [id = 5d1e, runId = \
+77a0] terminated with exception:  SQLSTATE: XXKST (no cause message)
+\tat org.apache.spark.sql.execution.streaming.runtime.StreamExecution.run(StreamExecution.scala:236)
+Caused by: java.io.EOFException
+\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)
+\tat org.apache.spark.sql.execution.python.streaming.PythonStreamingSourceRunner.latestOffset(P.s:2)
+"""
+
+DAEMON_DIED = """
+An error occurred while calling o92.load.
+: java.io.IOException: Stream closed
+\tat java.base/java.lang.ProcessBuilder$NullOutputStream.write(ProcessBuilder.java:445)
+\tat org.apache.spark.api.python.PythonWorkerFactory.stopWorker(PythonWorkerFactory.scala:523)
+"""
+
+WORKER_DIED = """
+Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost \
+task 0.3 in stage 0.0 (TID 3) (10.0.0.1 executor 1): org.apache.spark.SparkException: Python \
+worker exited unexpectedly (crashed)
+"""
+
+DISK_FULL = """
+An error occurred while calling o92.save.
+: java.io.IOException: No space left on device
+\tat java.base/java.io.FileOutputStream.writeBytes(FileOutputStream.java:352)
+\tat org.apache.hadoop.fs.RawLocalFileSystem.write(RawLocalFileSystem.java:1)
+"""
+
+
+class CapturedError(Exception):
+    """As pyspark's: what it says is the first line of what Java has."""
+
+    _stackTrace = PLANNER_DIED  # noqa: N815 - as pyspark calls it
+
+    def __str__(self) -> str:
+        return (
+            "[STREAM_FAILED] Query [id = 5d1e, runId = 7] terminated with exception:  SQLSTATE: X"
+        )
+
+
+@pytest.mark.parametrize(
+    "error", [CapturedError(), RuntimeError(DAEMON_DIED), RuntimeError(WORKER_DIED)]
+)
+def test_python_workers_that_died_are_told_as_such(error: Exception) -> None:
+    assert first_line(error) == (
+        "a Python worker of Spark died, killed or out of memory: run it again"
+    )
+    assert first_line(RuntimeError(DISK_FULL.strip())) == "No space left on device"
 
 
 def test_an_error_of_ours_stays_what_it_is() -> None:
@@ -200,23 +269,6 @@ def test_times_are_utc_and_the_web_page_is_off(spark: SparkSession) -> None:
     assert spark.sparkContext.uiWebUrl is None
 
 
-@pytest.mark.parametrize("speculation", ["true", "TRUE"])
-def test_a_session_that_starts_tasks_twice_is_refused_in_one_line(
-    speculation: str, spark: SparkSession
-) -> None:
-    class Conf:
-        def get(self, key: str, default: str) -> str:
-            return speculation if key == "spark.speculation" else default
-
-    class Session:
-        conf = Conf()
-
-    twice: Any = Session()
-    with pytest.raises(ConfigError, match=r"^spark\.speculation is true: .*: set it to false$"):
-        register(twice)
-    register(spark)
-
-
 def test_a_second_session_in_a_process_is_refused_and_harms_the_first_one_not(
     spark: SparkSession,
 ) -> None:
@@ -237,7 +289,7 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 SESSION = """
 import json, os, signal, sys
-from nsqtools.spark.session import open_session, first_line
+from nsqtools.spark.session import explain, open_session, first_line
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 names = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"
 before = [os.environ.get(name) for name in names]
@@ -248,21 +300,27 @@ try:
         pass
 except Exception as error:
     found["refused"] = f"{type(error).__name__}: {error}"
-with open_session("local[2]", conf, log_file=sys.argv[1]) as spark:
-    found["restored"] = [os.environ.get(name) for name in names] == before
-    found["ignores"] = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    found["master"] = spark.sparkContext.master
-    found["jvm"] = spark.sparkContext._gateway.proc.pid
-    found["python"] = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).first()
-    try:
-        spark.sql("select * from nowhere")
-    except Exception as error:
-        found["error"] = first_line(error)
-    os.kill(found["jvm"], signal.SIGKILL)
-    try:
-        spark.range(1).count()
-    except Exception as error:
-        found["dead"] = first_line(error)
+try:
+    with open_session("local[2]", conf, log_file=sys.argv[1]) as spark:
+        context = spark.sparkContext
+        found["restored"] = [os.environ.get(name) for name in names] == before
+        found["ignores"] = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        found["master"] = context.master
+        found["jvm"] = context._gateway.proc.pid
+        found["leads"] = os.getpgid(found["jvm"]) == os.getsid(found["jvm"]) == found["jvm"]
+        found["python"] = context.parallelize([0], 1).map(lambda _: sys.executable).first()
+        try:
+            spark.sql("select * from nowhere")
+        except Exception as error:
+            found["error"] = first_line(error)
+        os.kill(found["jvm"], signal.SIGKILL)
+        try:
+            spark.range(1).count()
+        except Exception as error:
+            found["dead"] = first_line(error)
+            raise explain(error)
+except Exception as error:
+    found["named"] = str(error)
 print(json.dumps(found))
 """
 
@@ -283,8 +341,10 @@ def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path
     assert found == {
         "restored": True,
         "ignores": True,
+        "leads": True,
         "master": "local[2,4]",
         "python": sys.executable,
         "dead": "Spark's Java process has ended: --spark-log FILE shows why",
+        "named": f"Spark's Java process has ended: {log} shows why",
     }
     assert "WARN" in log.read_text()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.errors import AuthError, ConfigError, UnreachableError
+from nsqtools.errors import AuthError, ConfigError, OutputError, UnreachableError
 from nsqtools.spark.session import explain
 from tests.support.eventually import eventually
 from tests.support.servers import drained, free_port
@@ -142,6 +142,35 @@ def test_a_batch_that_failed_is_the_same_when_it_is_run_again(
     assert len(first) == 100
     assert query.batches[2] == failed
     del query.batches[1]
+    assert bodies_of(query.rows) == Counter(numbered(400))
+
+
+def test_a_batch_under_way_is_not_committed_without_what_is_staged_elsewhere(
+    spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    """It fails with another staging, goes on with the old one, and may be moved after that."""
+    nsqd.publish(topic, numbered(300))
+    query = Query(spark, tmp_path, topic, nsqd__tcp__addresses=at(nsqd))
+    query.fails = lambda batch: True
+    with pytest.raises(Exception, match="as told"):
+        query.drain()
+    query.batches.clear()
+    query.fails = lambda batch: False
+    old, new = query.options["stagingLocation"], str(tmp_path / "new")
+    query.options["stagingLocation"] = new
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - what it is, is asked for next
+        query.drain()
+    error = explain(caught.value)
+    assert isinstance(error, OutputError)
+    assert "the batch under way is staged elsewhere: give the old --staging" in str(error)
+    assert query.batches == []
+    query.options["stagingLocation"] = old
+    query.drain()
+    assert bodies_of(query.rows) == Counter(numbered(300))
+    nsqd.publish(topic, numbered(300, 400))
+    eventually(lambda: nsqd.channel(topic, "lake")["depth"] == 100)
+    query.options["stagingLocation"] = new
+    query.drain()
     assert bodies_of(query.rows) == Counter(numbered(400))
 
 

@@ -1,0 +1,95 @@
+"""Servers that say what a test wants said, and clusters of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.engine.cluster import Cluster
+from nsqtools.sandbox.http import json_reply, serve
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from nsqtools.sandbox.http import Request, Response
+
+
+@dataclass(slots=True)
+class Fake:
+    """A server that says what a test wants said, until it is stopped."""
+
+    answers: dict[str, Any]
+    port: int = field(default_factory=free_port)
+    asked: list[str] = field(default_factory=list)
+    server: Any = None
+
+    async def answer(self, request: Request) -> Response:
+        self.asked.append(f"{request.path}?{request.query}" if request.query else request.path)
+        return json_reply(self.answers[request.path])
+
+    async def start(self) -> None:
+        self.server = await serve(self.answer, "127.0.0.1", self.port)
+
+    async def stop(self) -> None:
+        if self.server:
+            await self.server.stop()
+        self.server = None
+
+    @property
+    def name(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def count(self, path: str) -> int:
+        return sum(each.partition("?")[0] == path for each in self.asked)
+
+
+class Stage:
+    """Fakes, and clusters of them, that end with the test."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.stack = stack
+
+    async def nsqd(self, *topics: str, start: int = 5, port: int = 0) -> Fake:
+        fake = Fake({}, port or free_port())
+        tcp = free_port()
+        fake.answers["/info"] = {
+            "version": "1.3.0",
+            "broadcast_address": "127.0.0.1",
+            "hostname": "host",
+            "tcp_port": tcp,
+            "http_port": fake.port,
+            "start_time": start,
+        }
+        entries = [{"topic_name": name, "depth": 1, "channels": []} for name in topics]
+        fake.answers["/stats"] = {"version": "1.3.0", "start_time": start, "topics": entries}
+        await self.start(fake)
+        return fake
+
+    async def lookupd(self, *nsqds: Fake) -> Fake:
+        fake = Fake({"/nodes": {"producers": [listed(each) for each in nsqds]}})
+        await self.start(fake)
+        return fake
+
+    async def start(self, fake: Fake) -> None:
+        await fake.start()
+        self.stack.push_async_callback(fake.stop)
+
+    def cluster(
+        self, *lookupds: Fake, nsqds: tuple[Fake, ...] = (), quiet: bool = False
+    ) -> Cluster:
+        made = Cluster(
+            [each.name for each in lookupds],
+            [each.name for each in nsqds],
+            connect_timeout=5,
+            request_timeout=5,
+            quiet=quiet,
+        )
+        self.stack.push_async_callback(made.close)
+        return made
+
+
+def listed(nsqd: Fake) -> dict[str, Any]:
+    info, stats = nsqd.answers["/info"], nsqd.answers["/stats"]
+    topics = [each["topic_name"] for each in stats["topics"]]
+    return {**info, "topics": topics, "tombstones": [False] * len(topics)}

@@ -1,0 +1,112 @@
+"""Who has a topic is asked once, and what is done to it goes to who is named in the plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
+from nsqtools.engine.changes import Step
+from nsqtools.errors import UnreachableError
+from nsqtools.net.http import Lookupd, NsqdHTTP
+
+if TYPE_CHECKING:
+    from tests.engine.staging import Fake, Stage
+
+LIMITS = {"connect_timeout": 5.0, "request_timeout": 5.0, "tls": None}
+
+
+def servers(*lookupds: Fake, nsqds: tuple[Fake, ...] = ()) -> Servers:
+    return Servers(
+        tuple(each.name for each in lookupds), tuple(each.name for each in nsqds), LIMITS
+    )
+
+
+async def registry(stage: Stage, *nsqds: Fake, topics: tuple[str, ...] = ()) -> Fake:
+    lookupd = await stage.lookupd(*nsqds)
+    lookupd.answers |= {"/topics": {"topics": topics}, "/channels": {"channels": ["c"]}}
+    return lookupd
+
+
+async def test_everybody_is_asked_once(stage: Stage) -> None:
+    given, listed = await stage.nsqd("t"), await stage.nsqd("t", "u")
+    lookupd = await registry(stage, listed, topics=("t", "v"))
+    where = servers(lookupd, nsqds=(given,))
+    found = await survey(where, "t")
+    assert sorted(lookupd.asked) == ["/channels?topic=t", "/nodes", "/topics"]
+    assert [each.partition("?")[0] for each in given.asked] == ["/info", "/stats"]
+    assert [each.partition("?")[0] for each in listed.asked] == ["/stats"]
+    assert [(each.node.name, each.given) for each in found.holdings] == [
+        (given.name, True),
+        (listed.name, False),
+    ]
+    assert all(each.topic and each.topic.name == "t" for each in found.holdings)
+    (known,) = found.registries
+    assert (known.topics, known.channels) == (("t", "v"), ("c",))
+    assert [str(each.http) for each in known.producers] == [listed.name]
+    assert not found.blind
+    assert await all_topics(where, found) == {"t", "u", "v"}
+
+
+async def test_a_silent_nsqd_is_asked_no_second_time(stage: Stage) -> None:
+    silent, lookupd = await stage.nsqd("t"), await registry(stage)
+    del silent.answers["/info"]  # that ends in an error
+    found = await survey(servers(lookupd, nsqds=(silent,)), "t")
+    assert silent.asked == ["/info"]
+    (holding,) = found.holdings
+    assert (holding.given, holding.topic) == (True, None)
+    assert holding.error
+
+
+async def test_an_nsqd_is_asked_though_nsqlookupd_does_not_list_it_with_the_topic(
+    stage: Stage,
+) -> None:
+    """As after a topic was deleted from nsqlookupd, and an nsqd did not answer."""
+    nsqd = await stage.nsqd("t")
+    lookupd = await registry(stage, nsqd)
+    lookupd.answers["/nodes"]["producers"][0] |= {"topics": [], "tombstones": []}
+    (holding,) = (await survey(servers(lookupd), "t")).holdings
+    assert holding.topic
+
+
+async def test_the_error_of_an_nsqlookupd_is_that_of_any_of_its_answers(stage: Stage) -> None:
+    nsqd = await stage.nsqd("t")
+    mute, deaf = await registry(stage, nsqd), await registry(stage, nsqd)
+    del mute.answers["/nodes"], deaf.answers["/topics"]
+    found = await survey(servers(mute, deaf), "t")
+    assert all(each.error and not each.producers for each in found.registries)
+    assert found.blind
+    assert [each.node.name for each in found.holdings] == [nsqd.name]
+
+
+async def test_nobody_is_unreachable(stage: Stage) -> None:
+    nsqd, lookupd = await stage.nsqd("t"), await registry(stage)
+    await nsqd.stop()
+    await lookupd.stop()
+    with pytest.raises(UnreachableError, match=r"^no server answers: .* \(nor do 1 others\)$"):
+        await survey(servers(lookupd, nsqds=(nsqd,)), "t")
+
+
+@pytest.mark.parametrize("kind", ["topic", "channel"])
+@pytest.mark.parametrize("verb", ["create", "delete", "empty", "pause", "unpause"])
+async def test_each_step_is_the_request_that_it_says(stage: Stage, kind: str, verb: str) -> None:
+    path = f"{kind}/{verb}"
+    names = ("t", "c") if kind == "channel" else ("t",)
+    programs = {"nsqd": await stage.nsqd()}
+    if verb in ("create", "delete"):
+        programs["nsqlookupd"] = await stage.lookupd()
+    steps = [Step(each, fake.name, fake.name, path, names) for each, fake in programs.items()]
+    for fake in programs.values():
+        fake.answers[f"/{path}"] = ""
+    outcomes = await carry_out(servers(), [steps])
+    assert [each.step for each in outcomes] == steps
+    for step, fake in zip(steps, programs.values(), strict=True):
+        assert step.request == f"POST http://{fake.name}{fake.asked[-1]}"
+
+
+def test_the_clients_have_a_method_for_each_change() -> None:
+    for kind in ("topic", "channel"):
+        for verb in ("create", "delete"):
+            assert hasattr(Lookupd, f"{verb}_{kind}")
+            assert hasattr(NsqdHTTP, f"{verb}_{kind}")
