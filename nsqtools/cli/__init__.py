@@ -43,9 +43,7 @@ COMMANDS = {
     ),
     "verify": Entry("nsqtools.cli.verify:verify", "Check archives and manifests.", "Look"),
     "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
-    "doctor": Entry(
-        "nsqtools.cli.doctor:doctor", "Find out why a consumer sees nothing.", "Look"
-    ),
+    "doctor": Entry("nsqtools.cli.doctor:doctor", "Find out why a consumer sees nothing.", "Look"),
     "topic": Entry(
         "nsqtools.cli.topic:topic", "Make, empty, pause and delete topics.", "Administer"
     ),

@@ -56,8 +56,8 @@ channel, channel-paused
   The channel, or without --channel all of the topic.
 consumers
   Who else takes messages of the channel, and who takes none: each one that is full, or has RDY 0, \
-is looked at twice, a second apart. One that is full and finishes nothing meanwhile may be slow, and \
-is a warning; it is a failure that messages time out, or that all have RDY 0 while some wait.
+is looked at twice, a second apart. One that is full and finishes nothing meanwhile may be slow: a \
+warning. It is a failure that messages time out, or that all have RDY 0 while messages wait.
 
 These words are the values of check in the output of --json.""",
     },

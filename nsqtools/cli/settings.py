@@ -36,7 +36,6 @@ class Setting(NamedTuple):
 
 def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]:
     """Environment variables of an option: the command's own before the one all commands share."""
-    name = name.rstrip("_")
     own = "_".join(("NSQTOOLS", *words(ctx), name)).replace("-", "_").upper()
     return (own, f"NSQTOOLS_{name.upper()}") if shared else (own,)
 

@@ -13,7 +13,9 @@ TOPIC = Option("text", "A topic.", values="topic")
 NOTES = {
     "FAILURES": """\
 All servers are asked at once, nsqlookupds before nsqds, and one that fails keeps no other from \
-being asked. Standard error names those that failed; the exit status is 4 if others did it.
+being asked. Standard error names those that failed; the exit status is 4 if others did it. So it \
+is if nsqlookupds are given and none answers: then only nsqds that are given are paused, unpaused \
+or emptied.
 
 An nsqd that does not answer counts as failed if nsqlookupd lists it with the topic, or if it was \
 given. Where no server has what was named, the exit status is 1.""",

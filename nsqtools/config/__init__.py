@@ -136,7 +136,7 @@ class ClientConfig(Options):
     topology_region: str = option("", "text", "Region sent to nsqd.", flag=False)
     topology_zone: str = option("", "text", "Zone sent to nsqd.", flag=False)
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Refuse what nsqd would refuse, before any connection is made."""
         if self.snappy and self.deflate:
             raise ConfigError("--snappy and --deflate exclude each other: choose one")
@@ -316,9 +316,9 @@ class ConsumerConfig(ClientConfig):
         30.0, "duration", "Limit for finishing what is in flight when stopping.", minimum=0.0
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """As the base's, and what only a consumer negotiates."""
-        ClientConfig.check(self)
+        ClientConfig.validate(self)
         if 0 < self.msg_timeout < 1:
             raise ConfigError("--msg-timeout: nsqd takes 0, for its own, or at least 1s")
 
@@ -490,7 +490,7 @@ class FileOptions(Options):
         in_file=False,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """There is one profile at a time."""
         if len(self.profile) > 1:
             names = " and ".join(map(repr, self.profile))
@@ -655,7 +655,7 @@ class ArchiveSourceOptions(SourceOptions):
         5.0, "duration", "Limit for that answer.", minimum=0.001, own=True
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """A pattern is a regular expression."""
         if not self.topic_pattern:
             return
@@ -695,7 +695,7 @@ class ArchiveRecordOptions(Options):
         "\\n", "text", "Bytes after each body: text, \\n, \\t, \\0, \\xNN.", metavar="BYTES"
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """A delimiter stands in raw files alone."""
         if self.format != "raw" and self.delimiter != "\\n":
             raise ConfigError(f"--delimiter: --format {self.format} has none")
@@ -870,9 +870,9 @@ class ArchiveOptions(ArchiveRecordOptions):
         """What ``--compress`` and ``--gzip`` amount to."""
         return "gzip" if self.gzip else self.compress
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """What is asked of the clock, and what cannot be one file."""
-        ArchiveRecordOptions.check(self)
+        ArchiveRecordOptions.validate(self)
         if self.lock and self.lock == self.manifest:
             raise ConfigError("--lock and --manifest: one file cannot be both")
         if self.rotate_boundary % 1:
@@ -901,7 +901,7 @@ class MetricsOptions(Options):
         default_note="not served",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """The address is one."""
         try:
             _ = self.address
@@ -944,7 +944,7 @@ class DeadLetterOptions(Options):
         hides=URL_SECRETS,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """The URL is one that can be posted to."""
         url = self.dead_letter_url
         if not url:
@@ -1116,7 +1116,7 @@ class HttpOptions(Options):
         "Print requests instead of sending them, of copies on a channel of its own.",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """What belongs together."""
         if bool(self.http_tls_cert) != bool(self.http_tls_key):
             raise ConfigError(
@@ -1227,7 +1227,7 @@ class RelayOptions(Options):
         default_note="never, but at the end with --until-empty",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """A value is one of a field."""
         if self.require_json_value and not self.require_json_field:
             raise ConfigError("--require-json-value: needs --require-json-field")
@@ -1264,7 +1264,7 @@ class SparkOptions(Options):
         default_note="it is discarded",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """The master has a form that Spark knows, and a property has a name."""
         if not re.fullmatch(_MASTER, self.master):
             raise ConfigError(
@@ -1307,7 +1307,7 @@ class StreamSourceOptions(SourceOptions):
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """HTTP addresses have their TCP addresses, and names stay when nobody consumes them."""
         count = len(self.nsqd_http_address)
         if count and self.lookupd_http_address:
@@ -1375,9 +1375,9 @@ class StreamConfig(ClientConfig):
         excludes=("auth_secret", "auth_secret_file"),
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """As the base's, and what only a consumer negotiates."""
-        ClientConfig.check(self)
+        ClientConfig.validate(self)
         if 0 < self.msg_timeout < 1:
             raise ConfigError("--msg-timeout: nsqd takes 0, for its own, or at least 1s")
 
@@ -1503,7 +1503,7 @@ class InputOptions(Options):
         metavar="BYTES",
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """A delimiter stands in raw files alone."""
         if self.delimiter != "\\n" and self.input_format != "raw":
             raise ConfigError("--delimiter: needs --input-format raw")
@@ -1585,7 +1585,7 @@ class QueryOptions(Options):
             return self.format
         return "parquet" if self.output else "topic" if self.destination_topic else "console"
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """A format and a place belong together."""
         wanted = {"parquet": "output", "json": "output", "topic": "destination_topic"}
         need = wanted.get(self.kind, "")
@@ -1774,7 +1774,7 @@ class CheckOptions(Options):
 
     title: ClassVar[str] = "Monitoring"
 
-    check_: bool = option(
+    check: bool = option(
         False,
         "flag",
         "Check once, as monitoring plugins do: the exit status is 0 for OK, 1 for WARNING, 2 for "
@@ -1849,7 +1849,7 @@ class CheckOptions(Options):
         in_file=False,
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """The address is one, and WARNING comes before CRITICAL."""
         try:
             _ = self.serve_address
@@ -2026,7 +2026,7 @@ class NsqdOptions(Options):
         "", "path", "File with the one AUTH secret that is accepted, for everything."
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """What belongs together."""
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")

@@ -251,8 +251,8 @@ def texts(help: str, *, metavar: str, **rest: Any) -> Any:  # noqa: A002
 
 
 def flag_name(name: str) -> str:
-    """``max_in_flight`` to ``max-in-flight``; a last ``_`` only makes it another name."""
-    return name.rstrip("_").replace("_", "-")
+    """``max_in_flight`` to ``max-in-flight``."""
+    return name.replace("_", "-")
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -289,7 +289,7 @@ class Options:
                     declared.check(each_value)
             except ConfigError as error:
                 raise ConfigError(f"--{flag_name(name)}: {error}") from None
-        self.check()
+        self.validate()
 
     def __repr__(self) -> str:
         values = {name: getattr(self, name) for name in self.declared()}
@@ -305,7 +305,7 @@ class Options:
     def __hash__(self) -> int:
         return hash(tuple(getattr(self, each.name) for each in fields(self)))
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise ConfigError if options contradict each other."""
 
     def check_complete(self) -> None:

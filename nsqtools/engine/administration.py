@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.engine.changes import Holding, Outcome, Registry, Survey
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.lookup import nobody
-from nsqtools.errors import HTTPError, UnreachableError
+from nsqtools.errors import HTTPError
 from nsqtools.net.http import Lookupd, NsqdHTTP, parse_url
 
 if TYPE_CHECKING:

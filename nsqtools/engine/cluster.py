@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -50,9 +51,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was said at ``at``, in monotonic seconds; ``stats`` and ``failures`` are by node name.
+    """What was said about ``at``, in monotonic seconds; ``stats`` and ``failures`` by node name.
 
-    ``nodes`` are all that were asked, in their order, and ``times`` when each answer was made.
+    ``nodes`` are all that were asked, in their order. ``times`` has when each answer was made, and
+    ``at`` is their mean.
     ``lookupds`` has the nsqlookupds by ``host:port`` as asked, None for one that answered, and
     ``listed`` what each that answered lists.
     """
@@ -75,6 +77,10 @@ class Snapshot:
             name: _sample(self.time(name), self.stats[name]) if name in self.stats else None
             for name in self.nodes
         }
+
+    def topics(self) -> dict[str, Mapping[str, bool]]:
+        """For Rates: those that nsqlookupd lists, by node name."""
+        return {name: node.topics for name, node in self.nodes.items()}
 
 
 class Cluster:
@@ -170,7 +176,6 @@ class Cluster:
     ) -> Snapshot:
         found = await self._discover()
         nodes = {each.name: each for each in found if everywhere or self._has(each, topic)}
-        at = monotonic()
         failures = {name: self._failed[name] for name in nodes if name in self._failed}
 
         async def ask(name: str) -> NsqdStats | HTTPError:
@@ -191,6 +196,7 @@ class Cluster:
                     del self._infos[name]  # it was restarted, perhaps with other options
         times = {name: self._clients[name].at for name in stats}
         listed = {str(address): said for address, said in self._answers.answers}
+        at = fmean(times.values()) if times else monotonic()
         return Snapshot(at, stats, failures, nodes, self._asked, times, listed)
 
     async def _discover(self) -> list[Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -131,17 +132,24 @@ class Rates:
         self._before: dict[str, Sample] = {}
         self._had: dict[str, frozenset[Key]] = {}
 
-    def record(self, samples: Mapping[str, Sample | None]) -> list[Row]:
+    def record(
+        self,
+        samples: Mapping[str, Sample | None],
+        listed: Mapping[str, Iterable[str]] | None = None,
+    ) -> list[Row]:
         """Rows by topic and channel, a topic before its channels.
 
         ``samples`` are by nsqd; None is one that does not answer, and what it had is missing until
-        it is left out.
+        it is left out. One that never answered is missing from the topics ``listed`` for it.
         """
         sums: dict[Key, _Sum] = {}
+        unseen: Counter[str] = Counter()
         for node, sample in samples.items():
             if sample is None:
                 for key in self._had.get(node, ()):
                     sums.setdefault(key, _Sum()).missing += 1
+                if node not in self._had:
+                    unseen.update((listed or {}).get(node, ()))
                 continue
             before = self._baseline(node, sample)
             for key, counters in sample.counters.items():
@@ -154,9 +162,12 @@ class Rates:
                 first = before.counters.get(key, _NOTHING)
                 if not _fell(first, counters):
                     total.growth.add(first, counters, sample.at - before.at)
+        for (topic, _), total in sums.items():
+            total.missing += unseen[topic]
         self._had = {
-            node: self._had.get(node, frozenset()) if sample is None else frozenset(sample.counters)
+            node: self._had[node] if sample is None else frozenset(sample.counters)
             for node, sample in samples.items()
+            if sample is not None or node in self._had
         }
         self._before = {node: sample for node, sample in samples.items() if sample is not None}
         return [_row(key, sums[key]) for key in sorted(sums)]

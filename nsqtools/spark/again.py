@@ -10,8 +10,9 @@ looked at only when a message comes again:
   most WINDOW messages in flight, and ends as soon as it learns of a lost connection or a FIN that
   was too late. nsqd holds back what is beyond the window until it has processed FINs: those that
   it lacks are of the last WINDOW rows, or of the last two WINDOWs if some timed out while they were
-  staged. One that gets more than the window knows by this that some did, and stages no more. So these are looked at, of each attempt but one that is known to have settled all: the
-  answer to CLS comes after nsqd has processed what was sent before it.
+  staged. An attempt that gets more than the window knows by this that some did, and stages no more.
+  So these are looked at, of each attempt but one that is known to have settled all: the answer to
+  CLS comes after nsqd has processed what was sent before it.
 * The partition of a live attempt is looked at like that of a dead one, and those of all batches
   that are still there: a message may reach another partition before the dead attempt is adopted.
   Of a batch that was committed only complete ones are: nobody has read the others.

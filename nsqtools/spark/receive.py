@@ -154,7 +154,7 @@ class _Link:
             self.last = self._now()
 
     def give_back(self) -> None:
-        """Requeue all that is not finished; what timed out meanwhile is not ours to requeue."""
+        """Requeue all that is not finished."""
         if not self.connection.is_lost:
             left = [*self.taken, *self.pending]
             self.connection.settle(requeue=[(message.id, 0) for message in left])
@@ -188,17 +188,15 @@ class _Link:
 
     def messages_received(self, connection: Connection, messages: list[Message]) -> None:
         """As Listener."""
-        is_first = not self.received
         size = sum([len(message.body) for message in messages])
         self.pending += messages
         self.size += size
         self.received += len(messages)
         self._received_bytes += size
         self.last = self._now()
-        if is_first:
+        if len(messages) == self.received:  # the first
             self._renew_ready()
-        # nsqd has never more in flight than it may, so it has given some up. It would do so, and
-        # send them again, for as long as the disk stalls.
+        # nsqd never exceeds RDY: it has given some up, and would go on so while the disk stalls.
         if self.received - self.finished > self._granted and not self.too_late:
             self.too_late += 1
             self.stop()
@@ -260,8 +258,8 @@ class _Pull:
 
     async def _connect(self, config: ConsumerConfig) -> None:
         """Open one connection, and as many more as the window needs; raises as Connection.open."""
-        self._links.append(await self._open(config))
-        most = self._links[0].connection.features.max_rdy_count
+        self._links = [first := await self._open(config)]
+        most = first.connection.features.max_rdy_count
         number = min(-(-min(self._window, self._left) // most), _MOST_LINKS)
         others = [self._open(config) for _ in range(1, number)]
         for each in await asyncio.gather(*others, return_exceptions=True):
@@ -298,9 +296,8 @@ class _Pull:
             reason = await self._next_segment()
             if self._in_trouble:
                 return reason
-            if reason:
-                for link in self._links:
-                    link.stop()
+            for link in self._links if reason else ():
+                link.stop()
             await self._stage()
             if reason or all(link.is_done and not link.pending for link in self._links):
                 return reason
@@ -378,8 +375,7 @@ class _Pull:
             if self._settings.flags:
                 fix = "raise --msg-timeout or lower --max-in-flight"
             notes.append(self._warn(f"messages timed out before they were finished: {fix}"))
-        errors = [link.error for link in self._links if link.error]
-        if errors:
+        if errors := [link.error for link in self._links if link.error]:
             notes.append(self._warn(f"connection lost: {errors[0].text}"))
         elif reason and not notes:
             self._tell(reason, logging.INFO)

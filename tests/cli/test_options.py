@@ -49,7 +49,7 @@ class What(Options):
     output: str = option("", "path", "Where to.", short="o")
     verbose: int = option(0, "count", "More.", short="v")
 
-    def check(self) -> None:
+    def validate(self) -> None:
         if self.keep and self.mode == "slow":
             raise ConfigError("--keep and --mode slow exclude each other: choose one")
 

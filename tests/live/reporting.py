@@ -108,7 +108,7 @@ def channel_of(said: dict[str, Any], topic: str, channel: str = "c") -> dict[str
 
 
 def counted(reports: Reports, rate: Callable[[dict[str, Any]], float | None]) -> float:
-    """What such a rate of all reports amounts to."""
+    """What such a rate of all reports amounts to; nearly, if it is of several nsqds."""
     return sum((rate(said) or 0.0) * float(said["interval"]) for said in reports.seen)
 
 

@@ -332,9 +332,9 @@ def test_a_topic_that_nothing_was_published_to(doctor: Doctor, nsqd: Nsqd) -> No
     assert text == f"nothing was published to topic {doctor.topic} since its nsqds started"
 
 
-def consumer(nsqd: Nsqd, topic: str, ready: int, **more: int) -> Raw:
+def consumer(nsqd: Nsqd, topic: str, ready: int) -> Raw:
     raw = Raw(nsqd.tcp)
-    raw.identify(client_id="greedy", hostname="greedy.test", user_agent="raw/1", **more)
+    raw.identify(client_id="greedy", hostname="greedy.test", user_agent="raw/1")
     return raw.subscribe(topic, "c", ready)
 
 
@@ -385,10 +385,12 @@ def test_a_consumer_that_finishes_nothing(doctor: Doctor, nsqd: Nsqd) -> None:
         )
 
 
-def test_a_consumer_that_lets_messages_time_out(doctor: Doctor, nsqd: Nsqd) -> None:
+def test_a_consumer_that_lets_messages_time_out(doctor: Doctor, make_nsqd: MakeNsqd) -> None:
+    nsqd = make_nsqd("-msg-timeout=200ms")
     filled(nsqd, doctor.topic)
-    with consumer(nsqd, doctor.topic, 2, msg_timeout=200) as other:
-        eventually(lambda: nsqd.channel(doctor.topic, "c")["in_flight_count"] == 2)
+    with consumer(nsqd, doctor.topic, 2) as other:
+        # nsqd looks after a new channel's timeouts from its next five seconds on.
+        eventually(lambda: nsqd.channel(doctor.topic, "c")["timeout_count"] > 0, 20.0)
         text, _ = doctor.ask("--channel", "c", *http(nsqd), code=1).only("failure", "consumers")
         assert text.startswith(f"consumer {other.address} (greedy.test, raw/1) holds 2 of RDY 2")
         assert text.endswith("of the channel timed out: it gets no more")

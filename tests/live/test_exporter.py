@@ -232,7 +232,7 @@ def test_one_that_hangs_is_down_in_time_and_scrapes_meanwhile_share_the_poll(
         for server in hanging:
             os.kill(server.pid, signal.SIGCONT)
     for each in found:
-        assert each["nsq_up", "", str(lookupds[0].http)] == 0
+        assert each["nsq_nsqlookupd_up", str(lookupds[0].http)] == 0
         assert each["nsq_up", str(nsqds[0].http)] == 0
         assert each["nsq_up", str(nsqds[1].http)] == 1
         assert each["nsq_channel_depth", "c", str(nsqds[1].http), topic] == 0

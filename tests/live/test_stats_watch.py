@@ -20,6 +20,7 @@ from tests.support.tmux import PROMPT, Tmux
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd
 

@@ -158,7 +158,8 @@ def test_it_is_nsq_stat_beside_the_same_traffic(
     assert channel_of(last, topic)["missing"] == 0
     for name in ("ingress", "egress"):
         number = counted(reports, lambda said, name=name: channel_of(said, topic)[name])  # type: ignore[misc]
-        assert number == pytest.approx(6000, rel=0.01)
+        # Each nsqd is measured between its own answers, and the interval of a report is their mean.
+        assert number == pytest.approx(6000, rel=0.1)
     one, other = (path.read_text().splitlines() for path in (theirs, ours))
     heads = [[n for n, line in enumerate(lines[:60]) if "rate" in line] for lines in (one, other)]
     assert heads[0] == heads[1] == [0, 26, 53]

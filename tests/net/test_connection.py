@@ -362,6 +362,7 @@ async def test_a_port_where_nobody_listens_is_connection_refused() -> None:
         await Connection.open(address, ConsumerConfig(), Owner())
     assert type(caught.value) is ConnectError
     assert str(caught.value) == f"{address}: connection refused"
+    assert caught.value.reason == "dial"
 
 
 @pytest.mark.parametrize("options", [{}, {"tls_v1": True}], ids="+".join)
@@ -390,6 +391,7 @@ async def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConnectError) as caught:
         await Connection.open(Address("nsqd.test", 4150), ConsumerConfig(), Owner())
     assert str(caught.value) == "nsqd.test:4150: cannot resolve 'nsqd.test'"
+    assert caught.value.reason == "name"
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -109,7 +109,7 @@ async def test_a_refused_connection_is_called_that() -> None:
     async with serving(b"") as server:
         pass
     error = await lookup_failure(server)
-    assert (error.text, error.status) == ("connection refused", 0)
+    assert (error.text, error.status, error.reason) == ("connection refused", 0, "dial")
     assert error.__cause__ is not None
 
 
@@ -118,13 +118,14 @@ async def test_a_name_that_does_not_resolve_is_quoted(monkeypatch: pytest.Monkey
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert (await lookup_failure("nowhere.test:4161")).text == "cannot resolve 'nowhere.test'"
+    error = await lookup_failure("nowhere.test:4161")
+    assert (error.text, error.reason) == ("cannot resolve 'nowhere.test'", "name")
 
 
 async def test_no_answer_in_time_ends_the_request() -> None:
     async with serving(None) as server:
         error = await lookup_failure(server, request_timeout=0.05)
-    assert (error.text, error.status) == ("no answer within 50ms", 0)
+    assert (error.text, error.status, error.reason) == ("no answer within 50ms", 0, "silence")
 
 
 async def test_a_reply_that_stops_half_way_ends_with_the_request_timeout() -> None:
@@ -142,7 +143,7 @@ async def test_a_reply_cut_short_is_called_that() -> None:
 async def test_a_tls_handshake_that_is_not_answered_ends_with_the_connect_timeout() -> None:
     async with serving(None) as server:
         error = await lookup_failure(f"https://{server.address}", connect_timeout=0.05)
-    assert error.text == "no connection within 50ms"
+    assert (error.text, error.reason) == ("no connection within 50ms", "dial")
 
 
 async def test_a_reset_connection_is_called_that() -> None:

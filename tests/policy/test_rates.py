@@ -153,6 +153,14 @@ def test_a_silent_nsqd_is_missing_from_what_it_had_and_begins_anew() -> None:
     assert (row.totals.messages, row.nodes, row.missing, row.ingress) == (500, 1, 1, None)
 
 
+def test_an_nsqd_that_never_answered_is_missing_from_what_nsqlookupd_lists_for_it() -> None:
+    rates, key = RatesOfSamples(), ("other", "c")
+    answer = Sample(0.0, 1, {KEY: Counters(100), key: Counters(1)})
+    first, second = rates.record({"a": answer, "b": None}, {"b": ("t", "gone")})
+    assert (first.topic, first.nodes, first.missing) == ("other", 1, 0)
+    assert (second.topic, second.nodes, second.missing) == ("t", 1, 1)
+
+
 def test_an_nsqd_that_is_left_out_is_forgotten() -> None:
     rates = Rates()
     rates.record({"a": sample(Counters(1)), "b": sample(Counters(1))}, now=0.0)

@@ -16,7 +16,18 @@ from nsqtools.spark.naming import Again
 from nsqtools.spark.segments import Ending
 from nsqtools.spark.stores import ArrowStore, LocalStore
 from tests.spark.hdfs import HdfsLike
-from tests.spark.ledgers import SETTLED, STREAM, Memory, Stop, claimed, filled, ids, key, offset, rows
+from tests.spark.ledgers import (
+    SETTLED,
+    STREAM,
+    Memory,
+    Stop,
+    claimed,
+    filled,
+    ids,
+    key,
+    offset,
+    rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -230,9 +241,7 @@ def test_the_newest_are_kept_up_to_a_number_of_keys_and_one_at_least(
     tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(again, "_MOST", 7)
-    torn, other = (
-        tmp_path / STREAM / f"new-again-{batch:08}-5-{0:032x}.arrow" for batch in (1, 7)
-    )
+    torn, other = (tmp_path / STREAM / f"new-again-{batch:08}-5-{0:032x}.arrow" for batch in (1, 7))
     torn.write_bytes(b"torn")
     other.write_bytes(b"of a newer driver")
     kept = {}

@@ -1,4 +1,7 @@
-"""The ledger: what was acknowledged is there, once, or the error says which file is not."""
+"""The ledger: what was acknowledged is there, once, or the error says which file is not.
+
+More than 400 lines, as the ledger has; crashes and races have files of their own.
+"""
 
 from __future__ import annotations
 

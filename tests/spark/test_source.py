@@ -1,4 +1,7 @@
-"""The source without a JVM: what it plans, what it reads, and what it reads again."""
+"""The source without a JVM: what it plans, what it reads, and what it reads again.
+
+More than 400 lines: planning and reading share the reader that is driven as Spark does.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def stats(*, where: ClusterOptions, asked: StatsOptions, check: CheckOptions) ->
         from nsqtools.cli.stats.serve import serve
 
         return serve(where, asked, check)
-    if check.check_:
+    if check.check:
         from nsqtools.cli.stats.check import run as run_check
 
         return run_check(where, asked, check)

@@ -54,7 +54,7 @@ class PluginCommand(Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click's, but with --check each error is UNKNOWN."""
-        if not ctx.params["check_"]:
+        if not ctx.params["check"]:
             _refuse_idle(ctx)
             return super().invoke(ctx)
         try:
@@ -136,6 +136,11 @@ def _unknown(error: BaseException, output: Output | None = None) -> int:
         (output or Output()).tell(verdict)
     except _OutfileError as failed:
         Output().tell(unknown(f"{verdict.summary}; {failed.message}"))
+    except BrokenPipeError:
+        raise
+    except OSError as failed:  # nor can standard output
+        sys.stderr.write(f"nsqtools: standard output: {failed.strerror}\n")
+        os._exit(verdict.status)
     return int(verdict.status)
 
 
@@ -143,7 +148,7 @@ def _refuse_idle(ctx: click.Context) -> None:
     """Raise UsageError for an option of --check without it: it looks as if that were watched."""
     from nsqtools.config import CheckOptions
 
-    parts = ("check_", "serve", *(["timeout"] if ctx.params["serve"] else []))
+    parts = ("check", "serve", *(["timeout"] if ctx.params["serve"] else []))
     for name in CheckOptions.declared():
         if name not in parts and _typed(ctx, name):
             raise click.UsageError(f"--{flag_name(name)} is for --check: give that too", ctx)
@@ -243,11 +248,11 @@ async def _look(
     rates = Rates()
     async with cluster:
         snapshot = await cluster.look(asked.topic or None, asked.channel or None)
-        rows = rates.record(snapshot.samples())
+        rows = rates.record(snapshot.samples(), snapshot.topics())
         if polls > 1 and snapshot.stats:
             await asyncio.sleep(asked.interval)
             snapshot = await cluster.look(asked.topic or None, asked.channel or None)
-            rows = rates.record(snapshot.samples())
+            rows = rates.record(snapshot.samples(), snapshot.topics())
     peers = peers_of(snapshot)
     verdict = judge(limits, rows, peers, topic=asked.topic, channel=asked.channel)
     return verdict, snapshot

@@ -31,8 +31,9 @@ a topic or channel that was named and that no nsqd has
 
 In the form nagios, the default, the first line holds state, reason and performance data, as the
 Monitoring Plugins Development Guidelines want them; where there is more than one finding a line for
-each follows. Performance data are those of the named topic and its channels; without --topic they
-are sums over all, and the highest value of what has a threshold.
+each follows. Performance data are those of the named topic and its channels, or of the named
+channel, which alone is checked then; without --topic they are sums over all, and the highest value
+of what has a threshold.
 
 In the form json a row has null for what is not known; where messages wait and none is taken its
 "stuck" is true. In the form prometheus there are the metrics of --serve, nsqtools_check_status,
@@ -45,7 +46,7 @@ down.
 
 nsq_up, nsq_nsqlookupd_up
   1 for each nsqd, and each nsqlookupd, that answers, else 0. An nsqd that nsqlookupd does not list
-  any more, and that does not answer, stays at 0 for five minutes.
+  any more is asked for five minutes, and counts as down if it does not answer.
 nsq_nsqd_info, nsq_nsqd_healthy, nsq_nsqd_start_time_seconds
   Of each nsqd.
 nsq_topic_depth, nsq_topic_backend_depth, nsq_topic_paused
@@ -64,9 +65,10 @@ SIGTERM.""",
     "EXIT STATUS": """\
 With --check it is that of a monitoring plugin instead, whatever happens: 0 for OK, 1 for WARNING, 2
 for CRITICAL, and 3 for UNKNOWN. That is what comes of a wrong command line or configuration file
-too, of --outfile that cannot be written, of --timeout, and where nobody answers; a line on standard
-output says why. A signal, or a reader of standard output that goes away, ends it as any other
-command.""",
+too, of --outfile that cannot be written, of --timeout, and where nobody answers; the result says
+why. It goes to --outfile, so that no older one stays there, or to standard output if that cannot be
+written or the command line is malformed. A signal, or a reader of standard output that goes away,
+ends it as any other command.""",
 }
 
 CHECK_EXAMPLES = (

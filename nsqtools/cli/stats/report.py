@@ -69,7 +69,7 @@ class Reporter:
         look = self._cluster.poll if self._before is None else self._cluster.look
         at = time.time()
         snapshot = await look(topic, channel, include_clients=self._asked.clients)
-        rows = self._rates.record(snapshot.samples())
+        rows = self._rates.record(snapshot.samples(), snapshot.topics())
         elapsed = None if self._before is None else snapshot.at - self._before
         self._before = snapshot.at
         return Report(
