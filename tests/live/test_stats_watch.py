@@ -160,9 +160,7 @@ def send_sigterm(window: Tmux) -> None:
     os.kill(window.child(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize(
-    ("end", "code"), [(press_q, 0), (press_ctrl_c, 130), (send_sigterm, 0)], ids=lambda v: str(v)
-)
+@pytest.mark.parametrize(("end", "code"), [(press_q, 0), (press_ctrl_c, 130), (send_sigterm, 0)])
 def test_however_it_ends_the_terminal_is_as_it_was(
     window: Tmux, nsqds: list[Nsqd], end: Callable[[Tmux], None], code: int
 ) -> None:
