@@ -43,7 +43,8 @@ listing, tombstone
   Whether consumers are sent to all nsqds that have the topic.
 tcp, tls, auth
   Whether each nsqd lets us in where consumers are sent to, its broadcast address. All that a \
-consumer does is tried but SUB: no channel is made and no message taken.
+consumer does is tried but SUB: no channel is made and no message taken. So two things are not \
+tested: whether AUTH permits this very topic and channel, and nsqd's --max-channel-consumers.
 http
   Whether its HTTP API answers, without which the rest cannot be known.
 clock, version

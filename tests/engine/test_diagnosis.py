@@ -1,4 +1,7 @@
-"""What is found wrong, judged from facts alone: what live servers do not show on demand."""
+"""What is found wrong, judged from facts alone: what live servers do not show on demand.
+
+The lines are many because there is much that can be wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 from nsqtools.engine.doctor.diagnosis import diagnose
 from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
-from nsqtools.errors import ConnectError, HTTPError
+from nsqtools.errors import ConnectError, HTTPError, HTTPPortError, RefusedError
 from nsqtools.names import Address
 from nsqtools.net.http import ChannelStats, ClientStats, Producer, TopicStats
 from nsqtools.proto.session import Features
@@ -318,3 +321,156 @@ def test_dead_nsqlookupds_are_failures_only_if_none_is_left() -> None:
 def test_a_server_that_is_there_but_is_another_counts_as_reached() -> None:
     wrong = lookupd("l", error=HTTPError("no usable reply", Address("l", 4161)), speaks="nsqd")
     assert facts(lookupds=[wrong]).anybody
+
+
+def listing(host: str, **values: Any) -> LookupdFacts:
+    known = producer(host, "events")
+    return lookupd(topics=frozenset({"events"}), producers=(known,), nodes=(known,), **values)
+
+
+def refused(host: str, port: int) -> HTTPError:
+    return HTTPError("connection refused", Address(host, port), reason="dial")
+
+
+def test_an_nsqd_that_is_listed_and_lacks_the_topic_is_a_failure() -> None:
+    other = nsqd("a", given=False, producer=producer("a", "events"))
+    finding = the_only(facts(other, lookupds=[listing("a")]))
+    assert finding == Finding(
+        "failure",
+        "listing",
+        "nsqlookupd lists topic events at a:4150, but the nsqd there does not have it",
+        "look at --broadcast-address and ports of the nsqd that has it",
+    )
+
+
+def test_of_an_nsqd_whose_http_is_dead_nobody_knows_whether_it_has_the_topic() -> None:
+    other = nsqd("a", given=False, producer=producer("a", "events"), http_error=refused("a", 4151))
+    assert [check for _, check, _ in not_ok(facts(other, lookupds=[listing("a")]))] == ["http"]
+
+
+@pytest.mark.parametrize("topics", [frozenset(), frozenset({"events"})])
+def test_nsqlookupds_without_any_nsqd_are_told(topics: frozenset[str]) -> None:
+    finding = the_only(facts(lookupds=[lookupd(topics=topics), lookupd("m")]))
+    assert (finding.level, finding.check) == ("failure", "listing")
+    assert finding.text == "no nsqd is registered at any nsqlookupd"
+    assert finding.fix.startswith("start nsqd with --lookupd-tcp-address")
+    one = facts(lookupds=[lookupd(topics=topics), lookupd("m", error=refused("m", 4161))])
+    assert ("failure", "listing", f"{finding.text} that answers") in not_ok(one)
+
+
+def test_the_http_port_of_nsqlookupd_given_for_an_nsqd() -> None:
+    wrong = HTTPPortError("this is the HTTP port", Address("a", 4150))
+    away: dict[str, Any] = {"features": None, "http_error": refused("a", 4151)}
+    found = facts(nsqd("a", tcp_error=wrong, tcp_speaks="http", is_lookupd=True, **away))
+    assert the_only(found) == Finding(
+        "failure",
+        "tcp",
+        "nsqd a:4150 is the HTTP port of an nsqlookupd",
+        "--lookupd-http-address a:4150",
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ({"tcp_port": 7}, "--broadcast-tcp-port=7"),
+        ({}, "--broadcast-tcp-port=PORT"),
+        (
+            {"tcp_port": 7, "http": Address("a", 4150), "url": "a:4150"},
+            "--broadcast-tcp-port=7 --broadcast-http-port=4150",
+        ),
+    ],
+)
+def test_swapped_ports_of_a_listed_nsqd_are_its_own_to_mend(
+    values: dict[str, Any], options: str
+) -> None:
+    wrong = HTTPPortError("this is the HTTP port", Address("a", 4150))
+    swapped = nsqd(
+        "a",
+        WELL,
+        given=False,
+        producer=producer("a", "events"),
+        tcp_error=wrong,
+        tcp_speaks="http",
+        features=None,
+        **values,
+    )
+    finding = the_only(facts(swapped, lookupds=[listing("a")]))
+    assert finding.text == "nsqd a:4150 is its HTTP port"
+    assert finding.fix == f"start that nsqd with {options}"
+
+
+def test_the_tcp_port_that_a_listed_nsqd_broadcasts_for_http_is_its_own_to_mend() -> None:
+    error = HTTPError("no usable reply", Address("a", 4151))
+    known: dict[str, Any] = {"given": False, "producer": producer("a", "events")}
+    found = facts(nsqd("a", http_error=error, http_speaks="nsqd", **known), lookupds=[listing("a")])
+    assert the_only(found).fix.startswith("start that nsqd with --broadcast-http-port=")
+    # Not where the user gave another address for its HTTP.
+    given = nsqd("a", http_error=error, http_speaks="nsqd", http=Address("b", 1), **known)
+    assert "--nsqd-http-address" in the_only(facts(given, lookupds=[listing("a")])).fix
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (
+            "msg timeout (60000) is invalid",
+            "lower --msg-timeout, or raise nsqd's --max-msg-timeout",
+        ),
+        ("sample rate (100) is invalid", "change the option that it refuses"),
+    ],
+)
+def test_what_nsqd_refuses_is_not_mended_by_starting_it(words: str, fix: str) -> None:
+    text = f"nsqd refused the connection: E_BAD_BODY IDENTIFY {words}"
+    error = RefusedError(text, Address("a", 4150))
+    finding = the_only(facts(nsqd("a", WELL, tcp_error=error, features=None)))
+    assert (finding.text, finding.fix) == (f"nsqd a:4150: {text}", fix)
+
+
+def test_a_topic_that_is_not_listed_may_be_at_an_nsqd_that_does_not_register() -> None:
+    home = lookupd(nodes=(producer("b", "other"),), topics=frozenset({"other"}))
+    finding = the_only(facts(lookupds=[home]))
+    assert finding.text == "no nsqlookupd lists topic events"
+    assert (
+        "if its nsqd runs without --lookupd-tcp-address, name it with --nsqd-http-address"
+        in finding.fix
+    )
+    assert finding.fix.endswith(f": nsqtools lookup topics {L}")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "do"),
+    [
+        ("c", "", f"make c: nsqtools channel create events c {A}"),
+        (
+            "c#ephemeral",
+            "",
+            "consume c#ephemeral: nsqtools tail --topic events --channel 'c#ephemeral' "
+            "--nsqd-tcp-address a:4150",
+        ),
+        (
+            "archve",
+            "; did you mean 'archive'?",
+            f"make archve: nsqtools channel create events archve {A} --nsqd-http-address b:4151",
+        ),
+    ],
+)
+def test_messages_that_wait_for_the_missing_channel_are_one_finding(
+    name: str, more: str, do: str
+) -> None:
+    waits = nsqd("a", events(depth=3))
+    nsqds = [waits, nsqd("b", events(channel("archive")))] if more else [waits]
+    finding = the_only(facts(*nsqds, channel=name))
+    assert (finding.level, finding.check) == ("warning", "depth")
+    assert finding.text == (
+        "3 messages wait in topic events, which has no channel there, "
+        f"and no channel {name} anywhere{more}"
+    )
+    first, _, command = do.partition(": ")
+    assert finding.fix.startswith(f"{first}: the first channel of an nsqd gets what waits there: ")
+    assert finding.fix.endswith(f": {command}")
+
+
+def test_messages_that_wait_beside_a_channel_that_is_elsewhere() -> None:
+    found = facts(nsqd("a", events(depth=3)), nsqd("b", WELL))
+    assert the_only(found).text == "3 messages wait in topic events, which has no channel there"

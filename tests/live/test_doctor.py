@@ -200,6 +200,11 @@ def test_an_nsqd_given_for_nsqlookupd_and_the_reverse(
     assert found.said("failure", "tcp") == [
         f"nsqd {nsqlookupd.tcp} is the TCP port of an nsqlookupd"
     ]
+    found = doctor.ask("--nsqd-tcp-address", str(nsqlookupd.http), code=1)
+    assert found.only("failure", "tcp") == (
+        f"nsqd {nsqlookupd.http} is the HTTP port of an nsqlookupd",
+        f"--lookupd-http-address {nsqlookupd.http}",
+    )
 
 
 def test_a_channel_that_is_paused(
@@ -287,8 +292,11 @@ def test_a_topic_that_nobody_has_is_told_with_the_nearest(
 
 
 def test_a_topic_that_was_made_and_never_published_to(
-    doctor: Doctor, nsqlookupd: Nsqlookupd
+    doctor: Doctor, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd
 ) -> None:
+    other = f"other.{doctor.topic}"
+    filled(make_nsqd(lookupds=[nsqlookupd]), other)
+    listed(other, nsqlookupd)
     nsqlookupd.request("POST", "/topic/create", topic=doctor.topic)
     text, _ = doctor.ask(*by(nsqlookupd), code=1).only("failure", "listing")
     assert text == f"nsqlookupd knows topic {doctor.topic}, but no nsqd has it"

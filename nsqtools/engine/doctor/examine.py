@@ -238,10 +238,20 @@ class _Examination:
         info = await self._info(str(tcp)) if speaks == "http" else None
         found = replace(nsqd, tcp_error=error, tcp_speaks=speaks)
         if not info or not info.tcp_port:
-            return found
+            return replace(found, is_lookupd=info is not None and await self._is_lookupd(tcp))
         if nsqd.http_error:  # it was looked for where it is not
             found = await self._ask_http(replace(found, url=str(tcp), http=tcp, http_error=None))
         return replace(found, tcp_port=info.tcp_port)
+
+    async def _is_lookupd(self, address: Address) -> bool:
+        """Whether it tells topics, which nsqd has no endpoint for."""
+        token = self._config.auth_secret if self._config.lookupd_authorization else ""
+        async with Lookupd(str(address), token=token, **self._limits) as client:
+            try:
+                await client.topics()
+            except HTTPError:
+                return False
+        return True
 
     async def _what_speaks(self, address: Address, error: PeerError) -> Speaks:
         """Nothing known, if nobody listens at all or it is known to be nsqd."""

@@ -57,8 +57,10 @@ class NsqdFacts:
     """What an nsqd says at ``tcp``, where consumers connect, and at ``http``, which is in ``url``.
 
     ``given`` is by the user, not found; then ``tcp`` is None if it is not known. ``features`` are
-    None unless it was greeted over TCP. ``topics`` are all of its topics, if the one in question
-    is not there. ``later`` is ``topic`` as it was a moment after that, if that was asked.
+    None unless it was greeted over TCP. ``is_lookupd`` is for ``tcp`` being the HTTP port of an
+    nsqlookupd; ``tcp_port`` is where nsqd listens, if ``tcp`` is its HTTP port. ``topics`` are all
+    of its topics, if the one in question is not there. ``later`` is ``topic`` as it was a moment
+    after that, if that was asked.
     """
 
     tcp: Address | None
@@ -69,6 +71,7 @@ class NsqdFacts:
     tcp_error: PeerError | None = None
     tcp_speaks: Speaks = ""
     tcp_port: int = 0
+    is_lookupd: bool = False
     features: Features | None = None
     needs_tls: bool = False
     http_error: HTTPError | None = None

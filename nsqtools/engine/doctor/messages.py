@@ -42,12 +42,23 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
         yield Finding("warning", "topic", text, fix)
     elif not paused:
         yield Finding("ok", "topic", f"topic {topic}: {_messages(published)} published so far")
-    waiting = sum(found.depth for _, found in having if not found.channels)
-    if waiting:
-        text = f"{_messages(waiting)} wait in topic {topic}, which has no channel there"
-        make = facts.command("channel", "create", topic, facts.channel or "NAME")
-        fix = f"make one: the first channel of an nsqd gets what waits there: {make}"
-        yield Finding("warning", "depth", text, fix)
+    if waiting := _waiting(facts):
+        yield _about_waiting(facts, waiting)
+
+
+def _about_waiting(facts: Facts, waiting: int) -> Finding:
+    """Messages that no channel has; of a named channel that is nowhere this says so too."""
+    topic, name, known = facts.topic, facts.channel, _channels(facts)
+    text = f"{_messages(waiting)} wait in topic {topic}, which has no channel there"
+    make = facts.command("channel", "create", topic, name or "NAME")
+    do = "make one"
+    if name and name not in known:
+        text += f", and no channel {name} anywhere{nearest(name, sorted(known))}"
+        do = f"make {name}"
+        if is_ephemeral(name):
+            do, make = f"consume {name}", facts.consume(name)
+    fix = f"{do}: the first channel of an nsqd gets what waits there: {make}"
+    return Finding("warning", "depth", text, fix)
 
 
 def judge_channel(facts: Facts) -> Iterator[Finding]:
@@ -58,7 +69,7 @@ def judge_channel(facts: Facts) -> Iterator[Finding]:
             yield _about(facts, each, found)
         return
     if name not in channels:
-        if any(True for _ in facts.having()):
+        if any(True for _ in facts.having()) and not _waiting(facts):
             yield _absent(facts, sorted(channels))
         return
     yield _about(facts, name, channels[name])
@@ -177,6 +188,11 @@ def _about_stuck(
 def _who(client: ClientStats) -> str:
     host = client.hostname or client.client_id
     return f"consumer {client.remote_address} ({host}, {client.user_agent or 'no user agent'})"
+
+
+def _waiting(facts: Facts) -> int:
+    """Messages in the topic where it has no channel."""
+    return sum(topic.depth for _, topic in facts.having() if not topic.channels)
 
 
 def _channels(facts: Facts) -> dict[str, Found]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config.option import counted, nearest
 from nsqtools.engine.doctor.facts import Finding
-from nsqtools.errors import AuthError, HTTPPortError
+from nsqtools.errors import AuthError, HTTPPortError, RefusedError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
     if not answering:
         return
     having = [nsqd for nsqd, _ in facts.having()]
-    listing = [each for each in answering if facts.topic in each.topics]
     if facts.found:
         names = ", ".join(sorted(map(str, facts.found)))
         text = (
@@ -79,9 +78,17 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
         )
         yield Finding("ok", "listing", text)
     elif not having and not any(map(facts.hidden_by, facts.nsqds)):
-        yield _unlisted(facts, listing)
+        yield _unlisted(facts, answering)
     for nsqd in facts.nsqds:
         yield from _judge_tombstones(facts, nsqd, answering)
+    for nsqd in facts.nsqds:
+        if nsqd.tcp in facts.found and nsqd.topic is None and not nsqd.http_error:
+            text = (
+                f"nsqlookupd lists topic {facts.topic} at {nsqd.tcp}, but the nsqd there does not "
+                "have it"
+            )
+            fix = "look at --broadcast-address and ports of the nsqd that has it"
+            yield Finding("failure", "listing", text, fix)
     for nsqd in having:
         if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
             text = f"nsqd {nsqd.name} has topic {facts.topic}, but no nsqlookupd lists it there"
@@ -101,16 +108,24 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
             yield Finding("warning", "listing", text, fix)
 
 
-def _unlisted(facts: Facts, listing: list[LookupdFacts]) -> Finding:
+def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
     topic = facts.topic
-    if listing:
+    if not any(each.nodes for each in answering):
+        those = "" if len(answering) == len(facts.lookupds) else " that answers"
+        text = f"no nsqd is registered at any nsqlookupd{those}"
+        fix = "start nsqd with --lookupd-tcp-address for each nsqlookupd"
+        return Finding("failure", "listing", text, fix)
+    if any(topic in each.topics for each in answering):
         text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
         return Finding(
             "failure", "listing", text, f"publish to it, which makes it: {facts.publish()}"
         )
     near = nearest(topic, sorted(facts.known_topics - {topic}))
     text = f"no nsqlookupd lists topic {topic}{near}"
-    fix = f"check the name, or publish to it; all topics: {facts.command('lookup', 'topics')}"
+    fix = (
+        "check the name, or publish to it; if its nsqd runs without --lookupd-tcp-address, name it "
+        f"with --nsqd-http-address; all topics: {facts.command('lookup', 'topics')}"
+    )
     return Finding("failure", "listing", text, fix)
 
 
@@ -153,6 +168,8 @@ def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
         return Finding("failure", "tcp", f"nsqd {tcp} {wrong[0]}", wrong[1])
     if error.reason == "name":
         return _unresolved(nsqd, tcp)
+    if isinstance(error, RefusedError) and error.reason != "tls":
+        return Finding("failure", "tcp", f"nsqd {error}", _accepted(error))
     check = "tls" if error.reason == "tls" else "tcp"
     return Finding("failure", check, f"nsqd {error}", "" if check == "tls" else _start(nsqd))
 
@@ -165,13 +182,36 @@ def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
 
 
 def _wrong_tcp_port(nsqd: NsqdFacts, tcp: Address, error: PeerError) -> tuple[str, str] | None:
+    if nsqd.is_lookupd:
+        fix = _broadcast(nsqd) or f"--lookupd-http-address {tcp}"
+        return "is the HTTP port of an nsqlookupd", fix
     if isinstance(error, HTTPPortError) or nsqd.tcp_speaks == "http":
+        if fix := _broadcast(nsqd):
+            return "is its HTTP port", fix
         fix = f"--nsqd-tcp-address {Address(tcp.host, nsqd.tcp_port)}" if nsqd.tcp_port else ""
         return "is its HTTP port", fix or "give its TCP port, 4150 unless it was told otherwise"
     if nsqd.tcp_speaks == "nsqlookupd":
         usual = Address(tcp.host, LOOKUPD_HTTP_PORT)
-        return "is the TCP port of an nsqlookupd", f"--lookupd-http-address {usual}"
+        fix = _broadcast(nsqd) or f"--lookupd-http-address {usual}"
+        return "is the TCP port of an nsqlookupd", fix
     return None
+
+
+def _broadcast(nsqd: NsqdFacts) -> str:
+    """What a listed nsqd is to be started with for ports of its own; empty for a given one."""
+    if nsqd.given or not nsqd.producer:
+        return ""
+    options = f"--broadcast-tcp-port={nsqd.tcp_port or 'PORT'}"
+    if nsqd.tcp and nsqd.http == nsqd.tcp:  # its HTTP API was found there, not where it is listed
+        options += f" --broadcast-http-port={nsqd.tcp.port}"
+    return f"start that nsqd with {options}"
+
+
+def _accepted(error: RefusedError) -> str:
+    """What nsqd would accept, by its words on IDENTIFY (nsqd/protocol_v2.go, client_v2.go)."""
+    if "msg timeout" in error.text:
+        return "lower --msg-timeout, or raise nsqd's --max-msg-timeout"
+    return "change the option that it refuses"
 
 
 def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:
@@ -203,6 +243,8 @@ def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
     elif nsqd.http_speaks == "nsqd":
         usual = Address(nsqd.http.host, NSQD_HTTP_PORT)
         fix = f"give its HTTP port, as in --nsqd-http-address {usual}"
+        if nsqd.producer and nsqd.producer.http == nsqd.http:
+            fix = "start that nsqd with --broadcast-http-port=PORT, that of its HTTP API"
         yield Finding("failure", "http", f"{name} is its TCP port, not HTTP", fix)
     elif nsqd.http_speaks == "tls":
         fix = f"--nsqd-http-address https://{nsqd.http}"
