@@ -36,7 +36,7 @@ pytestmark = pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark 
 ENV = {"JDK_JAVA_OPTIONS": QUICK_JVM}
 START = 120.0  # seconds that Spark may take to begin on a busy machine
 FULL = os.environ.get("NSQTOOLS_TEST_FULL") == "1"
-MESSAGES, TREE_KILLS, WORKER_KILLS = (600_000, 8, 20) if FULL else (120_000, 3, 8)
+MESSAGES, TREE_KILLS, WORKER_KILLS = (600_000, 8, 20) if FULL else (60_000, 2, 5)
 STEPS = ("--max-per-trigger", "5000", "--max-in-flight", "1000")
 
 
