@@ -316,7 +316,7 @@ async def test_a_failed_message_comes_again_after_its_delay_and_is_given_up_in_t
 
 async def test_a_deferred_message_waits(old_nsqd: Nsqd) -> None:
     async with undisturbed(), Producer([old_nsqd.tcp], ProducerConfig()) as producer:
-        await producer.publish("deferred", [b"one", b"two"], defer=0.3)
+        await producer.publish("deferred", [b"one", b"two"], defer=3)
         with pytest.raises(PublishError, match="E_INVALID") as caught:
             await producer.publish("deferred", [b"x"], defer=7200)
         assert caught.value.permanent
