@@ -1793,14 +1793,14 @@ class CheckOptions(Options):
     age_warn: float = option(
         0.0,
         "duration",
-        "WARNING if messages wait longer than this, by an estimate.",
+        "WARNING if messages wait longer than this, by an estimate; 0 checks nothing.",
         minimum=0.0,
         default_note="not checked",
     )
     age_crit: float = option(
         0.0,
         "duration",
-        "CRITICAL if messages wait longer than this, by an estimate.",
+        "CRITICAL if messages wait longer than this, by an estimate; 0 checks nothing.",
         minimum=0.0,
         default_note="not checked",
     )
@@ -1814,7 +1814,7 @@ class CheckOptions(Options):
     nsqds_min: int = option(
         0,
         "integer",
-        "CRITICAL if fewer nsqds answer.",
+        "CRITICAL if fewer nsqds answer, whatever topics they have.",
         minimum=0,
         default_note="not checked",
     )

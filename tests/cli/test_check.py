@@ -340,6 +340,11 @@ class TestExits:
         assert process.returncode == 3
         assert errors == b"nsqtools: standard output: No space left on device\n"
 
+    def test_a_minus_is_standard_output(self, nsqtools_cli: Cli, tmp_path: Path) -> None:
+        ended = nsqtools_cli("stats", "--check", "--outfile", "-", *NOBODY)
+        assert (ended.code, read(ended.stdout.decode()).state) == (3, "UNKNOWN")
+        assert list(tmp_path.iterdir()) == []
+
     def test_help_and_version_are_as_ever(self, nsqtools_cli: Cli) -> None:
         for args in (["--help"], ["--version"]):
             assert nsqtools_cli("stats", "--check", *args).code == 0

@@ -157,6 +157,9 @@ def test_a_killed_nsqd_is_a_warning_and_the_others_decide_the_rest(watched: Watc
     eventually(lambda: len(watched.lookupds[0].lookup(watched.topic)) == 2)
     eventually(lambda: len(watched.lookupds[1].lookup(watched.topic)) == 2)
     assert watched.check(where=watched.listed).state == "OK"  # nsqlookupd has forgotten it
+    watched.nsqds[1].create("another")
+    both = watched.check("--nsqds-min", "2", "--topic", "another", where=watched.listed)
+    assert both.state == "OK"  # though one of them does not have it
     fewer = watched.check("--nsqds-min", "3", where=watched.listed)
     assert (fewer.state, fewer.text) == ("CRITICAL", "2 nsqds answer, fewer than 3")
     for nsqd in watched.nsqds[1:]:

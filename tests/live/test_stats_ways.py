@@ -97,6 +97,14 @@ def test_it_ends_with_3_only_if_nobody_answers(
     assert none.stderr.count("\n") == 1
 
 
+def test_a_cluster_without_any_nsqd_is_no_empty_report(
+    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd
+) -> None:
+    done = nsqtools_cli("stats", "--once", *lookup([nsqlookupd]))
+    assert (done.code, done.stdout) == (3, b"")
+    assert done.stderr.startswith("nsqtools: no nsqlookupd lists an nsqd: ")
+
+
 def test_what_no_nsqd_has_is_a_failure(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> None:
     done = nsqtools_cli("stats", "--once", "--topic", topic, "--channel", "c", *http([nsqd]))
     assert (done.code, done.stdout) == (1, b"")

@@ -100,7 +100,7 @@ class Output(NamedTuple):
         from nsqtools.cli.stats.results import replace_file
 
         text = self.render(verdict, snapshot)
-        if not self.outfile:
+        if self.outfile in ("", "-"):
             click.echo(text, nl=False)
             return
         try:
@@ -246,12 +246,17 @@ async def _look(
     polls = 2 if limits.need_rates else 1
     cluster = open_cluster(where, request_timeout=limit / (PARTS * polls), quiet=True)
     rates = Rates()
+
+    async def look() -> Snapshot:
+        topic, channel = asked.topic or None, asked.channel or None
+        return await cluster.look(topic, channel, everywhere=bool(limits.nsqds_min))
+
     async with cluster:
-        snapshot = await cluster.look(asked.topic or None, asked.channel or None)
+        snapshot = await look()
         rows = rates.record(snapshot.samples(), snapshot.topics())
         if polls > 1 and snapshot.stats:
             await asyncio.sleep(asked.interval)
-            snapshot = await cluster.look(asked.topic or None, asked.channel or None)
+            snapshot = await look()
             rows = rates.record(snapshot.samples(), snapshot.topics())
     peers = peers_of(snapshot)
     verdict = judge(limits, rows, peers, topic=asked.topic, channel=asked.channel)

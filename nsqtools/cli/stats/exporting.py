@@ -166,6 +166,6 @@ def _latency(
 
 
 def _percentiles(latency: Latency | None) -> Iterator[tuple[float, float]]:
-    for quantile, seconds in latency.percentiles if latency else ():
+    for quantile, seconds in latency.percentiles if latency and latency.count else ():
         if math.isfinite(seconds):
             yield quantile, seconds

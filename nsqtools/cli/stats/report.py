@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.errors import UnreachableError
 from nsqtools.policy.rates import Rates, shown
 
 if TYPE_CHECKING:
@@ -64,11 +65,14 @@ class Reporter:
         self._before: float | None = None
 
     async def report(self) -> Report:
-        """Ask once; the first time raises UnreachableError if nobody answers."""
+        """Ask once; the first time raises UnreachableError if nobody answers or is listed."""
         topic, channel = self._asked.topic or None, self._asked.channel or None
         look = self._cluster.poll if self._before is None else self._cluster.look
         at = time.time()
         snapshot = await look(topic, channel, include_clients=self._asked.clients)
+        if self._before is None and not (snapshot.nodes or any(snapshot.listed.values())):
+            fix = "start nsqd with --lookupd-tcp-address"
+            raise UnreachableError(f"no nsqlookupd lists an nsqd: {fix}")
         rows = self._rates.record(snapshot.samples(), snapshot.topics())
         elapsed = None if self._before is None else snapshot.at - self._before
         self._before = snapshot.at
