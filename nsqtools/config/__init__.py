@@ -17,11 +17,13 @@ from nsqtools import __version__
 from nsqtools.config.option import (
     URL_SECRETS,
     Options,
+    addresses,
     flag_name,
     format_duration,
     option,
     option_class,
     texts,
+    urls,
 )
 from nsqtools.errors import ConfigError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, NSQD_TCP_PORT, Address, is_ephemeral
@@ -398,20 +400,13 @@ class SourceOptions(Options):
     channel: str = option(
         "", "text", "Channel to consume it on.", metavar="CHANNEL", values="channel", own=True
     )
-    nsqd_tcp_address: tuple[str, ...] = option(
-        (f"127.0.0.1:{NSQD_TCP_PORT}",),
-        "address",
+    nsqd_tcp_address: tuple[str, ...] = addresses(
         "nsqd to consume from; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
+        default=(f"127.0.0.1:{NSQD_TCP_PORT}",),
         excludes=("lookupd_http_address",),
     )
-    lookupd_http_address: tuple[str, ...] = option(
-        (),
-        "url",
-        "nsqlookupd to ask for nsqds instead; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
+    lookupd_http_address: tuple[str, ...] = urls(
+        "nsqlookupd to ask for nsqds instead; may be repeated."
     )
 
 
@@ -444,12 +439,8 @@ class StopOptions(Options):
         "flag",
         "Stop when depth, in flight and deferred are 0 on every nsqd, seen twice.",
     )
-    nsqd_http_address: tuple[str, ...] = option(
-        (),
-        "url",
+    nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd, for --until-empty; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
 
@@ -577,12 +568,9 @@ class TargetOptions(Options):
         own=True,
         required=True,
     )
-    nsqd_tcp_address: tuple[str, ...] = option(
-        (f"127.0.0.1:{NSQD_TCP_PORT}",),
-        "address",
+    nsqd_tcp_address: tuple[str, ...] = addresses(
         "nsqd to publish to; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
+        default=(f"127.0.0.1:{NSQD_TCP_PORT}",),
     )
 
 
@@ -1150,20 +1138,12 @@ class RelayOptions(Options):
 
     title: ClassVar[str] = "Destination and rules"
 
-    destination_nsqd_tcp_address: tuple[str, ...] = option(
-        (),
-        "address",
+    destination_nsqd_tcp_address: tuple[str, ...] = addresses(
         "nsqd to publish to; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
         required=True,
     )
-    destination_nsqd_http_address: tuple[str, ...] = option(
-        (),
-        "url",
+    destination_nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of such an nsqd, by which a loop is noticed; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
         default_note="the port after the TCP port",
     )
     destination_topic: str = option(
@@ -1296,13 +1276,9 @@ class StreamSourceOptions(SourceOptions):
         own=True,
         required=True,
     )
-    nsqd_http_address: tuple[str, ...] = option(
-        (),
-        "url",
+    nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of each --nsqd-tcp-address, in their order, which tells how much waits; may "
         "be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
         own=True,
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
@@ -1568,12 +1544,8 @@ class QueryOptions(Options):
         values="topic",
         excludes=("output",),
     )
-    destination_nsqd_tcp_address: tuple[str, ...] = option(
-        (),
-        "address",
+    destination_nsqd_tcp_address: tuple[str, ...] = addresses(
         "nsqd of that topic; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
         default_note="those of --nsqd-tcp-address",
     )
     explain: bool = option(False, "flag", "Print Spark's plan, and consume nothing.")
@@ -1663,12 +1635,9 @@ class LookupOptions(Options):
     title: ClassVar[str] = "Look-up"
     shared: ClassVar[bool] = True
 
-    lookupd_http_address: tuple[str, ...] = option(
-        (f"127.0.0.1:{LOOKUPD_HTTP_PORT}",),
-        "url",
+    lookupd_http_address: tuple[str, ...] = urls(
         "nsqlookupd to ask; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
+        default=(f"127.0.0.1:{LOOKUPD_HTTP_PORT}",),
     )
     http_client_connect_timeout: float = option(
         2.0, "duration", "Limit for a connection to be made.", minimum=0.001
@@ -1689,19 +1658,9 @@ class ClusterOptions(Options):
     title: ClassVar[str] = "Cluster"
     shared: ClassVar[bool] = True
 
-    lookupd_http_address: tuple[str, ...] = option(
-        (),
-        "url",
-        "nsqlookupd to ask for nsqds; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
-    )
-    nsqd_http_address: tuple[str, ...] = option(
-        (),
-        "url",
+    lookupd_http_address: tuple[str, ...] = urls("nsqlookupd to ask for nsqds; may be repeated.")
+    nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd, asked right there; may be repeated, beside nsqlookupds too.",
-        multiple=True,
-        metavar="HOST:PORT",
         outranks=("lookupd_http_address",),
         default_note=f"127.0.0.1:{NSQD_HTTP_PORT}, unless an nsqlookupd is given",
     )
@@ -1926,27 +1885,16 @@ class DoctorOptions(Options):
     channel: str = option(
         "", "text", "Channel it is consumed on.", metavar="CHANNEL", values="channel", own=True
     )
-    nsqd_tcp_address: tuple[str, ...] = option(
-        (f"127.0.0.1:{NSQD_TCP_PORT}",),
-        "address",
+    nsqd_tcp_address: tuple[str, ...] = addresses(
         "nsqd to consume from; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
+        default=(f"127.0.0.1:{NSQD_TCP_PORT}",),
         excludes=("lookupd_http_address",),
     )
-    lookupd_http_address: tuple[str, ...] = option(
-        (),
-        "url",
-        "nsqlookupd to ask for nsqds instead; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
+    lookupd_http_address: tuple[str, ...] = urls(
+        "nsqlookupd to ask for nsqds instead; may be repeated."
     )
-    nsqd_http_address: tuple[str, ...] = option(
-        (),
-        "url",
+    nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd to look at; may be repeated.",
-        multiple=True,
-        metavar="HOST:PORT",
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
     http_client_connect_timeout: float = option(

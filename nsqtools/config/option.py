@@ -250,6 +250,16 @@ def texts(help: str, *, metavar: str, **rest: Any) -> Any:  # noqa: A002
     return option((), "text", help, multiple=True, metavar=metavar, **rest)
 
 
+def addresses(help: str, *, default: tuple[str, ...] = (), **rest: Any) -> Any:  # noqa: A002
+    """A repeatable option of TCP addresses."""
+    return option(default, "address", help, multiple=True, metavar="HOST:PORT", **rest)
+
+
+def urls(help: str, *, default: tuple[str, ...] = (), **rest: Any) -> Any:  # noqa: A002
+    """A repeatable option of HTTP addresses."""
+    return option(default, "url", help, multiple=True, metavar="HOST:PORT", **rest)
+
+
 def flag_name(name: str) -> str:
     """``max_in_flight`` to ``max-in-flight``."""
     return name.replace("_", "-")
