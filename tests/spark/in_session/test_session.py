@@ -19,7 +19,7 @@ from nsqtools.spark.session import (
     open_session,
     require_spark,
 )
-from tests.support.spark import QUICK_JVM, needs_spark
+from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -289,9 +289,10 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 SESSION = """
 import json, os, signal, sys
+import pyspark
 from nsqtools.spark.session import explain, open_session, first_line
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-names = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"
+names = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME", "SPARK_LOCAL_IP"
 before = [os.environ.get(name) for name in names]
 found = {}
 conf = {"spark.driver.extraJavaOptions": sys.argv[2]}
@@ -308,7 +309,9 @@ try:
         found["master"] = context.master
         found["jvm"] = context._gateway.proc.pid
         found["leads"] = os.getpgid(found["jvm"]) == os.getsid(found["jvm"]) == found["jvm"]
-        found["python"] = context.parallelize([0], 1).map(lambda _: sys.executable).first()
+        look = lambda _: (sys.executable, __import__("pyspark").__file__)
+        found["python"], found["pyspark"] = context.parallelize([0], 1).map(look).first()
+        found["pyspark"] = found["pyspark"] == pyspark.__file__
         try:
             spark.sql("select * from nowhere")
         except Exception as error:
@@ -328,7 +331,7 @@ print(json.dumps(found))
 def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path: Path) -> None:
     needs_spark("sessions of Spark")
     log = tmp_path / "spark.log"
-    command = [sys.executable, "-c", SESSION, str(log), QUICK_JVM]
+    command = [sys.executable, "-c", SESSION, str(log), java_options()]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     found = json.loads(ended.stdout)
@@ -344,6 +347,7 @@ def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path
         "leads": True,
         "master": "local[2,4]",
         "python": sys.executable,
+        "pyspark": True,
         "dead": "Spark's Java process has ended: --spark-log FILE shows why",
         "named": f"Spark's Java process has ended: {log} shows why",
     }
