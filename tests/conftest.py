@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import secrets
+import signal
+import tempfile
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ from tests.support import binaries
 from tests.support.authd import Authd
 from tests.support.process import Cli
 from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd
+from tests.support.spark import SHARED
 from tests.support.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
@@ -25,11 +29,21 @@ if TYPE_CHECKING:
 
 
 IN_SPARK = "tests/spark/in_session/"
-SLOW = (IN_SPARK, "tests/fuzz/", "tests/live/", "tests/spark/", "tests/sinks/")
+SLOW = (
+    *(IN_SPARK, "tests/live/test_pipeline", "tests/fuzz/", "tests/cli/test_examples.py"),
+    *("tests/test_readme.py", "tests/live/", "tests/spark/", "tests/sinks/"),
+)
 """What is begun first, so that at the end of a run no process waits for one of the others."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job, or nohup, ignores these, and so would all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="nsqtools-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[SHARED] = folder.name
     config.addinivalue_line("markers", "live: talks to an nsqd or nsqlookupd (automatic)")
     config.addinivalue_line(
         "markers", "nsqd_only(reason): wants what the sandbox does not have, so there is no variant"

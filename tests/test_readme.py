@@ -27,7 +27,7 @@ from nsqtools.errors import ConfigError
 from tests.support import picture
 from tests.support.eventually import eventually
 from tests.support.servers import drained
-from tests.support.spark import needs_spark
+from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,8 +280,9 @@ def test_the_pytest_plugin_gives_its_fixture(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_picture_shows_what_the_demo_prints_now() -> None:
+def test_the_picture_shows_what_the_demo_prints_now(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_spark("the picture of the demo")
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", java_options())
     assert picture.difference() == [], "python -m tests.support.picture makes it anew"
 
 

@@ -35,7 +35,7 @@ from tests.support.nagios import read
 from tests.support.raw import Raw
 from tests.support.servers import drained as is_drained
 from tests.support.servers import free_port
-from tests.support.spark import QUICK_JVM, needs_spark
+from tests.support.spark import java_options, needs_spark
 from tests.support.webserver import WebServer
 
 if TYPE_CHECKING:
@@ -609,7 +609,7 @@ def pipelined(scenario: Scenario) -> Scenario:
 
     def run(stage: Stage, line: str) -> None:
         needs_spark("the examples of pipelines")
-        stage.environment["JDK_JAVA_OPTIONS"] = QUICK_JVM
+        stage.environment["JDK_JAVA_OPTIONS"] = java_options()
         for command in ("ARCHIVE", "SQL"):
             http = f"NSQTOOLS_PIPELINE_{command}_NSQD_HTTP_ADDRESS"
             stage.environment[http] = str(stage.nsqd.http)

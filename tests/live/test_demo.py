@@ -17,6 +17,7 @@ import pytest
 from nsqtools.cli.demo import steps
 from tests.support.eventually import eventually
 from tests.support.process import COMMAND
+from tests.support.spark import java_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,7 +86,8 @@ def is_of(stat: str, session: int) -> bool:
 
 
 def test_every_command_line_is_shown_and_does_its_job(nsqtools_cli: Cli, tmp_path: Path) -> None:
-    code, stdout, stderr = Demo(nsqtools_cli, tmp_path / "scratch").end()
+    env = {"JDK_JAVA_OPTIONS": java_options()}
+    code, stdout, stderr = Demo(nsqtools_cli, tmp_path / "scratch", env=env).end()
     assert (code, stderr) == (0, PUBLISHED)
     assert [line[2:] for line in stdout.splitlines() if line.startswith("$ ")] == LINES
     drained = stdout.partition(f"$ {DRAIN}\n")[2]

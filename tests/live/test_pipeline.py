@@ -21,7 +21,7 @@ from tests.support.eventually import eventually
 from tests.support.metrics import scrape
 from tests.support.servers import at, drained
 from tests.support.sockets import connected
-from tests.support.spark import QUICK_JVM, needs_spark
+from tests.support.spark import java_options, needs_spark
 from tests.support.trees import descendants, is_alive, kill_tree, signal_process
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them")
 
-ENV = {"JDK_JAVA_OPTIONS": QUICK_JVM}
 START = 120.0  # seconds that Spark may take to begin on a busy machine
 FULL = os.environ.get("NSQTOOLS_TEST_FULL") == "1"
 MESSAGES, TREE_KILLS, WORKER_KILLS = (600_000, 8, 20) if FULL else (60_000, 2, 5)
@@ -45,6 +44,7 @@ class Lake:
 
     def __init__(self, cli: Cli, nsqd: Nsqd, topic: str, folder: Path) -> None:
         needs_spark("pipelines as processes")
+        self.env = {"JDK_JAVA_OPTIONS": java_options()}
         self.cli = cli
         self.nsqd = nsqd
         self.topic = topic
@@ -70,12 +70,12 @@ class Lake:
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         command = ("pipeline", "archive", *self.options, *options)
         with self.log.open("ab") as log:
-            return self.cli.start(*command, env=ENV, stderr=log)
+            return self.cli.start(*command, env=self.env, stderr=log)
 
     def run(self, *options: str) -> Result:
         """A run that drains and ends; what it says, without -v, is nothing."""
         command = ("pipeline", "archive", *self.options, *options)
-        return self.cli(*command, env=ENV, timeout=START)
+        return self.cli(*command, env=self.env, timeout=START)
 
     def publish(self, numbers: range) -> None:
         """Publish, and wait until the channel has it all."""

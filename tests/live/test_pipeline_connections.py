@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained
-from tests.support.spark import QUICK_JVM, needs_spark
+from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_query_of_what_nsqlookupd_knows_is_printed_over_tls_with_a_secret_and_
         *("pipeline", "sql", "--topic", topic, "--channel", "c", "--query", QUERY),
         *("--lookupd-http-address", str(nsqlookupd.http)),
         *("--tls-root-ca-file", str(certificates.ca), "--snappy", "--master", "local[2]"),
-        env={"NSQTOOLS_AUTH_SECRET": "open sesame", "JDK_JAVA_OPTIONS": QUICK_JVM},
+        env={"NSQTOOLS_AUTH_SECRET": "open sesame", "JDK_JAVA_OPTIONS": java_options()},
         timeout=120,
     )
     assert (done.code, done.stderr) == (0, "")

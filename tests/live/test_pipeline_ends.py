@@ -13,7 +13,7 @@ import pytest
 from tests.spark.lakes import sent, to_parquet
 from tests.support.eventually import eventually
 from tests.support.servers import at
-from tests.support.spark import QUICK_JVM, needs_spark
+from tests.support.spark import java_options, needs_spark
 from tests.support.trees import descendants
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_a_java_process_that_dies_is_one_line_and_a_failure(
     with log.open("wb") as stderr:
         process = nsqtools_cli.start(
             *("pipeline", *command, *more, "--input", str(lake), "-v", "--master", "local[2]"),
-            env={"JDK_JAVA_OPTIONS": QUICK_JVM},
+            env={"JDK_JAVA_OPTIONS": java_options()},
             cwd=tmp_path,
             stderr=stderr,
         )
@@ -73,7 +73,7 @@ def test_a_signal_to_all_processes_at_once_stops_as_one_to_the_command(
     with log.open("wb") as stderr:
         process = nsqtools_cli.start(
             *("pipeline", "compact", "--input", str(lake), "--output", "out", "-v"),
-            env={"JDK_JAVA_OPTIONS": QUICK_JVM},
+            env={"JDK_JAVA_OPTIONS": java_options()},
             cwd=tmp_path,
             stderr=stderr,
         )

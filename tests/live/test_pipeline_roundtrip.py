@@ -10,7 +10,7 @@ import pytest
 from tests.live.test_to_file_kills import seeded
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
-from tests.support.spark import QUICK_JVM, needs_spark
+from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
     import random
@@ -59,7 +59,7 @@ class Shell:
         self.nsqd = nsqd
 
     def __call__(self, *args: str, stdin: bytes = b"") -> bytes:
-        env = {"JDK_JAVA_OPTIONS": QUICK_JVM}
+        env = {"JDK_JAVA_OPTIONS": java_options()}
         ended: Result = self._cli(*args, stdin=stdin, env=env, timeout=PATIENCE)
         assert (ended.code, ended.stderr) == (0, ""), args
         return ended.stdout

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.spark import QUICK_JVM, SparkModule, needs_spark
+from tests.support.spark import SparkModule, java_options, needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, spark_log: Path) -> Iterator
 
     folder = tmp_path_factory.mktemp("spark")
     conf = {
-        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.driver.extraJavaOptions": java_options(),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

@@ -304,7 +304,11 @@ def empty(nsqd: Nsqd) -> tuple[str, ...]:
     return "--until-empty", "--nsqd-http-address", str(nsqd.http), *at(nsqd)
 
 
+_HELD = ("depth", "in_flight_count", "deferred_count")
+
+
 def drained(nsqd: Nsqd, topic: str, channel: str) -> bool:
-    """Whether a channel holds nothing: all was finished."""
-    found = nsqd.channel(topic, channel)
-    return not (found["depth"] or found["in_flight_count"] or found["deferred_count"])
+    """Whether a channel holds nothing, and its topic nothing for it: all was finished."""
+    of_topic, found = nsqd.topic(topic), nsqd.channel(topic, channel)
+    held = (of_topic["depth"], *(found[name] for name in _HELD))
+    return not any(held)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +22,42 @@ PACKAGES = ("pyspark", "pyarrow")
 
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of Java for JVMs that live for seconds: they start in three quarters of the time."""
+
+SHARED = "NSQTOOLS_TEST_JAVA"
+"""The variable with a directory that all processes of a run of tests share."""
+
+_RECORD = """
+import sys
+from pathlib import Path
+from nsqtools.spark.session import open_session
+folder, options = Path(sys.argv[1]), sys.argv[2]
+def write(frame, number):
+    frame.write.partitionBy("value").mode("overwrite").parquet(f"{folder}/out")
+with open_session("local[2]", {"spark.driver.extraJavaOptions": options}) as spark:
+    spark.range(9).selectExpr("string(id) AS value").write.text(f"{folder}/in")
+    lines = spark.readStream.schema("value string").text(f"{folder}/in")
+    lines.writeStream.trigger(availableNow=True).foreachBatch(write).start().awaitTermination()
+"""
+
+
+@functools.cache
+def java_options() -> str:
+    """QUICK_JVM, and where many tests are run Spark's classes from an archive of the first JVM.
+
+    It takes half of what a JVM takes until it has begun.
+    """
+    if SHARED not in os.environ:
+        return QUICK_JVM
+    folder = Path(os.environ[SHARED])
+    archive = folder / "spark.jsa"
+    quiet = f"{QUICK_JVM} -Xshare:auto -Xlog:disable"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            record = f"{quiet} -XX:ArchiveClassesAtExit={archive}"
+            command = [sys.executable, "-c", _RECORD, str(folder), record]
+            subprocess.run(command, cwd=folder, capture_output=True, check=False)
+        return f"{quiet} -XX:SharedArchiveFile={archive}" if archive.exists() else QUICK_JVM
 
 
 def needs_spark(tests: str) -> None:
