@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
 _PARTS = ("bin", "conf", "jars")
+_PLAIN = re.compile(r"/[\w./+-]+", re.ASCII)
+"""A path that neither Spark's scripts, nor a class path, nor Java's locale can stumble on."""
 
 
 def compiled_home() -> str | None:
@@ -33,7 +36,7 @@ def compiled_home() -> str | None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         name = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
         made = cache / "nsqtools" / f"spark-{name}"
-        if made.is_absolute() and _link(home, made):
+        if _PLAIN.fullmatch(str(made)) and _link(home, made):
             return str(made)
     return None
 

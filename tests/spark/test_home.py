@@ -61,7 +61,7 @@ def test_a_home_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.Mon
     assert compiled_home() is None
 
 
-@pytest.mark.parametrize("place", ["not-a-directory/cache", "../cache"])
+@pytest.mark.parametrize("place", ["not-a-directory/c", "../cache", "a:b/cache", "jürgen/c"])
 def test_without_a_cache_there_is_none(
     place: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,8 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
 def _about_waiting(facts: Facts, waiting: int) -> Finding:
     """Messages that no channel has; of a named channel that is nowhere this says so too."""
     topic, name, known = facts.topic, facts.channel, _channels(facts)
-    text = f"{_messages(waiting)} wait in topic {topic}, which has no channel there"
+    verb = "waits" if waiting == 1 else "wait"
+    text = f"{_messages(waiting)} {verb} in topic {topic}, which has no channel there"
     make = facts.command("channel", "create", topic, name or "NAME")
     do = "make one"
     if name and name not in known:

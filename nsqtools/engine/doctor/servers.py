@@ -117,9 +117,8 @@ def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
         return Finding("failure", "listing", text, fix)
     if any(topic in each.topics for each in answering):
         text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
-        return Finding(
-            "failure", "listing", text, f"publish to it, which makes it: {facts.publish()}"
-        )
+        fix = f"start the nsqd that had it; to publish makes it anew: {facts.publish()}"
+        return Finding("failure", "listing", text, fix)
     near = nearest(topic, sorted(facts.known_topics - {topic}))
     text = f"no nsqlookupd lists topic {topic}{near}"
     fix = (
