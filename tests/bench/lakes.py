@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -190,11 +191,20 @@ class Lakes:
 
 
 def _family(pid: int) -> Iterator[int]:
+    """A process and all below it; a child of Java that is still Java has but its parent's memory.
+
+    It has not come to exec yet, and that memory would be counted twice.
+    """
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            for child in children.read_text().split():
-                yield from _family(int(child))
+            for child in map(int, children.read_text().split()):
+                if not (_program(pid) == _program(child) == "java"):
+                    yield from _family(child)
+
+
+def _program(pid: int) -> str:
+    return Path(os.readlink(f"/proc/{pid}/exe")).name
 
 
 def _proportional(pid: int) -> float:

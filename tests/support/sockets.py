@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +29,8 @@ def connected(pids: Iterable[int], address: Address) -> list[int]:
 
 def _open_files(pid: int) -> set[str]:
     found = set()
-    try:
-        for each in os.scandir(f"/proc/{pid}/fd"):
-            found.add(os.readlink(each.path))
-    except OSError:  # it has ended, or closed the file meanwhile
-        pass
+    with contextlib.suppress(OSError):  # it has ended
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
