@@ -75,21 +75,23 @@ def as_json(verdict: Verdict) -> str:
 
 
 def replace_file(path: str, text: str) -> None:
-    """Write a file of mode 0644 that others see as it was before, or whole.
+    """Write a file that others see as it was before, or whole; a new one has mode 0644.
 
     Raises OSError that names the path as given: also if that is neither a regular file nor new.
     """
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
     work = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part")
+    mode = _MODE
     try:
         with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISREG(os.stat(target).st_mode):
+            mode = os.stat(target).st_mode
+            if not stat.S_ISREG(mode):
                 raise OSError(errno.EINVAL, "not a regular file")
         fd = os.open(work, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
         try:
             with open(fd, "w", encoding="utf-8") as file:
-                os.fchmod(fd, _MODE)  # whatever the umask
+                os.fchmod(fd, stat.S_IMODE(mode))  # whatever the umask
                 file.write(text)
                 file.flush()
                 os.fsync(fd)
