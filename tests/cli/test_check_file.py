@@ -25,6 +25,7 @@ def test_it_is_made_for_all_to_read_whatever_the_umask(tmp_path: Path) -> None:
         os.umask(before)
     assert path.read_text("utf-8") == "é 1\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert os.listdir(tmp_path) == ["x.prom"]
 
 
 def test_one_that_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
@@ -32,7 +33,6 @@ def test_one_that_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
     path.touch(0o640)
     replace_file(str(path), "1\n")
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("1\n", 0o640)
-    assert os.listdir(tmp_path) == ["x.prom"]
 
 
 def test_a_reader_sees_one_whole_text_or_the_other(tmp_path: Path) -> None:
