@@ -25,12 +25,13 @@ LAYERS = {
     "errors": ("names",),
     "names": ("errors",),
     "metrics": (),
+    "lean": (),
     "config": BASE,
     "proto": (*BASE, "config"),
     "policy": BASE,
-    "net": (*BASE, "config", "proto"),
+    "net": (*BASE, "lean", "config", "proto"),
     "engine": (*ENGINE, "metrics"),
-    "sinks": (*BASE, "metrics", "config", "policy", "engine.handler", "proto.messages"),
+    "sinks": (*BASE, "lean", "metrics", "config", "policy", "engine.handler", "proto.messages"),
     "sandbox": (*BASE, "config", "proto"),
     "spark": (*ENGINE, "engine", "sinks"),
     "cli": (*ENGINE, "metrics", "engine", "sinks", "sandbox", "spark"),
@@ -44,7 +45,7 @@ RELEASE = ("__version__", "__date__")
 AT_HOME = {
     "click": ("cli",),
     "rich": ("cli",),
-    "httpx": ("net", "sinks.http"),
+    "httpx": ("lean",),
     "prometheus_client": ("cli.metrics",),
     "h11": ("sandbox", "sinks.http"),
     "pyspark": ("spark",),
@@ -194,7 +195,8 @@ def test_no_test_sleeps_for_luck() -> None:
         (broken_layers, "net.http", "def f():\n    import nsqtools.engine.handler"),
         (broken_layers, "net.http", "from .. import engine"),
         (broken_layers, "newcomer", "import nsqtools.errors"),
-        (broken_layers, "engine.consumer", "import httpx"),
+        (broken_layers, "net.http", "import httpx"),
+        (broken_layers, "engine.consumer", "from nsqtools.lean import httpx"),
         (broken_layers, "sinks.files", "from rich.text import Text"),
         (broken_layers, "proto.codecs", "import snappy"),
         (broken_layers, "cli.values", "def f():\n    from socket import create_connection"),
@@ -223,7 +225,10 @@ def test_a_breach_is_found(rule: Rule, module: str, source: str) -> None:
     [
         ("policy.rdy", "if TYPE_CHECKING:\n    from random import Random"),
         ("proto.codecs", "def f():\n    import snappy"),
-        ("sinks.http", "import httpx\nfrom nsqtools.engine.handler import Batch"),
+        (
+            "sinks.http",
+            "from nsqtools.lean import httpx\nfrom nsqtools.engine.handler import Batch",
+        ),
         ("config", "from nsqtools import __version__\nfrom socket import gethostname"),
         ("net.names", "import socket, ssl"),
         ("sinks.files", "from nsqtools.metrics import Metric"),
@@ -270,6 +275,16 @@ def test_the_command_line_loads_nothing_slow_before_a_command_runs() -> None:
     assert done.returncode == 0, done.stderr
     slow = {"httpx", "rich", "asyncio", "pyspark", "snappy", "prometheus_client"}
     assert slow & set(done.stdout.split()) == set()
+
+
+def test_http_is_loaded_without_a_command_line_of_its_own() -> None:
+    done = python(
+        "import nsqtools.net.http, nsqtools.sinks.http.transport, sys; print(*sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"click", "pygments", "rich", "httpx._main"} & set(done.stdout.split()) == set()
+    later = python("import nsqtools.net.http; from httpx import _main; print(_main.main.name)")
+    assert later.stdout == "main\n", later.stderr
 
 
 def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:

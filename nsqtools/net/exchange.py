@@ -15,12 +15,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-import httpx
-
 from nsqtools import __version__
 from nsqtools.config import ClientConfig
 from nsqtools.config.option import format_duration
 from nsqtools.errors import ConfigError, HTTPError
+from nsqtools.lean import httpx
 from nsqtools.names import Address
 from nsqtools.net.replies import show
 from nsqtools.net.tls import client_context, explain

@@ -209,7 +209,8 @@ def test_a_death_between_staging_and_finishing_loses_nothing_and_doubles_nothing
 ) -> None:
     killed(segments, moment)
     killed.check(killed.pull(batch=1))
-    assert (killed.again > 0) == (moment == "after")
+    # Before it, FINs of the segments until then may have been on their way out.
+    assert killed.again > 0 or moment == "before"
 
 
 def test_another_partition_gets_the_messages_before_the_dead_one_is_adopted(

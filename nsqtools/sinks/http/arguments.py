@@ -8,10 +8,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-import httpx
-
 from nsqtools.config.option import MASK
 from nsqtools.errors import ConfigError
+from nsqtools.lean import httpx
 from nsqtools.sinks.http.requests import BATCH_FORMATS, Endpoint, GetEndpoint
 from nsqtools.sinks.http.signing import HEADERS as SIGNING_HEADERS
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import httpx
-
+from nsqtools.lean import httpx
 from nsqtools.sinks.formats import escape_controls
 from nsqtools.sinks.http.exchange import render
 

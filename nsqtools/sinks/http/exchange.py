@@ -10,7 +10,8 @@ import re
 from typing import NamedTuple
 
 import h11
-import httpx
+
+from nsqtools.lean import httpx
 
 __all__ = [
     "MAX_BODY",

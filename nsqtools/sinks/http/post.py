@@ -7,9 +7,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import httpx
-
 from nsqtools.errors import HTTPError
+from nsqtools.lean import httpx
 from nsqtools.metrics import Metric, Sample
 from nsqtools.policy.latency import Latency
 from nsqtools.policy.verdicts import (

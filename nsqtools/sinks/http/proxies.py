@@ -7,9 +7,8 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
-import httpx
-
 from nsqtools.errors import ConfigError
+from nsqtools.lean import httpx
 from nsqtools.sinks.http.exchange import origin_of
 
 if TYPE_CHECKING:

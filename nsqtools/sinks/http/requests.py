@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote, quote_plus, unquote
 
-import httpx
-
 from nsqtools import __version__
+from nsqtools.lean import httpx
 from nsqtools.sinks.http.exchange import origin_of, render_fields
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from collections import defaultdict
 from ssl import SSLError
 from typing import TYPE_CHECKING, cast
 
-import httpx
-
+from nsqtools.lean import httpx
 from nsqtools.sinks.http.exchange import ProtocolError, Reply, ReplyReader, origin_of, render
 from nsqtools.sinks.http.requests import PreparedRequest
 
