@@ -46,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SHARED] = folder.name
     config.addinivalue_line("markers", "live: talks to an nsqd or nsqlookupd (automatic)")
     config.addinivalue_line(
+        "markers", "one_server(reason): not with the sandbox where there is an nsqd"
+    )
+    config.addinivalue_line(
         "markers", "nsqd_only(reason): wants what the sandbox does not have, so there is no variant"
     )
 
@@ -57,6 +60,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kinds = ["nsqd", "sandbox"] if binaries.expect_nsq(build=build) else ["sandbox"]
         if metafunc.definition.get_closest_marker("nsqd_only"):
             kinds = ["nsqd"]
+        if metafunc.definition.get_closest_marker("one_server"):
+            kinds = kinds[:1]
         metafunc.parametrize("server", kinds, indirect=True, scope="module")
 
 

@@ -1,4 +1,4 @@
-"""A million hostile dialogues in CI, fewer elsewhere.
+"""A million hostile dialogues with NSQTOOLS_TEST_FULL=1, a fifth of that in CI, fewer elsewhere.
 
 NSQTOOLS_FUZZ_COUNT sets how many, NSQTOOLS_FUZZ_SEED which.
 """
@@ -14,9 +14,9 @@ from nsqtools.proto.session import Session
 from tests.fuzz import fuzzer
 from tests.support import wire
 
+FULL, CI = os.environ.get("NSQTOOLS_TEST_FULL") == "1", os.environ.get("CI") == "true"
 COUNT = int(
-    os.environ.get("NSQTOOLS_FUZZ_COUNT")
-    or (1_000_000 if os.environ.get("CI") == "true" else 50_000)
+    os.environ.get("NSQTOOLS_FUZZ_COUNT") or (1_000_000 if FULL else 200_000 if CI else 50_000)
 )
 SEED = int(os.environ.get("NSQTOOLS_FUZZ_SEED") or 20_120_815)
 

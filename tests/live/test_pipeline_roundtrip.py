@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them")
 
-MESSAGES = 200_000
-SMALL = 20_000
+MESSAGES = 200_000 if os.environ.get("NSQTOOLS_TEST_FULL") == "1" else 60_000
+SMALL = MESSAGES // 10
 PATIENCE = 120.0  # seconds that a process of Spark may take on a busy machine
 
 HOSTILE = [b"\0", b"\n", b"\r\n", b" ", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\0\n" * 150]

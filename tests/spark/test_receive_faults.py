@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from tests.support.servers import MakeNsqd, Nsqd
 
+pytestmark = pytest.mark.one_server("the staging is what is looked at")
+
 
 @pytest.fixture
 def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staging:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
+pytestmark = pytest.mark.one_server("the reader of archives sees no server")
+
 
 QUICK = ProducerConfig(publish_timeout=0.5)
 
