@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import replace
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import NamePattern
-from nsqtools.policy.leftovers import AnyName, NameMatcher
+from nsqtools.policy.matcher import NameMatcher
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.compression import METHODS, make_encoder
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.hooks import Hook
-from nsqtools.sinks.files.leftovers import find
+from nsqtools.sinks.files.journal import Journal
+from nsqtools.sinks.files.listing import find
 from nsqtools.sinks.files.manifest import LatestLink, Manifest
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.sink import FileSink
@@ -39,9 +39,8 @@ def file_sink(
     _check_topics(source, options, several)
     rules.rotation()
     topics = re.compile(source.topic_pattern) if source.topic_pattern else source.topic
-    named = partial(NameMatcher, hostname=rules.hostname, topics=topics)
-    # A crash may have been of a run with another compression.
-    leftovers = [named(replace(rules.pattern, suffix=each.suffix)) for each in METHODS.values()]
+    matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
+    journal = Journal(rules.output_dir, rules.host)
     hook = None
     if options.on_rotate:
         hook = Hook(options.on_rotate, timeout=options.on_rotate_timeout)
@@ -52,11 +51,13 @@ def file_sink(
             keep=options.keep, max_age=options.max_age, max_total=options.max_total
         ),
         hook=hook,
-        found=partial(find, rules.output_dir, named(rules.pattern), ""),
+        journal=journal,
+        found=partial(find, rules.output_dir, matcher),
     )
     archives = Archives(
         rules,
-        AnyName(leftovers),
+        matcher.accepts,
+        journal,
         care,
         hook=hook,
         lock_file=os.path.abspath(options.lock) if options.lock else "",

@@ -107,6 +107,12 @@ class NamePattern:
         # What no topic and no host can mend is found before the first topic is known.
         FileNames(self, topic="topic", hostname="host", pid=1, zone=None)
 
+    def host(self, hostname: str) -> str:
+        """What ``<HOST>`` stands for on the host of this name."""
+        short, _, _ = hostname.partition(".")
+        hosts = {"<SHORT_HOST>": short, "<HOSTNAME>": hostname}
+        return _replace(self.host_identifier or "<SHORT_HOST>", hosts)
+
 
 class FileNames:
     """Names of one topic's files, relative to the output directory.
@@ -185,7 +191,7 @@ class FileNames:
                 "another file can have a name of its own"
             )
         number = f"-{revision:06d}" if revision or self._always_numbered else ""
-        return _inside(name.replace(REV, number))
+        return inside(name.replace(REV, number))
 
     def _during(self, bucket: int) -> str | None:
         """The name of a whole step of time; None when it changes, or may change, within it."""
@@ -263,9 +269,7 @@ def name_parts(
 
     Tokens that are not known stay in the literals; the suffix of the compression is not there.
     """
-    short, _, _ = hostname.partition(".")
-    hosts = {"<SHORT_HOST>": short, "<HOSTNAME>": hostname}
-    known = {**known, "<HOST>": _replace(pattern.host_identifier or "<SHORT_HOST>", hosts)}
+    known = {**known, "<HOST>": pattern.host(hostname)}
     literal = ""
     for piece in TOKEN.split(pattern.filename_format):
         if piece != "<DATETIME>":
@@ -309,7 +313,7 @@ def _resolution(directives: Iterable[str]) -> int:
     return 60 if verbs & _BY_MINUTE else _QUARTER
 
 
-def _inside(path: str) -> str:
+def inside(path: str) -> str:
     """The path without needless parts; raises ConfigError if it leads out of the directory."""
     where = f"--filename-format: {path!r}"
     if "\0" in path:

@@ -7,16 +7,19 @@ import os
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.policy.retention import Kept
+from nsqtools.sinks.files.journal import ON_ROTATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nsqtools.policy.retention import Retention
     from nsqtools.sinks.files.hooks import Hook
-    from nsqtools.sinks.files.leftovers import Found
+    from nsqtools.sinks.files.journal import Entry, Journal
+    from nsqtools.sinks.files.listing import Found
     from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
 
 log = logging.getLogger(__name__)
@@ -45,17 +48,24 @@ class Care:
         link: Callable[[str], LatestLink] | None,
         retention: Retention,
         hook: Hook | None,
+        journal: Journal,
         found: Callable[[], Iterable[Found]],
     ) -> None:
         self._manifest = manifest
         self._link = link
         self._retention = retention
         self._hook = hook
+        self._journal = journal
         self._found = found
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
         self._tallies: dict[str, Tally] = {}
         self._counting = threading.Lock()
+
+    @property
+    def owes(self) -> tuple[str, ...]:
+        """As Aftercare."""
+        return (ON_ROTATE,) if self._hook else ()
 
     def check(self) -> None:
         """Before anything is written; raises ConfigError or OSError."""
@@ -67,11 +77,17 @@ class Care:
         if self._manifest and not self._manifest.has(published.path, sha256=published.sha256):
             self._manifest.append(published)
 
-    def follow(self, published: Published) -> None:
+    def settle(self, entry: Entry) -> None:
+        """As Aftercare: have the command run, if there is one now."""
+        if self._hook and ON_ROTATE in entry.owes:
+            done = partial(self._journal.settle, entry, ON_ROTATE)
+            self._hook.submit(entry.published, done)
+
+    def follow(self, entry: Entry) -> None:
         """As Aftercare."""
+        published = entry.published
         self._count(published)
-        if self._hook:
-            self._hook.submit(published)
+        self.settle(entry)
         if self._link:
             try:
                 self._link(published.topic).point(published.path)
@@ -111,9 +127,9 @@ class Care:
 
     def _delete(self, files: dict[str, Kept]) -> None:
         known = list(files.values())
-        if self._hook:
-            busy = self._hook.busy
-            known = [Kept(k.path, k.size, k.mtime_ns, busy(k.path)) for k in known]
+        if self._retention.surplus(known, time.time_ns()):
+            owing = self._journal.owing()
+            known = [replace(each, busy=each.path in owing) for each in known]
         for kept in self._retention.surplus(known, time.time_ns()):
             try:
                 os.unlink(kept.path)

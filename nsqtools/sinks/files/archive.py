@@ -11,14 +11,15 @@ import errno
 import logging
 import math
 import os
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqtools.errors import OutputError
-from nsqtools.policy.filenames import FileNames
+from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
 from nsqtools.sinks.compression import make_encoder
-from nsqtools.sinks.files import publish
+from nsqtools.sinks.files import publication, publish
+from nsqtools.sinks.files.journal import Entry
 from nsqtools.sinks.files.manifest import Published
 from nsqtools.sinks.files.salvage import digest_of, good_part
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nsqtools.engine.handler import Batch, Message
+    from nsqtools.sinks.files.journal import Journal
     from nsqtools.sinks.files.rules import Aftercare, Arrival, Fate, Rules
     from nsqtools.sinks.files.workfile import Part
 
@@ -43,6 +45,7 @@ class Archive:
         self,
         topic: str,
         rules: Rules,
+        journal: Journal,
         aftercare: Aftercare,
         *,
         now: float,
@@ -50,6 +53,7 @@ class Archive:
     ) -> None:
         self._topic = topic
         self._rules = rules
+        self._journal = journal
         self._aftercare = aftercare
         self._guard = guard
         self._names = FileNames(
@@ -198,14 +202,17 @@ class Archive:
                 self._written += len(done)
                 return
             except MovedError as error:
-                relative, revision, fd = self._create(file.facts.name, anew=True)
-                log.warning("%s: its records go on in %s", error, relative)
+                entry, fd = self._create(file.facts.name, anew=True)
+                path, old = entry.work_path(self._rules.output_dir), file.entry
+                log.warning("%s: its records go on in %s", error, entry.work)
                 try:
-                    file.move_to(fd, self._rules.work_path(relative), revision)
+                    file.move_to(fd, path, entry)
                 except BaseException:
                     os.close(fd)
-                    self._rules.retire(self._rules.work_path(relative))
+                    self._rules.retire(path)
+                    self._journal.remove(entry)
                     raise
+                self._journal.remove(old)
             except CutError as error:
                 log.error("%s: what was cut off is lost; it is left as it is", error)
                 self._files = {n: each for n, each in self._files.items() if each is not file}
@@ -228,24 +235,24 @@ class Archive:
             self._files[name] = self._open(name, wall, now)
 
     def _open(self, name: str, wall: int, now: float) -> WorkFile:
-        relative, revision, fd = self._create(name)
+        entry, fd = self._create(name)
         rules = self._rules
-        path = rules.work_path(relative)
+        path = entry.work_path(rules.output_dir)
         facts = OpenFile(name=name, opened=now, opened_wall=wall)
         try:
             if os.fstat(fd).st_size:  # continued
-                inspection = good_part(fd, path, rules)
+                inspection = good_part(fd, path, rules.format, rules.delimiter)
                 facts.size, facts.compressed = inspection.plain, inspection.good
                 facts.records = inspection.records
             digest = digest_of(fd) if rules.digest else None
             encoder = make_encoder(rules.compression, rules.level)
-            return WorkFile(fd, path, facts, encoder, revision=revision, digest=digest)
+            return WorkFile(fd, path, facts, encoder, entry=entry, digest=digest)
         except BaseException:
             os.close(fd)
             raise
 
-    def _create(self, name: str, *, anew: bool = False) -> tuple[str, int, int]:
-        """The relative path, revision and descriptor of a work file that nobody else has.
+    def _create(self, name: str, *, anew: bool = False) -> tuple[Entry, int]:
+        """The journal's entry and the descriptor of a work file that nobody else has.
 
         A name without ``<REV>`` is continued, as nsq_to_file appends to it: the published file
         becomes the work file again. So is what an attempt that failed has left. ``anew`` gives an
@@ -253,29 +260,67 @@ class Archive:
         """
         rules = self._rules
         self._guard()
-        if "<REV>" not in name:
-            relative = self._names.path(name, 0)
-            target, work = rules.target_path(relative), rules.work_path(relative)
+        if REV not in name:
+            entry = self._entry(name, 0)
+            target, work = entry.published.path, entry.work_path(rules.output_dir)
             left = os.path.lexists(work)
             if anew and left:
                 log.warning("%s: another's file, now %s", work, publish.move_aside(work))
             if anew or not (left or os.path.lexists(target)):
-                return relative, 0, publish.create(work)
+                return entry, self._begin(entry, work)
             if left and os.path.lexists(target):
                 raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
             fd = publish.hold(work if left else target)
             if fd is None:
                 raise OSError(errno.EAGAIN, "another process writes to it", work)
-            if not left:
-                os.rename(target, work)
-            return relative, 0, fd
+            try:
+                self._journal.write(entry)
+                if not left:
+                    os.rename(target, work)
+                    self._journal.reopened(target)
+            except BaseException:
+                os.close(fd)
+                raise
+            return entry, fd
         while True:
-            revision = rules.revisions.take(name)
-            relative = self._names.path(name, revision)
-            if os.path.lexists(rules.target_path(relative)):
+            entry = self._entry(name, rules.revisions.take(name))
+            work = entry.work_path(rules.output_dir)
+            if os.path.lexists(entry.published.path) or os.path.lexists(work):
                 continue
             with contextlib.suppress(FileExistsError):
-                return relative, revision, publish.create(rules.work_path(relative))
+                return entry, self._begin(entry, work)
+
+    def _entry(self, name: str, revision: int) -> Entry:
+        """What the journal is to know of a file before there is one."""
+        rules = self._rules
+        relative = self._names.path(name, revision)
+        published = Published(
+            path=rules.target_path(relative),
+            name=relative,
+            topic=self._topic,
+            records=0,
+            size=0,
+            sha256="",
+            format=rules.format,
+            delimiter=rules.delimiter_text if rules.format == "raw" else "",
+            compression=rules.compression,
+        )
+        return Entry(
+            published=published,
+            base=name,
+            revision=revision,
+            host=rules.host if "<HOST>" in rules.pattern.filename_format else "",
+            work_dir="" if rules.work_dir == rules.output_dir else rules.work_dir,
+            work=relative,
+        )
+
+    def _begin(self, entry: Entry, work: str) -> int:
+        self._journal.write(entry)
+        try:
+            return publish.create(work)
+        except BaseException:
+            self._journal.remove(entry)
+            raise
 
     def _finish(self, name: str, safe: list[Part], now: float) -> None:
         """Sync a file and publish it."""
@@ -295,49 +340,28 @@ class Archive:
             self._finished.pop(0).close()
 
     def _publish(self, file: WorkFile) -> None:
-        rules, facts = self._rules, file.facts
-        if not file.published:  # else what follows has failed the last time
+        rules, facts, entry = self._rules, file.facts, file.entry
+        if not file.is_published:  # else what follows has failed the last time
             self._sync_one(file, [])  # its name may be gone since then
+            entry = file.entry
             if rules.skip_empty and not (facts.records or facts.size):
                 rules.retire(file.path)
+                self._journal.remove(entry)
                 return
             file.seal()
-            file.published = self._give_name(file)
-        relative = file.published
-        path = rules.target_path(relative)
-        publish.sync_directory(os.path.dirname(path))
-        first, last = file.first, file.last
-        published = Published(
-            path=path,
-            name=relative,
-            topic=self._topic,
-            records=facts.records,
-            size=facts.compressed,
-            sha256=file.digest.hexdigest() if file.digest else "",
-            first_timestamp=first.timestamp if first else None,
-            last_timestamp=last.timestamp if last else None,
-            first_id=first.id.decode("latin-1") if first else None,
-            last_id=last.id.decode("latin-1") if last else None,
-            format=rules.format,
-            delimiter=rules.delimiter_text if rules.format == "raw" else "",
-            compression=rules.compression,
-        )
-        self._aftercare.record(published)
-        rules.retire(file.path)
+            first, last = file.first, file.last
+            entry.published = replace(
+                entry.published,
+                records=facts.records,
+                size=facts.compressed,
+                sha256=file.digest.hexdigest() if file.digest else "",
+                first_timestamp=first.timestamp if first else None,
+                last_timestamp=last.timestamp if last else None,
+                first_id=first.id.decode("latin-1") if first else None,
+                last_id=last.id.decode("latin-1") if last else None,
+            )
+            publication.give_name(entry, file.path, rules, self._journal, self._aftercare.owes)
+            file.is_published = True
+        publication.complete(entry, file.path, rules, self._journal, self._aftercare)
         self._written += 1
-        log.info("published %s: %d records", relative, facts.records)
-        self._aftercare.follow(published)
-
-    def _give_name(self, file: WorkFile) -> str:
-        """Publish the file by the first name that is free; its relative path."""
-        name = file.facts.name
-        while True:
-            relative = self._names.path(name, file.revision)
-            target = self._rules.target_path(relative)
-            try:
-                publish.give_name(file.path, target)
-                return relative
-            except FileExistsError:
-                if "<REV>" not in name:
-                    raise OutputError(f"{target} exists: move it away") from None
-                file.revision = self._rules.revisions.take(name)
+        log.info("published %s: %d records", entry.published.name, facts.records)

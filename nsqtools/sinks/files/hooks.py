@@ -12,7 +12,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,7 @@ class Job:
     due: float
     number: int
     published: Published = field(compare=False)
+    done: Callable[[], object] = field(compare=False)
     failures: int = field(default=0, compare=False)
 
 
@@ -55,10 +55,10 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def add(self, published: Published, now: float) -> None:
-        """A new job, due at once."""
+    def add(self, published: Published, now: float, done: Callable[[], object] = bool) -> None:
+        """A new job, due at once; ``done`` is called when the command has succeeded."""
         self._number += 1
-        heapq.heappush(self._jobs, Job(now, self._number, published))
+        heapq.heappush(self._jobs, Job(now, self._number, published, done))
 
     def wait(self, now: float) -> float | None:
         """Seconds until the next job is due, 0 if one is; None without jobs."""
@@ -113,37 +113,29 @@ class Hook:
         self._clock = clock
         self._changed = threading.Condition()
         self._schedule = Schedule(retries)
-        self._busy: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._current: Job | None = None
         self._since = 0.0
         self._closing = self._last = False
-        self._left: list[Published] = []
-        self.given_up = 0
-        """Files with which the command failed so often that it was not run again."""
 
-    def submit(self, published: Published) -> None:
-        """Have the command run with this file, after those before it; returns at once."""
+    def submit(self, published: Published, done: Callable[[], object] = bool) -> None:
+        """Have the command run with this file, after those before it; returns at once.
+
+        ``done`` is called once it has succeeded, or the file is gone.
+        """
         with self._changed:
             now = self._clock()
-            self._schedule.add(published, now)
-            self._busy[published.path] += 1
+            self._schedule.add(published, now, done)
             self._warn_of_a_long_run(now)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="on-rotate", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
-    def busy(self, path: str) -> bool:
-        """Whether the command has still to be run, or run again, with this file."""
-        with self._changed:
-            return path in self._busy
-
-    def close(self) -> list[Published]:
+    def close(self) -> None:
         """Run the command with all that is waiting, now, and again after short delays.
 
         Each file has an attempt that begins from now on; one that is running may make it needless.
-        The result is the files of which no attempt succeeded, without those given up before.
         Nothing may be submitted afterwards.
         """
         with self._changed:
@@ -152,7 +144,6 @@ class Hook:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        return list(self._left)
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -199,7 +190,9 @@ class Hook:
         path = job.published.path
         with self._changed:
             self._current = None
-            if problem:
+            if problem and not os.path.lexists(path):
+                log.warning("--on-rotate %s for %s, which is gone", problem, path)
+            elif problem:
                 now = self._clock()
                 wait = self._schedule.retry(job, now, _PATIENCE if self._last else math.inf)
                 if wait is not None:
@@ -207,16 +200,11 @@ class Hook:
                         self._schedule.hurry(now)
                     log.warning("--on-rotate %s for %s, again in %g s", problem, path, wait)
                     return
-                if self._last:
-                    self._left.append(job.published)
-                else:
-                    self.given_up += 1
                 log.error(
                     "--on-rotate %s for %s, given up after %d attempts", problem, path, job.failures
                 )
-            self._busy[path] -= 1
-            if not self._busy[path]:
-                del self._busy[path]
+                return
+        job.done()
 
     def _warn_of_a_long_run(self, now: float) -> None:
         if self._current and now - self._since >= _LONG:

@@ -9,18 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import filecmp
 import os
-import re
-import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 WORK = ".part"
 TORN = ".torn"
-_COPY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.copy", re.DOTALL)
 
 _DIRECTORY_MODE = 0o770  # as nsq_to_file's
 _FILE_MODE = 0o666
@@ -115,36 +111,37 @@ def write_all(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def publish(work: str, target: str) -> None:
-    """Give a complete, synced file its name, which lasts; raises FileExistsError if that is taken.
+def give_name(work: str, target: str, copy: str, mark: Callable[[int], object]) -> None:
+    """Give a complete, synced file its name; raises FileExistsError if that is taken.
 
-    The work name stays until ``retire``, where there are hard links, so that a crash in between
-    is seen by ``is_published``. To another file system the file is copied.
+    The name lasts once its directory is synced. The work name stays until ``retire``, where there
+    are hard links. To another file system the file is copied, by way of the path ``copy`` beside
+    the target. ``mark`` is told the inode that is to have the name, before it has it.
     """
-    give_name(work, target)
-    sync_directory(os.path.dirname(target))
-
-
-def give_name(work: str, target: str) -> None:
-    """As ``publish``, but the name lasts only once its directory is synced."""
     make_directory(os.path.dirname(target))
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+    mark(os.stat(work).st_ino)
     try:
         os.link(work, target)
     except OSError as error:
         if error.errno == errno.EXDEV:
-            _publish_copy(work, target)
+            _publish_copy(work, target, copy, mark)
         elif error.errno in _NO_LINKS:
             _publish_renamed(work, target)
         else:
             raise
 
 
-def _publish_copy(work: str, target: str) -> None:
-    copy, fd = _create_copy(target)
+def _publish_copy(work: str, target: str, copy: str, mark: Callable[[int], object]) -> None:
+    with contextlib.suppress(FileNotFoundError):  # an attempt before
+        os.unlink(copy)
+    fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
     try:
         with open(work, "rb") as source:
             _copy(source.fileno(), fd)
         os.fsync(fd)
+        mark(os.fstat(fd).st_ino)
         try:
             os.link(copy, target)
         except OSError as error:
@@ -152,39 +149,9 @@ def _publish_copy(work: str, target: str) -> None:
                 raise
             _publish_renamed(copy, target)
     finally:
-        with contextlib.suppress(OSError):  # ``remove_copy`` will
+        with contextlib.suppress(OSError):  # the next start will
             os.unlink(copy)
         os.close(fd)
-
-
-def _create_copy(target: str) -> tuple[str, int]:
-    """A new, locked file beside the target, by a name that nobody else has."""
-    folder, name = os.path.split(target)
-    while True:
-        copy = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.copy")
-        with contextlib.suppress(FileExistsError):
-            return copy, _create(copy)
-
-
-def copied_name(name: str) -> str | None:
-    """The name that a file of this name is a copy for; None if it is no copy."""
-    found = _COPY.fullmatch(name)
-    return found["name"] if found else None
-
-
-def remove_copy(path: str) -> bool:
-    """Remove a copy that no process is writing, and whether there was such a one.
-
-    A process that was killed leaves it: part of the work file, or a second name of the target.
-    """
-    fd = hold(path)
-    if fd is None:
-        return False
-    try:
-        os.unlink(path)
-    finally:
-        os.close(fd)
-    return True
 
 
 def _publish_renamed(work: str, target: str) -> None:
@@ -196,17 +163,6 @@ def _publish_renamed(work: str, target: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(target)
         raise
-
-
-def is_published(work: str, targets: Iterator[str]) -> str | None:
-    """Which of the names has this very file or a copy of it, as far as they exist one by one."""
-    for target in targets:
-        if not os.path.lexists(target):
-            return None
-        with contextlib.suppress(FileNotFoundError):  # a link to nothing
-            if os.path.samefile(work, target) or filecmp.cmp(work, target, shallow=False):
-                return target
-    return None
 
 
 def retire(work: str, root: str = "") -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch
     from nsqtools.policy.filenames import NamePattern
+    from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.manifest import Published
     from nsqtools.sinks.formats import Format
 
@@ -32,14 +33,21 @@ class Arrival(NamedTuple):
 class Aftercare(Protocol):
     """What is done for a published file."""
 
+    @property
+    def owes(self) -> tuple[str, ...]:
+        """What a file owes when it is published."""
+
     def record(self, published: Published) -> None:
         """The file has its name: write down what it holds.
 
         Called again after a crash, and after it raised OSError.
         """
 
-    def follow(self, published: Published) -> None:
+    def follow(self, entry: Entry) -> None:
         """The file is final. Nothing is raised."""
+
+    def settle(self, entry: Entry) -> None:
+        """Begin to do what a published file owes. Nothing is raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +90,10 @@ class Rules:
             skip_empty=self.skip_empty,
         )
 
-    def work_path(self, relative: str) -> str:
-        """Where the file of this published name is written."""
-        return os.path.join(self.work_dir, relative) + publish.WORK
+    @property
+    def host(self) -> str:
+        """What ``<HOST>`` stands for."""
+        return self.pattern.host(self.hostname)
 
     def retire(self, path: str) -> None:
         """Remove a work file that is published, and the directories that it leaves empty."""

@@ -1,61 +1,116 @@
-"""Leftovers of a crash: cut back to their last whole record, and published."""
+"""What a crash left: work files are cut back to their last whole record and published."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
-from itertools import count
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.sinks.compression import method_of
-from nsqtools.sinks.files import publish
-from nsqtools.sinks.files.manifest import Published
+from nsqtools.sinks.files import publication, publish
+from nsqtools.sinks.formats import unescape
 from nsqtools.sinks.recovery import inspect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from hashlib import _Hash
 
-    from nsqtools.sinks.files.leftovers import Found
+    from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.rules import Aftercare, Rules
     from nsqtools.sinks.recovery import Inspection
 
 log = logging.getLogger(__name__)
 
 
-def salvage(leftovers: Iterable[Found], rules: Rules, aftercare: Aftercare) -> int:
-    """Publish work files that no living process holds; how many could not be.
+def salvage(
+    entries: Iterable[Entry], rules: Rules, journal: Journal, aftercare: Aftercare
+) -> list[Entry]:
+    """Publish the work files of processes that have ended, and go on with what is owed.
 
-    Each is logged, and one that fails does not keep the others from it.
+    The result is the entries with which that failed. Each is logged, and does not keep the others
+    from it.
     """
-    failures = 0
-    for found in leftovers:
+    failed = []
+    for entry in entries:
+        work = entry.work_path(rules.output_dir)
         try:
-            fd = publish.hold(found.path)
-            if fd is None:
-                log.info("%s: another process writes to it", found.path)
-                continue
+            fd = publish.hold(work)
             try:
-                _salvage(found, fd, rules, aftercare)
+                if fd is None:
+                    _without_work_file(entry, work, journal, aftercare)
+                else:
+                    _with_work_file(entry, work, fd, rules, journal, aftercare)
             finally:
-                os.close(fd)
+                if fd is not None:
+                    os.close(fd)
         except (OSError, NSQError) as error:
-            failures += 1
+            failed.append(entry)
             reason = getattr(error, "strerror", None) or str(error)
-            log.error("%s, which a crash left behind, is not published: %s", found.path, reason)
-    return failures
+            log.error("%s, which a crash left behind, is not published: %s", work, reason)
+    return failed
 
 
-def good_part(fd: int, path: str, rules: Rules) -> Inspection:
+def _with_work_file(
+    entry: Entry, work: str, fd: int, rules: Rules, journal: Journal, aftercare: Aftercare
+) -> None:
+    published = entry.published
+    if not entry.is_published():
+        delimiter = unescape(published.delimiter) if published.delimiter else b""
+        inspection = good_part(fd, work, published.format, delimiter)
+        if not inspection.good:
+            rules.retire(work)
+            journal.remove(entry)
+            return
+        entry.published = replace(
+            published,
+            records=inspection.records,
+            size=os.fstat(fd).st_size,
+            sha256=digest_of(fd).hexdigest() if rules.digest else "",
+        )
+        publication.give_name(entry, work, rules, journal, aftercare.owes)
+        log.warning(
+            "published %s, which a crash left behind: %d records",
+            entry.published.name,
+            inspection.records,
+        )
+    publication.complete(entry, work, rules, journal, aftercare)
+
+
+def _without_work_file(entry: Entry, work: str, journal: Journal, aftercare: Aftercare) -> None:
+    path = entry.published.path
+    if os.path.lexists(work):
+        raise OutputError("another process writes to it")
+    if entry.inode and os.path.lexists(path):
+        aftercare.record(entry.published)
+        if entry.owes:
+            aftercare.settle(entry)
+            return
+    elif entry.owes:
+        log.warning("%s is gone: --%s is not run for it", path, " and --".join(entry.owes))
+    elif not entry.inode and entry.work_dir and not os.path.isdir(entry.work_dir):
+        raise OutputError(f"its work directory {entry.work_dir} is not there")
+    journal.remove(entry)
+
+
+def good_part(fd: int, path: str, format: str, delimiter: bytes) -> Inspection:  # noqa: A002
     """Cut an archive back to its last whole record, setting what follows it aside.
 
     Of a compressed file just the member that a crash kept from being written whole is cut off: it
     was never synced. What follows the last record of a plain one may have been, and be the fault
     of another --format or --delimiter. Raises OSError.
     """
-    inspection = _inspect(fd, path, rules)
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        inspection = inspect(
+            file,
+            compression=method_of(path.removesuffix(publish.WORK)),
+            json=format == "json",
+            length_prefix=format == "length-prefixed",
+            delimiter=delimiter,
+        )
     size = os.fstat(fd).st_size
     if inspection.cut_short:
         os.ftruncate(fd, inspection.good)
@@ -73,72 +128,8 @@ def good_part(fd: int, path: str, rules: Rules) -> Inspection:
     return inspection
 
 
-def _inspect(fd: int, path: str, rules: Rules) -> Inspection:
-    with open(os.dup(fd), "rb") as file:
-        file.seek(0)
-        return inspect(
-            file,
-            compression=method_of(path.removesuffix(publish.WORK)),
-            json=rules.format == "json",
-            length_prefix=rules.format == "length-prefixed",
-            delimiter=rules.delimiter,
-        )
-
-
 def digest_of(fd: int) -> _Hash:
     """The sha256 of an open file, as far as it goes."""
     with open(os.dup(fd), "rb") as file:
         file.seek(0)
         return hashlib.file_digest(file, "sha256")
-
-
-def _salvage(found: Found, fd: int, rules: Rules, aftercare: Aftercare) -> None:
-    known = publish.is_published(found.path, map(rules.target_path, _names(found)))
-    if known is not None:
-        relative = os.path.relpath(known, rules.output_dir)
-        inspection = _inspect(fd, found.path, rules)
-    else:
-        inspection = good_part(fd, found.path, rules)
-        if not inspection.good:
-            rules.retire(found.path)
-            return
-        relative = _publish(found, rules)
-        log.warning(
-            "published %s, which a crash left behind: %d records", relative, inspection.records
-        )
-    published = _published(relative, found, fd, rules, inspection.records)
-    aftercare.record(published)
-    rules.retire(found.path)
-    aftercare.follow(published)
-
-
-def _names(found: Found) -> Iterator[str]:
-    """The relative name it was to have, and those it gets if others have that."""
-    yield found.relative
-    if "<REV>" in found.name:
-        for revision in count(found.revision + 1):
-            yield found.name.replace("<REV>", f"-{revision:06d}")
-
-
-def _publish(found: Found, rules: Rules) -> str:
-    for relative in _names(found):
-        try:
-            publish.publish(found.path, rules.target_path(relative))
-        except FileExistsError:
-            continue
-        return relative
-    raise OutputError(f"{rules.target_path(found.relative)} exists: move one of them away")
-
-
-def _published(relative: str, found: Found, fd: int, rules: Rules, records: int) -> Published:
-    return Published(
-        path=rules.target_path(relative),
-        name=relative,
-        topic=found.topic,
-        records=records,
-        size=os.fstat(fd).st_size,
-        sha256=digest_of(fd).hexdigest() if rules.digest else "",
-        format=rules.format,
-        delimiter=rules.delimiter_text if rules.format == "raw" else "",
-        compression=method_of(relative),
-    )

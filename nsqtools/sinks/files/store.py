@@ -14,16 +14,19 @@ from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.archive import Archive
-from nsqtools.sinks.files.leftovers import find, sweep
 from nsqtools.sinks.files.locks import Lock, obtain
 from nsqtools.sinks.files.salvage import salvage
 
 if TYPE_CHECKING:
-    from nsqtools.policy.leftovers import Matcher
+    from collections.abc import Callable
+
     from nsqtools.sinks.files.aftercare import Care, Tally
     from nsqtools.sinks.files.hooks import Hook
+    from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.rules import Rules
 
+_NAMED = 3
+"""How many files the last error names."""
 _TIMES = (0, 1_234_567_890 * SECOND)
 """By which two formats of time are told apart."""
 
@@ -31,14 +34,15 @@ _TIMES = (0, 1_234_567_890 * SECOND)
 class Archives:
     """Archives under one output directory. All but ``lock`` and ``tallies`` block.
 
-    ``leftovers`` knows the names that a run before may have given. ``lock_file`` is one that an
-    operator named, so that one such command runs at a time.
+    ``wanted`` says whether a topic is one of these archives'. ``lock_file`` is one that an operator
+    named, so that one such command runs at a time.
     """
 
     def __init__(
         self,
         rules: Rules,
-        leftovers: Matcher,
+        wanted: Callable[[str], bool],
+        journal: Journal,
         care: Care,
         *,
         hook: Hook | None = None,
@@ -46,12 +50,13 @@ class Archives:
         wait_lock: bool = False,
     ) -> None:
         self._rules = rules
-        self._leftovers = leftovers
+        self._wanted = wanted
+        self._journal = journal
         self._care = care
         self._hook = hook
         self._wait_lock = wait_lock
         self._locks = {"": Lock(lock_file, keep=True)} if lock_file else {}
-        self._left_behind = 0
+        self._left_behind: list[Entry] = []
         self._opening = threading.Lock()
 
     async def lock(self, topic: str) -> bool:
@@ -68,7 +73,7 @@ class Archives:
         return True
 
     def open(self) -> None:
-        """Make the directories, and publish what crashes left behind.
+        """Make the directories, publish what crashes left behind, and do what files still owe.
 
         Raises OSError, or ConfigError for a manifest that is none.
         """
@@ -80,15 +85,15 @@ class Archives:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "cannot be written to", directory)
-        sweep(rules.output_dir, self._leftovers)
-        with self._opening:  # what another call holds would look like a living process's
-            leftovers = find(rules.work_dir, self._leftovers, publish.WORK)
-            self._left_behind = salvage(leftovers, rules, self._care)
+        with self._opening:
+            entries = self._left_behind + self._journal.adopt(self._wanted)
+            self._left_behind = salvage(entries, rules, self._journal, self._care)
             self._care.prune()
 
     def topic(self, topic: str, now: float) -> Archive:
         """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
-        return Archive(topic, self._rules, self._care, now=now, guard=partial(self._guard, topic))
+        guard = partial(self._guard, topic)
+        return Archive(topic, self._rules, self._journal, self._care, now=now, guard=guard)
 
     def leave(self, topic: str) -> None:
         """The topic is archived no more."""
@@ -104,19 +109,23 @@ class Archives:
         return self._care.tallies()
 
     def close(self) -> None:
-        """Wait for the last commands of ``--on-rotate``; raises OutputError if one has failed.
+        """Wait for the last commands of ``--on-rotate``.
 
-        So it does for leftovers that could not be published.
+        Raises OutputError if a leftover could not be published, or a published file still waits
+        for its command: the next run goes on with both.
         """
-        failed = self._hook.close() if self._hook else []
-        given_up = len(failed) + (self._hook.given_up if self._hook else 0)
-        if self._left_behind:
-            raise OutputError(f"{self._left_behind} files of an earlier crash are not published")
-        if given_up:
-            raise OutputError(f"--on-rotate failed for {given_up} files")
+        if self._hook:
+            self._hook.close()
+        if left := len(self._left_behind) + len(self._journal.damaged):
+            raise OutputError(f"files of an earlier crash that are not published: {left}")
+        if owed := self._journal.owed():
+            names = ", ".join(owed[:_NAMED]) + (", ..." if len(owed) > _NAMED else "")
+            todo = "" if self._hook else "; run with it again, or with --on-rotate true"
+            raise OutputError(f"files that wait for --on-rotate: {len(owed)} ({names}){todo}")
 
     def unlock(self) -> None:
         """Give all locks back."""
+        self._journal.close()
         for lock in self._locks.values():
             lock.release()
 

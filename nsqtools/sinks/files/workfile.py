@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.policy.rotation import OpenFile
     from nsqtools.sinks.compression import Encoder
+    from nsqtools.sinks.files.journal import Entry
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class WorkFile:
 
     ``add`` gathers in memory, ``sync`` writes one member and makes it last. Until then nothing of
     it is safe; ``cut_back`` forgets it on disk and in memory. ``path`` ends in ``publish.WORK``;
-    ``revision`` is that of the name it is to have. Calls raise OSError.
+    ``entry`` is the file's in the journal. Calls raise OSError.
     """
 
     def __init__(
@@ -47,15 +48,15 @@ class WorkFile:
         facts: OpenFile,
         encoder: Encoder,
         *,
-        revision: int,
+        entry: Entry,
         digest: _Hash | None = None,
     ) -> None:
         self.path = path
         self.facts = facts
-        self.revision = revision
+        self.entry = entry
         self.digest = digest
-        self.published = ""
-        """The relative name it was given, once it has one."""
+        self.is_published = False
+        """Whether it has its name."""
         self.used = facts.opened
         """When something was added last, in monotonic seconds."""
         self.first: Message | None = None
@@ -117,11 +118,11 @@ class WorkFile:
         with contextlib.suppress(OSError):
             self._truncate()
 
-    def move_to(self, fd: int, path: str, revision: int) -> None:
+    def move_to(self, fd: int, path: str, entry: Entry) -> None:
         """Go on in another file, with a copy of what is safe; takes ``fd`` over if it succeeds."""
         publish.copy_contents(self._fd, fd, self._synced)
         os.close(self._fd)
-        self._fd, self.path, self.revision = fd, path, revision
+        self._fd, self.path, self.entry = fd, path, entry
         self._unsynced = False
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ from nsqtools.names import Address
 from nsqtools.policy.filenames import NamePattern
 from nsqtools.sinks.compression import METHODS, method_of
 from nsqtools.sinks.files.archive import Archive
+from nsqtools.sinks.files.journal import FOLDER, Entry, Journal
+from nsqtools.sinks.files.manifest import Published
 from nsqtools.sinks.files.rules import Arrival, Rules
 from nsqtools.sinks.formats import make_format
 from nsqtools.sinks.members import plain_chunks
@@ -29,7 +32,6 @@ from nsqtools.sinks.recovery import inspect
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.sinks.files.manifest import Published
     from nsqtools.sinks.files.rules import Fate
     from nsqtools.sinks.files.workfile import Part
 
@@ -127,7 +129,9 @@ class Notes:
 
     recorded: list[Published] = field(default_factory=list)
     followed: list[Published] = field(default_factory=list)
+    settled: list[Published] = field(default_factory=list)
     error: BaseException | None = None
+    owes: tuple[str, ...] = ()
 
     def record(self, published: Published) -> None:
         if self.error:
@@ -135,8 +139,11 @@ class Notes:
             raise error
         self.recorded.append(published)
 
-    def follow(self, published: Published) -> None:
-        self.followed.append(published)
+    def follow(self, entry: Entry) -> None:
+        self.followed.append(entry.published)
+
+    def settle(self, entry: Entry) -> None:
+        self.settled.append(entry.published)
 
 
 class CrashError(BaseException):
@@ -165,7 +172,8 @@ class Archiving:
         self.notes = notes or Notes()
         self.safe: list[bytes] = []
         self._topic = topic
-        self.archive = Archive(topic, self.rules, self.notes, now=self.now)
+        self.journal = Journal(self.rules.output_dir, self.rules.host)
+        self.archive = Archive(topic, self.rules, self.journal, self.notes, now=self.now)
 
     def step(self, *batches: Batch, fate: Fate = "") -> None:
         """One step with these batches, that come now."""
@@ -191,8 +199,9 @@ class Archiving:
         return self.archive.next_due(now=self.now, wall=self.wall) - self.now
 
     def crash(self) -> None:
-        """Give the files back as the end of the process does."""
+        """Give the files and the lock back as the end of the process does."""
         self.archive.release()
+        self.journal.close()
 
     def published(self) -> dict[str, bytes]:
         """The plain bytes of the published files, by path; all are whole."""
@@ -209,8 +218,10 @@ class Archiving:
 
 
 def below(folder: str) -> list[str]:
+    """The paths of all files but the journal's."""
     root = Path(folder)
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+    paths = (path.relative_to(root) for path in root.rglob("*") if not path.is_dir())
+    return sorted(str(path) for path in paths if FOLDER not in path.parts)
 
 
 def _is_work(name: str) -> bool:
@@ -294,3 +305,41 @@ def held_by_another_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
+
+
+def entry_of(rules: Rules, name: str) -> Entry:
+    """What the journal knows of a file under way."""
+    base = name if "-" not in name.partition(".20")[0] else re.sub(r"-\d{6}", "<REV>", name)
+    number = re.search(r"-(\d{6})", name)
+    published = Published(
+        path=rules.target_path(name),
+        name=name,
+        topic="events",
+        records=0,
+        size=0,
+        sha256="",
+        format=rules.format,
+        delimiter=rules.delimiter_text if rules.format == "raw" else "",
+        compression=rules.compression,
+    )
+    return Entry(
+        published=published,
+        base=base,
+        revision=int(number[1]) if number else 0,
+        host=rules.host,
+        work_dir="" if rules.work_dir == rules.output_dir else rules.work_dir,
+        work=name,
+    )
+
+
+def leave(rules: Rules, data: bytes, name: str = "events.host-000000.2026-11-20_19.log") -> Path:
+    """A work file of a process that has ended."""
+    journal = Journal(rules.output_dir, rules.host)
+    entry = entry_of(rules, name)
+    Path(rules.output_dir).mkdir(exist_ok=True)
+    journal.write(entry)
+    journal.close()
+    work = Path(entry.work_path(rules.output_dir))
+    work.parent.mkdir(parents=True, exist_ok=True)
+    work.write_bytes(data)
+    return work

@@ -7,10 +7,11 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.policy.leftovers import NameMatcher
+from nsqtools.policy.matcher import NameMatcher
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files.aftercare import Care
-from nsqtools.sinks.files.leftovers import find
+from nsqtools.sinks.files.journal import Journal
+from nsqtools.sinks.files.listing import find
 from nsqtools.sinks.files.sink import FileSink
 from nsqtools.sinks.files.store import Archives
 from tests.sinks.files.archiving import Settled, batch, below, make_rules, plain
@@ -79,14 +80,16 @@ def make_archives(
     **more: Any,
 ) -> Archives:
     matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
+    journal = Journal(rules.output_dir, rules.host)
     care = Care(
         manifest=None,
         link=None,
         retention=retention or Retention(),
         hook=hook,
-        found=lambda: find(rules.output_dir, matcher, ""),
+        journal=journal,
+        found=lambda: find(rules.output_dir, matcher),
     )
-    return Archives(rules, matcher, care, hook=hook, **more)
+    return Archives(rules, matcher.accepts, journal, care, hook=hook, **more)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,8 @@ import pytest
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.hooks import Hook
-from nsqtools.sinks.files.leftovers import Found
+from nsqtools.sinks.files.journal import Entry, Journal
+from nsqtools.sinks.files.listing import Found
 from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def make_care(folder: Path, **more: Any) -> Care:
         "link": None,
         "retention": Retention(),
         "hook": None,
+        "journal": Journal(str(folder), ""),
         "found": partial(found, folder),
     }
     return Care(**{**defaults, **more})
@@ -36,7 +38,7 @@ def found(folder: Path) -> Iterator[Found]:
     for path in folder.glob("*.log"):
         state = path.stat()
         topic = path.name.partition(".")[0]
-        yield Found(str(path), path.name, topic, path.name, 0, state.st_size, state.st_mtime_ns)
+        yield Found(str(path), topic, state.st_size, state.st_mtime_ns)
 
 
 def file(folder: Path, name: str, data: bytes = b"one\n", age: float = 0.0) -> Published:
@@ -58,6 +60,23 @@ def file(folder: Path, name: str, data: bytes = b"one\n", age: float = 0.0) -> P
     )
 
 
+def follow(care: Care, published: Published) -> None:
+    """As when the file has just been published."""
+    entry = Entry(
+        published=published,
+        base=published.name,
+        revision=0,
+        host="",
+        work_dir="",
+        work=published.name,
+        inode=os.stat(published.path).st_ino,
+        owes=care.owes,
+    )
+    if care.owes:
+        care._journal.write(entry)
+    care.follow(entry)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.log"))
 
@@ -66,7 +85,7 @@ def test_without_anything_asked_for_nothing_is_done(tmp_path: Path) -> None:
     care = make_care(tmp_path)
     published = file(tmp_path, "a.1.log")
     care.record(published)
-    care.follow(published)
+    follow(care, published)
     care.prune()
     assert os.listdir(tmp_path) == ["a.1.log"]
 
@@ -99,7 +118,7 @@ class TestLink:
     def test_the_link_is_on_the_newest_file_of_its_topic(self, tmp_path: Path) -> None:
         care = make_care(tmp_path, link=lambda topic: LatestLink(str(tmp_path / f"{topic}.latest")))
         for name in ("a.1.log", "b.1.log", "a.2.log"):
-            care.follow(file(tmp_path, name))
+            follow(care, file(tmp_path, name))
         assert os.readlink(tmp_path / "a.latest") == "a.2.log"
         assert os.readlink(tmp_path / "b.latest") == "b.1.log"
 
@@ -108,7 +127,8 @@ class TestLink:
     ) -> None:
         path = tmp_path / "latest"
         path.write_bytes(b"theirs")
-        make_care(tmp_path, link=lambda _: LatestLink(str(path))).follow(file(tmp_path, "a.log"))
+        care = make_care(tmp_path, link=lambda _: LatestLink(str(path)))
+        follow(care, file(tmp_path, "a.log"))
         assert caplog.messages == [f"--latest-link {path}: not a symbolic link, so left alone"]
         assert path.read_bytes() == b"theirs"
 
@@ -119,7 +139,7 @@ class TestRetention:
             file(tmp_path, f"a.{number}.log", age=100 - number)
             file(tmp_path, f"b.{number}.log", age=100 - number)
         care = make_care(tmp_path, retention=Retention(keep=2))
-        care.follow(file(tmp_path, "a.9.log"))
+        follow(care, file(tmp_path, "a.9.log"))
         assert names(tmp_path) == ["a.3.log", "a.9.log", *(f"b.{n}.log" for n in range(4))]
 
     def test_what_was_there_before_is_pruned_without_a_new_file(self, tmp_path: Path) -> None:
@@ -137,7 +157,7 @@ class TestRetention:
 
         care = make_care(tmp_path, retention=Retention(max_total=9), found=look)
         for number in range(5):
-            care.follow(file(tmp_path, f"a.{number}.log"))
+            follow(care, file(tmp_path, f"a.{number}.log"))
         care.prune()
         assert names(tmp_path) == ["a.3.log", "a.4.log"]
         assert len(looks) == 1
@@ -146,10 +166,10 @@ class TestRetention:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         care = make_care(tmp_path, retention=Retention(keep=1))
-        care.follow(file(tmp_path, "a.1.log"))
+        follow(care, file(tmp_path, "a.1.log"))
         (tmp_path / "a.1.log").unlink()
-        care.follow(file(tmp_path, "a.2.log"))
-        care.follow(file(tmp_path, "a.3.log"))
+        follow(care, file(tmp_path, "a.2.log"))
+        follow(care, file(tmp_path, "a.3.log"))
         assert names(tmp_path) == ["a.3.log"]
         assert caplog.messages == []
 
@@ -158,11 +178,11 @@ class TestRetention:
     ) -> None:
         care = make_care(tmp_path, retention=Retention(keep=1))
         first = file(tmp_path, "a.1.log")
-        care.follow(first)
+        follow(care, first)
         (tmp_path / "a.1.log").unlink()
         (tmp_path / "a.1.log").mkdir()  # which unlink refuses, whoever asks
-        care.follow(file(tmp_path, "a.2.log"))
-        care.follow(file(tmp_path, "a.3.log"))
+        follow(care, file(tmp_path, "a.2.log"))
+        follow(care, file(tmp_path, "a.3.log"))
         assert names(tmp_path) == ["a.1.log", "a.3.log"]
         assert caplog.messages == [f"{first.path} is not deleted: Is a directory"] * 2
 
@@ -172,11 +192,11 @@ class TestRetention:
         hook = Hook(f"read line < {shlex.quote(str(gate))}; test -e {{}}")
         care = make_care(tmp_path, retention=Retention(keep=1), hook=hook)
         for number in range(3):
-            care.follow(file(tmp_path, f"a.{number}.log"))
+            follow(care, file(tmp_path, f"a.{number}.log"))
         assert names(tmp_path) == ["a.0.log", "a.1.log", "a.2.log"]
         with gate.open("w") as file_of_lines:
             file_of_lines.write("go\n" * 3)
             file_of_lines.flush()
-            assert hook.close() == []
+            hook.close()
         care.prune()
         assert names(tmp_path) == ["a.2.log"]

@@ -21,6 +21,7 @@ from tests.sinks.files.archiving import (
 )
 
 if TYPE_CHECKING:
+    from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.manifest import Published
 
 NAME = "events.host-000000.2026-11-20_19.log"
@@ -142,7 +143,7 @@ class TestWhatIsTold:
             def record(self, published: Published) -> None:
                 seen.append(below(str(tmp_path / "out")))
 
-            def follow(self, published: Published) -> None:
+            def follow(self, entry: Entry) -> None:
                 seen.append(below(str(tmp_path / "out")))
 
         archiving = Archiving(tmp_path, notes=Looking())

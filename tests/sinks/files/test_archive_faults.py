@@ -24,6 +24,7 @@ from tests.sinks.files.archiving import (
     fill,
     message,
 )
+from tests.sinks.files.sinking import blocked
 from tests.support.disks import small_disk
 
 if TYPE_CHECKING:
@@ -146,12 +147,11 @@ class TestWhatIsSafe:
             filename_format="<DATETIME>/x<REV>",
         )
         archiving.write(b"one", message(b"two", timestamp=START + HOUR))
-        blocked = tmp_path / "out" / "2026-11-20_19"
-        blocked.parent.mkdir()
-        blocked.write_bytes(b"")
-        with pytest.raises(OSError, match="Not a directory"):
+        with (
+            blocked(tmp_path / "out" / "2026-11-20_19"),
+            pytest.raises(OSError, match="Not a directory"),
+        ):
             archiving.step(fate="reopen")
-        blocked.unlink()
         archiving.step()
         assert bodies(archiving) == [b"one", b"two"]
         assert archiving.work() == []
@@ -194,12 +194,11 @@ class TestNamesUnderneath:
 
     def test_so_is_one_that_loses_it_while_it_cannot_be_published(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path, work_dir=str(tmp_path / "work"))
-        (tmp_path / "out").write_bytes(b"")
         archiving.write(b"one")
-        with pytest.raises(OSError, match="Not a directory"):
-            archiving.close()
-        shutil.rmtree(tmp_path / "work")
-        (tmp_path / "out").unlink()
+        with blocked(tmp_path / "out"):
+            with pytest.raises(OSError, match="Not a directory"):
+                archiving.close()
+            shutil.rmtree(tmp_path / "work")
         archiving.step()
         assert archiving.published() == {NEXT: b"one\n"}
         assert archiving.work() == []
@@ -260,12 +259,10 @@ class TestNamesUnderneath:
 
     def test_so_is_one_that_was_cut_while_it_could_not_be_published(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path, work_dir=str(tmp_path / "work"))
-        (tmp_path / "out").write_bytes(b"")
         archiving.write(b"one")
-        with pytest.raises(OSError, match="Not a directory"):
+        with blocked(tmp_path / "out"), pytest.raises(OSError, match="Not a directory"):
             archiving.close()
         os.truncate(tmp_path / "work" / f"{NAME}.part", 2)
-        (tmp_path / "out").unlink()
         with pytest.raises(OutputError, match="another program has cut it"):
             archiving.step()
         archiving.write(b"two")

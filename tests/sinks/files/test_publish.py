@@ -3,8 +3,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +18,6 @@ from tests.sinks.files.archiving import (
 )
 from tests.support.disks import small_disk
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 @pytest.fixture
 def work(tmp_path: Path) -> str:
@@ -33,6 +30,16 @@ def work(tmp_path: Path) -> str:
 @pytest.fixture
 def target(tmp_path: Path) -> str:
     return str(tmp_path / "out" / "day" / "a.log")
+
+
+def copy_beside(target: str) -> str:
+    return os.path.join(os.path.dirname(target), ".0.copy")
+
+
+def named(work: str, target: str) -> None:
+    """Give the file its name, so that it lasts."""
+    publish.give_name(work, target, copy_beside(target), mark=bool)
+    publish.sync_directory(os.path.dirname(target))
 
 
 @pytest.fixture
@@ -62,12 +69,12 @@ class TestPublishing:
     def test_a_file_gets_its_name_and_directories_and_keeps_its_work_name(
         self, work: str, target: str
     ) -> None:
-        publish.publish(work, target)
+        named(work, target)
         assert Path(target).read_bytes() == b"records\n"
         assert os.path.samefile(work, target)
 
     def test_a_retired_work_name_is_gone_and_again_is_fine(self, work: str, target: str) -> None:
-        publish.publish(work, target)
+        named(work, target)
         publish.retire(work)
         publish.retire(work)
         assert os.path.exists(target)
@@ -76,7 +83,7 @@ class TestPublishing:
     def test_the_name_and_the_directories_made_for_it_last(
         self, work: str, target: str, synced: list[str], tmp_path: Path
     ) -> None:
-        publish.publish(work, target)
+        named(work, target)
         assert synced == [str(tmp_path), str(tmp_path / "out"), str(tmp_path / "out" / "day")]
 
     @pytest.mark.parametrize("way", ["link", "rename", "copy"])
@@ -100,11 +107,11 @@ class TestPublishing:
             with other_disk(tmp_path) as other:
                 (other / "a.log.part").write_bytes(b"records\n")
                 with pytest.raises(FileExistsError):
-                    publish.publish(str(other / "a.log.part"), str(target))
+                    named(str(other / "a.log.part"), str(target))
                 assert below(str(other)) == ["a.log.part"]
         else:
             with pytest.raises(FileExistsError):
-                publish.publish(work, str(target))
+                named(work, str(target))
         assert target.lstat() == before
         assert Path(work).read_bytes() == b"records\n"
         assert not [name for name in os.listdir(tmp_path) if name.endswith(".copy")]
@@ -112,7 +119,7 @@ class TestPublishing:
     def test_a_directory_that_is_a_file_is_an_error(self, work: str, tmp_path: Path) -> None:
         (tmp_path / "out").write_bytes(b"")
         with pytest.raises(OSError, match="Not a directory"):
-            publish.publish(work, str(tmp_path / "out" / "day" / "a.log"))
+            named(work, str(tmp_path / "out" / "day" / "a.log"))
         assert os.path.exists(work)
 
 
@@ -120,7 +127,7 @@ class TestPublishing:
 class TestWithoutHardLinks:
     def test_the_file_is_renamed(self, work: str, target: str) -> None:
         inode = os.stat(work).st_ino
-        publish.publish(work, target)
+        named(work, target)
         publish.retire(work)
         assert os.stat(target).st_ino == inode
         assert not os.path.exists(work)
@@ -133,7 +140,7 @@ class TestWithoutHardLinks:
 
         monkeypatch.setattr(os, "rename", rename)
         with pytest.raises(OSError, match="Input/output"):
-            publish.publish(work, target)
+            named(work, target)
         assert os.path.exists(work)
         assert not os.path.exists(target)
 
@@ -151,7 +158,7 @@ class TestWithoutHardLinks:
                     raise OSError(errno.EXDEV if crossing else errno.EPERM, "no", source)
 
                 patch.setattr(os, "link", link)
-                publish.publish(str(work), target)
+                named(str(work), target)
             assert work.exists()
         assert Path(target).read_bytes() == b"records\n"
         assert os.listdir(os.path.dirname(target)) == ["a.log"]
@@ -164,11 +171,11 @@ class TestAcrossFileSystems:
         with other_disk(tmp_path) as other:
             work = other / "a.log.part"
             work.write_bytes(b"records\n" * 1_000_000)
-            publish.publish(str(work), target)
+            named(str(work), target)
             assert Path(target).read_bytes() == work.read_bytes()
         copy, folder = synced[-2:]
         assert folder == os.path.dirname(copy) == os.path.dirname(target)
-        assert publish.copied_name(os.path.basename(copy)) == "a.log"
+        assert copy == copy_beside(target)
         assert os.listdir(folder) == ["a.log"]
 
     def test_a_full_disk_keeps_no_part_of_the_copy(self, tmp_path: Path) -> None:
@@ -176,38 +183,45 @@ class TestAcrossFileSystems:
         work.write_bytes(bytes(3 << 20))
         with small_disk(tmp_path / "small") as disk:
             with pytest.raises(OSError, match="No space left"):
-                publish.publish(str(work), str(disk / "a.log"))
+                named(str(work), str(disk / "a.log"))
             assert os.listdir(disk) == []
 
 
-class TestIsPublished:
-    def test_a_link_and_a_copy_are_found_and_others_are_not(
-        self, work: str, tmp_path: Path
+class TestMark:
+    @pytest.mark.parametrize("way", ["link", "copy", "rename"])
+    def test_the_inode_is_told_before_the_file_has_the_name(
+        self, way: str, work: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
-        other, copy, link = (str(tmp_path / name) for name in ("other", "copy", "link"))
-        Path(other).write_bytes(b"RECORDS\n")
-        Path(copy).write_bytes(b"records\n")
-        os.link(work, link)
-        assert publish.is_published(work, iter([other])) is None
-        assert publish.is_published(work, iter([other, copy])) == copy
-        assert publish.is_published(work, iter([other, link])) == link
+        if way == "rename":
+            request.getfixturevalue("no_links")
+        told: list[int] = []
 
-    def test_it_looks_no_further_than_the_first_name_that_is_free(
-        self, work: str, tmp_path: Path
+        def mark(inode: int) -> None:
+            assert not os.path.lexists(target)
+            told.append(inode)
+
+        with other_disk(tmp_path) as other:
+            if way == "copy":
+                work = shutil.copy(work, str(other))
+            publish.give_name(work, target, copy_beside(target), mark)
+        assert told[-1] == os.stat(target).st_ino
+
+    @pytest.mark.parametrize("there", ["file", "link"])
+    def test_a_copy_that_a_crash_left_is_made_anew(
+        self, there: str, work: str, target: str, tmp_path: Path
     ) -> None:
-        def names() -> Iterator[str]:
-            yield str(tmp_path / "free")
-            raise AssertionError("looked further")
-
-        assert publish.is_published(work, names()) is None
-
-    def test_links_to_nothing_and_directories_are_other_files(
-        self, work: str, tmp_path: Path
-    ) -> None:
-        dangling, folder = tmp_path / "dangling", tmp_path / "folder"
-        dangling.symlink_to("nothing")
-        folder.mkdir()
-        assert publish.is_published(work, iter([str(dangling), str(folder)])) is None
+        (tmp_path / "precious").write_bytes(b"precious")
+        copy = Path(copy_beside(target))
+        copy.parent.mkdir(parents=True)
+        if there == "link":
+            copy.symlink_to(tmp_path / "precious")
+        else:
+            copy.write_bytes(b"half")
+        with other_disk(tmp_path) as other:
+            named(shutil.copy(work, str(other)), target)
+        assert Path(target).read_bytes() == b"records\n"
+        assert os.listdir(copy.parent) == ["a.log"]
+        assert (tmp_path / "precious").read_bytes() == b"precious"
 
 
 class TestHolding:

@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.policy.leftovers import NameMatcher
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.compression import SNAPPY_HEAD
-from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.aftercare import Care
-from nsqtools.sinks.files.leftovers import find
-from nsqtools.sinks.files.manifest import Manifest
+from nsqtools.sinks.files.journal import Journal
+from nsqtools.sinks.files.manifest import Manifest, Published
 from nsqtools.sinks.files.salvage import salvage
 from tests.sinks.files.archiving import (
     COMPRESSIONS,
@@ -26,6 +24,7 @@ from tests.sinks.files.archiving import (
     below,
     fill,
     held_by_another_process,
+    leave,
     make_rules,
     other_disk,
     plain,
@@ -33,7 +32,6 @@ from tests.sinks.files.archiving import (
 from tests.support.disks import small_disk
 
 if TYPE_CHECKING:
-    from nsqtools.sinks.files.manifest import Published
     from nsqtools.sinks.files.rules import Rules
 
 NAME = "events.host-000000.2026-11-20_19.log"
@@ -41,16 +39,12 @@ NEXT = "events.host-000001.2026-11-20_19.log"
 
 
 def recover(rules: Rules, notes: Notes | Care | None = None) -> int:
-    """As at the start of the next run."""
-    matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics={"events"})
-    return salvage(find(rules.work_dir, matcher, publish.WORK), rules, notes or Notes())
-
-
-def leave(rules: Rules, data: bytes, name: str = NAME) -> Path:
-    work = Path(rules.work_path(name))
-    work.parent.mkdir(parents=True, exist_ok=True)
-    work.write_bytes(data)
-    return work
+    """As at the start of the next run, which ends at once; how many files it could not publish."""
+    journal = Journal(rules.output_dir, rules.host)
+    entries = journal.adopt(lambda topic: topic == "events")
+    failed = salvage(entries, rules, journal, notes or Notes())
+    journal.close()
+    return len(failed)
 
 
 @pytest.fixture
@@ -72,8 +66,12 @@ class TestTornEnds:
         archiving.write(b"three")
         data = work.read_bytes()
         archiving.crash()
+        (entry,) = Journal(archiving.rules.output_dir, "host").adopt(bool)
+        journal = Journal(archiving.rules.output_dir, "host")
         for cut in range(size + 1, len(data)):
             work.write_bytes(data[:cut])
+            journal.write(replace(entry, key=""))
+            journal.close()
             torn = work.with_suffix(".torn")
             notes = Notes()
             assert recover(archiving.rules, notes) == 0
@@ -159,8 +157,10 @@ class TestHeldFiles:
         caplog.set_level(logging.INFO)
         work = leave(rules, b"one\nto")
         with held_by_another_process(work) as process:
-            assert recover(rules) == 0
-            assert caplog.messages == [f"{work}: another process writes to it"]
+            assert recover(rules) == 1
+            assert caplog.messages == [
+                f"{work}, which a crash left behind, is not published: another process writes to it"
+            ]
             assert work.read_bytes() == b"one\nto"
             process.kill()
             process.wait()
@@ -181,7 +181,12 @@ class Crashing(Care):
 
     def __init__(self, manifest: Manifest, moment: str) -> None:
         super().__init__(
-            manifest=manifest, link=None, retention=Retention(), hook=None, found=lambda: ()
+            manifest=manifest,
+            link=None,
+            retention=Retention(),
+            hook=None,
+            journal=Journal("/nowhere", ""),
+            found=lambda: (),
         )
         self.moment = moment
 
@@ -247,8 +252,7 @@ class TestPublishedTwice:
         (error,) = caplog.records
         assert error.levelno == logging.ERROR
         assert error.message == (
-            f"{work}, which a crash left behind, is not published: "
-            f"{target} exists: move one of them away"
+            f"{work}, which a crash left behind, is not published: {target} exists: move it away"
         )
         target.unlink()
         assert recover(rules) == 0
@@ -271,9 +275,8 @@ class TestPublishedTwice:
 def test_a_failure_does_not_keep_others_from_being_published(
     rules: Rules, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second = leave(rules, b"one\n"), leave(rules, b"two\n", NEXT)
-    for age, work in enumerate((second, first)):
-        os.utime(work, (age, age))
+    leave(rules, b"two\n", NEXT)
+    leave(rules, b"one\n")
     notes = Notes(error=OSError(28, "No space left"))
     assert recover(rules, notes) == 1
     assert [told.name for told in notes.recorded] == [NAME]

@@ -11,7 +11,7 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files.sink import FileSink
-from tests.sinks.files.archiving import HOUR, START, Settled, batch, message
+from tests.sinks.files.archiving import HOUR, START, Settled, batch, leave, message
 from tests.sinks.files.sinking import SOON, SlowSink, blocked, make_archives, sinking
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
@@ -312,7 +312,7 @@ class TestEnding:
             joining = asyncio.create_task(second.join("events"))
             await elapse(10)
             assert not joining.done()
-            (tmp_path / "out" / "events-000007.log.part").write_bytes(b"left\n")
+            leave(running.rules, b"left\n", "events-000007.log")
             await running.sink.drain("events")
             await joining
             assert running.published() == {FIRST: b"one\n", "events-000007.log": b"left\n"}

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -102,9 +102,9 @@ class TestResting:
         tried: list[float] = []
         give_name = publish.give_name
 
-        def note(work: str, target: str) -> None:
+        def note(work: str, *more: Any) -> None:
             tried.append(round(loop.time() - begin, 1))
-            give_name(work, target)
+            give_name(work, *more)
 
         async with sinking(tmp_path, work_dir=str(tmp_path / "work")) as running:
             await running.handle(b"one", starved=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.metrics import Measured
 from nsqtools.sinks.files.sink import FileSink
+from tests.sinks.files.archiving import leave, make_rules
 from tests.sinks.files.sinking import SOON, blocked, sinking
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
@@ -86,8 +87,7 @@ async def test_each_attempt_that_could_not_write_is_counted(tmp_path: Path) -> N
 
 @virtual
 async def test_what_a_crash_left_behind_is_counted_when_it_is_published(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "events-000000.log.part").write_bytes(b"one\ntorn")
+    leave(make_rules(tmp_path), b"one\ntorn", "events-000000.log")
     async with sinking(tmp_path) as running:
         assert of(running.sink) == [1, 1, 4, 0]
 

@@ -13,7 +13,7 @@ import pytest
 from nsqtools.errors import LockedError, OutputError
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files.hooks import Hook
-from tests.sinks.files.archiving import below, make_rules
+from tests.sinks.files.archiving import below, leave, make_rules
 from tests.sinks.files.sinking import make_archives
 from tests.support.eventually import eventually_async
 
@@ -139,8 +139,7 @@ class TestOpening:
             make_archives(rules).open()
 
     def test_leftovers_are_published(self, rules: Rules, tmp_path: Path) -> None:
-        (tmp_path / "work").mkdir()
-        (tmp_path / "work" / f"{NAME}.part").write_bytes(b"one\n")
+        leave(rules, b"one\n")
         (tmp_path / "work" / "notes.part").write_bytes(b"theirs")
         archives = make_archives(rules)
         archives.open()
@@ -151,12 +150,11 @@ class TestOpening:
         self, tmp_path: Path
     ) -> None:
         rules = make_rules(tmp_path, filename_format="<TOPIC>.log")
-        (tmp_path / "out").mkdir()
+        leave(rules, b"two\n", "events.log")
         (tmp_path / "out" / "events.log").write_bytes(b"one\n")
-        (tmp_path / "out" / "events.log.part").write_bytes(b"two\n")
         archives = make_archives(rules)
         archives.open()
-        with pytest.raises(OutputError, match="1 files of an earlier crash are not published"):
+        with pytest.raises(OutputError, match="earlier crash that are not published: 1"):
             archives.close()
 
     @pytest.mark.parametrize("moment", ["open", "tend"])
@@ -179,17 +177,15 @@ class TestOpening:
 
 class TestClosing:
     def test_the_last_commands_are_waited_for(self, rules: Rules, tmp_path: Path) -> None:
-        (tmp_path / "work").mkdir()
-        (tmp_path / "work" / f"{NAME}.part").write_bytes(b"one\n")
+        leave(rules, b"one\n")
         archives = make_archives(rules, hook=Hook("cp {} {}.copied"))
         archives.open()
         archives.close()
         assert (tmp_path / "out" / f"{NAME}.copied").read_bytes() == b"one\n"
 
     def test_a_command_that_failed_is_an_error(self, rules: Rules, tmp_path: Path) -> None:
-        (tmp_path / "work").mkdir()
-        (tmp_path / "work" / f"{NAME}.part").write_bytes(b"one\n")
+        leave(rules, b"one\n")
         archives = make_archives(rules, hook=Hook("exit 3; : {}"))
         archives.open()
-        with pytest.raises(OutputError, match="--on-rotate failed for 1 files"):
+        with pytest.raises(OutputError, match=f"wait for --on-rotate: 1 .*{NAME}"):
             archives.close()

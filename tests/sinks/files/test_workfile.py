@@ -12,7 +12,16 @@ from nsqtools.policy.rotation import OpenFile
 from nsqtools.sinks.compression import make_encoder
 from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile
-from tests.sinks.files.archiving import COMPRESSIONS, START, batch, file_limit, message, plain
+from tests.sinks.files.archiving import (
+    COMPRESSIONS,
+    START,
+    batch,
+    entry_of,
+    file_limit,
+    make_rules,
+    message,
+    plain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +40,7 @@ class Writing:
             str(self.path),
             OpenFile(name="a.log", opened=0.0, opened_wall=START),
             make_encoder(compression),
-            revision=0,
+            entry=entry_of(make_rules(folder), "a.log"),
             digest=hashlib.sha256(),
         )
         self.facts = self.file.facts
@@ -45,7 +54,7 @@ class Writing:
 
     def move(self) -> None:
         path = self.path.with_name("moved.part")
-        self.file.move_to(publish.create(str(path)), str(path), 1)
+        self.file.move_to(publish.create(str(path)), str(path), self.file.entry)
         self.path = path
 
     def has_digest_of_its_file(self) -> bool:

@@ -1,4 +1,4 @@
-"""Which files are archives by their names: FileNames the other way round."""
+"""Which files are a topic's archives, by their names: FileNames the other way round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
 from nsqtools.policy.filenames import REV, TOKEN, name_parts
@@ -23,7 +23,6 @@ _HOLE = "\0"
 """Where the expression for a topic goes; no name has it."""
 
 _NUMBERED = "-(?:[0-9]{6}|[1-9][0-9]{6,})"
-_ABOVE_0, _ZERO = f"(?!-000000){_NUMBERED}", "-000000"
 
 _SPELLED_OUT = {
     "D": "%m/%d/%y",
@@ -43,59 +42,19 @@ _WORDS = {
     **dict.fromkeys("pP", "[AaPp][Mm]"),
     "s": "-?[0-9]+",
     "z": r"[+-][0-9]{4}(?:[0-9]{2}(?:\.[0-9]{6})?)?",
-    # Not also what could be a revision after it.
-    "Z": "(?:[A-Za-z0-9+-]+?(?<![0-9]{6})|UTC[+-][0-9]{2}:[0-9:.]+)",
+    "Z": "[A-Za-z0-9+-]+|UTC[+-][0-9]{2}:[0-9:.]+",
 }
 """What strftime writes in the C locale, which is Python's until a program sets another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Whose file it is; ``name`` as ``FileNames.at`` gives it, with ``<REV>`` still in it.
-
-    ``topic`` is empty where the format does not tell and there are several.
-    """
-
-    topic: str
-    name: str
-    revision: int
-
-
-class Matcher(Protocol):
-    """Knows the names of files, relative to a directory."""
-
-    def match(self, path: str) -> Match | None:
-        """What this relative path says; None when the file is not ours."""
-
-    def descend(self, directory: str) -> bool:
-        """Whether this directory, relative and not the root, may hold files that match."""
-
-
-class AnyName:
-    """A Matcher that knows the names of several."""
-
-    def __init__(self, matchers: Sequence[Matcher]) -> None:
-        self._matchers = matchers
-
-    def match(self, path: str) -> Match | None:
-        """As the first that knows the path."""
-        return next((found for each in self._matchers if (found := each.match(path))), None)
-
-    def descend(self, directory: str) -> bool:
-        """As any."""
-        return any(each.descend(directory) for each in self._matchers)
 
 
 class NameMatcher:
     """Paths, relative to the output directory, that this command gives to files of its host.
 
     ``topics`` are those that are archived, or a pattern that their names have a match of. What
-    ``FileNames.path`` gives is matched with its own topic, name and revision, whatever process
-    and time it was for, where only one reading of the path gives that path again. Where several
-    do, as with ``<TOPIC><REV>`` and topics ``a`` and ``a-000001``, it is the longest of the
-    topics, or of a pattern's the shortest, because more files are revisions than topics are
-    called like one. A revision that these options would write otherwise (with or without 0) is
-    read where nothing else fits: the options were others before.
+    ``FileNames.path`` gives is matched with its topic, whatever process, time and revision it was
+    for. Where a path could be several topics', as with ``<TOPIC><REV>`` and topics ``a`` and
+    ``a-000001``, it is the longest of the topics, or of a pattern's the shortest, because more
+    files are revisions than topics are called like one.
     """
 
     def __init__(
@@ -115,15 +74,14 @@ class NameMatcher:
             at_depth = self._directories.setdefault(source.count("/"), [])
             at_depth.append((source, self._compile(source)))
 
-    def match(self, path: str) -> Match | None:
-        """What this relative path says; None when the file is not ours."""
+    def match(self, path: str) -> str | None:
+        """The topic whose file has this relative path; None when the file is not ours.
+
+        It is empty where the format does not tell and there are several.
+        """
         for reading, compiled in self._files:
             if found := self._find(reading.file, compiled, path):
-                groups = found.groupdict()
-                number = groups.get("rev")
-                name = "".join(groups[text] if group else text for text, group in reading.name)
-                topic = groups.get("topic") or reading.topic or self._only
-                return Match(topic, name, int(number[1:]) if number else 0)
+                return found.groupdict().get("topic") or reading.topic or self._only
         return None
 
     def descend(self, directory: str) -> bool:
@@ -137,16 +95,16 @@ class NameMatcher:
         """Readings of a path, the one to be preferred first."""
         revisions: tuple[str, ...] = ("",)
         if REV in pattern.filename_format:
-            revisions = ("", _ABOVE_0, _ZERO) if self._wanted is None else (_ABOVE_0, "", _ZERO)
-            if pattern.repeated_by:
-                revisions = (_NUMBERED, "")
+            known = self._wanted is None and not pattern.repeated_by
+            revisions = ("", _NUMBERED) if known else (_NUMBERED, "")
         # A directory named for the topic "." is none.
-        topics = ("", ".") if self._accepts(".") else ("",)
+        topics = ("", ".") if self.accepts(".") else ("",)
         for revision, shape, topic in product(revisions, _shapes(pattern, hostname), topics):
             if reading := _reading(shape, revision, topic):
                 yield reading
 
-    def _accepts(self, topic: str) -> bool:
+    def accepts(self, topic: str) -> bool:
+        """Whether this topic is archived."""
         if self._wanted is None:
             return re.fullmatch(self._topic, topic) is not None
         return is_valid_name(topic) and self._wanted.search(topic) is not None
@@ -157,18 +115,13 @@ class NameMatcher:
     def _find(self, source: str, compiled: re.Pattern[str], path: str) -> re.Match[str] | None:
         """The match whose topic is wanted, of the shortest such topic with a pattern."""
         found = compiled.fullmatch(path)
-        if (
-            not found
-            or self._wanted is None
-            or _HOLE not in source
-            or self._accepts(found["topic"])
-        ):
+        if not found or self._wanted is None or _HOLE not in source or self.accepts(found["topic"]):
             return found
         longest = self._compile(source, _LONGEST).fullmatch(path)
         if longest and longest["topic"] != found["topic"]:
             for length in range(1, 65):
                 found = self._compile(source, _ANY_TOPIC % f"{length}}}").fullmatch(path)
-                if found and self._accepts(found["topic"]):
+                if found and self.accepts(found["topic"]):
                     return found
         return None
 
@@ -184,11 +137,10 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One way to read a path: expressions, and pairs of a text or group to make the name of."""
+    """One way to read a path, in expressions; ``topic`` is empty where they have its group."""
 
     file: str
     directories: tuple[str, ...]
-    name: tuple[tuple[str, bool], ...]
     topic: str
 
 
@@ -251,17 +203,12 @@ def _reading(shape: Sequence[_Piece], revision: str, topic: str) -> _Reading | N
     None where it would refuse the path.
     """
     components: list[list[_Piece]] = [[]]
-    name: list[tuple[str, bool]] = []
     for piece in shape:
         group, regex, text = piece.group, piece.regex, piece.text
         if group == "rev":
-            name.append((REV, False))
             regex, text = revision, ""
         elif group == "topic" and topic:
-            name.append((topic, False))
             regex, text = "", topic
-        else:
-            name.append((group or text, bool(group)))
         if regex:
             components[-1].append(_Piece("", regex, group))
             continue
@@ -278,7 +225,7 @@ def _reading(shape: Sequence[_Piece], revision: str, topic: str) -> _Reading | N
         if text not in ("", ".")
     ]
     paths = ["/".join(sources[: depth + 1]) for depth in range(len(sources))]
-    return _Reading(paths[-1], tuple(paths[:-1]), tuple(name), topic)
+    return _Reading(paths[-1], tuple(paths[:-1]), topic)
 
 
 def _regexes(component: Iterable[_Piece], seen: set[str]) -> Iterator[str]:

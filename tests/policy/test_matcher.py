@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import SECOND, FileNames, NamePattern
-from nsqtools.policy.leftovers import Match, NameMatcher
+from nsqtools.policy.matcher import NameMatcher
 
 DEFAULT = "<TOPIC>.<HOST><REV>.<DATETIME>.log"
 HOST = "web1.example.com"
@@ -33,9 +33,7 @@ def pattern(
     return NamePattern(filename_format=filename_format, datetime_format=datetime_format, **options)
 
 
-def read(
-    path: str, *topics: str, of: NamePattern | None = None, matching: str = ""
-) -> Match | None:
+def read(path: str, *topics: str, of: NamePattern | None = None, matching: str = "") -> str | None:
     wanted = re.compile(matching) if matching else topics
     return NameMatcher(of or pattern(), hostname=HOST, topics=wanted).match(path)
 
@@ -70,13 +68,12 @@ NS = st.integers(0, 4_000_000_000).map(lambda second: second * SECOND) | st.inte
 
 def made(
     options: dict[str, str], topic: str, at: int, pid: int, revision: int, zone: tzinfo
-) -> tuple[NamePattern, Match, str]:
+) -> tuple[NamePattern, str]:
     """A path as FileNames makes it, and what it was made of; no example where it refuses to."""
     try:
         of = NamePattern(**options)
         names = FileNames(of, topic=topic, hostname=HOST, pid=pid, zone=zone)
-        name = names.at(at)
-        return of, Match(topic, name, revision), names.path(name, revision)
+        return of, names.path(names.at(at), revision)
     except ConfigError:
         assume(False)
         raise
@@ -84,15 +81,12 @@ def made(
 
 @settings(deadline=None, max_examples=500)
 @given(PATTERNS, TOPICS, NS, st.integers(1, 2**22), REVISIONS, st.sampled_from(ZONES))
-def test_every_path_that_names_give_has_its_own_topic_name_and_revision(
+def test_every_path_that_names_give_is_its_topics(
     options: dict[str, str], topic: str, at: int, pid: int, revision: int, zone: tzinfo
 ) -> None:
-    of, expected, path = made(options, topic, at, pid, revision, zone)
-    # A revision of no text leaves no mark of its place: 1<REV>19 is 119, as 11<REV>9 is.
-    nothing = not revision and not of.repeated_by
-    assume(not (nothing and re.search(r"\w(<REV>)+[\w +-]", expected.name)))
+    of, path = made(options, topic, at, pid, revision, zone)
     matcher = NameMatcher(of, hostname=HOST, topics={topic})
-    assert matcher.match(path) == expected
+    assert matcher.match(path) == topic
     parent = path
     while parent := posixpath.dirname(parent):
         assert matcher.descend(parent)
@@ -136,24 +130,11 @@ def test_so_it_has_among_other_topics_and_by_pattern_where_the_format_keeps_topi
         "datetime_format": datetime_format,
         "repeated_by": repeated_by,
     }
-    of, expected, path = made(options, topics[0], at, pid, revision, zone)
-    assert read(path, *topics, of=of) == expected
-    assert read(path, of=of, matching=".") == expected
-    assert read(path, of=of, matching=f"^{re.escape(topics[0])}$") == expected
+    of, path = made(options, topics[0], at, pid, revision, zone)
+    assert read(path, *topics, of=of) == topics[0]
+    assert read(path, of=of, matching=".") == topics[0]
+    assert read(path, of=of, matching=f"^{re.escape(topics[0])}$") == topics[0]
     assert read(path, of=of, matching="^!") is None
-
-
-@settings(deadline=None, max_examples=300)
-@given(PATTERNS, TOPICS, NS, st.integers(1, 2**22), REVISIONS, st.sampled_from(ZONES))
-def test_whatever_is_read_gives_the_path_again(
-    options: dict[str, str], topic: str, at: int, pid: int, revision: int, zone: tzinfo
-) -> None:
-    of, _, path = made(options, topic, at, pid, revision, zone)
-    found = read(path, of=of, matching=".")
-    assert found is not None
-    if found.topic:
-        names = FileNames(of, topic=found.topic, hostname=HOST, pid=pid, zone=zone)
-        assert names.path(found.name, found.revision) == path
 
 
 @pytest.mark.parametrize("directive", DIRECTIVES)
@@ -163,8 +144,7 @@ def test_each_directive_is_matched_all_year_round(directive: str) -> None:
     for zone in ZONES:
         names = FileNames(of, topic="a", hostname=HOST, pid=1, zone=zone)
         for day in range(0, 4000, 29):
-            name = names.at((day * 86_400 + day * 5003) * SECOND)
-            assert matcher.match(name) == Match("a", name, 0)
+            assert matcher.match(names.at((day * 86_400 + day * 5003) * SECOND)) == "a"
 
 
 @pytest.mark.parametrize(
@@ -191,10 +171,9 @@ def test_files_of_other_hosts_topics_and_makers_are_not_ours(path: str) -> None:
 
 def test_a_topic_that_begins_like_another_has_its_own_files() -> None:
     for topic in ("a", "a.b", "a.web1"):
-        name = f"{topic}.web1<REV>.2026-11-20_12.log"
         path = f"{topic}.web1-000003.2026-11-20_12.log"
-        assert read(path, "a", "a.b", "a.web1") == Match(topic, name, 3)
-        assert read(path, matching="^a") == Match(topic, name, 3)
+        assert read(path, "a", "a.b", "a.web1") == topic
+        assert read(path, matching="^a") == topic
         assert read(path, "b") is None
 
 
@@ -208,52 +187,51 @@ def test_a_name_must_have_a_match_of_the_pattern_anywhere() -> None:
 
 def test_what_stands_twice_in_a_name_is_the_same_in_both_places() -> None:
     of = pattern("<DATETIME>/<TOPIC>/<TOPIC>.<DATETIME><REV>", "%d")
-    assert read("20/a/a.20-000001", "a", "b", of=of) == Match("a", "20/a/a.20<REV>", 1)
+    assert read("20/a/a.20-000001", "a", "b", of=of) == "a"
     assert read("20/a/b.20", "a", "b", of=of) is None
     assert read("20/a/a.21", "a", of=of) is None
 
 
 def test_a_known_topic_is_better_than_a_revision_and_that_than_a_guess() -> None:
     of = pattern("<TOPIC><REV>")
-    assert read("a-000001", "a", of=of) == Match("a", "a<REV>", 1)
-    assert read("a-000001", "a", "a-000001", of=of) == Match("a-000001", "a-000001<REV>", 0)
-    assert read("a-000001", of=of, matching="a") == Match("a", "a<REV>", 1)
-    assert read("a-000001", of=of, matching="1$") == Match("a-000001", "a-000001<REV>", 0)
+    assert read("a-000001", "a", of=of) == "a"
+    assert read("a-000001", "a", "a-000001", of=of) == "a-000001"
+    assert read("a-000001", of=of, matching="a") == "a"
+    assert read("a-000001", of=of, matching="1$") == "a-000001"
 
 
 def test_numbered_files_are_told_apart_from_topics_that_end_in_a_number() -> None:
     of = pattern("<TOPIC><REV>", repeated_by="--gzip")
-    assert read("a-000001-000000", "a", "a-000001", of=of) == Match("a-000001", "a-000001<REV>", 0)
-    assert read("a-000001", "a", "a-000001", of=of) == Match("a", "a<REV>", 1)
+    assert read("a-000001-000000", "a", "a-000001", of=of) == "a-000001"
+    assert read("a-000001", "a", "a-000001", of=of) == "a"
 
 
 def test_any_topic_that_the_pattern_wants_is_found_in_an_ambiguous_name() -> None:
     of = pattern("<TOPIC><PID>")
-    assert read("a123", of=of, matching=".") == Match("a", "a123", 0)
-    assert read("a123", of=of, matching="^a1$") == Match("a1", "a123", 0)
+    assert read("a123", of=of, matching=".") == "a"
+    assert read("a123", of=of, matching="^a1$") == "a1"
     assert read("a123", of=of, matching="3") is None
 
 
-def test_revisions_that_other_options_wrote_are_read_where_nothing_else_fits() -> None:
+def test_revisions_that_other_options_wrote_are_read() -> None:
     numbered = pattern(repeated_by="--rotate-size")
-    name = "a.web1<REV>.2026-11-20_12.log"
-    assert read("a.web1.2026-11-20_12.log", "a", of=numbered) == Match("a", name, 0)
-    assert read("a.web1-000000.2026-11-20_12.log", "a") == Match("a", name, 0)
+    assert read("a.web1.2026-11-20_12.log", "a", of=numbered) == "a"
+    assert read("a.web1-000000.2026-11-20_12.log", "a") == "a"
     alone = pattern("<TOPIC>/<REV>", repeated_by="--rotate-size")
     assert read("a", "a", of=alone) is None
 
 
 def test_a_format_without_topic_tells_only_of_a_single_one() -> None:
     of = pattern("all<REV>")
-    assert read("all-000002", "a", "a", of=of) == Match("a", "all<REV>", 2)
-    assert read("all-000002", "a", "b", of=of) == Match("", "all<REV>", 2)
-    assert read("all-000002", of=of, matching="a") == Match("", "all<REV>", 2)
+    assert read("all-000002", "a", "a", of=of) == "a"
+    assert read("all-000002", "a", "b", of=of) == ""
+    assert read("all-000002", of=of, matching="a") == ""
 
 
 def test_the_suffix_is_wanted_once_even_where_the_topic_ends_in_it() -> None:
     of = pattern("<TOPIC>", suffix=".gz")
-    assert read("a.gz", "a", of=of) == Match("a", "a.gz", 0)
-    assert read("a.gz", "a.gz", of=of) == Match("a.gz", "a.gz", 0)
+    assert read("a.gz", "a", of=of) == "a"
+    assert read("a.gz", "a.gz", of=of) == "a.gz"
     assert read("a.gz.gz", "a.gz", of=of) is None
     assert read("a", "a", of=of) is None
 

@@ -1,0 +1,255 @@
+"""What must survive a crash about an archive: files under way, and what published files still owe.
+
+Each file has an entry, a small file in ``.nsqtools`` below the output directory. It is written
+before the work file is made, written again with the inode before the file gets its name, and
+removed when the file is published and owes nothing. So whoever finds an entry of a process that
+has ended knows whose file it tells of and how far that had come, whatever its bytes are.
+
+All calls block and raise OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import secrets
+import threading
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import ConfigError
+from nsqtools.policy.filenames import inside
+from nsqtools.sinks.files.locks import Lock
+from nsqtools.sinks.files.manifest import Published
+from nsqtools.sinks.files.publish import WORK, sync_directory, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FOLDER", "ON_ROTATE", "Entry", "Journal", "owing"]
+
+log = logging.getLogger(__name__)
+
+FOLDER = ".nsqtools"
+ON_ROTATE = "on-rotate"
+_ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """A file under way, or a published one.
+
+    ``published`` is what is known so far: its name is the one that the file is to have.
+    ``base`` is that of ``FileNames.at``, with ``<REV>`` in it. ``host`` is the host whose processes
+    may go on with the file, empty for any. ``work_dir`` is empty for the output directory.
+    ``inode`` is that of the file that has the name or is about to get it, 0 before. ``owes`` lists
+    what is still to be done with the published file.
+    """
+
+    published: Published
+    base: str
+    revision: int
+    host: str
+    work_dir: str
+    work: str
+    inode: int = 0
+    owes: tuple[str, ...] = ()
+    key: str = field(default="", compare=False)
+
+    def is_published(self) -> bool:
+        """Whether the file has its name: the same inode, for equal bytes prove nothing."""
+        try:
+            there = os.stat(self.published.path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (there.st_ino, there.st_size) == (self.inode, self.published.size)
+
+    def work_path(self, output_dir: str) -> str:
+        """Where the file is, or was, written."""
+        return os.path.join(output_dir, self.work_dir, self.work) + WORK
+
+    def copy_path(self) -> str:
+        """Where it is copied before it is published on another file system."""
+        return os.path.join(os.path.dirname(self.published.path), f".{self.key}.copy")
+
+
+class Journal:
+    """The entries of this process, and those of processes that have ended; threads may share it.
+
+    While a process lives it holds a lock beside its entries, from its first one on.
+    """
+
+    def __init__(self, output_dir: str, host: str) -> None:
+        self._output_dir = output_dir
+        self._host = host
+        self._folder = os.path.join(output_dir, FOLDER)
+        self._owner = secrets.token_hex(4)
+        self._lock = Lock(self._path(self._owner, _LOCK))
+        self._numbers = count()
+        self._entries: dict[str, Entry] = {}
+        self._guard = threading.Lock()
+        self.damaged: set[str] = set()
+
+    def write(self, entry: Entry) -> None:
+        """Make the entry last as it is now."""
+        with self._guard:
+            self._hold()
+            entry.key = entry.key or f"{self._owner}.{next(self._numbers)}"
+        path = self._path(entry.key, _ENTRY)
+        new = self._path(entry.key, _NEW)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            write_all(fd, json.dumps(_as_object(entry)).encode())
+            os.fsync(fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, new) from error
+        finally:
+            os.close(fd)
+        os.rename(new, path)
+        sync_directory(self._folder)
+        self._entries[entry.key] = entry
+
+    def remove(self, entry: Entry) -> None:
+        """Forget the file. A crash may bring the entry back: then it is published, or gone."""
+        self._entries.pop(entry.key, None)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(entry.key, _ENTRY))
+
+    def settle(self, entry: Entry, what: str) -> None:
+        """The published file does not owe this any more. A failure is logged."""
+        entry.owes = tuple(each for each in entry.owes if each != what)
+        try:
+            if not entry.owes:
+                self.remove(entry)
+            elif entry.key in self._entries:
+                self.write(entry)
+        except OSError as error:
+            log.warning("%s: cannot be updated: %s", error.filename, error.strerror)
+
+    def reopened(self, path: str) -> None:
+        """A published file is written to again: what it owes, it owes when it is published anew."""
+        for entry in list(self._entries.values()):
+            if entry.inode and entry.published.path == path:
+                self.remove(entry)
+
+    def adopt(self, wanted: Callable[[str], bool]) -> list[Entry]:
+        """Take over the entries that ended processes left of wanted topics, the oldest first.
+
+        Entries of other hosts are left alone. One that cannot be read is logged, and counts as
+        ``damaged`` from then on.
+        """
+        owners = {name.partition(".")[0] for name in _names(self._folder)} - {self._owner}
+        adopted = []
+        for owner in sorted(owners):
+            lock = Lock(self._path(owner, _LOCK))
+            if not lock.acquire():
+                continue
+            try:
+                left = [each for each in _names(self._folder) if each.startswith(f"{owner}.")]
+                for entry in filter(None, map(self._find, left)):
+                    if wanted(entry.published.topic) and entry.host in ("", self._host):
+                        adopted.append((self._take(entry), entry))
+            finally:
+                lock.release()
+        return [entry for _, entry in sorted(adopted, key=lambda each: (each[0], each[1].key))]
+
+    def owed(self) -> list[str]:
+        """The paths of our published files that owe something."""
+        entries = list(self._entries.values())
+        return sorted(entry.published.path for entry in entries if entry.owes)
+
+    def owing(self) -> dict[str, tuple[str, ...]]:
+        """As ``owing`` of the output directory."""
+        return owing(self._output_dir)
+
+    def close(self) -> None:
+        """Let others adopt what is left."""
+        self._lock.release()
+        with contextlib.suppress(OSError):
+            os.rmdir(self._folder)
+
+    def _hold(self) -> None:
+        if not self._lock.acquire():
+            raise OSError(errno.EAGAIN, "another process has taken the lock", self._lock.path)
+
+    def _find(self, name: str) -> Entry | None:
+        """The entry in the file of this name, which nobody else writes now."""
+        path = os.path.join(self._folder, name)
+        if name.endswith(_NEW):
+            os.unlink(path)
+        if not name.endswith(_ENTRY):
+            return None
+        try:
+            return _read(self._output_dir, path)
+        except ValueError as error:
+            if path not in self.damaged:
+                log.error("%s: damaged, so the file it tells of is left alone: %s", path, error)
+            self.damaged.add(path)
+            return None
+
+    def _take(self, entry: Entry) -> int:
+        """Make an entry ours; a copy that was under way goes. The entry's age is its mtime."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(entry.copy_path())
+        with self._guard:
+            self._hold()
+            key = f"{self._owner}.{next(self._numbers)}"
+        path = self._path(key, _ENTRY)
+        os.rename(self._path(entry.key, _ENTRY), path)
+        sync_directory(self._folder)
+        entry.key = key
+        self._entries[key] = entry
+        return os.stat(path).st_mtime_ns
+
+    def _path(self, key: str, suffix: str) -> str:
+        return os.path.join(self._folder, key + suffix)
+
+
+def owing(output_dir: str) -> dict[str, tuple[str, ...]]:
+    """What published files owe, by path: those of all processes, living or not."""
+    folder = os.path.join(output_dir, FOLDER)
+    found = {}
+    for name in _names(folder):
+        if name.endswith(_ENTRY):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                entry = _read(output_dir, os.path.join(folder, name))
+                if entry.owes:
+                    found[entry.published.path] = entry.owes
+    return found
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _as_object(entry: Entry) -> dict[str, Any]:
+    value = asdict(entry)
+    del value["key"], value["published"]["path"]
+    return value
+
+
+def _read(output_dir: str, path: str) -> Entry:
+    """Raises ValueError for what ``Journal.write`` has not written."""
+    with open(path, "rb") as file:
+        value = json.load(file)
+    try:
+        about = value.pop("published")
+        relative = inside(about["name"])
+        inside(value["work"])
+        published = Published(path=os.path.join(output_dir, relative), **about)
+        key = os.path.basename(path).removesuffix(_ENTRY)
+        entry = Entry(published=published, key=key, **{**value, "owes": tuple(value["owes"])})
+    except (AttributeError, ConfigError, KeyError, TypeError) as error:
+        raise ValueError(f"not an entry ({error})") from None
+    numbers = (entry.revision, entry.inode, published.records, published.size)
+    texts = (entry.base, entry.host, entry.work_dir, published.topic, published.delimiter)
+    if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
+        raise ValueError("not an entry (wrong types)")
+    return entry

@@ -1,0 +1,128 @@
+"""Which files a walk below the output directory finds."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.policy.filenames import NamePattern
+from nsqtools.policy.matcher import NameMatcher
+from nsqtools.sinks.files.listing import Found, find
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLAT = NameMatcher(NamePattern(filename_format="<TOPIC><REV>.log"), hostname="h", topics=("a", "b"))
+DEEP = NameMatcher(
+    NamePattern(filename_format="<DATETIME>/<TOPIC><REV>.log", datetime_format="dt=%d/h=%H"),
+    hostname="h",
+    topics=re.compile("^[ab]$"),
+)
+
+
+def touch(path: Path, mtime: int = 0, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, ns=(mtime, mtime))
+
+
+def names(root: Path, matcher: NameMatcher) -> list[str]:
+    return sorted(os.path.relpath(each.path, root) for each in find(str(root), matcher))
+
+
+def test_published_files_are_found_and_others_are_not(tmp_path: Path) -> None:
+    for name in ("a.log.part", "a.log.torn", "b.log.copy", "c.log", "a.log.part.part"):
+        touch(tmp_path / name)
+    touch(tmp_path / "a-000002.log", 1000, "four")
+    (found,) = find(str(tmp_path), FLAT)
+    assert found == Found(str(tmp_path / "a-000002.log"), "a", 4, 1000)
+
+
+@pytest.mark.parametrize("end", [".part", ".torn", ".copy"])
+def test_no_published_file_ends_like_one_that_is_not(tmp_path: Path, end: str) -> None:
+    of = NamePattern(filename_format="<TOPIC>")
+    touch(tmp_path / f"a{end}")
+    assert names(tmp_path, NameMatcher(of, hostname="h", topics=re.compile("."))) == []
+
+
+def test_directories_of_partitions_are_searched_and_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(tmp_path / "dt=20/h=23/a.log", 1)
+    touch(tmp_path / "dt=21/h=00/b-000001.log", 0)
+    touch(tmp_path / "dt=21/a.log")
+    touch(tmp_path / "dt=2x/h=00/a.log")
+    touch(tmp_path / "other/h=00/a.log")
+    (tmp_path / "dt=20/h=23/b.log").mkdir()
+    assert names(tmp_path, DEEP) == ["dt=20/h=23/a.log", "dt=21/h=00/b-000001.log"]
+    assert not caplog.records
+
+
+def test_symbolic_links_and_what_is_no_file_are_left_alone(tmp_path: Path) -> None:
+    outside = tmp_path / "outside/h=00/a.log"
+    touch(outside)
+    root = tmp_path / "root"
+    (root / "dt=20/h=00").mkdir(parents=True)
+    (root / "dt=21").symlink_to(tmp_path / "outside")
+    (root / "dt=20/h=00/a.log").symlink_to(outside)
+    os.mkfifo(root / "dt=20/h=00/b.log")
+    assert names(root, DEEP) == []
+    (tmp_path / "link").symlink_to(tmp_path / "root")
+    touch(root / "dt=20/h=00/a-000001.log")
+    assert names(tmp_path / "link", DEEP) == ["dt=20/h=00/a-000001.log"]
+
+
+def test_a_root_that_is_not_there_yet_holds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert names(tmp_path / "later", FLAT) == []
+    assert not caplog.records
+
+
+def fail_in(monkeypatch: pytest.MonkeyPatch, directory: Path, error: OSError) -> None:
+    """Let the directory be unreadable, whoever runs the tests."""
+    scandir = os.scandir
+
+    def scan(path: str) -> object:
+        if os.path.normpath(path) == str(directory):
+            raise error
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+
+
+def test_a_directory_that_cannot_be_read_is_logged_and_the_rest_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(tmp_path / "dt=20/h=23/a.log")
+    touch(tmp_path / "dt=21/h=00/a.log")
+    fail_in(monkeypatch, tmp_path / "dt=20", PermissionError(13, "Permission denied"))
+    assert names(tmp_path, DEEP) == ["dt=21/h=00/a.log"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'dt=20'}: cannot be searched for archives: Permission denied"
+    ]
+
+
+def test_what_vanishes_meanwhile_is_left_out_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(tmp_path / "dt=20/h=23/a.log")
+    touch(tmp_path / "dt=21/h=00/a.log")
+    fail_in(monkeypatch, tmp_path / "dt=20", FileNotFoundError(2, "No such file or directory"))
+    taken = tmp_path / "dt=21/h=00/a.log"
+    match = DEEP.match
+
+    class Thief:
+        """Takes a file away between the listing and the look at it."""
+
+        descend = DEEP.descend
+
+        def match(self, path: str) -> object:
+            taken.unlink()
+            return match(path)
+
+    assert list(find(str(tmp_path), Thief())) == []  # type: ignore[arg-type]
+    assert not caplog.records
