@@ -39,7 +39,10 @@ time it is continued, and so does one that takes the name of a file that was mov
 
 Retention (--keep, --max-age and --max-total of to-file) deletes the oldest files of a topic and \
 never the newest. Files that are gone are therefore counted, up to the first of their topic that \
-is there. A file that is gone after that, or all files of a topic, are bad."""
+is there. A file that is gone after that, or all files of a topic, are bad.""",
+        "FILES THAT WAIT": """\
+The line of a file with which to-file --on-rotate has not succeeded yet says so. The next run of \
+to-file runs the command with it again. The exit status does not change for such a file.""",
     },
 )
 @click.argument(
@@ -83,6 +86,8 @@ def _line(file: str, report: Report) -> str:
         text += f", {counted(report.files, 'file')}"
     if report.deleted:
         text += f", {counted(report.deleted, 'older file')} deleted"
+    if report.waiting:
+        text += f", {report.waiting} waiting for --on-rotate"
     return one_line(text)
 
 
@@ -96,6 +101,7 @@ def _json(file: str, report: Report) -> str:
         "bytes": report.size,
         "files": report.files,
         "deleted": report.deleted,
+        "waiting": report.waiting or None,
         "problem": report.problem or None,
     }
     return dumps({key: each for key, each in value.items() if each is not None})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.compression import METHODS, method_of
+from nsqtools.sinks.files.journal import owing_near
 from nsqtools.sinks.formats import unescape
 from nsqtools.sinks.members import NOUNS
 from nsqtools.sinks.recovery import Inspection, inspect
@@ -57,7 +58,8 @@ class Report:
     ``records`` and ``size``, in bytes on disk, are those of what is good; of a manifest, those of
     all its files together, which are ``files``. ``deleted`` are its files that retention may have
     deleted. ``problem`` is empty, or one line on what is wrong and where. ``unreadable`` says that
-    it is about the reading: whether the file is good is not known.
+    it is about the reading: whether the file is good is not known. ``waiting`` counts the files
+    with which ``--on-rotate`` has not succeeded yet.
     """
 
     records: int = 0
@@ -66,6 +68,7 @@ class Report:
     unreadable: bool = False
     files: int | None = None
     deleted: int | None = None
+    waiting: int = 0
 
 
 def check(path: str, layout: Layout) -> Iterator[Report]:
@@ -83,7 +86,9 @@ def check(path: str, layout: Layout) -> Iterator[Report]:
         with open(path, "rb") as file:
             if method_of(path) != "none" or not _is_manifest(file.readline(_LINE)):
                 file.seek(0)
-                yield _checked(file, method_of(path), layout)
+                report = _checked(file, method_of(path), layout)
+                path = os.path.realpath(path)
+                yield replace(report, waiting=int(path in owing_near(path)))
                 return
             yield from _manifest(file, os.path.dirname(path))
     except OSError as error:
@@ -144,6 +149,7 @@ class _Sum:
     records: int = 0
     size: int = 0
     files: int = 0
+    waiting: int = 0
     topics: dict[str, _Topic] = field(default_factory=dict)
 
 
@@ -159,12 +165,15 @@ def _manifest(file: BinaryIO, folder: str) -> Iterator[Report]:
             yield Report(problem=f"{topic.last}: gone, though the newest file of its topic")
     if good:
         deleted = sum(topic.gone for topic in total.topics.values())
-        yield Report(total.records, total.size, files=total.files, deleted=deleted)
+        yield Report(
+            total.records, total.size, files=total.files, deleted=deleted, waiting=total.waiting
+        )
 
 
 def _faults(file: BinaryIO, folder: str, total: _Sum) -> Iterator[Report]:
     """What is wrong with single lines; ``total`` gets the rest."""
     last = {line.entry.name: line.number for line in _lines(file) if line.entry}
+    owing = owing_near(os.path.join(os.path.realpath(folder), "manifest"))
     for line in _lines(file):
         entry = line.entry
         if not entry:
@@ -178,6 +187,7 @@ def _faults(file: BinaryIO, folder: str, total: _Sum) -> Iterator[Report]:
         if report:
             topic.there = True
             total.files += 1
+            total.waiting += os.path.realpath(os.path.join(folder, entry.name)) in owing
             total.records += report.records
             total.size += report.size
         elif topic.there:

@@ -293,9 +293,10 @@ def test_on_rotate_that_fails_is_run_again_and_status_1_in_the_end(
     ended = nsqtools_cli(*to_file(topic, tmp_path / "a", "--on-rotate", hook), *empty(nsqd))
     assert (ended.code, ended.stdout) == (1, b"")
     assert "status 3" in ended.stderr
-    assert ended.stderr.endswith("nsqtools: --on-rotate failed for 1 files\n")
+    (file,) = archives.published(tmp_path / "a")
+    assert str(file) in ended.stderr.splitlines()[-1]
     assert (tmp_path / "told").read_text().count("\n") == 4
-    assert archives.numbers(archives.published(tmp_path / "a")) == Counter(range(10))
+    assert archives.numbers([file]) == Counter(range(10))
 
 
 def test_a_latest_link_a_limit_and_a_manifest(
@@ -377,3 +378,26 @@ def test_a_topic_that_cannot_be_written_keeps_no_other_waiting(
     assert archives.numbers([tmp_path / "a" / good / "x.log"]) == Counter(range(200))
     said = log.read_text()
     assert said.count(f"topic {bad} cannot be written") == said.count(f"topic {bad}: written") == 1
+
+
+def test_a_file_whose_command_failed_is_kept_and_the_next_run_begins_with_it(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    published(nsqd, topic, 5)
+    safe = tmp_path / "safe"
+    safe.mkdir()
+    command = to_file(topic, tmp_path / "a", "--gzip", "--keep", "1", "--on-rotate")
+    assert nsqtools_cli(*command, "false", *empty(nsqd)).code == 1
+    (first,) = archives.published(tmp_path / "a")
+    assert b"waiting for --on-rotate" in nsqtools_cli("verify", str(first)).stdout
+    nsqd.publish(topic, archives.bodies(range(5, 10)))
+    without = nsqtools_cli(*command[:-1], *empty(nsqd))
+    assert (without.code, str(first) in without.stderr) == (1, True)
+    assert first.exists()
+    nsqd.publish(topic, archives.bodies(range(10, 15)))
+    assert nsqtools_cli(*command, f"cp {{}} {safe}/", *empty(nsqd)).code == 0
+    assert archives.numbers(archives.published(safe)) == Counter([*range(5), *range(10, 15)])
+    assert not first.exists()
+    (last,) = archives.published(tmp_path / "a")
+    assert archives.numbers([last]) == Counter(range(10, 15))
+    assert b"waiting" not in nsqtools_cli("verify", str(last)).stdout

@@ -208,3 +208,50 @@ def test_sigterm_loses_nothing_and_doubles_nothing(
     found = archives.numbers(archives.published(archiver.output / topic))
     assert found == Counter(range(20_000))
     check_files(archiver, 20_000)
+
+
+@pytest.mark.one_server("kills of to-file; the server is a bystander")
+def test_kill_9_forgets_no_command_and_prunes_no_file_before_it(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
+) -> None:
+    rng = seeded()
+    safe = tmp_path / "safe"
+    safe.mkdir()
+    hook = f"cp {{}} $(mktemp {safe}/XXXXXXXX.log)"
+    archiver = Archiver(
+        nsqtools_cli, make_nsqd(MSG_TIMEOUT), topic, tmp_path, "--keep", "1", "--on-rotate", hook
+    )
+    for numbers in shares(10_000, 10):
+        process = archiver.start()
+        archiver.strike_in_a_stream(numbers, rng, process.kill)
+        assert process.wait() == -signal.SIGKILL, archiver.said
+    ended = archiver.finish()
+    assert ended.code == 0, ended
+    assert archives.numbers(archives.published(safe)).keys() == set(range(10_000))
+    assert len(archives.published(archiver.output / topic)) == 1
+    assert archives.leftovers(archiver.output) == []
+
+
+@pytest.mark.one_server("kills of to-file; the server is a bystander")
+def test_kill_9_of_a_pair_that_takes_turns_loses_no_record_that_equals_another(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd = make_nsqd(MSG_TIMEOUT)
+    nsqd.create(topic, "c")
+    command = (
+        *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(tmp_path / "out")),
+        *("--filename-format", "<TOPIC><REV>.log", "--sync-interval", "50ms", "-q"),
+    )
+    for turn in range(10):
+        work = ("--work-dir", str(tmp_path / f"work-{turn % 2}"))
+        process = nsqtools_cli.start(*command, *work, *at(nsqd))
+        nsqd.publish(topic, [b"beat"] * 10)
+        eventually(lambda: drained(nsqd, topic, "c"))
+        process.kill()
+        process.wait()
+    for turn in range(2):
+        work = ("--work-dir", str(tmp_path / f"work-{turn}"))
+        assert nsqtools_cli(*command, *work, *empty(nsqd)).code == 0
+    records = list(archives.lines(archives.published(tmp_path / "out")))
+    assert records == [b"beat"] * 100
+    assert archives.leftovers(tmp_path) == []

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.sinks.files.journal import FOLDER
 from tests.support.binaries import needs
 
 if TYPE_CHECKING:
@@ -33,13 +34,22 @@ def published(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith(".") and path.suffix not in UNFINISHED
+        if path.is_file() and not _is_hidden(path, folder) and path.suffix not in UNFINISHED
     )
 
 
 def leftovers(*folders: Path) -> list[Path]:
-    """What a run that ended well leaves nowhere."""
-    return sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in UNFINISHED)
+    """What a run that ended well leaves nowhere: files under way, locks, entries of the journal."""
+    return sorted(
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.suffix in UNFINISHED or FOLDER in path.parts
+    )
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
 def plain(path: Path) -> bytes:

@@ -30,7 +30,7 @@ from nsqtools.sinks.files.publish import WORK, sync_directory, write_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FOLDER", "ON_ROTATE", "Entry", "Journal", "owing"]
+__all__ = ["FOLDER", "ON_ROTATE", "Entry", "Journal", "owing", "owing_near"]
 
 log = logging.getLogger(__name__)
 
@@ -143,16 +143,18 @@ class Journal:
         ``damaged`` from then on.
         """
         owners = {name.partition(".")[0] for name in _names(self._folder)} - {self._owner}
-        adopted = []
+        adopted: list[tuple[int, Entry]] = []
         for owner in sorted(owners):
             lock = Lock(self._path(owner, _LOCK))
             if not lock.acquire():
                 continue
             try:
                 left = [each for each in _names(self._folder) if each.startswith(f"{owner}.")]
-                for entry in filter(None, map(self._find, left)):
-                    if wanted(entry.published.topic) and entry.host in ("", self._host):
-                        adopted.append((self._take(entry), entry))
+                adopted += [
+                    (self._take(entry), entry)
+                    for entry in filter(None, map(self._find, left))
+                    if wanted(entry.published.topic) and entry.host in ("", self._host)
+                ]
             finally:
                 lock.release()
         return [entry for _, entry in sorted(adopted, key=lambda each: (each[0], each[1].key))]
@@ -207,6 +209,14 @@ class Journal:
 
     def _path(self, key: str, suffix: str) -> str:
         return os.path.join(self._folder, key + suffix)
+
+
+def owing_near(path: str) -> dict[str, tuple[str, ...]]:
+    """As ``owing``, of the output directory that the file is in; empty where it is in none."""
+    folder = os.path.dirname(path)
+    while not os.path.isdir(os.path.join(folder, FOLDER)) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return owing(folder)
 
 
 def owing(output_dir: str) -> dict[str, tuple[str, ...]]:

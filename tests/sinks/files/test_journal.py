@@ -1,0 +1,243 @@
+"""What the journal knows after a crash: whose files are under way, and what files still owe."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.policy.retention import Retention
+from nsqtools.sinks.files import publish
+from nsqtools.sinks.files.hooks import Hook
+from nsqtools.sinks.files.journal import FOLDER, ON_ROTATE, Journal, owing, owing_near
+from nsqtools.sinks.files.salvage import salvage
+from tests.sinks.files.archiving import (
+    Archiving,
+    CrashError,
+    Notes,
+    below,
+    entry_of,
+    leave,
+    make_rules,
+)
+from tests.sinks.files.sinking import make_archives
+
+if TYPE_CHECKING:
+    from nsqtools.sinks.files.rules import Rules
+
+NAME = "events.host-000000.2026-11-20_19.log"
+NEXT = "events.host-000001.2026-11-20_19.log"
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Rules:
+    return make_rules(tmp_path)
+
+
+def journal_of(rules: Rules) -> Journal:
+    os.makedirs(rules.output_dir, exist_ok=True)
+    return Journal(rules.output_dir, rules.host)
+
+
+def recover(rules: Rules, notes: Notes, journal: Journal | None = None) -> int:
+    journal = journal or journal_of(rules)
+    failed = salvage(journal.adopt(lambda topic: topic == "events"), rules, journal, notes)
+    journal.close()
+    return len(failed)
+
+
+def files_of(rules: Rules) -> list[str]:
+    folder = Path(rules.output_dir, FOLDER)
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+class TestFilesUnderWay:
+    def test_the_journal_knows_of_a_file_before_there_is_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        archiving = Archiving(tmp_path)
+        seen: list[int] = []
+
+        def crash(path: str) -> int:
+            seen.append(sum(name.endswith(".json") for name in files_of(archiving.rules)))
+            raise CrashError
+
+        monkeypatch.setattr(archiving.journal, "remove", bool)
+        monkeypatch.setattr(publish, "create", crash)
+        with pytest.raises(CrashError):
+            archiving.write(b"one")
+        assert seen == [1]
+        archiving.crash()
+        assert recover(archiving.rules, Notes()) == 0
+        assert files_of(archiving.rules) == []
+
+    def test_a_file_that_is_published_or_empty_leaves_nothing(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, skip_empty=False)
+        archiving.write(b"one")
+        archiving.step(fate="reopen")
+        archiving.elapse(30)
+        archiving.step()
+        archiving.close()
+        archiving.crash()
+        assert sorted(os.listdir(tmp_path / "out")) == archiving.names()
+
+    @pytest.mark.parametrize("taken", [b"one\n", b"theirs\n"])
+    def test_a_file_of_equal_bytes_is_another_file(self, taken: bytes, rules: Rules) -> None:
+        leave(rules, b"one\n")
+        Path(rules.target_path(NAME)).write_bytes(taken)
+        assert recover(rules, Notes()) == 0
+        assert Path(rules.target_path(NAME)).read_bytes() == taken
+        assert Path(rules.target_path(NEXT)).read_bytes() == b"one\n"
+
+    def test_a_leftover_in_anothers_work_directory_is_published(self, tmp_path: Path) -> None:
+        first, second = (make_rules(tmp_path, work_dir=str(tmp_path / name)) for name in "ab")
+        leave(first, b"one\n")
+        notes = Notes()
+        assert recover(second, notes) == 0
+        assert below(str(tmp_path)) == [f"out/{NAME}"]
+        assert [told.records for told in notes.recorded] == [1]
+
+    def test_a_leftover_whose_work_directory_is_not_mounted_is_kept_for_later(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rules = make_rules(tmp_path, work_dir=str(tmp_path / "mount" / "work"))
+        leave(rules, b"one\n")
+        (tmp_path / "mount").rename(tmp_path / "unmounted")
+        assert recover(rules, Notes()) == 1
+        assert "is not there" in caplog.text
+        (tmp_path / "unmounted").rename(tmp_path / "mount")
+        assert recover(rules, Notes()) == 0
+        assert below(rules.output_dir) == [NAME]
+
+    def test_the_record_of_a_leftover_tells_its_format_whatever_the_options_are_now(
+        self, tmp_path: Path
+    ) -> None:
+        leave(make_rules(tmp_path, delimiter=b"\0", delimiter_text=r"\0"), b"one\ntwo\0thr")
+        notes = Notes()
+        assert recover(make_rules(tmp_path, format="json"), notes) == 0
+        (told,) = notes.recorded
+        assert (told.records, told.format, told.delimiter) == (1, "raw", r"\0")
+        assert (tmp_path / "out" / NAME).read_bytes() == b"one\ntwo\0"
+
+
+class TestWhoseEntriesTheyAre:
+    def test_those_of_a_living_process_are_left_alone(self, rules: Rules) -> None:
+        living = journal_of(rules)
+        entry = entry_of(rules, NAME)
+        living.write(entry)
+        assert journal_of(rules).adopt(bool) == []
+        living.close()
+        assert journal_of(rules).adopt(bool) == [entry]
+
+    def test_those_of_other_hosts_and_topics_are_left_for_them(self, rules: Rules) -> None:
+        leave(rules, b"one\n")
+        other = Journal(rules.output_dir, "otherhost")
+        assert other.adopt(lambda topic: topic == "events") == []
+        assert journal_of(rules).adopt(lambda topic: topic == "other") == []
+        other.close()
+        assert recover(rules, Notes()) == 0
+        assert below(rules.output_dir) == [NAME]
+
+    def test_names_without_the_host_are_anybodys(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, filename_format="<TOPIC><REV>")
+        archiving.write(b"one")
+        archiving.crash()
+        assert recover(make_rules(tmp_path, hostname="elsewhere"), Notes()) == 0
+        assert archiving.published() == {"events-000000": b"one\n"}
+
+    @pytest.mark.parametrize(
+        "data", [b"", b"{", b"[]", b"{}", b'{"published": {"name": "../x"}, "work": "x"}']
+    )
+    def test_a_damaged_one_is_told_and_kept_and_the_others_are_adopted(
+        self, data: bytes, rules: Rules, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        leave(rules, b"one\n")
+        damaged = Path(rules.output_dir, FOLDER, "0123abcd.7.json")
+        damaged.write_bytes(data)
+        journal = journal_of(rules)
+        assert recover(rules, Notes(), journal) == 0
+        assert recover(rules, Notes(), journal) == 0
+        assert journal.damaged == {str(damaged)}
+        assert [r.levelno for r in caplog.records].count(logging.ERROR) == 1
+        assert below(rules.output_dir) == [NAME]
+        assert damaged.read_bytes() == data
+
+    def test_half_an_entry_that_a_crash_left_is_removed(self, rules: Rules) -> None:
+        leave(rules, b"one\n")
+        Path(rules.output_dir, FOLDER, "0123abcd.7.new").write_bytes(b"{")
+        recover(rules, Notes())
+        assert files_of(rules) == []
+
+
+class TestWhatFilesOwe:
+    def owe(self, rules: Rules) -> Path:
+        """A published file of a process that ended before its command had succeeded."""
+        archiving = Archiving(Path(rules.output_dir).parent, rules=rules)
+        archiving.notes.owes = (ON_ROTATE,)
+        archiving.write(b"one")
+        archiving.close()
+        archiving.crash()
+        return Path(rules.target_path(NAME))
+
+    def test_the_next_run_goes_on_with_it_and_counts_it_no_second_time(self, rules: Rules) -> None:
+        path = self.owe(rules)
+        notes = Notes()
+        journal = journal_of(rules)
+        (entry,) = journal.adopt(bool)
+        assert salvage([entry], rules, journal, notes) == []
+        assert [told.path for told in notes.settled] == [str(path)]
+        assert notes.followed == []
+        assert journal.owed() == [str(path)]
+        journal.settle(entry, ON_ROTATE)
+        assert journal.owed() == []
+        journal.close()
+        assert files_of(rules) == []
+
+    def test_it_is_known_whichever_process_is_asked(self, rules: Rules, tmp_path: Path) -> None:
+        path = self.owe(rules)
+        assert owing(rules.output_dir) == {str(path): (ON_ROTATE,)}
+        assert owing_near(str(path)) == {str(path): (ON_ROTATE,)}
+        assert owing_near(str(path.parent / "deeper" / "file")) == owing(rules.output_dir)
+        assert owing_near(str(tmp_path / "file")) == {}
+
+    def test_a_file_that_is_gone_owes_nothing(
+        self, rules: Rules, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.owe(rules).unlink()
+        assert recover(rules, Notes()) == 0
+        assert caplog.records[-1].levelno == logging.WARNING
+        assert files_of(rules) == []
+
+    def test_a_file_that_is_written_to_again_owes_it_when_it_is_published_again(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path, filename_format="<TOPIC>.log")
+        archiving.notes.owes = (ON_ROTATE,)
+        archiving.write(b"one")
+        archiving.step(fate="reopen")
+        archiving.write(b"two")
+        assert archiving.journal.owed() == []
+        archiving.close()
+        assert archiving.journal.owed() == [str(tmp_path / "out" / "events.log")]
+        assert archiving.notes.recorded[-1].records == 2
+
+    def test_it_is_not_pruned_before_its_command_has_succeeded(self, rules: Rules) -> None:
+        path = self.owe(rules)
+        newer = path.with_name(NEXT)
+        newer.write_bytes(b"newer\n")
+        os.utime(path, (1, 1))
+        keep_one = Retention(keep=1)
+        archives = make_archives(rules, retention=keep_one)
+        archives.open()
+        assert path.exists()
+        archives.unlock()
+        hook = Hook("true")
+        archives = make_archives(rules, retention=keep_one, hook=hook)
+        archives.open()
+        archives.close()
+        archives.tend()
+        assert not path.exists()
+        archives.unlock()
