@@ -217,7 +217,7 @@ def test_kill_9_forgets_no_command_and_prunes_no_file_before_it(
     rng = seeded()
     safe = tmp_path / "safe"
     safe.mkdir()
-    hook = f"cp {{}} $(mktemp {safe}/XXXXXXXX.log)"
+    hook = f"sleep 0.2; cp {{}} $(mktemp {safe}/XXXXXXXX.log)"  # so that files wait for it
     archiver = Archiver(
         nsqtools_cli, make_nsqd(MSG_TIMEOUT), topic, tmp_path, "--keep", "1", "--on-rotate", hook
     )

@@ -116,6 +116,7 @@ class Archives:
         """
         if self._hook:
             self._hook.close()
+            self._care.prune()
         if left := len(self._left_behind) + len(self._journal.damaged):
             raise OutputError(f"files of an earlier crash that are not published: {left}")
         if owed := self._journal.owed():

@@ -237,3 +237,26 @@ class TestPublishedNames:
         assert synced[:2] == [str(tmp_path / "out")] * 2
         assert archiving.published() == {NAME: b"one\n"}
         assert len(archiving.notes.recorded) == 1
+
+
+def test_a_file_that_cannot_be_reopened_yet_is_held_by_nobody_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archiving = Archiving(tmp_path, filename_format="<TOPIC>.log")
+    archiving.write(b"one")
+    archiving.step(fate="reopen")
+
+    real = os.rename
+
+    def rename(source: str, target: str) -> None:
+        if target.endswith(".part"):
+            raise OSError(5, "Input/output error", source)
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        with pytest.raises(OSError, match="Input/output"):
+            archiving.write(b"two")
+    archiving.write(b"two")
+    archiving.close()
+    assert archiving.published() == {"events.log": b"one\ntwo\n"}
