@@ -65,7 +65,7 @@ def test_a_disk_that_fills_up_and_is_freed_loses_and_tears_nothing(
     )
     nsqd.publish(topic, archives.bodies(range(MESSAGES // 2)))
     eventually(lambda: written(disk))
-    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 20)
+    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 10)
     nsqd.publish(topic, archives.bodies(range(MESSAGES // 2, MESSAGES)))
     eventually(lambda: FULL in told.read_text())
     some = archives.numbers(written(disk))
@@ -94,7 +94,7 @@ def test_with_fail_fast_a_full_disk_is_status_1_and_the_next_run_goes_on(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, disk: Path, method: str
 ) -> None:
     nsqd.create(topic, "c")
-    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 20)
+    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 10)
     nsqd.publish(topic, archives.bodies(range(MESSAGES)))
     command = (
         *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(disk)),
@@ -117,7 +117,7 @@ def test_stopped_on_a_full_disk_it_publishes_what_is_whole_and_leaves_the_rest_t
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, disk: Path, method: str
 ) -> None:
     nsqd.create(topic, "c")
-    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 20)
+    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 10)
     told = tmp_path / "stderr"
     command = (
         *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(disk)),
@@ -145,7 +145,7 @@ def test_killed_on_a_full_disk_it_glues_nothing_to_what_was_torn(
 ) -> None:
     nsqd = make_nsqd("-msg-timeout=2s")
     nsqd.create(topic, "c")
-    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 20)
+    ballast = fill(disk, leave=ROOM if method == "none" else ROOM // 10)
     told = tmp_path / "stderr"
     command = (
         *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(disk)),

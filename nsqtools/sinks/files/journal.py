@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 FOLDER = ".nsqtools"
 ON_ROTATE = "on-rotate"
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,15 +102,17 @@ class Journal:
             entry.key = entry.key or f"{self._owner}.{next(self._numbers)}"
         path = self._path(entry.key, _ENTRY)
         new = self._path(entry.key, _NEW)
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        data = json.dumps(_as_object(entry)).encode()
         try:
-            write_all(fd, json.dumps(_as_object(entry)).encode())
-            os.fsync(fd)
+            _write(new, data)
+            os.rename(new, path)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, new) from error
-        finally:
-            os.close(fd)
-        os.rename(new, path)
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            if error.errno not in _FULL or entry.key not in self._entries:
+                raise
+            # Its block has room on a full disk, too. No kill tears it there; a power cut may.
+            _write(path, data.ljust(os.stat(path).st_size))
         sync_directory(self._folder)
         self._entries[entry.key] = entry
 
@@ -230,6 +233,17 @@ def owing(output_dir: str) -> dict[str, tuple[str, ...]]:
                 if entry.owes:
                     found[entry.published.path] = entry.owes
     return found
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        os.close(fd)
 
 
 def _names(folder: str) -> list[str]:

@@ -20,10 +20,12 @@ from tests.sinks.files.archiving import (
     Notes,
     below,
     entry_of,
+    fill,
     leave,
     make_rules,
 )
 from tests.sinks.files.sinking import make_archives
+from tests.support.disks import small_disk
 
 if TYPE_CHECKING:
     from nsqtools.sinks.files.rules import Rules
@@ -121,6 +123,14 @@ class TestFilesUnderWay:
         (told,) = notes.recorded
         assert (told.records, told.format, told.delimiter) == (1, "raw", r"\0")
         assert (tmp_path / "out" / NAME).read_bytes() == b"one\ntwo\0"
+
+    def test_a_file_that_was_begun_is_published_on_a_full_disk(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "small") as disk:
+            archiving = Archiving(disk)
+            archiving.write(b"one")
+            with fill(disk):
+                archiving.close()
+            assert archiving.published() == {NAME: b"one\n"}
 
 
 class TestWhoseEntriesTheyAre:
