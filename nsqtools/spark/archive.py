@@ -80,7 +80,6 @@ def archive(
         writer.write,
         settings.stream,
         stamp=stamp,
-        output=settings.output,
         stop=stop,
         report=report,
     )

@@ -5,19 +5,17 @@ Those of other file systems, such as HDFS or S3, are left to these.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import os
 import shutil
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.sinks.files.publish import sync_directory
-from nsqtools.spark.places import OURS, local
+from nsqtools.spark.places import local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
 _KILLED = ".spark-staging-"
@@ -40,29 +38,16 @@ def check_output(place: str, flag: str) -> None:
         raise ConfigError(f"{flag} {place}: {os.strerror(code)}")
 
 
-@contextlib.contextmanager
-def writing(output: str) -> Iterator[None]:
-    """Be one of those who write to an output.
+def remove_killed(root: Path, batches: str) -> None:
+    """Remove what killed runs of a query left of its batches, whose names begin with ``batches``.
 
-    Who is alone removes what killed ones left: Spark writes to a directory with a dot before it
-    moves, and not every reader skips that.
+    Spark writes to ``.spark-staging-<uuid>`` before it moves, and not every reader skips that. Such
+    a directory is the query's if it has one of a batch in it. Others stay: their jobs may be at
+    work.
     """
-    path = local(output)
-    if path is None:
-        yield
-        return
-    folder = path / OURS
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "writers", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in path.glob(f"{_KILLED}*"):
-                shutil.rmtree(left, ignore_errors=True)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(fd)
+    for left in root.glob(f"{_KILLED}*"):
+        if any(name.startswith(batches) for _, names, _ in os.walk(left) for name in names):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def sync(root: Path, leaves: Iterable[Path]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from nsqtools.spark.folders import sync
+from nsqtools.spark.folders import remove_killed, sync
 from nsqtools.spark.places import as_url, local
 from nsqtools.spark.progress import Written
 
@@ -76,13 +76,15 @@ def replace_batch(
     are either no partitions or ``date`` and ``hour``. Local files last when this returns what
     ``written`` says. Raises OutputError.
     """
+    root = local(output)
+    if root is not None:
+        remove_killed(root, f"batch={name.rpartition('-')[0]}-")
     files = texts(rows) if form == "json" else rows
     writer = files.withColumn("batch", F.lit(name)).write.format(form).mode("overwrite")
     writer = writer.option("partitionOverwriteMode", "dynamic").options(**_NO_MARK)
     writer = writer.options(**_NO_DICTIONARY if form == "parquet" else {})
     writer.partitionBy(*partitions, "batch").save(as_url(output))
     done = written()
-    root = local(output)
     if root is not None:
         folders = hours(root, done) if partitions else [root]
         leaves = (folder / f"batch={name}" for folder in folders)

@@ -113,7 +113,6 @@ def query_stream(
         writer.write,
         settings.stream,
         stamp=stamp,
-        output=settings.target.output,
         stop=stop,
         report=report,
     )

@@ -8,7 +8,6 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqtools.spark.folders import writing
 from nsqtools.spark.places import as_url, local
 from nsqtools.spark.progress import Listener, Notes, Totals
 from nsqtools.spark.session import explain
@@ -61,16 +60,11 @@ def run_stamped(
     stream: Stream,
     *,
     stamp: Stamp,
-    output: str,
     stop: threading.Event,
     report: Callable[[Progress], None],
 ) -> Totals:
-    """As ``run``, for a checkpoint whose batches are like ``stamp`` once it is drained.
-
-    ``output`` is where they are written, empty if that is no file system.
-    """
-    with writing(output) if output else contextlib.nullcontext():
-        totals = run(frame, write, stream, stop=stop, report=report)
+    """As ``run``, for a checkpoint whose batches are like ``stamp`` once it is drained."""
+    totals = run(frame, write, stream, stop=stop, report=report)
     if stream.trigger is None and not stop.is_set():
         stamp.settle()
     return totals

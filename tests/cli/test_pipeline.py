@@ -697,20 +697,19 @@ class TestPlaces:
     ) -> None:
         assert places.as_url(place) == url
 
-    def test_who_writes_alone_removes_what_killed_writers_left(self, tmp_path: Path) -> None:
-        def leave() -> Path:
-            left = tmp_path / ".spark-staging-1/x"
-            left.mkdir(parents=True)
-            return left
-
-        left = leave()
-        with folders.writing(str(tmp_path)):
-            assert not left.exists()
-            left = leave()
-            with folders.writing(str(tmp_path)):
-                assert left.exists()
-        with folders.writing(str(tmp_path)):
-            assert not left.exists()
+    def test_of_what_killed_writers_left_a_query_removes_its_own_alone(
+        self, tmp_path: Path
+    ) -> None:
+        mine, other = "5e0fa0a19c1d4f0b", "5e0fa0a19c1d4f0c"
+        kept = {f"date=2026-11-22/hour=00/batch={other}-00000001", "key=1", "_temporary/0", "."}
+        left = {f"date=2026-11-22/hour=00/batch={mine}-00000001", f"_temporary/0/1/batch={mine}-2"}
+        for number, name in enumerate(sorted(kept | left)):
+            (tmp_path / f".spark-staging-{number}" / name).mkdir(parents=True)
+        (tmp_path / f"batch={mine}-00000001").mkdir()
+        folders.remove_killed(tmp_path, f"batch={mine}-")
+        numbers = [number for number, name in enumerate(sorted(kept | left)) if name in kept]
+        names = {f".spark-staging-{number}" for number in numbers}
+        assert set(os.listdir(tmp_path)) == {*names, f"batch={mine}-00000001"}
 
     def test_an_output_that_cannot_be_written_is_a_mistake_of_the_command_line(
         self, tmp_path: Path

@@ -18,7 +18,6 @@ from nsqtools.spark import archive as archives
 from nsqtools.spark.archive import ArchiveSettings, Shape, Writer, archive
 from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp
-from nsqtools.spark.folders import writing
 from nsqtools.spark.outputs import replace_batch
 from tests.spark.streaming import OfTopic, rows, stream
 from tests.spark.streaming import source as made
@@ -240,14 +239,22 @@ def test_nothing_to_do_is_no_batch_and_nothing_that_is_wanted_no_file(lake: Lake
     assert not list(lake.folder.glob("date=*"))
 
 
-def test_what_a_killed_writer_left_is_removed_unless_another_one_writes(lake: Lake) -> None:
-    left = lake.folder / ".spark-staging-1/date=2026-01-01"
-    with writing(str(lake.folder)):
-        left.mkdir(parents=True)
-        lake.archive()
-        assert left.exists()
+def test_what_a_killed_run_left_is_removed_and_what_another_job_of_spark_writes_is_not(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.publish(b"1")
+    with monkeypatch.context() as crashing:
+        crashing.setattr("nsqtools.spark.outputs.sync", crash)
+        with pytest.raises(OutputError):
+            lake.archive()
+    (batch,) = batches(lake, "0")
+    left, other = (lake.folder / f".spark-staging-{number}/date=2026-01-01" for number in (1, 2))
+    (left / "hour=00" / batch).mkdir(parents=True)
+    (other / "hour=00/batch=9").mkdir(parents=True)
     lake.archive()
-    assert not left.exists()
+    assert not left.parent.exists()
+    assert other.exists()
+    assert lake.bodies == Counter([b"1"])
 
 
 @pytest.mark.parametrize(
