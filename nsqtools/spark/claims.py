@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigError, LockedError, OutputError
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.checkpoints import has_forgotten, is_finished, is_unused
-from nsqtools.spark.hadoop import read_json, remove_all, write_text
+from nsqtools.spark.hadoop import read_text, remove_all, write_json
 from nsqtools.spark.places import as_url, below, local
+from nsqtools.spark.segments import as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,18 +36,21 @@ class Stamp:
     the same rows in the same directories, over it; one that is unlike it has to remove that first.
     """
 
-    def __init__(self, spark: SparkSession, checkpoint: str, stamp: Mapping[str, Any]) -> None:
+    def __init__(self, spark: SparkSession, checkpoint: str, stamp: dict[str, Any]) -> None:
         """Look at what the last run was like; a checkpoint that had none is stamped.
 
-        Raises ConfigError if it was of other topics, another channel or another output.
+        Raises ConfigError if it was of other topics, another channel or another output, and
+        OutputError if nobody can tell.
         """
         self._spark = spark
         self._url = below(as_url(checkpoint), _STAMP)
         self._stamp = stamp
-        said = read_json(spark, self._url)
+        text = read_text(spark, self._url)
+        # Without a stamp what was left is not known: until that is removed this is not like it.
+        said = stamp | {"settled": False} if text is None else _parse(checkpoint, text)
         self._changed = said != stamp
-        if said is None:
-            self.settle()
+        if text is None:
+            write_json(spark, self._url, said)
         else:
             _check(checkpoint, said, stamp)
 
@@ -62,7 +66,7 @@ class Stamp:
     def settle(self) -> None:
         """From now on batches are like this, and none is left that is not."""
         if self._changed:
-            write_text(self._spark, self._url, json.dumps(self._stamp))
+            write_json(self._spark, self._url, self._stamp)
             self._changed = False
 
 
@@ -88,11 +92,12 @@ def _real(place: str) -> str:
 
 
 def check_stamp(checkpoint: str, stamp: Mapping[str, Any]) -> None:
-    """Raise ConfigError as Stamp does, but without Spark and of a local checkpoint alone."""
+    """Raise what Stamp does, but without Spark and of a local checkpoint alone."""
     path = local(checkpoint)
     if path is not None:
-        with contextlib.suppress(OSError, ValueError):
-            _check(checkpoint, json.loads((path / _STAMP).read_text()), stamp)
+        with as_output_error(str(path / _STAMP)), contextlib.suppress(FileNotFoundError):
+            text = (path / _STAMP).read_text("utf-8", "replace")
+            _check(checkpoint, _parse(checkpoint, text), stamp)
 
 
 def is_settled(checkpoint: str, staging: str, stamp: Mapping[str, Any]) -> bool:
@@ -110,6 +115,17 @@ def is_settled(checkpoint: str, staging: str, stamp: Mapping[str, Any]) -> bool:
     except (OSError, ValueError):
         return False
     return bool(said == stamp) and not has_forgotten(checkpoint, staging)
+
+
+def _parse(checkpoint: str, text: str) -> dict[str, Any]:
+    """What a stamp says; raises OutputError if it is damaged."""
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    raise OutputError(
+        f"{below(checkpoint, _STAMP)}: damaged: remove it, if the last run had the same --topic, "
+        "--channel and --output, or give another --checkpoint"
+    )
 
 
 def _check(checkpoint: str, said: Mapping[str, Any], stamp: Mapping[str, Any]) -> None:

@@ -5,35 +5,43 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.spark.places import below, literal
+from nsqtools.sinks.files.publish import make_directory
+from nsqtools.spark.mounted import replace_json
+from nsqtools.spark.places import below, literal, local
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
 
-def read_json(spark: SparkSession, url: str) -> dict[str, Any] | None:
-    """The object in a file; None if there is no file, or none that is whole."""
+def read_text(spark: SparkSession, url: str) -> str | None:
+    """What is in a file; None if there is none."""
     jvm, files, path = _find(spark, url)
     if not files.exists(path):
         return None
     stream = files.open(path)
     try:
-        found = json.loads(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-    except ValueError:
-        return None
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
     finally:
         stream.close()
-    return found if isinstance(found, dict) else None
 
 
-def write_text(spark: SparkSession, url: str, text: str) -> None:
-    """Write a file, in place of one that is there."""
-    _, files, path = _find(spark, url)
-    stream = files.create(path, True)
+def write_json(spark: SparkSession, place: str, value: Mapping[str, Any]) -> None:
+    """Replace a file, or make it: whoever reads it finds all of it, or none."""
+    if root := local(place):
+        make_directory(str(root.parent))
+        replace_json(str(root), value)
+        return
+    _, files, path = _find(spark, place)
+    new = path.suffix(".new")
+    stream = files.create(new, True)
     try:
-        stream.write(bytearray(text.encode()))
+        stream.write(bytearray(json.dumps(value).encode()))
     finally:
         stream.close()
+    files.delete(path, False)  # HDFS renames to no file that is there
+    files.rename(new, path)
 
 
 def remove_all(spark: SparkSession, place: str, pattern: str) -> None:

@@ -164,6 +164,36 @@ def test_a_batch_that_is_done_again_replaces_itself_even_if_other_rows_are_wante
     assert len(batches(lake, "0")) == 1
 
 
+def test_half_a_batch_goes_also_where_the_stamp_is_gone(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = lake.folder / "_nsqtools/checkpoint/nsq-source"
+    lake.publish(b"1", b"2")
+
+    def fail(*crashes: str) -> None:
+        with monkeypatch.context() as crashing:
+            for name in crashes:
+                crashing.setattr(name, crash)
+            with pytest.raises(OutputError, match=r"^disk on fire$"):
+                lake.archive(where="body <> X'32'")
+
+    fail("nsqtools.spark.outputs.sync")
+    (batch,) = batches(lake, "0")
+    half = lake.folder / "date=2001-01-01/hour=00" / batch
+    half.mkdir(parents=True)
+    stamp.write_text(stamp.read_text()[:-9])
+    with pytest.raises(OutputError, match="nsq-source: damaged: remove it, if"):
+        lake.archive(where="body <> X'32'")
+    assert half.exists()
+    stamp.unlink()
+    fail("nsqtools.spark.claims.remove_all")  # and the run that finds no stamp is killed, too
+    assert half.exists()
+    lake.archive(where="body <> X'32'")
+    assert not half.exists()
+    assert lake.bodies == Counter([b"1"])
+    assert {each.name for each in stamp.parent.glob("nsq-source*")} == {"nsq-source"}
+
+
 def test_files_and_all_names_above_them_are_synced_before_a_batch_is_done(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
