@@ -6,18 +6,16 @@ import contextlib
 import json
 import os
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.sinks.files.publish import sync_directory
 from nsqtools.spark.folders import sync_file
 from nsqtools.spark.ledger import Ledger
+from nsqtools.spark.naming import Segment
 from nsqtools.spark.places import local
 from nsqtools.spark.plans import Offset
 from nsqtools.spark.stores import make_store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _NEWEST = 4
 """Entries that a batch can have written: its own and its checksum, and those of one before."""
@@ -54,6 +52,20 @@ def is_finished(checkpoint: str) -> bool:
     return False
 
 
+def committed(checkpoint: str) -> int:
+    """The last batch of messages that is done under a local checkpoint; raises as ``_offset``."""
+    path = Path(checkpoint)
+    offset = _offset(path, _last(path / "offsets") - _last(path / "commits"))
+    return offset.batch if offset else 0
+
+
+def staged(staging: str) -> int:
+    """How many messages are in a local staging, in batches that are not known to be done."""
+    stage = local(staging)
+    files = stage.glob("*/b*/p*/*/*.arrow") if stage else ()
+    return sum(found.rows for each in files if (found := Segment.parse(each.name)))
+
+
 def is_unused(checkpoint: str) -> bool:
     """Whether no batch of messages has been planned under a local checkpoint."""
     path = local(checkpoint)
@@ -85,10 +97,8 @@ def has_forgotten(checkpoint: str, staging: str) -> bool:
 
 def has_orphans(checkpoint: str, staging: str) -> bool:
     """Whether there is no checkpoint yet, and messages are staged that it cannot know."""
-    state, stage = local(checkpoint), local(staging)
-    if state is None or stage is None or (state / "offsets").exists():
-        return False
-    return any(stage.glob("*/b*/p*/*/*.arrow"))
+    state = local(checkpoint)
+    return state is not None and not (state / "offsets").exists() and staged(staging) > 0
 
 
 def check_staged(checkpoint: str, staging: str) -> None:

@@ -178,10 +178,7 @@ class Ledger:
 
     def _check_not_cleaned(self, batch: int) -> None:
         """Raise StaleError if this batch or a later one was committed; what we made goes then."""
-        names = self._store.list(self._dir)
-        gone = naming.batches("done-", names) | naming.batches("unread-", names)
-        cleaned = max(gone.values(), default=-1)
-        if cleaned >= batch:
+        if (cleaned := self.cleaned()) >= batch:
             folder = self._batch(batch)
             with contextlib.suppress(OSError):  # no task will be told of it
                 self._retire(batch)
@@ -241,6 +238,14 @@ class Ledger:
                 return Sealed.find(self._store, partition, self._store.list(partition))
             except (FileNotFoundError, StaleError):
                 return None
+
+    def cleaned(self) -> int:
+        """Driver: the newest batch that was committed; 0 if none was."""
+        with as_output_error(self._dir), contextlib.suppress(FileNotFoundError):
+            names = self._store.list(self._dir)
+            gone = naming.batches("done-", names) | naming.batches("unread-", names)
+            return max(gone.values(), default=0)
+        return 0
 
     def clean(self, upto: int) -> None:
         """Driver: batches up to this one were committed: remove them, as far as they are there.

@@ -43,7 +43,8 @@ _SERVERS = ("nsqd.tcp.addresses", "nsqlookupd.http.addresses")
 _PLACES = ("stagingLocation", "checkpointPath")
 _FLAGS = "flags"
 _YES_OR_NO = ("drain", "waitForServers")
-_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, *_NUMBERS, *_YES_OR_NO, _FLAGS)
+_STREAM = "streamName"
+_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, _STREAM, *_NUMBERS, *_YES_OR_NO, _FLAGS)
 _SINK = (*_SERVERS, "topic", _FLAGS)
 
 # Spark puts what the query itself is told among the options of its sink.
@@ -96,6 +97,8 @@ class SourceSettings:
     auth_secret_env: str = ""
     checkpoint: str = ""
     """Path of the query's checkpoint, where that is local: its logs are synced."""
+    stream: str = ""
+    """What a new checkpoint calls its stream, to go on with what one of that name has staged."""
     max_messages: int = 0
     """Most messages of a micro-batch; 0 for no limit."""
     connections: int = 2
@@ -158,6 +161,7 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
         flags=given.flags,
         **_present(
             checkpoint=given.text("checkpointPath") or None,
+            stream=given.text(_STREAM) or None,
             max_messages=numbers["maxMessagesPerTrigger"],
             connections=numbers["connectionsPerNsqd"],
             max_in_flight=numbers["maxInFlight"],

@@ -222,8 +222,9 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Before the first batch of a new checkpoint; asked for twice."""
-        self._stream = self._stream or uuid4().hex
-        return Offset(self._stream, 0, ()).to_json()
+        name = self._settings.stream
+        self._stream = self._stream or name or uuid4().hex
+        return Offset(self._stream, self._ledger(name).cleaned() if name else 0, ()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """``maxMessagesPerTrigger``."""

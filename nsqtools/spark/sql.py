@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,8 @@ def query_stream(
     found = _asked(_of_topics(spark, settings), settings.query)
     stamp = Stamp(spark, settings.stream.checkpoint, settings.stamp)
     writer = _Writer(settings.target, stamp)
-    writer.check(found)
+    lasts = "streamName" not in settings.source or settings.stream.output_mode != "append"
+    writer.check(found, lasts=lasts)
     return run_stamped(
         found,
         writer.write,
@@ -202,8 +204,11 @@ class _Writer:
         self._target = target
         self._stamp = stamp
 
-    def check(self, rows: DataFrame) -> None:
-        """Raise ConfigError if the result cannot be written where it was asked for."""
+    def check(self, rows: DataFrame, *, lasts: bool) -> None:
+        """Raise ConfigError if the result cannot be written where it was asked for.
+
+        Without ``lasts`` rows that wait for the watermark would be lost when the run ends.
+        """
         if self._target.output and "batch" in [name.lower() for name in rows.columns]:
             raise ConfigError("--query: batch is the name of a directory: name it otherwise")
         if not rows.isStreaming:
@@ -213,6 +218,11 @@ class _Writer:
             raise ConfigError(
                 f"--query: the table {_TABLE} stands in it more than once, and each would get only "
                 "a part of the messages: archive them first, and query that with --input"
+            )
+        if not lasts and re.search(r"~(Aggregate|Distinct)\b", plan):  # ~ is of what streams
+            raise ConfigError(
+                "--checkpoint is required: rows of this query wait for the watermark, and would be "
+                "lost when the run ends: give it, or --output-mode update to see them at once"
             )
 
     def write(self, batch: DataFrame, query: str, number: int) -> Written:

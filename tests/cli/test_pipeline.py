@@ -8,12 +8,14 @@ import os
 import signal
 import threading
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from nsqtools.cli import cli
 from nsqtools.cli.exits import run
+from nsqtools.cli.pipeline import querying
 from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.sources import (
     connection_options,
@@ -45,7 +47,6 @@ from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 
 class Nsqtools(Protocol):
@@ -59,7 +60,8 @@ def nsqtools(
     """Runs a command line in this process, in ``tmp_path``: exit code, stdout, stderr."""
     needs_spark("what commands of the pipeline say before they start it")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "xdg"))
     for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
         monkeypatch.delenv(name)
 
@@ -518,6 +520,109 @@ def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
         assert not list(tmp_path.iterdir())
 
 
+class TestConsole:
+    """Queries of topics to the console, without a checkpoint."""
+
+    ASK = (*SQL, "--topic", "t", "--channel", "c")
+
+    @pytest.fixture
+    def state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
+        return tmp_path / "state/nsqtools"
+
+    def leave(self, place: Path) -> None:
+        """Leave a batch of a run that was killed, of 7 messages."""
+        segment = place / "console/b00000001/p0000/sealed-0001/seg-000000-0001-7-0123abcd.arrow"
+        segment.parent.mkdir(parents=True)
+        segment.touch()
+
+    @pytest.mark.parametrize("staging", [(), ("--staging", "given")])
+    def test_a_channel_has_a_place_for_what_was_not_shown_and_one_run_has_it(
+        self, nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, state: Path, staging: Any
+    ) -> None:
+        places: list[Path] = []
+        command: tuple[str, ...] = ()
+
+        async def note(*_: object) -> int:
+            root = state if not staging else Path("given")
+            places.extend(each.parent for each in root.glob("sql-*/lock"))
+            assert nsqtools(*command)[0] == 75
+            return 0
+
+        monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", note)
+        other = (*SQL, "--topic", "t", "--channel", "d")
+        for asked in (self.ASK, (*self.ASK, "--query", "SELECT 2 FROM nsq"), other):
+            command = (*asked, *staging)
+            assert nsqtools(*command)[0] == 0
+        assert len(places) == 3
+        assert places[0] == places[1] != places[2]
+        assert not any(each.exists() for each in places)
+
+    def test_what_was_not_shown_is_work_and_is_told_of_until_it_is_shown(
+        self,
+        nsqtools: Nsqtools,
+        monkeypatch: pytest.MonkeyPatch,
+        state: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def start(*_: object, **__: object) -> None:
+            raise ConfigError("Spark is started")
+
+        async def silent(*_: object) -> int:
+            raise UnreachableError("nobody")
+
+        monkeypatch.setattr("nsqtools.cli.pipeline.running.open_session", start)
+        assert nsqtools(*self.ASK) == (0, "", "")
+        place: list[str] = []
+        kept = claims.only_one
+
+        def only_one(held: str) -> Any:
+            place.append(held)
+            return kept(held)
+
+        monkeypatch.setattr("nsqtools.cli.pipeline.streaming.only_one", only_one)
+        assert nsqtools(*self.ASK)[0] == 0
+        self.leave(Path(place[0]))
+        for answer in (none_waits, silent):
+            monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", answer)
+            caplog.clear()
+            assert "Spark is started" in nsqtools(*self.ASK)[2]
+            said = caplog.messages[-1]
+            assert said.startswith("7 messages taken")
+            assert said.endswith(place[0])
+
+    def test_a_staging_that_cannot_be_locked_needs_a_checkpoint(
+        self, nsqtools: Nsqtools, state: Path
+    ) -> None:
+        code, _, err = nsqtools(*self.ASK, "--staging", "hdfs://n/s")
+        assert code == 2
+        assert "--checkpoint is required with --staging hdfs://n/s" in err
+
+    @pytest.mark.parametrize("takes", [0, 1, 2])
+    def test_rows_in_a_pipe_are_shown_once_their_reader_has_them_and_is_still_there(
+        self, monkeypatch: pytest.MonkeyPatch, takes: int
+    ) -> None:
+        """A reader that takes nothing, one that takes all and goes, and one that stays."""
+        reading, writing = os.pipe()
+        before = os.dup(1)
+        os.dup2(writing, 1)
+        os.close(writing)
+        try:
+            os.write(1, b"rows")
+            if takes:
+                os.read(reading, 9)
+            if takes < 2:
+                threading.Timer(0.01, os.close, (reading,)).start()
+            with pytest.raises(BrokenPipeError) if takes < 2 else nullcontext():
+                querying._await_reader()
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+            if takes == 2:
+                os.close(reading)
+
+
 def test_a_run_is_refused_while_another_one_goes_on(nsqtools: Nsqtools, tmp_path: Path) -> None:
     with claims.only_one(str(tmp_path / "lake/_nsqtools/checkpoint")):
         code, _, err = nsqtools(*ARCHIVE)
@@ -536,6 +641,22 @@ def test_a_checkpoint_of_another_channel_is_refused(nsqtools: Nsqtools, tmp_path
     code, _, err = nsqtools(*ARCHIVE)
     assert code == 2
     assert "it is of --channel old, not of c: give another --checkpoint, or that --channel" in err
+
+
+@pytest.mark.parametrize("stamp", ["", '{"topics": ["t"], "chan', "[]", b"\xff"])
+def test_a_damaged_stamp_is_an_error_that_says_what_to_do(
+    nsqtools: Nsqtools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str | bytes
+) -> None:
+    monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
+    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
+    checkpoint = tmp_path / "lake/_nsqtools/checkpoint"
+    began(checkpoint, "")
+    damaged = stamp if isinstance(stamp, bytes) else stamp.encode()
+    (checkpoint / "nsq-source").write_bytes(damaged)
+    code, _, err = nsqtools(*ARCHIVE)
+    assert code == 1
+    assert f"{checkpoint}/nsq-source: damaged: remove it, if" in err
+    assert (checkpoint / "nsq-source").read_bytes() == damaged
 
 
 def began(checkpoint: Path, stamp: str, batch: int = 1) -> None:
@@ -811,7 +932,10 @@ def test_messages_of_a_lost_checkpoint_are_warned_of(
         raise UnreachableError("nobody")
 
     monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", nobody)
-    segment = tmp_path / "lake/_nsqtools/staging/s/b00000001/p0000/sealed-0001/seg-1.arrow"
+    segment = (
+        tmp_path
+        / "lake/_nsqtools/staging/s/b00000001/p0000/sealed-0001/seg-000000-0001-7-0123abcd.arrow"
+    )
     segment.parent.mkdir(parents=True)
     segment.touch()
     with caplog.at_level(logging.WARNING):

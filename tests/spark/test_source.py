@@ -120,6 +120,26 @@ def test_a_stream_has_an_id_of_its_own_that_is_minted_once(
     assert (first["batch"], first["quotas"]) == (0, [])
 
 
+def test_a_stream_that_has_a_name_goes_on_with_what_one_of_that_name_has_staged(
+    nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    named = options(nsqd, topic, tmp_path / "staging", {"streamName": "mine"})
+    publish(nsqd, topic, numbered(5))
+    first = Driven(named)
+    start = first.reader.initialOffset()
+    assert start == Offset("mine", 0, ()).to_json()
+    done = first.plan(start, ReadMaxRows(2))
+    first.read(start, done)
+    left = first.plan(done, ReadMaxRows(2))
+    rows = first.read(done, left)
+    nsqd.empty(topic, "lake")
+    again = Driven(named)
+    assert again.reader.initialOffset() == Offset("mine", 1, ()).to_json()
+    start, batches = again.drain(again.reader.initialOffset())
+    assert batches == [rows]
+    assert Driven(named).reader.initialOffset() == Offset("mine", 2, ()).to_json()
+
+
 def test_nothing_to_read_is_no_batch(driven: Driven) -> None:
     start = driven.reader.initialOffset()
     assert driven.plan(start) == start

@@ -82,7 +82,8 @@ class Cli:
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         own = {name: text for name, text in os.environ.items() if not name.startswith("NSQTOOLS_")}
-        return {**own, "XDG_CONFIG_HOME": str(self._folder / "no-config"), **extra}
+        config, state = (str(self._folder / f"no-{name}") for name in ("config", "state"))
+        return {**own, "XDG_CONFIG_HOME": config, "XDG_STATE_HOME": state, **extra}
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

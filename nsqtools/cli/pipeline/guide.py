@@ -74,6 +74,9 @@ Output, checkpoint and staging
   A batch under way needs the staging that it was begun with; another one is refused until then.
   What a query committed without reading it all, since it went on after an error, stays in
   unread-* there, with a warning that names it: nobody removes that.
+The console
+  shows each row at least once. Messages that a query has taken and not shown are kept, and the next
+  query of the same topics, channel and servers begins with them: see nsqtools-pipeline-sql(1).
 Topics
   that pipeline replay or a query publishes to get each message at least once: what is repeated
   after a crash is published again.
@@ -206,6 +209,10 @@ connectionsPerNsqd, maxInFlight
 checkpointPath
   The checkpoint of the query, where that is a local directory. Spark does not sync what it notes
   there; the source does, and nothing is lost in a power failure.
+streamName
+  What a new checkpoint calls its stream, in place of a random name. It then begins with what a
+  stream of that name has left in the staging. One query at a time may use a name: nothing checks
+  that.
 waitForServers
   true to begin also while no nsqd, and no nsqlookupd, answers, which is an error otherwise.
 idleTimeoutMs, maxReadMs, pollIntervalMs

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
 import json
 import logging
+import os
+import select
+import stat
+import termios
 from datetime import UTC, date, datetime
 from functools import partial
 from itertools import islice
@@ -28,6 +34,7 @@ from nsqtools.cli.pipeline.views import StepView
 from nsqtools.cli.tables import print_rows
 from nsqtools.errors import ConfigError
 from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.places import below, local
 from nsqtools.spark.shipping import packages_of
 from nsqtools.spark.sql import (
     ArchivesSettings,
@@ -60,6 +67,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROWS = 1000  # of a table on a terminal
+_GOES = 100  # milliseconds in which a reader that wants no more is gone
 
 
 def of_topics(
@@ -81,14 +89,18 @@ def of_topics(
             "--watermark for aggregations"
         )
     with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:
-        home = "" if asked.output else stream.checkpoint or scratch
-        places = Places.of(stream, asked.output, home)
+        places = Places.of(stream, asked.output, "" if asked.output else stream.checkpoint)
+        more = {}
+        if asked.kind == "console" and not stream.checkpoint:
+            places = Places("", scratch, _kept(source, stream.staging))
+            more = {"streamName": "console"}
         settings = StreamSettings(
             query=_query(asked, bodies),
             target=_target(asked, source, spark, target),
             source=source_options(
                 source, stream, config, master=spark.master, staging=places.staging
-            ),
+            )
+            | more,
             stream=Stream(
                 places.checkpoint,
                 stream.trigger if stream.continuous else None,
@@ -102,6 +114,18 @@ def of_topics(
         sink = settings.target.sink if asked.kind == "topic" else None
         job = StreamJob(work, "", settings.source, places, settings.stamp, prints, sink)
         return run_stream(job, stream, spark, metrics)
+
+
+def _kept(source: QuerySourceOptions, staging: str) -> str:
+    """Where messages are until the console has shown them: the same for one channel."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(home):  # then it is to be ignored (XDG Base Directory Specification)
+        home = os.path.expanduser("~/.local/state")
+    path = local(staging or below(home, "nsqtools"))
+    if path is None:  # no lock would keep another run out
+        raise ConfigError(f"--checkpoint is required with --staging {staging}")
+    of = json.dumps([sorted(set(source.topic)), source.channel, servers(source)])
+    return str(path / f"sql-{hashlib.sha256(of.encode()).hexdigest()[:16]}")
 
 
 def of_archives(
@@ -190,6 +214,22 @@ def _show(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
     """Print rows; on a terminal as tables of many."""
     while some := list(islice(rows, _ROWS)):
         print_rows(columns, [[_text(value) for value in row] for row in some])
+    if stat.S_ISFIFO(os.fstat(1).st_mode):
+        _await_reader()
+
+
+def _await_reader() -> None:
+    """Wait until what was written to the pipe is read; raises BrokenPipeError if its reader goes.
+
+    As head does, which goes once it has read some.
+    """
+    poll = select.poll()
+    poll.register(1, 0)
+    unread = True
+    while unread:
+        unread = any(fcntl.ioctl(1, termios.FIONREAD, bytes(4)))
+        if poll.poll(_GOES):
+            raise BrokenPipeError
 
 
 def _text(value: Any) -> str:

@@ -52,9 +52,17 @@ none yet.
 A topic gets the column body or, without one, rows as JSON objects. Messages may be there twice
 after a failure, since a batch that was not done is published again.
 
-The console shows a table on a terminal; in a pipe columns have tabs between. A batch that a killed
-run left is shown again if --checkpoint is given; else messages that were taken and not shown are
-gone then.""",
+The console shows a table on a terminal; in a pipe columns have tabs between.""",
+        "CONSOLE": """\
+Without --checkpoint, messages that are taken stay in $XDG_STATE_HOME/nsqtools, by default
+~/.local/state/nsqtools, or in --staging, until all rows of their batch are shown. In a pipe, that
+is when its reader has read them. A run that fails, is killed, or loses its reader, as with head,
+leaves them there. The next query of the same topics, channel and servers, whatever it asks, begins
+with them, and shows all rows of that batch. A run that can still say so names the directory: remove
+it to give up the messages. One such run at a time works on a channel.
+
+Aggregations begin anew with each run. A query whose rows wait for a watermark is refused, since
+what it has counted would be lost: give --checkpoint, or --output-mode update.""",
         "SIGNALS": f"""\
 {STREAM_SIGNALS}
 

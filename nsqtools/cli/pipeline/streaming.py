@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.pipeline.preflight import check_sink, check_staging, locked, waiting
 from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.views import StreamView, conclude
+from nsqtools.cli.pipeline.views import StreamView, conclude, counted
 from nsqtools.errors import NSQError, PeerError
-from nsqtools.spark.checkpoints import check_staged, has_orphans, is_finished
+from nsqtools.spark.checkpoints import (
+    check_staged,
+    committed,
+    has_orphans,
+    is_finished,
+    staged,
+)
 from nsqtools.spark.claims import check_stamp, is_settled, note_java, only_one
 from nsqtools.spark.depths import Depths
 from nsqtools.spark.folders import check_output
 from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.ledger import Ledger
 from nsqtools.spark.options import parse_source
 from nsqtools.spark.places import OURS, below, local
 from nsqtools.spark.shipping import packages_of
@@ -72,6 +80,11 @@ class StreamJob(NamedTuple):
     prints: bool = False
     sink: Mapping[str, str] | None = None
 
+    @property
+    def held(self) -> str:
+        """What one run at a time has: the checkpoint, or a staging that outlives that."""
+        return self.places.staging if "streamName" in self.source else self.places.checkpoint
+
 
 def run_stream(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
@@ -83,7 +96,9 @@ def run_stream(
     if job.places.output:
         check_output(job.places.output, "--output")
     make_store(job.places.staging)
-    with locked(stream.lock), only_one(job.places.checkpoint):
+    with locked(stream.lock), only_one(job.held):
+        if job.held == job.places.staging:
+            return _run_kept(job, stream, spark, metrics)
         check_stamp(job.places.checkpoint, job.stamp)
         check_staged(job.places.checkpoint, job.places.staging)
         if has_orphans(job.places.checkpoint, job.places.staging):
@@ -96,6 +111,29 @@ def run_stream(
         return asyncio.run(_run(job, stream, spark, metrics))
 
 
+def _run_kept(
+    job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
+) -> int:
+    """As ``run_stream``, with a staging that is for this user, and for the next run if one fails.
+
+    What is in it is nowhere else, and was not shown unless Spark has committed it.
+    """
+    staging, mask = job.places.staging, os.umask(0o077)
+    try:
+        return asyncio.run(_run(job, stream, spark, metrics))
+    finally:
+        os.umask(mask)
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            done = committed(job.places.checkpoint)
+            Ledger(*make_store(staging), job.source["streamName"]).clean(done)
+        if left := staged(staging):
+            log.warning(
+                "%s taken, and not shown or not all of it: the next query of the same topics, "
+                "channel and servers begins with what is in %s",
+                *(counted(left, "message"), staging),
+            )
+
+
 async def _run(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
 ) -> int:
@@ -104,16 +142,18 @@ async def _run(
     packages = packages_of(job.source, job.sink or {})
     run = Run(spark, metrics, view, packages=packages, prints=job.prints)
     idle = False
+    left = job.held == job.places.staging and staged(job.held)
     if job.sink:
         await check_sink(job.sink, spark.master)
     try:
         count = await waiting(job.source, spark.master)
     except PeerError as error:
-        if is_finished(job.places.checkpoint):
+        if is_finished(job.places.checkpoint) and not left:
             raise
         log.warning("%s", error)  # what is staged already needs no nsqd
     else:
-        idle = not count and not stream.continuous and is_settled(*job.places[1:], job.stamp)
+        settled = not left and is_settled(*job.places[1:], job.stamp)
+        idle = not count and not stream.continuous and settled
     if idle:
         log.info("no message waits")
     if idle or run.stop.is_set():
@@ -121,7 +161,7 @@ async def _run(
     check_staging(job.places.staging)
 
     def work(spark: Any, **given: Any) -> None:
-        note_java(job.places.checkpoint, spark)
+        note_java(job.held, spark)
         job.work(spark, **given)
 
     code: int = Exit.DONE

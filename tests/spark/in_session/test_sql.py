@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.errors import ConfigError, OutputError
+from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.sql import (
     ArchivesSettings,
@@ -123,6 +124,37 @@ def test_an_aggregation_is_shown_anew_after_each_batch_in_the_mode_that_says_so(
     asking.publish(b'{"user": 2}')
     asking.ask(query, shown.target, mode="complete")
     assert sorted(shown.rows[3:]) == [(0, 10), (1, 10), (2, 11)]
+
+
+def test_what_a_query_has_not_shown_the_next_one_begins_with_whatever_it_asks(
+    asking: Asking, tmp_path: Path
+) -> None:
+    shown = Shown()
+    asking.publish(b"1", b"x", b"2")
+
+    def ask(query: str, run: int, mode: str = "append") -> None:
+        settings = asking.settings(query, shown.target, mode=mode, schema="")
+        settings = replace(
+            settings,
+            source={**settings.source, "streamName": "console"},
+            stream=replace(settings.stream, checkpoint=str(tmp_path / f"scratch-{run}")),
+        )
+        query_stream(asking.spark, settings, **asking.told.given)
+
+    with pytest.raises(NSQError, match="CAST_INVALID_INPUT"):
+        ask("SELECT CAST(CAST(body AS STRING) AS INT) FROM nsq", 1)
+    assert asking.nsqd.channel(asking.topic, "lake")["depth"] == 0
+    for query in (
+        "SELECT window.start, count(*) FROM nsq GROUP BY window(timestamp, '1 minute')",
+        "SELECT DISTINCT timestamp FROM nsq",
+    ):
+        with pytest.raises(ConfigError, match="--checkpoint is required: rows of this query wait"):
+            ask(query, 2)
+    total = "SELECT count(*) AS n, sum(try_cast(CAST(body AS STRING) AS INT)) AS total FROM nsq"
+    ask(total, 3, "complete")
+    assert shown.rows == [(3, 3)]
+    ask("SELECT body FROM nsq", 4)
+    assert shown.rows == [(3, 3)]
 
 
 def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: Cli) -> None:
