@@ -112,8 +112,6 @@ def is_settled(checkpoint: str, staging: str, stamp: Mapping[str, Any]) -> bool:
         said = json.loads((path / _STAMP).read_text())
     except FileNotFoundError:
         return not (path / "offsets").exists()
-    except (OSError, ValueError):
-        return False
     return bool(said == stamp) and not has_forgotten(checkpoint, staging)
 
 

@@ -89,18 +89,15 @@ def of_topics(
             "--watermark for aggregations"
         )
     with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:
-        places = Places.of(stream, asked.output, "" if asked.output else stream.checkpoint)
-        more = {}
+        places, more = Places.of(stream, asked.output), {}
         if asked.kind == "console" and not stream.checkpoint:
             places = Places("", scratch, _kept(source, stream.staging))
             more = {"streamName": "console"}
         settings = StreamSettings(
             query=_query(asked, bodies),
             target=_target(asked, source, spark, target),
-            source=source_options(
-                source, stream, config, master=spark.master, staging=places.staging
-            )
-            | more,
+            source=more
+            | source_options(source, stream, config, master=spark.master, staging=places.staging),
             stream=Stream(
                 places.checkpoint,
                 stream.trigger if stream.continuous else None,

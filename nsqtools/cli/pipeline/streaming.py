@@ -49,9 +49,9 @@ class Places(NamedTuple):
     staging: str
 
     @classmethod
-    def of(cls, stream: StreamOptions, output: str, home: str = "") -> Places:
-        """Those of the options, or else in the output; without one in ``home``."""
-        home = home or below(output, OURS)
+    def of(cls, stream: StreamOptions, output: str) -> Places:
+        """Those of the options, or else in the output; without one in the checkpoint."""
+        home = below(output, OURS) if output else stream.checkpoint
         return cls(
             _absolute(output) if output else "",
             _absolute(stream.checkpoint or below(home, "checkpoint")),

@@ -1,4 +1,7 @@
-"""Archives: what is written of a message, and what a batch that is written again replaces."""
+"""Archives: what is written of a message, and what a batch that is written again replaces.
+
+More than 400 lines, as all of it is about one lake.
+"""
 
 from __future__ import annotations
 
