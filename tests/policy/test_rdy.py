@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsqtools.policy.rdy import Mode, Peer, bytes_limit, is_starved
@@ -275,13 +276,15 @@ def test_an_old_nsqd_that_exceeds_rdy_is_stopped_instead() -> None:
 
 
 @relaxed
-@given(any_limit, st.integers(1, 1 << 30), st.floats(0, 1 << 31))
+@example(limit=30, budget=33, mean=1.1)
+@given(limit=any_limit, budget=st.integers(1, 1 << 30), mean=st.floats(0, 1 << 31))
 def test_bytes_in_flight_stay_within_the_budget(limit: int, budget: int, mean: float) -> None:
     allowed = bytes_limit(limit, budget, mean)
+    exact = Fraction(mean)  # 30 * 1.1 is a little more than 33, but not as a float
     assert min(limit, 1) <= allowed <= limit
-    assert allowed <= 1 or allowed * mean <= budget
-    if allowed < limit and mean <= budget:
-        assert (allowed + 1) * mean > budget
+    assert allowed <= 1 or allowed * exact <= budget
+    if allowed < limit and exact <= budget:
+        assert (allowed + 1) * exact > budget
 
 
 @pytest.mark.parametrize(
