@@ -183,18 +183,21 @@ class Consumers:
         return [name for name, topic in self._topics.items() if topic.error]
 
     async def _keep(self, topic: _Topic) -> None:
-        while topic.wanted and not self.stopping.is_set():
-            topic.changed.clear()
-            if error := await self._try(topic):
-                self._failed(topic, error)
-                try:
-                    async with asyncio.timeout(self._retry):
-                        await topic.changed.wait()
-                except TimeoutError:
-                    pass
-        if not topic.wanted:
-            if topic.joined:  # it was never consumed
+        while not self.stopping.is_set():
+            if topic.wanted:
+                topic.changed.clear()
+                if error := await self._try(topic):
+                    self._failed(topic, error)
+                    try:
+                        async with asyncio.timeout(self._retry):
+                            await topic.changed.wait()
+                    except TimeoutError:
+                        pass
+            elif topic.joined:  # it was never consumed
                 await self._drain(topic)
+            else:
+                break
+        if not topic.wanted:
             del self._topics[topic.subscription.topic]
 
     async def _try(self, topic: _Topic) -> NSQError | None:
