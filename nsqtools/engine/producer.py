@@ -117,7 +117,7 @@ class Producer:
         self._keepers: list[asyncio.Task[None]] = []
         self._prompt: set[Address] = set()
         self._turn = 0
-        self._closed = False
+        self._closed = True
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -129,13 +129,20 @@ class Producer:
     async def connect(self) -> None:
         """Connect to every nsqd, and keep trying those that do not answer.
 
-        Raises UnreachableError if none can be reached; in mode ``all``, if one cannot.
+        Raises UnreachableError if none can be reached; in mode ``all``, if one cannot. Failed or
+        cancelled, it leaves no connection behind. Does nothing if it was called before.
         """
+        if not self._closed:
+            return
         self._closed = False
-        errors = [e for e in await asyncio.gather(*map(self._connect, self._nsqds)) if e]
-        if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
-            await self.close()
-            raise errors[0]
+        try:
+            errors = [e for e in await asyncio.gather(*map(self._connect, self._nsqds)) if e]
+            if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
+                raise errors[0]
+        except BaseException:
+            self._closed = True
+            self._abort()
+            raise
         for error in errors:
             log.warning("cannot connect: %s", error)
         loop = asyncio.get_running_loop()
@@ -149,7 +156,14 @@ class Producer:
         self._keepers.clear()
         connections = list(self._connections.values())
         self._pulse()
-        await asyncio.gather(*(connection.close() for connection in connections))
+        try:
+            await asyncio.gather(*(connection.close() for connection in connections))
+        finally:
+            self._abort()
+
+    def _abort(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.abort()
 
     async def publish(
         self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
@@ -158,9 +172,12 @@ class Producer:
 
         A batch whose connection breaks before its OK goes to the next nsqd, so it may arrive twice,
         never not at all. Raises PublishError with the positions that were not taken, caused by the
-        error that nsqd gave, if it did; ConfigError for a bad topic.
+        error that nsqd gave, if it did, and at once before ``connect``; ConfigError for a bad topic
+        or a single body.
         """
         check_name("topic", topic)
+        if isinstance(bodies, bytes | str):
+            raise ConfigError(f"bodies: expected a list of bytes, found {type(bodies).__name__}")
         deadline = asyncio.get_running_loop().time() + self._config.publish_timeout
         defer_ms = None if defer is None else round(defer * 1000)
         refusals: list[_Refusal] = []
@@ -257,7 +274,7 @@ class Producer:
         except TimeoutError:
             limit = format_duration(self._config.publish_timeout)
             return batch, NSQError(f"not published within {limit}: {reason}")
-        return batch, NSQError("the producer is closed")
+        return batch, NSQError("the producer is closed, or was never connected: call connect")
 
     async def _send(self, connection: Connection, batch: _Batch) -> None:
         """One request, and a report of how its nsqd fared; raises PeerError."""
@@ -320,6 +337,9 @@ class Producer:
             )
         except NSQError as error:
             return error
+        if self._closed:
+            connection.abort()
+            return None
         self._delays.connected(address)
         self._connections[address] = connection
         if address in self._failing:

@@ -11,6 +11,8 @@ import pytest
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import AuthError, ConfigError, ConnectError, PublishError, ServerError
+from nsqtools.names import Address
+from nsqtools.net.connection import Connection
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, ScriptedNsqd, flatten, undisturbed
@@ -396,6 +398,87 @@ async def test_connecting_in_mode_all_fails_if_one_cannot_be_reached() -> None:
 async def test_a_producer_needs_an_nsqd() -> None:
     with pytest.raises(ConfigError, match="at least one nsqd"):
         Producer([], ProducerConfig())
+
+
+@virtual
+async def test_publishing_without_having_connected_fails_at_once() -> None:
+    nsqd = Network().nsqd()
+    producer = Producer([nsqd.address], ProducerConfig())
+    with pytest.raises(PublishError, match="never connected") as caught:
+        await producer.publish("t", [b"a", b"b"])
+    assert (caught.value.refused, caught.value.permanent) == ([0, 1], False)
+    assert now() == 0
+    assert nsqd.dials == []
+
+
+@pytest.mark.parametrize("body", [b"one", "one"])
+@virtual
+async def test_a_single_body_is_not_taken_for_several(body: Any) -> None:
+    async with producing(Network().nsqd()) as producer:
+        with pytest.raises(ConfigError, match="bodies"):
+            await producer.publish("t", body)
+
+
+@virtual
+async def test_connecting_twice_makes_one_connection() -> None:
+    nsqd = Network().nsqd()
+    async with producing(nsqd) as producer:
+        await producer.connect()
+        await elapse(1)
+        assert len(nsqd.clients) == 1
+
+
+@pytest.mark.parametrize("turns", range(12))
+@virtual
+async def test_connecting_that_is_cancelled_leaves_no_connection_behind(turns: int) -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in ("a", "b", "hole")]
+    nsqds[2].hole = True
+    producer = Producer([nsqd.address for nsqd in nsqds], ProducerConfig())
+    async with undisturbed():
+        connecting = asyncio.create_task(producer.connect())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        assert connecting.cancelled()
+        await elapse(0.1)
+        assert [nsqd.clients for nsqd in nsqds] == [[], [], []]
+        nsqds[2].hole = False
+        async with producer:  # it can be tried again
+            await producer.publish("t", [b"x"])
+
+
+@virtual
+async def test_connecting_that_fails_in_an_unforeseen_way_leaves_no_connection_behind() -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "ab"]
+
+    async def dial(address: Address, *args: Any, **options: Any) -> Connection:
+        if address == nsqds[1].address:
+            raise KeyError(address)
+        await asyncio.sleep(1)
+        return await Connection.open(address, *args, **options)
+
+    producer = Producer([nsqd.address for nsqd in nsqds], ProducerConfig(), dial=dial)
+    with pytest.raises(KeyError):
+        await producer.connect()
+    await elapse(2)
+    assert nsqds[0].clients == []
+
+
+@virtual
+async def test_closing_that_is_cancelled_leaves_no_connection_behind() -> None:
+    nsqd = Network().nsqd()
+    nsqd.lingers = 100.0
+    producer = Producer([nsqd.address], ProducerConfig())
+    await producer.connect()
+    (client,) = nsqd.clients
+    closing = asyncio.create_task(producer.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert client.transport.aborted
 
 
 @virtual
