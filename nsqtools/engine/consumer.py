@@ -100,21 +100,24 @@ class Consumer:
         after that the consumer only ever reconnects. Cancelling drops the connections at once.
         """
         self._loop = asyncio.get_running_loop()
+        self._broken: asyncio.Future[None] = self._loop.create_future()
         self._stats.last_message = self._loop.time()
         worker = self._loop.create_task(self._work())
         stopped = self._loop.create_task(self._stop.wait())
         starting = self._loop.create_task(self._membership.start())
         try:
             await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            broken = (self._membership.broken, self._broken)
             if starting.done():
                 starting.result()
                 self._tick()
-                ends: list[asyncio.Future[Any]] = [worker, stopped, self._membership.broken]
+                ends: list[asyncio.Future[Any]] = [worker, stopped, *broken]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             starting.cancel()
             await self._drain(worker)
-            if self._membership.broken.done():
-                self._membership.broken.result()
+            for each in broken:
+                if each.done():
+                    each.result()
         finally:
             self._stopping = True
             self._membership.stop()
@@ -244,10 +247,10 @@ class Consumer:
 
     def plan(self) -> None:
         """Send the RDY counts that the facts of now ask for."""
-        if not self._links:
+        if self._stopping or not self._links:  # nsqd ignores RDY after CLS
             return
         now = self._loop.time()
-        mode = Mode.STOPPED if self._behind or self._stopping else self._backoff.mode
+        mode = Mode.STOPPED if self._behind else self._backoff.mode
         plan = self._planner.plan(
             [link.peer() for link in self._links.values()],
             max_in_flight=self._limit,
@@ -270,7 +273,7 @@ class Consumer:
         if timer := self._timers.pop("backoff", None):
             timer.cancel()
         if self._backoff.until is not None:
-            self._timers["backoff"] = self._loop.call_at(self._backoff.until, self._backoff_due)
+            self._call_at(self._backoff.until, "backoff", self._backoff_due)
         self.plan()
 
     def _backoff_due(self) -> None:
@@ -291,7 +294,19 @@ class Consumer:
             self._behind = True
         self.plan()
         interval = min(self._config.rdy_redistribute_interval, patience / 2)
-        self._timers["tick"] = self._loop.call_later(interval, self._tick)
+        self._call_at(self._loop.time() + interval, "tick", self._tick)
+
+    def _call_at(self, when: float, name: str, work: Callable[[], None]) -> None:
+        """Set a timer. The consumer ends with an error of ``work``: it must not go on unplanned."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                if not self._broken.done():
+                    self._broken.set_exception(error)
+
+        self._timers[name] = self._loop.call_at(when, run)
 
     def _patience(self) -> float:
         timeouts = [link.connection.features.msg_timeout for link in self._links.values()]

@@ -6,10 +6,13 @@ The moments at which it can be told to make many lines.
 import asyncio
 import contextlib
 from functools import partial
+from typing import Any
 
 import pytest
 
 from nsqtools.engine.handler import Batch
+from nsqtools.policy.backoff import Backoff
+from nsqtools.policy.rdy import RdyPlanner
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, consume, running, undisturbed
@@ -413,3 +416,34 @@ async def test_an_nsqd_that_does_not_answer_cls_costs_the_messages_of_others_no_
     assert alive.commands == ["RDY 1", "CLS", "FIN 1", END]
     assert dead.commands == ["RDY 1", "CLS", END]
     assert loop_time() < 24
+
+
+@pytest.mark.parametrize(
+    ("policy", "method", "body"), [(RdyPlanner, "plan", b"good"), (Backoff, "due", b"bad")]
+)
+@virtual
+async def test_planning_that_breaks_ends_the_consumer_with_the_error_after_draining(
+    policy: type, method: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(batch: Batch) -> None:
+        batch.hold()
+        if batch[0].body == b"bad":
+            raise ValueError("bad body")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    nsqd = Network().nsqd()
+    consumer = consume(Recorder(act), nsqd, max_in_flight=5)
+    async with undisturbed():
+        run = asyncio.create_task(consumer.run())
+        await elapse(1)
+        nsqd.publish(b"held", body)
+        await elapse(0.1)
+        monkeypatch.setattr(policy, method, fail)
+        await elapse(6)  # a tick comes every 5 s, and the first backoff takes less
+        assert run.done()
+        with pytest.raises(ZeroDivisionError):
+            run.result()
+        assert nsqd.clients == []
+        assert "REQ 1 0" in nsqd.commands
