@@ -189,12 +189,14 @@ class FileSink:
         """Whether to go on after an error that kept messages from being written."""
         if isinstance(error, OSError | OutputError) and not self._fail_fast:
             return True
-        self._fail(as_output_error(error) if isinstance(error, OSError) else error)
+        self.fail(error)
         return False
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """End ``failed`` with an error after which nothing can be written."""
         if not self.failed.done():
-            self.failed.set_exception(error)
+            known = as_output_error(error) if isinstance(error, OSError) else error
+            self.failed.set_exception(known)
             self.failed.exception()  # it need not be looked at
 
 
@@ -215,7 +217,7 @@ class _Topic:
         self._error: Exception | None = None
         self._failures = 0
         self._rest_until = 0.0
-        self._task = self._loop.create_task(self._work())
+        self._task = self._loop.create_task(self._work_or_fail())
 
     def add(self, batch: Batch) -> None:
         """Have a batch written."""
@@ -268,6 +270,15 @@ class _Topic:
         """Write nothing more than what is being written."""
         self._task.cancel()
         await asyncio.wait([self._task])
+
+    async def _work_or_fail(self) -> None:
+        try:
+            await self._work()
+        except Exception as error:
+            self._error = error
+            self._sink.fail(error)
+            for _, batch in self._arrivals:
+                batch.requeue(delay=0, backoff=False)
 
     async def _work(self) -> None:
         while True:

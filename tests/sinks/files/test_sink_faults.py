@@ -195,6 +195,40 @@ class TestFailing:
             with pytest.raises(ConfigError):
                 await running.close()
 
+    @pytest.mark.parametrize(
+        ("method", "error", "told"),
+        [
+            ("next_due", ZeroDivisionError("a bug"), ZeroDivisionError),
+            ("release", OSError(5, "Input/output error"), OutputError),
+        ],
+    )
+    @virtual
+    async def test_an_error_outside_a_step_ends_it_in_any_case(
+        self,
+        method: str,
+        error: Exception,
+        told: type[Exception],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        async with sinking(tmp_path) as running:
+            monkeypatch.setattr(Archive, method, fail)
+            await running.handle(b"one")
+            if method == "release":  # only the end calls it
+                with pytest.raises(told):
+                    await running.sink.drain("events")
+                assert running.finished == [b"one"]
+            else:
+                await elapse(SOON)
+                assert running.settled.requeued == [(b"one", 0, False)]
+            assert isinstance(running.sink.failed.exception(), told)
+            if method == "next_due":
+                with pytest.raises(told):
+                    await running.close()
+
 
 class TestEnding:
     @virtual
