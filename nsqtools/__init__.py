@@ -6,36 +6,38 @@ __version__ = "0.1.0"
 __date__ = "2026-11-21"  # of its release
 
 if TYPE_CHECKING:
-    from nsqtools.config import ConsumerConfig, ProducerConfig
-    from nsqtools.engine.consumer import Consumer
-    from nsqtools.engine.handler import Batch, Handler
-    from nsqtools.engine.membership import Subscription
-    from nsqtools.engine.producer import Producer
-    from nsqtools.proto.messages import Message
+    from nsqtools.config import ConsumerConfig as ConsumerConfig
+    from nsqtools.config import ProducerConfig as ProducerConfig
+    from nsqtools.engine.consumer import Consumer as Consumer
+    from nsqtools.engine.handler import Batch as Batch
+    from nsqtools.engine.handler import Handler as Handler
+    from nsqtools.engine.membership import Subscription as Subscription
+    from nsqtools.engine.producer import Producer as Producer
+    from nsqtools.errors import ConfigError as ConfigError
+    from nsqtools.errors import NSQError as NSQError
+    from nsqtools.errors import PublishError as PublishError
+    from nsqtools.errors import UnreachableError as UnreachableError
+    from nsqtools.names import Address as Address
+    from nsqtools.proto.messages import Message as Message
 
 # Served by __getattr__, so that a TAB press does not load asyncio.
 _HOMES = {
+    "Address": "nsqtools.names",
     "Batch": "nsqtools.engine.handler",
+    "ConfigError": "nsqtools.errors",
     "Consumer": "nsqtools.engine.consumer",
     "ConsumerConfig": "nsqtools.config",
     "Handler": "nsqtools.engine.handler",
     "Message": "nsqtools.proto.messages",
+    "NSQError": "nsqtools.errors",
     "Producer": "nsqtools.engine.producer",
     "ProducerConfig": "nsqtools.config",
+    "PublishError": "nsqtools.errors",
     "Subscription": "nsqtools.engine.membership",
+    "UnreachableError": "nsqtools.errors",
 }
 
-__all__ = [
-    "Batch",
-    "Consumer",
-    "ConsumerConfig",
-    "Handler",
-    "Message",
-    "Producer",
-    "ProducerConfig",
-    "Subscription",
-    "__version__",
-]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -44,3 +46,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 from nsqtools.errors import ConfigError
 
@@ -16,11 +17,24 @@ _EPHEMERAL = "#ephemeral"
 _NAME = re.compile(rf"[.a-zA-Z0-9_-]+({_EPHEMERAL})?")
 
 
-class Address(NamedTuple):
-    """Where a server listens. ``str()`` gives ``host:port``, or ``[host]:port`` for IPv6."""
-
+class _HostPort(NamedTuple):
     host: str
     port: int
+
+
+class Address(_HostPort):
+    """Where a server listens. ``str()`` gives ``host:port``, or ``[host]:port`` for IPv6.
+
+    Raises ConfigError unless ``host`` is a text and ``port`` a whole number.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, host: str, port: int) -> Self:
+        """Check the types."""
+        check_type("host", host, str)
+        check_type("port", port, int)
+        return super().__new__(cls, host, port)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -60,6 +74,23 @@ class Address(NamedTuple):
         return cls(host, int(port))
 
 
+def check_type(name: str, value: object, kind: type) -> None:
+    """Raise ConfigError, which names the argument, unless the value is of this type."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name}: expected {kind.__name__}, found {type(value).__name__}")
+
+
+def check_list(name: str, values: object, kind: type) -> None:
+    """As ``check_type`` for each item of a list or tuple."""
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise ConfigError(
+            f"{name}: expected a list of {kind.__name__}, found {type(values).__name__}"
+        )
+    for found in set(map(type, values)):
+        if not issubclass(found, kind):
+            raise ConfigError(f"{name}: expected {kind.__name__}, found {found.__name__}")
+
+
 def is_valid_name(name: str) -> bool:
     """Whether nsqd takes this as a topic or channel name (tcp_protocol_spec, Notes)."""
     return 0 < len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
@@ -72,7 +103,7 @@ def is_ephemeral(name: str) -> bool:
 
 def check_name(kind: str, name: str) -> str:
     """Return the name, or raise ConfigError; ``kind`` is "topic" or "channel"."""
-    if not is_valid_name(name):
+    if not isinstance(name, str) or not is_valid_name(name):
         raise ConfigError(
             f"{kind} {name!r}: expected 1 to {MAX_NAME} of the characters . _ - a-z A-Z 0-9, "
             f"optionally ending in {_EPHEMERAL}"

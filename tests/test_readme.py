@@ -252,13 +252,15 @@ def test_the_library_example_consumes(nsqd: Nsqd, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", example.replace("4150", str(nsqd.tcp.port))],
         cwd=tmp_path,
-        stderr=subprocess.DEVNULL,  # SIGINT makes a traceback
+        stdout=subprocess.PIPE,
     ) as process:
         try:
             eventually(lambda: drained(nsqd, topic, channel))
             eventually(lambda: nsqd.channel(topic, channel)["client_count"] == 1)
         finally:
             process.send_signal(signal.SIGINT)
+        assert process.communicate() == (b"2\n", None)
+    assert process.returncode == 0
     assert nsqd.channel(topic, channel)["message_count"] == 2
 
 

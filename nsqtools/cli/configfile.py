@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any
 
 from nsqtools.config import ALL
-from nsqtools.config.option import MASK, Options, flag_name, format_size, nearest
+from nsqtools.config.option import MASK, TYPES, Options, flag_name, format_size, nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -130,15 +130,6 @@ class Table:
         return near
 
 
-_TOML_TYPES: Mapping[str, tuple[type | tuple[type, ...], str]] = {
-    "flag": (bool, "true or false"),
-    "integer": (int, "a whole number"),
-    "count": (int, "a whole number"),
-    "size": (int, "a size"),
-    "number": ((int, float), "a number"),
-}
-
-
 def convert(declared: Option, value: Any) -> Any:
     """A checked value from what TOML gave; raises ConfigError without the name."""
     text = isinstance(value, str)
@@ -151,7 +142,7 @@ def convert(declared: Option, value: Any) -> Any:
             found = MASK if declared.secret else _toml(value)
             raise ConfigError(f"{found} is not text: write it in quotes")
     else:
-        types, expected = _TOML_TYPES[declared.kind]
+        types, expected = TYPES[declared.kind]
         if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
             quotes = ", without quotes" if text else ""
             raise ConfigError(f"expected {expected}{quotes}, found {_toml(value)}")

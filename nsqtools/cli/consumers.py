@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config.option import format_duration
@@ -34,20 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_COUNTERS = (
-    "received",
-    "received_bytes",
-    "finished",
-    "requeued",
-    "touched",
-    "given_up",
-    "too_late",
-    "abandoned",
-    "connections",
-    "connected",
-    "in_flight",
-    "backoff_level",
-)
+_COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) is int]
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
 from nsqtools.errors import ConfigError
-from nsqtools.names import Address, check_name
+from nsqtools.names import Address, check_list, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -114,26 +114,18 @@ def _parse_bool(text: str) -> bool:
     raise ConfigError(f"{text!r} is not a boolean: write true or false")
 
 
-def _parse_integer(text: str) -> int:
+def _parse_number(text: str, kind: type = float, expected: str = "a number") -> Any:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is not a whole number") from None
+        raise ConfigError(f"{text!r} is not {expected}") from None
 
 
-def _parse_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a number") from None
+def _parse_integer(text: str) -> Any:
+    return _parse_number(text, int, "a whole number")
 
 
-_PARSERS: Mapping[Kind, Callable[[str], Any]] = {
-    "text": str,
-    "path": str,
-    "address": str,
-    "url": str,
-    "choice": str,
+_PARSERS: Mapping[Kind, Callable[[str], Any]] = {  # of others the text itself
     "flag": _parse_bool,
     "count": _parse_integer,
     "integer": _parse_integer,
@@ -141,6 +133,17 @@ _PARSERS: Mapping[Kind, Callable[[str], Any]] = {
     "duration": parse_duration,
     "size": parse_size,
 }
+
+
+TYPES: Mapping[Kind, tuple[Any, str]] = {
+    "flag": (bool, "true or false"),
+    "integer": (int, "a whole number"),
+    "count": (int, "a whole number"),
+    "size": (int, "a size"),
+    "number": ((int, float), "a number"),
+    "duration": ((int, float), "a number of seconds"),
+}
+"""The types of values, in words too; of the kinds that are not here it is a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ class Option:
         """One value from its text; raises ConfigError without naming the option."""
         if self.values and not text:
             raise ConfigError(f"expected the name of a {self.values}, found nothing")
-        value = _PARSERS[self.kind](text)
+        value = _PARSERS.get(self.kind, str)(text)
         if self.kind == "choice" and value.lower() in self.choices:
             value = value.lower()
         self.check(value)
@@ -188,6 +191,9 @@ class Option:
 
     def check(self, value: Any) -> None:
         """Raise ConfigError if the value is not one of those that are allowed."""
+        types, expected = TYPES.get(self.kind, (str, "a text"))
+        if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
+            raise ConfigError(f"expected {expected}, found {type(value).__name__}")
         if self.choices and value not in self.choices:
             near = nearest(str(value), self.choices)
             known = ", ".join(filter(None, self.choices))
@@ -294,6 +300,8 @@ class Options:
             raise TypeError(f"{type(self).__name__} has no option {', '.join(values)}")
         for name, declared in self.declared().items():
             value = getattr(self, name)
+            if declared.multiple:
+                check_list(f"--{flag_name(name)}", value, str)
             try:
                 for each_value in value if declared.multiple else (value,):
                     declared.check(each_value)

@@ -16,11 +16,13 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.config import ConsumerConfig
 from nsqtools.engine.handler import Batch
 from nsqtools.engine.link import Link
-from nsqtools.engine.membership import Membership
+from nsqtools.engine.membership import Membership, Subscription
 from nsqtools.engine.stats import ConsumerStats
-from nsqtools.errors import NSQError, PeerError, ServerError
+from nsqtools.errors import ConfigError, NSQError, PeerError, ServerError
+from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.delivery import requeue_delay, split_given_up
@@ -29,9 +31,7 @@ from nsqtools.policy.rdy import ByteBudget, Mode, RdyPlanner, is_starved
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-    from nsqtools.config import ConsumerConfig
     from nsqtools.engine.handler import Handler
-    from nsqtools.engine.membership import Subscription
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
     from nsqtools.policy.backoff import Change
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _CLS_TIMEOUT = 2.0
 # What a handler gets to notice that it was cancelled, or to close, when the time is over.
 _CANCEL_TIMEOUT = 1.0
+# How often the same failure of a handler is logged.
+_LOG_INTERVAL = 60.0
 # nsqd 1.3.0 may send a message after CLOSE_WAIT, seen once in 40 stops: time to give it back.
 _LINGER = 0.02
 
@@ -64,6 +66,11 @@ class Consumer:
         dial: Dial = Connection.open,
         find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
     ) -> None:
+        check_type("subscription", subscription, Subscription)
+        check_type("config", config, ConsumerConfig)
+        for method in ("handle", "close", "gave_up"):
+            if not callable(getattr(handler, method, None)):
+                raise ConfigError(f"handler: {type(handler).__name__} has no method {method!r}")
         self._subscription = subscription
         self._handler = handler
         self._config = config
@@ -88,6 +95,9 @@ class Consumer:
         self._stopping = False
         self._all_delivered = False
         self._given_up_waiting = False
+        self._failure = ""
+        self._unlogged = 0
+        self._log_due = 0.0
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
@@ -100,24 +110,21 @@ class Consumer:
         after that the consumer only ever reconnects. Cancelling drops the connections at once.
         """
         self._loop = asyncio.get_running_loop()
-        self._broken: asyncio.Future[None] = self._loop.create_future()
         self._stats.last_message = self._loop.time()
         worker = self._loop.create_task(self._work())
         stopped = self._loop.create_task(self._stop.wait())
         starting = self._loop.create_task(self._membership.start())
         try:
             await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            broken = (self._membership.broken, self._broken)
             if starting.done():
                 starting.result()
                 self._tick()
-                ends: list[asyncio.Future[Any]] = [worker, stopped, *broken]
+                ends: list[asyncio.Future[Any]] = [worker, stopped, self._membership.broken]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             starting.cancel()
             await self._drain(worker)
-            for each in broken:
-                if each.done():
-                    each.result()
+            if self._membership.broken.done():
+                self._membership.broken.result()
         finally:
             self._stopping = True
             self._membership.stop()
@@ -156,7 +163,7 @@ class Consumer:
     # Called by links.
 
     def received(self, link: Link, messages: list[Message]) -> None:
-        """One read's messages: queue them, once."""
+        """Queue all messages that one read brought, once."""
         now = self._loop.time()
         count = len(messages)
         size = sum([len(message.body) for message in messages])
@@ -303,8 +310,8 @@ class Consumer:
             try:
                 work()
             except Exception as error:
-                if not self._broken.done():
-                    self._broken.set_exception(error)
+                if not self._membership.broken.done():
+                    self._membership.broken.set_exception(error)
 
         self._timers[name] = self._loop.call_at(when, run)
 
@@ -356,18 +363,34 @@ class Consumer:
             if (worker := asyncio.current_task()) and worker.cancelling():
                 batch.requeue(delay=0, backoff=False)
                 raise asyncio.CancelledError from error
-            log.error(
-                "handler failed, %d messages requeued: %s",
-                len(batch.unsettled()),
-                str(error) or type(error).__name__,
-                exc_info=log.isEnabledFor(logging.DEBUG),
-            )
+            self._log_failure(error, len(batch.unsettled()))
             batch.requeue()
         else:
             if batch.held:
                 self._hold(batch)
             else:
                 batch.finish()
+
+    def _log_failure(self, error: BaseException, count: int) -> None:
+        """Log why the handler failed, with a traceback unless the error is written for users.
+
+        The same failure is logged once a minute, with the number of messages since the last time.
+        """
+        now, failure = self._loop.time(), repr(error)
+        if failure == self._failure:
+            count += self._unlogged
+            if now < self._log_due:
+                self._unlogged = count
+                return
+        self._failure, self._unlogged, self._log_due = failure, 0, now + _LOG_INTERVAL
+        text = f": {error}" if (known := isinstance(error, NSQError)) else ""
+        log.error(
+            "topic %s: handler failed, %d messages requeued%s",
+            self._subscription.topic,
+            count,
+            text,
+            exc_info=None if known else error,
+        )
 
     def _hold(self, batch: Batch) -> None:
         """Remember what is to be given back at the end; what was settled goes now and then."""

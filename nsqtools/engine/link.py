@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.policy.rdy import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from nsqtools.engine.consumer import Consumer
     from nsqtools.errors import PeerError, ServerError
     from nsqtools.names import Address
     from nsqtools.net.connection import Connection
     from nsqtools.proto.messages import Message
-
-
-class Owner(Protocol):
-    """What a link tells its consumer."""
-
-    def received(self, link: Link, messages: list[Message]) -> None:
-        """Everything one read brought."""
-
-    def settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
-        """Called before the FIN or REQ is queued; ``requeued`` are no failures."""
-
-    def requeue_ms(self, attempts: int) -> int:
-        """The configured delay of a REQ, in ms."""
-
-    def touched(self, count: int) -> None:
-        """Called before TOUCHes are queued."""
-
-    def plan(self) -> None:
-        """The facts have changed so that RDY may."""
-
-    def too_late(self, error: ServerError) -> None:
-        """A FIN, REQ or TOUCH was refused."""
-
-    def lost(self, link: Link, error: PeerError | None) -> None:
-        """The connection is gone."""
 
 
 class Link:
@@ -56,7 +32,7 @@ class Link:
 
     connection: Connection
 
-    def __init__(self, owner: Owner, address: Address) -> None:
+    def __init__(self, owner: Consumer, address: Address) -> None:
         self.address = address
         self.stale = False
         self._owner = owner

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, UnreachableError
-from nsqtools.names import Address, check_name
+from nsqtools.names import Address, check_list, check_name
 from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Subscription:
     def __post_init__(self) -> None:
         check_name("topic", self.topic)
         check_name("channel", self.channel)
+        check_list("nsqds", self.nsqds, Address)
+        check_list("lookupds", self.lookupds, str)
         if bool(self.nsqds) == bool(self.lookupds):
             raise ConfigError("expected either nsqd addresses or nsqlookupd addresses")
 

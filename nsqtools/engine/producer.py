@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
+from nsqtools.config import ProducerConfig
 from nsqtools.config.option import format_duration
 from nsqtools.errors import (
     REFUSED_BODY,
@@ -21,7 +22,7 @@ from nsqtools.errors import (
     PublishError,
     ServerError,
 )
-from nsqtools.names import Address, check_name
+from nsqtools.names import Address, check_list, check_name, check_type
 from nsqtools.net.connection import Connection
 from nsqtools.policy.discovery import ReconnectDelays
 from nsqtools.policy.endpoints import make_endpoints
@@ -30,7 +31,6 @@ from nsqtools.proto import commands
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.config import ProducerConfig
     from nsqtools.net.connection import Dial
     from nsqtools.policy.endpoints import Endpoints
     from nsqtools.proto.messages import Message
@@ -100,6 +100,8 @@ class Producer:
         rng: Random | None = None,
         dial: Dial = Connection.open,
     ) -> None:
+        check_list("nsqds", nsqds, Address)
+        check_type("config", config, ProducerConfig)
         if not nsqds:
             raise ConfigError("expected at least one nsqd address to publish to")
         self._nsqds = tuple(dict.fromkeys(nsqds))
@@ -173,11 +175,10 @@ class Producer:
         A batch whose connection breaks before its OK goes to the next nsqd, so it may arrive twice,
         never not at all. Raises PublishError with the positions that were not taken, caused by the
         error that nsqd gave, if it did, and at once before ``connect``; ConfigError for a bad topic
-        or a single body.
+        or bodies that are not bytes.
         """
         check_name("topic", topic)
-        if isinstance(bodies, bytes | str):
-            raise ConfigError(f"bodies: expected a list of bytes, found {type(bodies).__name__}")
+        check_list("bodies", bodies, bytes)
         deadline = asyncio.get_running_loop().time() + self._config.publish_timeout
         defer_ms = None if defer is None else round(defer * 1000)
         refusals: list[_Refusal] = []

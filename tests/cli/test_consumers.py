@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from nsqtools.cli.consumers import Consumers
@@ -37,7 +35,7 @@ async def test_a_topic_that_appears_again_while_it_is_drained_is_consumed_after_
 ) -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     await sink.open()
-    sink.draining = lambda: asyncio.sleep(20)
+    sink.draining = lambda: elapse(20)
     if not consumed_before:
         nsqd.refuses = refusing("t")
     topics = consumers(sink)

@@ -457,7 +457,7 @@ async def test_connecting_that_fails_in_an_unforeseen_way_leaves_no_connection_b
     async def dial(address: Address, *args: Any, **options: Any) -> Connection:
         if address == nsqds[1].address:
             raise KeyError(address)
-        await asyncio.sleep(1)
+        await elapse(1)
         return await Connection.open(address, *args, **options)
 
     producer = Producer([nsqd.address for nsqd in nsqds], ProducerConfig(), dial=dial)

@@ -1,14 +1,21 @@
 """FIN, REQ and TOUCH on the wire, and messages that are given up."""
 
 import asyncio
+import logging
+import re
 from typing import Any
 
 import pytest
 
 from nsqtools.engine.handler import Batch, Message
+from nsqtools.errors import OutputError
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, consume, running
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.levelno == logging.ERROR]
 
 
 async def hold(batch: Batch) -> None:
@@ -52,12 +59,56 @@ async def test_a_handler_that_raises_keeps_what_it_finished() -> None:
 
 
 @virtual
-async def test_a_failure_says_why_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_is_logged_with_its_type_text_and_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     nsqd = Network().nsqd()
     async with running(consume(Recorder(), nsqd)):
         nsqd.publish(b"bad")
         await elapse(0.01)
-    assert "handler failed, 1 messages requeued: bad body" in caplog.text
+    (record,) = errors(caplog)
+    assert "1 messages requeued" in record.message
+    assert "Traceback" in caplog.text
+    assert "ValueError: bad body" in caplog.text
+
+
+@virtual
+async def test_a_failure_that_is_written_for_users_is_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def act(_: Batch) -> None:
+        raise OutputError("out.log: no space")
+
+    nsqd = Network().nsqd()
+    async with running(consume(Recorder(act), nsqd)):
+        nsqd.publish(b"x")
+        await elapse(0.01)
+    (record,) = errors(caplog)
+    assert record.message.endswith("1 messages requeued: out.log: no space")
+    assert record.exc_info is None
+
+
+@virtual
+async def test_the_same_failure_is_logged_once_a_minute_and_another_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def act(_: Batch) -> None:
+        raise ValueError(text)
+
+    text = "first"
+    nsqd = Network().nsqd()
+    options: dict[str, Any] = {"max_backoff_duration": 0, "max_attempts": 0}
+    consumer = consume(Recorder(act), nsqd, default_requeue_delay=1, **options)
+    async with running(consumer):
+        nsqd.publish(b"x", b"y")
+        await elapse(100)
+        logged = [int(re.findall(r"(\d+) messages", each.message)[0]) for each in errors(caplog)]
+        assert len(logged) == 2
+        assert sum(logged) <= consumer.stats().requeued
+        assert logged[1] > 10
+        text = "second"
+        await elapse(30)
+        assert len(errors(caplog)) == 3
 
 
 @virtual
