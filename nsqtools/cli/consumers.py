@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config.option import format_duration
+from nsqtools.config.option import counted, format_duration
 from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.limit import Limit
 from nsqtools.engine.stats import ConsumerStats
@@ -22,7 +24,7 @@ from nsqtools.errors import (
 from nsqtools.net.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from nsqtools.cli.run import Sink
     from nsqtools.config import ConsumerConfig
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Descriptors for what is open anyway, and for directories, programs and name look-ups now and then.
+_SPARE = 24
+# Of all descriptors this part is for requests over HTTP.
+_SHARE = 16
 _COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) is int]
 
 
@@ -42,12 +48,14 @@ class _Topic:
     """A topic and its consumer of now, if there is one.
 
     ``joined``: the sink has it. ``reached``: some nsqd took us, or nsqlookupd knows of none that
-    has the topic. ``error`` is why the last start failed.
+    has the topic. ``nsqds``: for how many of them, at least 1, files are reserved. ``error`` is why
+    the last start failed.
     """
 
     subscription: Subscription
     consumer: Consumer | None = None
     wanted: bool = True
+    nsqds: int = 0
     joined: bool = False
     reached: bool = False
     error: NSQError | None = None
@@ -62,6 +70,10 @@ class Consumers:
     ends everything once every topic has failed; without, only if another process has the locks of
     all. ``count`` stops everything after so many messages; 0 is no limit. ``on_reached`` is called
     whenever some topic was reached.
+
+    The process may have ``limit`` files open. So many are reserved that none is missing when
+    messages are written: ``files`` for each topic and one for each of its nsqds, and for requests
+    over HTTP, each to ``servers`` at once. A topic for which too few are left fails.
     """
 
     def __init__(
@@ -74,8 +86,15 @@ class Consumers:
         all_fail: bool,
         on_reached: Callable[[], object],
         silence: Silence | None,
+        limit: int = sys.maxsize,
+        files: int = 0,
+        servers: int = 1,
         dial: Dial = Connection.open,
     ) -> None:
+        self.requests = asyncio.Semaphore(max(1, limit // _SHARE // servers))
+        """Held during a request over HTTP that is made for each topic."""
+        self._limit = limit
+        self._files = files
         self._dial = dial
         self._sink = sink
         self._config = config
@@ -99,6 +118,21 @@ class Consumers:
         """What ended everything, or went wrong in the end, first things first."""
         self.undrained: set[str] = set()
         """Topics that were dropped, of which the sink could not settle all."""
+
+    def check(self, nsqds: Sequence[int], *, topics: int = 0) -> None:
+        """Raise ConfigError if too few files may be open for topics on so many nsqds each.
+
+        ``topics`` is how many there are in all.
+        """
+        needed = _SPARE + sum(self._files + max(1, count) for count in nsqds)
+        if needed > self._limit - self._limit // _SHARE:
+            topics = max(topics, len(nsqds))
+            needed += (topics - len(nsqds)) * (self._files + 1)
+            needed += needed // (_SHARE - 1) + 1
+            raise ConfigError(
+                f"{counted(topics, 'topic')} would need {needed} open files, and the limit is "
+                f"{self._limit}: raise it with ulimit -n {needed}"
+            )
 
     def add(self, subscription: Subscription) -> None:
         """Consume this topic, too; one that is being dropped starts again after that."""
@@ -175,11 +209,9 @@ class Consumers:
                 topic.changed.clear()
                 if error := await self._try(topic):
                     self._failed(topic, error)
-                    try:
+                    with suppress(TimeoutError):
                         async with asyncio.timeout(self._retry):
                             await topic.changed.wait()
-                    except TimeoutError:
-                        pass
             elif topic.joined:  # it was never consumed
                 await self._drain(topic)
             else:
@@ -187,16 +219,25 @@ class Consumers:
         if not topic.wanted:
             del self._topics[topic.subscription.topic]
 
+    def _reserve(self, topic: _Topic, nsqds: int) -> None:
+        """Reserve files for a topic that so many nsqds have; raises ConfigError."""
+        others = [each.nsqds for each in self._topics.values() if each.nsqds and each != topic]
+        self.check([nsqds, *others], topics=len(self._topics))
+        topic.nsqds = max(1, nsqds)
+
     async def _try(self, topic: _Topic) -> NSQError | None:
         """Consume to the end, or return why that could not begin; other errors end everything."""
         try:
+            self._reserve(topic, len(topic.subscription.nsqds))
             await self._join(topic)
         except (LockedError, OutputError, ConfigError) as error:
+            if not topic.joined:
+                topic.nsqds = 0
             return error
         if not topic.changed.is_set():
             try:
                 await self._consume(topic)
-            except PeerError as error:
+            except (PeerError, ConfigError) as error:
                 return error
         return None
 
@@ -267,12 +308,14 @@ class Consumers:
 
         async def find() -> Iterable[Address]:
             try:
-                found = await lookups.producers()
+                async with self.requests:
+                    found = await lookups.producers()
             except UnreachableError as error:
                 if not topic.reached:
                     raise
                 silence.nobody(error)
                 return ()
+            self._reserve(topic, len(found))
             if not found:
                 self._reached(topic)
             return found

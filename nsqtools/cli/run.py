@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.cli.consumers import Consumers
@@ -95,16 +96,18 @@ async def consume(
     *,
     metrics: MetricsOptions | None = None,
     hangup: Callable[[], object] | None = None,
+    files: int = 0,
     dial: Dial | None = None,
 ) -> int:
     """Consume topics into one sink until a stop condition or a signal; an exit code.
 
     The topics are those named, or those that match the pattern of ArchiveSourceOptions, as they
     come and go. ``metrics`` says where metrics are served, from before the sink is opened until it
-    is closed. ``hangup`` is called for SIGHUP, which else stops. ``dial`` is for
-    another way to connect than the usual one.
+    is closed. ``hangup`` is called for SIGHUP, which else stops. ``files`` is how many descriptors
+    the sink takes for each topic. ``dial`` is for another way to connect than the usual one.
 
-    Raises UnreachableError if nothing could be reached at the start, and the sink's own errors:
+    Raises ConfigError if the topics named need more descriptors than the process may have,
+    UnreachableError if nothing could be reached at the start, and the sink's own errors:
     of ``open``, ``failed`` and ``close``, of ``join`` if that is so of all topics named, and of
     ``drain`` at the end.
     """
@@ -114,7 +117,7 @@ async def consume(
         raise ConfigError("--max-in-flight: 0 would never receive a message")
     if stop.count:
         config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
-    run = _Run(source, channel, config, stop, sink, hangup, dial or Connection.open)
+    run = _Run(source, channel, config, stop, sink, hangup, files, dial or Connection.open)
     async with served(metrics.address if metrics else None, run.metrics):
         return await run.until_closed()
 
@@ -125,6 +128,17 @@ def _spare_the_collector() -> None:
 
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS)
+
+
+def _allow_many_files() -> int:
+    """Raise the soft limit of open files to the hard one, as Go's runtime does; returns it."""
+    import resource
+
+    with suppress(OSError, ValueError):  # macOS has an unlimited one that it does not take
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 class _Run:
@@ -138,6 +152,7 @@ class _Run:
         stop: StopOptions,
         sink: Sink,
         hangup: Callable[[], object] | None,
+        files: int,
         dial: Dial,
     ) -> None:
         self._hangup = hangup
@@ -172,10 +187,14 @@ class _Run:
             count=stop.count,
             retry=self._refresh,
             all_fail=self._finder is None,
+            limit=_allow_many_files(),
+            files=files,
+            servers=len(self._lookupds) or len(self._nsqds),
             on_reached=self._notifier.ready,
             silence=silence,
             dial=dial,
         )
+        self._consumers.check([len(self._nsqds)] * len(self._named))
         self._watch = Watch(
             stop,
             config,
@@ -193,12 +212,12 @@ class _Run:
             code = await self._work() if await self._open() else Exit.DONE
         except BaseException:
             try:
-                await self._close()
+                await self._sink.close(at_once=signals.urgent)
             except NSQError as error:  # the first one is the cause
                 log.error("%s", error)
             raise
         else:
-            await self._close()
+            await self._sink.close(at_once=signals.urgent)
         finally:
             reporting.cancel()
         return signals.exit_code(code) if signals.seen else code
@@ -208,12 +227,6 @@ class _Run:
         yield from of_consumers(self._consumers.by_topic(), self._channel)
         if isinstance(self._sink, Measured):
             yield from self._sink.metrics()
-
-    async def _close(self) -> None:
-        if self._signals.urgent:
-            await self._sink.close(at_once=True)
-        else:
-            await self._sink.close()
 
     async def _open(self) -> bool:
         """Open the sink, which may take long; False if a signal came before that was done."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import click
 
 from nsqtools.cli.options import Command, options
@@ -163,18 +161,9 @@ def to_file(
     from nsqtools.cli.run import consume
 
     adjust(files.log_level, files.log_prefix)
-    _allow_many_files()
     sink = file_sink(source, files, config)
+    # A topic has a lock, the file under way, and perhaps another.
     consuming = consume(
-        source, source.channel, config, stop, sink, metrics=metrics, hangup=sink.reopen
+        source, source.channel, config, stop, sink, metrics=metrics, hangup=sink.reopen, files=3
     )
     return asyncio.run(consuming)
-
-
-def _allow_many_files() -> None:
-    """Raise the soft limit of open files to the hard one, as Go's runtime does."""
-    import resource
-
-    with suppress(OSError, ValueError):  # macOS has an unlimited one that it does not take
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -30,8 +30,6 @@ _EMPTY_IDLE = 5.0
 # How long an nsqd may take to hear of the last messages that were finished, and to say so.
 _LEFT_TIMEOUT = 5.0
 _LEFT_LOOKS = 3
-# Topics whose depth is asked for at once.
-_AT_ONCE = 32
 
 
 class Watch:
@@ -149,10 +147,9 @@ class Watch:
             each: self._backlogs.get(each) or Backlog(each, self._config, urls, self._silence)
             for each in subscriptions
         }
-        slots = asyncio.Semaphore(_AT_ONCE)
 
         async def count(backlog: Backlog) -> int:
-            async with slots:
+            async with self._consumers.requests:
                 return await backlog.count()
 
         return sum(await asyncio.gather(*map(count, self._backlogs.values())))

@@ -114,22 +114,11 @@ def _parse_bool(text: str) -> bool:
     raise ConfigError(f"{text!r} is not a boolean: write true or false")
 
 
-def _parse_number(text: str, kind: type = float, expected: str = "a number") -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not {expected}") from None
-
-
-def _parse_integer(text: str) -> Any:
-    return _parse_number(text, int, "a whole number")
-
-
 _PARSERS: Mapping[Kind, Callable[[str], Any]] = {  # of others the text itself
     "flag": _parse_bool,
-    "count": _parse_integer,
-    "integer": _parse_integer,
-    "number": _parse_number,
+    "count": int,
+    "integer": int,
+    "number": float,
     "duration": parse_duration,
     "size": parse_size,
 }
@@ -183,7 +172,10 @@ class Option:
         """One value from its text; raises ConfigError without naming the option."""
         if self.values and not text:
             raise ConfigError(f"expected the name of a {self.values}, found nothing")
-        value = _PARSERS.get(self.kind, str)(text)
+        try:
+            value = _PARSERS.get(self.kind, str)(text)
+        except ValueError:
+            raise ConfigError(f"{text!r} is not {TYPES[self.kind][1]}") from None
         if self.kind == "choice" and value.lower() in self.choices:
             value = value.lower()
         self.check(value)

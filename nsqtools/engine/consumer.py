@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from nsqtools.policy.delivery import requeue_delay, split_given_up
 from nsqtools.policy.rdy import ByteBudget, Mode, RdyPlanner, is_starved
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
 
     from nsqtools.engine.handler import Handler
     from nsqtools.names import Address
@@ -294,7 +295,8 @@ class Consumer:
         A handler that has kept a batch for a quarter of msg_timeout has fallen behind: RDY goes
         to 0 before nsqd's timeouts would send the same messages again and again.
         """
-        patience = self._patience()
+        timeouts = [link.connection.features.msg_timeout for link in self._links.values()]
+        patience = min(timeouts, default=60.0) / 4
         if self._oldest is not None and self._loop.time() - self._oldest > patience:
             if not self._behind:
                 log.warning("the handler has fallen behind: no new messages until it catches up")
@@ -314,10 +316,6 @@ class Consumer:
                     self._membership.broken.set_exception(error)
 
         self._timers[name] = self._loop.call_at(when, run)
-
-    def _patience(self) -> float:
-        timeouts = [link.connection.features.msg_timeout for link in self._links.values()]
-        return min(timeouts, default=60.0) / 4
 
     # Handling.
 
@@ -383,13 +381,13 @@ class Consumer:
                 self._unlogged = count
                 return
         self._failure, self._unlogged, self._log_due = failure, 0, now + _LOG_INTERVAL
-        text = f": {error}" if (known := isinstance(error, NSQError)) else ""
+        ours = isinstance(error, NSQError)
         log.error(
             "topic %s: handler failed, %d messages requeued%s",
             self._subscription.topic,
             count,
-            text,
-            exc_info=None if known else error,
+            f": {error}" if ours else "",
+            exc_info=None if ours else error,
         )
 
     def _hold(self, batch: Batch) -> None:
@@ -412,10 +410,9 @@ class Consumer:
         links = list(self._links.values())
         for link in links:
             link.connection.stop_messages()
-        await self._wait(
-            [link.connection.wait_closing() for link in links],
-            min(_CLS_TIMEOUT, self._config.drain_timeout),
-        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(_CLS_TIMEOUT, self._config.drain_timeout)):
+                await asyncio.gather(*(link.connection.wait_closing() for link in links))
         self._all_delivered = True
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
@@ -449,11 +446,3 @@ class Consumer:
                 self._subscription.topic,
             )
         return None
-
-    async def _wait(self, work: Sequence[Coroutine[Any, Any, None]], limit: float) -> None:
-        """Wait for all, or until the time is over."""
-        tasks = [self._loop.create_task(each) for each in work]
-        if tasks:
-            await asyncio.wait(tasks, timeout=limit)
-            for task in tasks:
-                task.cancel()
