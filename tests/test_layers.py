@@ -36,7 +36,7 @@ LAYERS = {
     "spark": (*ENGINE, "engine", "sinks"),
     "cli": (*ENGINE, "metrics", "engine", "sinks", "sandbox", "spark"),
     "__main__": ("cli",),
-    "__init__": ("config", "engine", "proto.messages"),
+    "__init__": ("errors", "names", "config", "engine", "proto.messages"),
 }
 """What each part of the package may import, besides itself and what is known of the release."""
 

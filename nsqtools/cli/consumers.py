@@ -119,14 +119,11 @@ class Consumers:
         self.undrained: set[str] = set()
         """Topics that were dropped, of which the sink could not settle all."""
 
-    def check(self, nsqds: Sequence[int], *, topics: int = 0) -> None:
-        """Raise ConfigError if too few files may be open for topics on so many nsqds each.
-
-        ``topics`` is how many there are in all.
-        """
+    def check(self, nsqds: Sequence[int]) -> None:
+        """Raise ConfigError if too few files may be open for topics on so many nsqds each."""
         needed = _SPARE + sum(self._files + max(1, count) for count in nsqds)
         if needed > self._limit - self._limit // _SHARE:
-            topics = max(topics, len(nsqds))
+            topics = max(len(self._topics), len(nsqds))
             needed += (topics - len(nsqds)) * (self._files + 1)
             needed += needed // (_SHARE - 1) + 1
             raise ConfigError(
@@ -222,7 +219,7 @@ class Consumers:
     def _reserve(self, topic: _Topic, nsqds: int) -> None:
         """Reserve files for a topic that so many nsqds have; raises ConfigError."""
         others = [each.nsqds for each in self._topics.values() if each.nsqds and each != topic]
-        self.check([nsqds, *others], topics=len(self._topics))
+        self.check([nsqds, *others])
         topic.nsqds = max(1, nsqds)
 
     async def _try(self, topic: _Topic) -> NSQError | None:

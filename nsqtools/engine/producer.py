@@ -143,7 +143,8 @@ class Producer:
                 raise errors[0]
         except BaseException:
             self._closed = True
-            self._abort()
+            for connection in list(self._connections.values()):
+                connection.abort()
             raise
         for error in errors:
             log.warning("cannot connect: %s", error)
@@ -158,14 +159,7 @@ class Producer:
         self._keepers.clear()
         connections = list(self._connections.values())
         self._pulse()
-        try:
-            await asyncio.gather(*(connection.close() for connection in connections))
-        finally:
-            self._abort()
-
-    def _abort(self) -> None:
-        for connection in list(self._connections.values()):
-            connection.abort()
+        await asyncio.gather(*(connection.close() for connection in connections))
 
     async def publish(
         self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None

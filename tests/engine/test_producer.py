@@ -468,20 +468,6 @@ async def test_connecting_that_fails_in_an_unforeseen_way_leaves_no_connection_b
 
 
 @virtual
-async def test_closing_that_is_cancelled_leaves_no_connection_behind() -> None:
-    nsqd = Network().nsqd()
-    nsqd.lingers = 100.0
-    producer = Producer([nsqd.address], ProducerConfig())
-    await producer.connect()
-    (client,) = nsqd.clients
-    closing = asyncio.create_task(producer.close())
-    await asyncio.sleep(0)
-    closing.cancel()
-    await asyncio.wait([closing])
-    assert client.transport.aborted
-
-
-@virtual
 async def test_closing_fails_what_is_under_way_at_once_and_reconnects_to_nobody() -> None:
     network = Network()
     nsqd, away = network.nsqd("nsqd"), network.nsqd("away")
