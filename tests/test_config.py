@@ -147,7 +147,6 @@ GO_NSQ: dict[str, tuple[object, object, object]] = {
     "output_buffer_timeout": (250 * MS, None, None),
     "max_in_flight": (1, 0, None),
     "msg_timeout": (0.0, 0, None),
-    "max_msg_size": (0, 0, None),
     "auth_secret": ("", None, None),
     "skip_lookupd_authorization": (True, None, None),
 }
@@ -155,6 +154,7 @@ GO_NSQ: dict[str, tuple[object, object, object]] = {
 DIFFERENT: dict[str, tuple[object, object, object] | None] = {
     "dial_timeout": (1 * S, 1 * MS, None),  # 0 could never connect
     "lookupd_poll_timeout": (1 * M, 1 * MS, None),  # 0 could never answer
+    "max_msg_size": (64 << 20, 1, None),  # 0 would be no bound for what a server may send
     "user_agent": (f"nsqtools/{__version__}", None, None),
     "heartbeat_interval": (30 * S, 1 * S, None),  # nsqd refuses less
     "tls_config": None,  # a Go value; go-nsq panics on a text

@@ -34,7 +34,7 @@ def file_sink(
     source: ArchiveSourceOptions, options: ArchiveOptions, config: ConsumerConfig
 ) -> FileSink:
     """The sink that archives these topics; raises ConfigError, having touched nothing."""
-    rules = _rules(options)
+    rules = _rules(options, config.max_msg_size)
     several = bool(source.topic_pattern) or len(set(source.topic)) > 1
     _check_topics(source, options, several)
     rules.rotation()
@@ -71,7 +71,7 @@ def file_sink(
     )
 
 
-def _rules(options: ArchiveOptions) -> Rules:
+def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
     from socket import gethostname
 
     output_dir = os.path.abspath(options.output_dir)
@@ -113,6 +113,7 @@ def _rules(options: ArchiveOptions) -> Rules:
         rotate_interval=options.rotate_interval,
         rotate_boundary=options.rotate_boundary,
         digest=bool(options.manifest),
+        max_msg_size=max_msg_size,
     )
 
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from nsqtools.config import ConsumerConfig, DeadLetterOptions, SourceOptions
     from nsqtools.names import Address
 
-_NO_LIMIT = 1 << 30
-"""Bytes: more than any nsqd would have delivered."""
-
 
 def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> None:
     """Raise ConfigError if dead letters would be consumed, and be dead letters again."""
@@ -57,15 +54,11 @@ class Postbox:
 
     async def _open(self) -> Producer:
         config = with_secret(self._config)
-        names = set(ClientConfig.declared()) - {
-            "heartbeat_interval",
-            "read_timeout",
-            "max_msg_size",
-        }
+        names = set(ClientConfig.declared()) - {"heartbeat_interval", "read_timeout"}
         shared = {name: getattr(config, name) for name in names}
-        most = config.max_msg_size or _NO_LIMIT
-        limits = {"max_msg_size": most, "max_body_size": max(most, ProducerConfig().max_body_size)}
-        producer = Producer(await self._nsqds(), ProducerConfig().with_values(**shared, **limits))
+        most = max(config.max_msg_size, ProducerConfig().max_body_size)
+        target = ProducerConfig().with_values(**shared, max_body_size=most)
+        producer = Producer(await self._nsqds(), target)
         await producer.connect()
         return producer
 

@@ -76,7 +76,8 @@ status is 4; they keep --until-empty from ending. --dead-letter-topic is a topic
 is consumed from.""",
         "CONNECTIONS": """\
 The connection options are those of both sides. What is for one side alone is given with
---consumer-opt or --producer-opt, as in --producer-opt auth_secret_file,/etc/nsq/secret.""",
+--consumer-opt or --producer-opt, as in --producer-opt auth_secret_file,/etc/nsq/secret. A
+--max-msg-size over 64MiB lets larger messages in, too.""",
         "LOOPS": """\
 A topic whose messages would come back, because it goes to itself on an nsqd that it is consumed
 from, is refused. That is found out by what nsqds say of themselves at their HTTP addresses, or else
@@ -91,8 +92,8 @@ the cluster that is consumed from.""",
     dead=DeadLetterOptions,
     stop=StopOptions,
     metrics=MetricsOptions,
-    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
     target=(ProducerConfig, {"mode": "hostpool"}),
+    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
 )
 def relay(
     *,
@@ -116,6 +117,7 @@ def relay(
     from nsqtools.cli.relaying import slowed, topic_sink
     from nsqtools.cli.run import consume
 
+    config = config.beside_producer()
     if relaying.status_every or stop.until_empty:
         show_status()
 

@@ -62,7 +62,8 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> in
     from nsqtools.sinks.verification import Layout, check
 
     log = logging.getLogger(__name__)
-    layout = Layout(how.format, delimiter_bytes(how.delimiter, null=False))
+    delimiter = delimiter_bytes(how.delimiter, null=False)
+    layout = Layout(how.format, delimiter, how.max_msg_size)
     bad = unreadable = False
     for file in files:
         for report in check(file, layout):

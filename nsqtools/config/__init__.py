@@ -11,7 +11,7 @@ This file is over 400 lines because it is a table, and a table in two places is 
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from nsqtools import __version__
 from nsqtools.config.option import (
@@ -48,6 +48,13 @@ def _listening(text: str) -> Address | None:
 def _threshold(help: str, kind: Literal["integer", "number"] = "number") -> Any:  # noqa: A002
     """A number that is not to be exceeded; -1 is none, for 0 is one."""
     return option(-1, kind, help, minimum=-1, default_note="-1, not checked")
+
+
+def _max_msg_size() -> Any:
+    """The bound of what one message may take in memory, from nsqd or from a file."""
+    return option(
+        64 << 20, "size", "Largest message that is read; a larger one is an error.", minimum=1
+    )
 
 
 @option_class
@@ -103,9 +110,7 @@ class ClientConfig(Options):
         minimum=0.0,
         flag=False,
     )
-    max_msg_size: int = option(
-        0, "size", "Largest frame accepted from nsqd; 0 for no limit.", minimum=0, flag=False
-    )
+    max_msg_size: int = _max_msg_size()
     tls_v1: bool = option(False, "flag", "Use TLS.")
     tls_root_ca_file: str = option(
         "", "path", "CA certificates to trust instead of the system's (PEM)."
@@ -161,6 +166,14 @@ class ClientConfig(Options):
         return bool(
             self.tls_v1 or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify
         )
+
+    def beside_producer(self) -> Self:
+        """For a command that publishes as well, whose --max-msg-size is first of all for that.
+
+        A low one keeps a message from being published, and not from being read.
+        """
+        least = self.default("max_msg_size", {})
+        return self.with_values(max_msg_size=max(self.max_msg_size, least))
 
     def identify(self) -> dict[str, Any]:
         """The body of IDENTIFY (tcp_protocol_spec, IDENTIFY); times in milliseconds."""
@@ -871,6 +884,7 @@ class ArchiveOptions(ArchiveRecordOptions):
 class VerifyOptions(ArchiveRecordOptions):
     """How ``verify`` reads and reports."""
 
+    max_msg_size: int = _max_msg_size()
     json: bool = option(False, "flag", "Print one JSON object per file.")
 
 

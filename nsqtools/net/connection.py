@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
             config.identify(),
             subscription=subscription,
             auth_secret=auth_secret,
-            max_frame_size=config.max_msg_size if subscription else 0,
+            max_msg_size=config.max_msg_size,
             address=address,
         )
         self = cls(address, config, session)

@@ -11,6 +11,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from nsqtools.config.option import format_size
 from nsqtools.errors import FrameSizeError, HTTPPortError, UnknownFrameError
 from nsqtools.proto.messages import Message
 
@@ -32,7 +33,6 @@ _SIZE = Struct(">i")
 
 _HEADER_LENGTH = _MESSAGE_HEADER.size
 _MESSAGE_MIN = _HEADER_LENGTH - _SIZE.size
-_MESSAGE_KIND = bytes((0, 0, 0, FrameType.MESSAGE))
 _HTTP = int.from_bytes(b"HTTP", "big")
 
 # nsqd's replies are an OK, an E_* line or the IDENTIFY JSON, hundreds of bytes. A megabyte is
@@ -44,13 +44,14 @@ _NO_LIMIT = 2**31 - 1
 class FrameParser:
     """Splits a stream into messages and replies.
 
-    ``max_size`` bounds a frame's size in bytes, 0 for no bound; ``address`` is for error texts.
+    ``max_msg_size`` bounds the body of a message in bytes; while it is 0 any message is an error.
+    ``address`` is for error texts.
     """
 
-    __slots__ = ("_address", "_need", "_reads", "_size", "max_size")
+    __slots__ = ("_address", "_need", "_reads", "_size", "max_msg_size")
 
-    def __init__(self, max_size: int = 0, address: Address | None = None) -> None:
-        self.max_size = max_size or _NO_LIMIT
+    def __init__(self, max_msg_size: int = _NO_LIMIT, address: Address | None = None) -> None:
+        self.max_msg_size = max_msg_size
         self._address = address
         self._reads: list[bytes] = []
         self._size = 0
@@ -71,7 +72,8 @@ class FrameParser:
             data = b"".join(self._reads)
             self._reads.clear()
         start, end = 0, len(data)
-        unpack, append, limit = _MESSAGE_HEADER.unpack_from, messages.append, self.max_size
+        unpack, append = _MESSAGE_HEADER.unpack_from, messages.append
+        limit = self.max_msg_size and self.max_msg_size + _MESSAGE_MIN
         message = FrameType.MESSAGE
         while end - start >= _HEADER_LENGTH:
             size, kind, timestamp, attempts, id_ = unpack(data, start)
@@ -93,7 +95,7 @@ class FrameParser:
     def parse_reply(self, data: bytes) -> tuple[FrameType, bytes] | None:
         """Take one reply and keep the bytes behind it, which may be in another encoding.
 
-        Returns None while it is incomplete. Raises ProtocolError if malformed or a message.
+        Returns None while it is incomplete. Raises ProtocolError if malformed.
         """
         if self._reads:
             self._reads.append(data)
@@ -105,9 +107,6 @@ class FrameParser:
         after = self._reply(data, 0, len(data), replies)
         if after:
             self._need = 0
-        elif data[_SIZE.size : _FRAME_HEADER.size] == _MESSAGE_KIND:
-            # Its body may be of any size: it is not waited for.
-            raise UnknownFrameError("a message before SUB: not nsqd", self._address)
         if after < len(data):
             self._reads.append(data[after:] if after else data)
             self._size = len(data) - after
@@ -134,25 +133,32 @@ class FrameParser:
         (size,) = _SIZE.unpack_from(data, start)
         if size == _HTTP:
             raise HTTPPortError("answered in HTTP: this is not nsqd's TCP port", self._address)
-        if size < 4 or size > self.max_size:
-            bound = f" to {self.max_size}" if self.max_size != _NO_LIMIT else " or more"
-            raise FrameSizeError(f"frame of {size} bytes: expected 4{bound}", self._address)
+        if size < 4:
+            raise FrameSizeError(f"frame of {size} bytes: expected 4 or more", self._address)
         if held < _FRAME_HEADER.size:
             self._need = _FRAME_HEADER.size
             return start
         _, kind = _FRAME_HEADER.unpack_from(data, start)
         if kind not in (0, 1, 2):
             raise UnknownFrameError(f"unknown frame type {kind}: not nsqd", self._address)
-        least, most = (_MESSAGE_MIN, _NO_LIMIT) if kind == 2 else (4, _REPLY_LIMIT)
-        if not least <= size <= most:
-            raise FrameSizeError(
-                f"{FrameType(kind).name.lower()} frame of {size} bytes: "
-                f"expected {least}{f' to {most}' if most != _NO_LIMIT else ' or more'}",
-                self._address,
-            )
+        self._check(size, FrameType(kind))
         after: int = start + _SIZE.size + size
         if kind == 2 or after > end:
             self._need = after - start
             return start
         replies.append((FrameType(kind), data[start + _FRAME_HEADER.size : after]))
         return after
+
+    def _check(self, size: int, kind: FrameType) -> None:
+        """Raise ProtocolError for a frame that is not to be waited for."""
+        text = f"{kind.name.lower()} frame of {size} bytes"
+        if kind is not FrameType.MESSAGE:
+            if size > _REPLY_LIMIT:
+                raise FrameSizeError(f"{text}: expected 4 to {_REPLY_LIMIT}", self._address)
+        elif not self.max_msg_size:
+            raise UnknownFrameError(f"{text}: nothing was subscribed to", self._address)
+        elif size < _MESSAGE_MIN:
+            raise FrameSizeError(f"{text}: expected {_MESSAGE_MIN} or more", self._address)
+        elif size - _MESSAGE_MIN > self.max_msg_size:
+            bound = f"the message is over --max-msg-size {format_size(self.max_msg_size)}"
+            raise FrameSizeError(f"{text}: {bound}", self._address)

@@ -131,7 +131,7 @@ class Session:
     """The client's side of the protocol.
 
     ``identify`` is the body of IDENTIFY; ``subscription`` is (topic, channel), or None for a
-    producer; ``max_frame_size`` is in bytes, 0 for no limit.
+    producer, to which a message is an error; ``max_msg_size`` bounds one in bytes.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Session:
         *,
         subscription: tuple[str, str] | None = None,
         auth_secret: str = "",
-        max_frame_size: int = 0,
+        max_msg_size: int = 64 << 20,
         address: Address | None = None,
     ) -> None:
         self.state = State.IDENTIFYING
@@ -149,7 +149,8 @@ class Session:
         self._subscription = subscription
         self._auth_secret = auth_secret
         self._address = address
-        self._parser = FrameParser(max_frame_size, address)
+        self._max_msg_size = max_msg_size
+        self._parser = FrameParser(0, address)
         self._codec: Codec | None = None
         self._messages: list[Message] = []
         self._events: list[Event] = []
@@ -326,6 +327,7 @@ class Session:
 
     def _subscribed(self, data: bytes) -> None:
         _expect_ok(data, "SUB")
+        self._parser.max_msg_size = self._max_msg_size
         self._ready()
 
     def _ready(self) -> None:

@@ -1,7 +1,7 @@
 """How much of an archive is good: of what a crash left behind, and of a file to verify.
 
-It is read once, from the beginning, and never held: memory is that of a few pieces, and of the
-longest line where lines are JSON.
+It is read once, from the beginning, and never held: memory is that of a few pieces and, where lines
+are JSON, of the longest line, which has a bound.
 
 Of a compressed file whole members are good: their checksums tell. Of one in snappy's chunks, which
 tell no end of a member, as many as are whole and end together with a record. Of a plain file whole
@@ -12,12 +12,14 @@ good.
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqtools.config.option import format_size
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.members import NOUNS, CutShortError, unpacked
 from nsqtools.sinks.records import JsonLines
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Inspection", "inspect"]
 
 _READ = 1 << 18
+
+_ENVELOPE = 65536
+"""Bytes of a line besides its body, at most."""
 
 _NEVER_IN_JSON = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
@@ -54,6 +59,7 @@ def inspect(
     json: bool = False,
     length_prefix: bool = False,
     delimiter: bytes = b"\n",
+    max_msg_size: int = 64 << 20,
 ) -> Inspection:
     """Read the file, from where it stands to its end, or to where it stops being good.
 
@@ -61,12 +67,13 @@ def inspect(
     a name in ``compression.METHODS``. In a compressed file only a damaged member bounds ``good``:
     a fault in the records of a whole one is a ``problem``, and no reason to cut it away.
 
-    Raises ConfigError for a compression without its library or an empty delimiter, and OSError.
+    Raises ConfigError for a compression without its library or an empty delimiter, and OSError, as
+    for a line that is too long for a body of ``max_msg_size``: what the file holds is not known.
     """
     is_plain = compression == "none"
     counter: _Counter
     if json:
-        counter = _JsonLines()
+        counter = _JsonLines(max_msg_size)
     elif length_prefix:
         counter = _LengthPrefixed()
     else:
@@ -214,9 +221,13 @@ class _LengthPrefixed(_Counter):
 class _JsonLines(_Counter):
     """Envelopes, one a line, as ``records.JsonLines`` reads them; blank lines are no records."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_msg_size: int) -> None:
         super().__init__()
         self._line: list[bytes] = []  # under way
+        self._size = 0  # of that
+        self._max_msg_size = max_msg_size
+        # Base64 makes 4 bytes of 3; more, as of a text that is all escapes, need a higher bound.
+        self._longest = max_msg_size * 4 // 3 + _ENVELOPE
 
     def feed(self, data: bytes) -> None:
         self.total += len(data)
@@ -224,21 +235,32 @@ class _JsonLines(_Counter):
         if newline:
             self._take(b"".join((*self._line, lines, newline)))
             self._line.clear()
+            self._size = 0
         self._line.append(rest)
+        self._size += len(rest)
+        self._check(self._size)
         if not self.problem and _NEVER_IN_JSON.search(rest):  # or it might grow without an end
             self.problem = f"{self._next()}: not JSON"
 
     def _take(self, block: bytes) -> None:
         lines = block.split(b"\n")[:-1]
+        longest = max(map(len, lines))
         with contextlib.suppress(RecordError):
-            if len(JsonLines().feed(block)) == len(lines):
+            if longest <= self._longest and len(JsonLines().feed(block)) == len(lines):
                 self.records += len(lines)
                 self.end += len(block)
                 return
         for line in lines:
+            self._check(len(line))
             try:
                 self.records += len(JsonLines().feed(line + b"\n"))
             except RecordError as error:
                 self.problem = f"{self._next()}: {str(error).removeprefix('line 1: ')}"
                 return
             self.end += len(line) + 1
+
+    def _check(self, size: int) -> None:
+        if not self.problem and size > self._longest:
+            allowed = f"--max-msg-size {format_size(self._max_msg_size)} allows"
+            text = f"its line is over the {self._longest} bytes that {allowed}"
+            raise OSError(errno.EFBIG, f"record {self.records + 1}: {text}")

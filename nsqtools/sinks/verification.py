@@ -33,6 +33,7 @@ class Layout:
 
     format: str = "raw"
     delimiter: bytes = b"\n"
+    max_msg_size: int = 64 << 20
 
     def inspect(self, file: BinaryIO, compression: str) -> Inspection:
         """As ``recovery.inspect``, but a compressed file without a member has a problem.
@@ -45,6 +46,7 @@ class Layout:
             json=self.format == "json",
             length_prefix=self.format == "length-prefixed",
             delimiter=self.delimiter,
+            max_msg_size=self.max_msg_size,
         )
         if compression == "none" or found.good or found.problem:
             return found
@@ -90,7 +92,7 @@ def check(path: str, layout: Layout) -> Iterator[Report]:
                 path = os.path.realpath(path)
                 yield replace(report, waiting=int(path in owing_near(path)))
                 return
-            yield from _manifest(file, os.path.dirname(path))
+            yield from _manifest(file, os.path.dirname(path), layout)
     except OSError as error:
         yield Report(problem=_reason(error), unreadable=True)
 
@@ -153,10 +155,10 @@ class _Sum:
     topics: dict[str, _Topic] = field(default_factory=dict)
 
 
-def _manifest(file: BinaryIO, folder: str) -> Iterator[Report]:
+def _manifest(file: BinaryIO, folder: str, layout: Layout) -> Iterator[Report]:
     total = _Sum()
     good = True
-    for report in _faults(file, folder, total):
+    for report in _faults(file, folder, layout, total):
         good = False
         yield report
     for topic in total.topics.values():
@@ -170,7 +172,7 @@ def _manifest(file: BinaryIO, folder: str) -> Iterator[Report]:
         )
 
 
-def _faults(file: BinaryIO, folder: str, total: _Sum) -> Iterator[Report]:
+def _faults(file: BinaryIO, folder: str, layout: Layout, total: _Sum) -> Iterator[Report]:
     """What is wrong with single lines; ``total`` gets the rest."""
     last = {line.entry.name: line.number for line in _lines(file) if line.entry}
     owing = owing_near(os.path.join(os.path.realpath(folder), "manifest"))
@@ -183,7 +185,7 @@ def _faults(file: BinaryIO, folder: str, total: _Sum) -> Iterator[Report]:
             continue
         place = f"line {line.number}: {entry.name}"
         topic = total.topics.setdefault(entry.topic, _Topic())
-        report = _listed(entry, folder)
+        report = _listed(entry, folder, layout.max_msg_size)
         if report:
             topic.there = True
             total.files += 1
@@ -219,12 +221,13 @@ def _lines(file: BinaryIO) -> Iterator[_Line]:
         offset += len(line)
 
 
-def _listed(entry: _Entry, folder: str) -> Report | None:
+def _listed(entry: _Entry, folder: str, max_msg_size: int) -> Report | None:
     """What is wrong with the file of a line; None if there is none."""
     try:
         with open(os.path.join(folder, entry.name), "rb") as file:
             hashed = _Hashed(file)
-            found = entry.layout.inspect(hashed, entry.compression)  # type: ignore[arg-type]
+            layout = replace(entry.layout, max_msg_size=max_msg_size)
+            found = layout.inspect(hashed, entry.compression)  # type: ignore[arg-type]
             size = os.fstat(file.fileno()).st_size
     except (FileNotFoundError, NotADirectoryError):
         return None

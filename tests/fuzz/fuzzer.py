@@ -197,7 +197,7 @@ def converse(target: Target, reads: list[bytes]) -> tuple[list[tuple[bytes, byte
         target.asked,
         subscription=target.subscription,
         auth_secret="s3cret",
-        max_frame_size=LIMIT,
+        max_msg_size=LIMIT,
         address=ADDRESS,
     )
     messages: list[Message] = []

@@ -511,7 +511,7 @@ async def test_an_error_of_nsqd_answers_the_oldest_request_and_ends_the_others()
         (wire.frame(2, b"short"), "message frame of 9 bytes"),
         (wire.response(b"not json"), "unreadable reply to IDENTIFY"),
         (wire.response(b"[1, 2]"), "unreadable reply to IDENTIFY"),
-        (wire.message(1), "a message before SUB"),
+        (wire.message(1), "nothing was subscribed to"),
         (bytes(64), "frame of 0 bytes"),
         (Random(1).randbytes(5000), ""),
     ],

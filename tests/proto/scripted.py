@@ -65,14 +65,14 @@ def new(
     *,
     subscription: tuple[str, str] | None = ("t", "c"),
     secret: str = "",
-    limit: int = 0,
+    limit: int = 64 << 20,
 ) -> Session:
     """A session that ``asked`` for this with IDENTIFY."""
     return Session(
         asked or {},
         subscription=subscription,
         auth_secret=secret,
-        max_frame_size=limit,
+        max_msg_size=limit,
         address=ADDRESS,
     )
 

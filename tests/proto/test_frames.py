@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ADDRESS = Address("nsqd.example", 4150)
 MIB = 1 << 20
+UNLIMITED = 2**31
 
 Delivery = tuple[bytes, bytes, int, int]
 Parsed = tuple[list[Delivery], list[tuple[int, bytes]]]
@@ -68,9 +69,9 @@ def parse(parser: FrameParser, pieces: Iterable[bytes]) -> Parsed:
 
 
 def parse_failing(
-    pieces: Iterable[bytes], max_size: int = 0
+    pieces: Iterable[bytes], limit: int = UNLIMITED
 ) -> tuple[list[Delivery], list[bytes], ProtocolError]:
-    parser = FrameParser(max_size, ADDRESS)
+    parser = FrameParser(limit, ADDRESS)
     messages: list[Message] = []
     replies: list[tuple[FrameType, bytes]] = []
     try:
@@ -135,35 +136,35 @@ def header(size: int, kind: int | None = None) -> bytes:
     return struct.pack(">I", size) + (b"" if kind is None else struct.pack(">I", kind))
 
 
-# name: the shortest beginning that can be refused, max_size, the error, its words
+# name: the shortest beginning that can be refused, the limit, the error, its words
 MALFORMED = {
-    "an unknown type": (header(30, 3), 0, UnknownFrameError, "type 3"),
-    "a negative type": (header(30, 2**32 - 1), 0, UnknownFrameError, "type -1"),
-    "a huge unknown type": (header(30, 0x02000000), 0, UnknownFrameError, "type 33554432"),
-    "an empty message": (header(4, 2), 0, FrameSizeError, "message frame of 4 bytes"),
-    "a message too short": (header(29, 2), 0, FrameSizeError, "message frame of 29 bytes"),
-    "size 0": (header(0), 0, FrameSizeError, "frame of 0 bytes"),
-    "size 3": (header(3), 0, FrameSizeError, "frame of 3 bytes"),
-    "size -1": (header(2**32 - 1), 0, FrameSizeError, "frame of -1 bytes"),
-    "the lowest size": (header(2**31), 0, FrameSizeError, "frame of -2147483648 bytes"),
-    "HTTP": (b"HTTP", 0, HTTPPortError, "not nsqd's TCP port"),
+    "an unknown type": (header(30, 3), UNLIMITED, UnknownFrameError, "type 3"),
+    "a negative type": (header(30, 2**32 - 1), UNLIMITED, UnknownFrameError, "type -1"),
+    "a huge unknown type": (header(30, 0x02000000), UNLIMITED, UnknownFrameError, "type 33554432"),
+    "an empty message": (header(4, 2), UNLIMITED, FrameSizeError, "message frame of 4 bytes"),
+    "a message too short": (header(29, 2), UNLIMITED, FrameSizeError, "message frame of 29 bytes"),
+    "size 0": (header(0), UNLIMITED, FrameSizeError, "frame of 0 bytes"),
+    "size 3": (header(3), UNLIMITED, FrameSizeError, "frame of 3 bytes"),
+    "size -1": (header(2**32 - 1), UNLIMITED, FrameSizeError, "frame of -1 bytes"),
+    "the lowest size": (header(2**31), UNLIMITED, FrameSizeError, "frame of -2147483648 bytes"),
+    "HTTP": (b"HTTP", UNLIMITED, HTTPPortError, "not nsqd's TCP port"),
     "HTTP under a limit": (b"HTTP", 100, HTTPPortError, "not nsqd's TCP port"),
-    "a message over the limit": (header(101), 100, FrameSizeError, "expected 4 to 100"),
-    "the largest size": (header(2**31 - 1), 2**31 - 2, FrameSizeError, "frame of 2147483647"),
-    "a response over 1 MiB": (header(MIB + 1, 0), 0, FrameSizeError, "response frame of 1048577"),
-    "an error over 1 MiB": (header(MIB + 1, 1), 0, FrameSizeError, "error frame of 1048577"),
+    "a message over the limit": (header(131, 2), 100, FrameSizeError, "over --max-msg-size 100"),
+    "the largest size": (header(2**31 - 1, 2), MIB, FrameSizeError, "over --max-msg-size 1MiB"),
+    "a response over 1 MiB": (header(MIB + 1, 0), UNLIMITED, FrameSizeError, "frame of 1048577"),
+    "an error over 1 MiB": (header(MIB + 1, 1), UNLIMITED, FrameSizeError, "frame of 1048577"),
 }
 malformed = pytest.mark.parametrize(
-    ("data", "max_size", "kind", "words"), MALFORMED.values(), ids=MALFORMED
+    ("data", "limit", "kind", "words"), MALFORMED.values(), ids=MALFORMED
 )
 
 
 @malformed
 @pytest.mark.parametrize("before", [b"", wire.OK, wire.message(7) * 3, STREAM])
 def test_a_malformed_frame_is_refused_at_its_first_telling_byte(
-    data: bytes, max_size: int, kind: type[ProtocolError], words: str, before: bytes
+    data: bytes, limit: int, kind: type[ProtocolError], words: str, before: bytes
 ) -> None:
-    parser = FrameParser(max_size, ADDRESS)
+    parser = FrameParser(limit, ADDRESS)
     parse(parser, [before, data[:-1]])
     with pytest.raises(kind) as caught:
         parser.parse(data[-1:], [], [])
@@ -176,17 +177,17 @@ def test_a_malformed_frame_is_refused_at_its_first_telling_byte(
 
 @malformed
 def test_a_malformed_frame_is_refused_alike_whether_complete_or_cut(
-    data: bytes, max_size: int, kind: type[ProtocolError], words: str
+    data: bytes, limit: int, kind: type[ProtocolError], words: str
 ) -> None:
     before = wire.OK + wire.message(1)
     stream = before + data + b"\0" * 200 + STREAM
-    messages, replies, error = parse_failing([stream], max_size)
+    messages, replies, error = parse_failing([stream], limit)
     assert plain_ids(messages) == [wire.message_id(1)]
     assert replies == [b"OK"]
     assert type(error) is kind
     assert words in str(error)
     for offset in range(len(before) + len(data) + 40):
-        again = parse_failing(cut(stream, [offset]), max_size)
+        again = parse_failing(cut(stream, [offset]), limit)
         assert again[:2] == (messages, replies)
         assert (type(again[2]), str(again[2])) == (kind, str(error))
 
@@ -196,12 +197,11 @@ def plain_ids(messages: list[Delivery]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("before", [b"", wire.OK])
-def test_a_frame_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(before: bytes) -> None:
-    exact, over = wire.message(1, b"x" * 70), wire.message(1, b"x" * 71)
-    assert struct.unpack(">I", exact[:4]) == (100,)
+def test_a_message_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(before: bytes) -> None:
+    exact, over = wire.message(1, b"x" * 100), wire.message(1, b"x" * 101)
     assert plain_ids(parse(FrameParser(100), [before, exact])[0]) == [wire.message_id(1)]
     assert plain_ids(parse(FrameParser(100), [before + exact[:50], exact[50:]])[0])
-    for pieces in ([before + over], [before, over[:50]], [before, over[:4]]):
+    for pieces in ([before + over], [before, over[:50]], [before, over[:8]]):
         assert isinstance(parse_failing(pieces, 100)[2], FrameSizeError)
 
 
@@ -287,21 +287,26 @@ def test_parse_reply_waits_for_the_whole_reply_and_parse_goes_on_behind_it(offse
     assert parse(parser, [STREAM[-1:]]) == WHOLE
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(8, 40), st.sampled_from([30, 34, 1000, 2**31 - 1]))
-def test_a_message_where_a_reply_is_due_is_refused_by_its_header(length: int, size: int) -> None:
-    parser = FrameParser(address=ADDRESS)
-    data = (header(size, 2) + b"\0" * 40)[:length]
-    assert parser.parse_reply(data[:7]) is None
-    with pytest.raises(UnknownFrameError, match=r"nsqd\.example:4150: a message before SUB"):
-        parser.parse_reply(data[7:])
+@pytest.mark.parametrize("size", [30, 34, 1000, 2**31 - 1])
+@pytest.mark.parametrize("how", ["parse", "parse_reply"])
+def test_a_message_where_none_is_due_is_refused_by_its_header(size: int, how: str) -> None:
+    parser = FrameParser(0, ADDRESS)
+    feed = parser.parse_reply if how == "parse_reply" else lambda data: parser.parse(data, [], [])
+    data = header(size, 2) + b"\0" * 40
+    assert feed(data[:7]) is None
+    with pytest.raises(UnknownFrameError, match=r"nsqd\.example:4150: .*nothing was subscribed"):
+        feed(data[7:])
+
+
+def test_replies_are_taken_where_no_message_is_due() -> None:
+    assert parse(FrameParser(0), [wire.OK + wire.HEARTBEAT])[1] == [(0, b"OK"), (0, b"_heartbeat_")]
 
 
 @malformed
 def test_parse_reply_refuses_what_parse_refuses(
-    data: bytes, max_size: int, kind: type[ProtocolError], words: str
+    data: bytes, limit: int, kind: type[ProtocolError], words: str
 ) -> None:
-    parser = FrameParser(max_size, ADDRESS)
+    parser = FrameParser(limit, ADDRESS)
     assert parser.parse_reply(data[:-1]) is None
     with pytest.raises(kind, match=words):
         parser.parse_reply(data[-1:])

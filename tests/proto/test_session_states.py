@@ -301,7 +301,9 @@ def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() 
     session = new({"deflate": True}, limit=1000)
     drain(session)
     server = ServerDeflate()
-    bomb = server.encode(wire.OK + struct.pack(">I", 1001) + bytes(64 << 20))
+    bomb = server.encode(
+        2 * wire.OK + struct.pack(">II", 31 + 1000, wire.MESSAGE) + bytes(64 << 20)
+    )
     tracemalloc.start()
     try:
         session.receive_data(wire.negotiated(deflate=True) + bomb)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -296,6 +297,17 @@ class TestManifests:
         with open(shelf.manifest, "ab") as file:
             file.write(tail)
         assert shelf.problems() == [f"line 2 at byte {size}: it is torn"]
+
+    def test_what_a_file_with_a_record_over_the_bound_holds_is_not_known(
+        self, shelf: Shelf
+    ) -> None:
+        path = shelf.publish("a.log", envelope("x" * 80_000), format="json", delimiter="")
+        for place, layout in ((path, Layout("json", max_msg_size=99)), (shelf.manifest, RAW)):
+            (report,) = check(str(place), replace(layout, max_msg_size=99))
+            assert report.unreadable
+            assert "--max-msg-size 99" in report.problem
+            (report,) = check(str(place), replace(layout, max_msg_size=80_000))
+            assert (report.problem, report.records) == ("", 1)
 
     def test_a_line_without_an_end_is_never_held(self, shelf: Shelf) -> None:
         shelf.publish("a.log", b"one\n")

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "nsqtools")
+
+# A process of its own between the test and the command: what a child inherits of its parent's
+# peak is then small.
+_MEASURE = """
+import pathlib, resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+pathlib.Path(sys.argv[1]).write_text(str(peak))
+sys.exit(code)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,8 @@ class Result:
     code: int
     stdout: bytes
     stderr: str
+    peak: int = 0
+    """Most KiB of memory it had, if that was measured."""
 
 
 class Cli:
@@ -32,6 +44,7 @@ class Cli:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
+        self._prefix: tuple[str, ...] = ()
 
     def __call__(
         self,
@@ -53,6 +66,15 @@ class Cli:
             ) from None
         return Result(process.returncode, stdout, stderr.decode())
 
+    def measured(self, *args: str, **options: Any) -> Result:
+        """As a call, with the peak of memory."""
+        file = self._folder / "peak"
+        self._prefix = (sys.executable, "-c", _MEASURE, str(file))
+        try:
+            return replace(self(*args, **options), peak=int(file.read_text()))
+        finally:
+            self._prefix = ()
+
     def start(
         self, *args: str, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[bytes]:
@@ -62,7 +84,7 @@ class Cli:
         """
         null = subprocess.DEVNULL
         process: subprocess.Popen[bytes] = subprocess.Popen(
-            [*COMMAND, *args],
+            [*self._prefix, *COMMAND, *args],
             env=self._environment(env or {}),
             start_new_session=True,
             **{"stdin": null, "stdout": null, "stderr": null, "cwd": self._folder, **options},

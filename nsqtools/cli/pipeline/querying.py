@@ -97,7 +97,13 @@ def of_topics(
             query=_query(asked, bodies),
             target=_target(asked, source, spark, target),
             source=more
-            | source_options(source, stream, config, master=spark.master, staging=places.staging),
+            | source_options(
+                source,
+                stream,
+                config.beside_producer(),
+                master=spark.master,
+                staging=places.staging,
+            ),
             stream=Stream(
                 places.checkpoint,
                 stream.trigger if stream.continuous else None,

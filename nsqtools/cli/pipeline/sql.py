@@ -78,8 +78,8 @@ With --input the first signal breaks the query off, and the exit status is 130 a
     stream=StreamOptions,
     spark=SparkOptions,
     metrics=MetricsOptions,
-    config=StreamConfig,
     target=ProducerConfig,
+    config=StreamConfig,
 )
 def sql(
     *,

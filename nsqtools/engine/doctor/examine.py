@@ -15,6 +15,7 @@ from nsqtools.errors import (
     ConnectError,
     HTTPError,
     PeerError,
+    ProtocolError,
     RefusedError,
     ServerError,
 )
@@ -300,6 +301,8 @@ async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
         await said
     except ServerError as error:
         return _wants_tls(error)
+    except ProtocolError:
+        raise
     except PeerError:  # it hung up as we did
         pass
     return False

@@ -77,6 +77,8 @@ class Rules:
     rotate_interval: float = 0.0
     rotate_boundary: float = 0.0
     digest: bool = False
+    max_msg_size: int = 64 << 20
+    """Bytes of the largest message that is read back."""
     revisions: Revisions = field(default_factory=Revisions)
 
     def rotation(self) -> Rotation:

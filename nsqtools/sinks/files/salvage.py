@@ -59,7 +59,7 @@ def _with_work_file(
     published = entry.published
     if not entry.is_published():
         delimiter = unescape(published.delimiter) if published.delimiter else b""
-        inspection = good_part(fd, work, published.format, delimiter)
+        inspection = good_part(fd, work, published.format, delimiter, rules.max_msg_size)
         if not inspection.good:
             rules.retire(work)
             journal.remove(entry)
@@ -95,12 +95,19 @@ def _without_work_file(entry: Entry, work: str, journal: Journal, aftercare: Aft
     journal.remove(entry)
 
 
-def good_part(fd: int, path: str, format: str, delimiter: bytes) -> Inspection:  # noqa: A002
+def good_part(
+    fd: int,
+    path: str,
+    format: str,  # noqa: A002
+    delimiter: bytes,
+    max_msg_size: int,
+) -> Inspection:
     """Cut an archive back to its last whole record, setting what follows it aside.
 
     Of a compressed file just the member that a crash kept from being written whole is cut off: it
     was never synced. What follows the last record of a plain one may have been, and be the fault
-    of another --format or --delimiter. Raises OSError.
+    of another --format or --delimiter. Raises OSError, for a record that is too big to be read too:
+    the file is then as it was.
     """
     with open(os.dup(fd), "rb") as file:
         file.seek(0)
@@ -110,6 +117,7 @@ def good_part(fd: int, path: str, format: str, delimiter: bytes) -> Inspection: 
             json=format == "json",
             length_prefix=format == "length-prefixed",
             delimiter=delimiter,
+            max_msg_size=max_msg_size,
         )
     size = os.fstat(fd).st_size
     if inspection.cut_short:

@@ -91,6 +91,31 @@ class TestTornEnds:
             Path(told.path).unlink()
             torn.unlink(missing_ok=True)
 
+    @pytest.mark.parametrize("compression", COMPRESSIONS)
+    def test_with_a_record_that_is_too_big_to_be_read_a_leftover_stays_as_it_is(
+        self, compression: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        archiving = Archiving(tmp_path, compression=compression, format="json", max_msg_size=99)
+        archiving.write(b"x" * 80_000)
+        archiving.write(b"y" * 80_000)
+        (name,) = archiving.work()
+        archiving.crash()
+        work = tmp_path / "out" / name
+        data = work.read_bytes()
+        for cut in (len(data), len(data) - 1, len(data) - 20):
+            work.write_bytes(data[:cut])
+            assert recover(archiving.rules) == 1
+            assert archiving.names() == [name]
+            assert work.read_bytes() == data[:cut]
+            (said,) = caplog.messages
+            assert str(work) in said
+            assert "--max-msg-size 99" in said
+            caplog.clear()
+        rules = replace(archiving.rules, max_msg_size=80_000)
+        assert recover(rules) == 0
+        (published,) = archiving.published().values()
+        assert published.count(b"x" * 80_000) == 1
+
     def test_a_whole_leftover_is_published_as_it_is(
         self, rules: Rules, caplog: pytest.LogCaptureFixture
     ) -> None:
