@@ -22,7 +22,7 @@ from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.lean import httpx
 from nsqtools.names import Address
 from nsqtools.net.replies import show
-from nsqtools.net.tls import client_context, explain
+from nsqtools.net.tls import client_context, explain, warn_of_secret_in_clear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -124,6 +124,8 @@ class HTTPClient:
             if not token.isprintable():
                 raise ConfigError("auth_secret: a bearer token cannot hold control characters")
             headers.append((b"Authorization", f"Bearer {token}".encode()))
+            if self.url.scheme == "http":
+                warn_of_secret_in_clear(self.address)
         if tls is None and self.url.scheme == "https":
             tls = client_context(ClientConfig())
         self._client = httpx.AsyncClient(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
+from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,9 @@ from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
     from nsqtools.config import ClientConfig
+    from nsqtools.names import Address
+
+log = logging.getLogger(__name__)
 
 _GIVE_CERTIFICATE = "name one it accepts with --tls-cert and --tls-key"
 
@@ -37,30 +43,64 @@ _REASONS = {
 }
 
 _WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_in_clear: list[Address] = []
+"""Where a secret was sent without TLS, once it was."""
+
 _WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
 def client_context(config: ClientConfig, *, flags: str = "--tls") -> ssl.SSLContext:
-    """The context of all connections that these options describe.
+    """The context of all connections that these options describe, made anew if a file changes.
 
     TLS 1.2 is the lowest version, whatever lower one go-nsq's ``tls_min_version`` names. As in Go,
     any certificate of ``tls_root_ca_file`` is trusted, be it a root, an intermediate or the
     server's own. Raises ConfigError naming file and option, whose flag begins with ``flags``.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    files = (config.tls_root_ca_file, config.tls_cert, config.tls_key)
+    verify = not config.tls_insecure_skip_verify
     newest = config.tls_min_version == "tls1.3"
+    return _context(files, tuple(map(_version, files)), verify, newest, flags)
+
+
+@lru_cache(maxsize=16)
+def _context(
+    files: tuple[str, str, str], _versions: object, verify: bool, newest: bool, flags: str
+) -> ssl.SSLContext:
+    ca, cert, key = files
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if newest else ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    if config.tls_root_ca_file:
-        _load_certificates(context, f"{flags}-root-ca-file", config.tls_root_ca_file)
+    if ca:
+        _load_certificates(context, f"{flags}-root-ca-file", ca)
     else:
         context.load_default_certs()
-    if config.tls_insecure_skip_verify:
+    if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    if config.tls_cert:
-        _load_identity(context, flags, config.tls_cert, config.tls_key)
+    if cert:
+        _load_identity(context, flags, cert, key)
     return context
+
+
+def _version(path: str) -> object:
+    """What differs once a file was replaced or written to; None where there is nothing to ask."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def warn_of_secret_in_clear(address: Address) -> None:
+    """Warn, once in a process, of a secret that others can read on its way."""
+    try:
+        is_near = ip_address(address.host).is_loopback
+    except ValueError:
+        is_near = address.host == "localhost"
+    if not is_near and not _in_clear:
+        _in_clear.append(address)
+        fix = "use --tls-v1 with nsqd, and https:// with nsqlookupd"
+        log.warning("%s: the AUTH secret is sent without TLS: %s", address, fix)
 
 
 def explain(error: BaseException, *, flags: str = "--tls") -> str:

@@ -8,13 +8,15 @@ import os
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from nsqtools.config import ClientConfig
+from nsqtools.config import ClientConfig, ConsumerConfig
 from nsqtools.errors import ConfigError
+from nsqtools.net import tls
+from nsqtools.net.http import Lookupd
 from nsqtools.net.tls import client_context, explain
 
 if TYPE_CHECKING:
@@ -331,3 +333,48 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_passphrase(
         client_context(config)
     # OpenSSL asks on the terminal only where there is nobody else to ask, and then says nothing.
     assert str(raised.value).startswith(f"--tls-key {encrypted_key}: is encrypted")
+
+
+def test_files_are_loaded_once_until_one_changes(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[object] = []
+    load = tls._load_certificates
+
+    def counting(*args: Any) -> None:
+        loads.append(args)
+        load(*args)
+
+    monkeypatch.setattr(tls, "_load_certificates", counting)
+    path = tmp_path / "ca.pem"
+    path.write_bytes(certificates.ca.read_bytes())
+    made = {
+        client_context(kind(tls_root_ca_file=str(path), **options))
+        for kind in (ClientConfig, ConsumerConfig)
+        for options in ({}, {"snappy": True}, {"client_id": "x"})
+    }
+    assert (len(made), len(loads)) == (1, 1)
+    (first,) = made
+    assert client_context(ClientConfig()) is not first
+    for replacement in (certificates.other_ca, certificates.ca):
+        other = tmp_path / "new.pem"
+        other.write_bytes(replacement.read_bytes())
+        other.replace(path)
+        again = client_context(ClientConfig(tls_root_ca_file=str(path)))
+        assert again is not first
+        first = again
+    assert len(loads) == 3
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [("http://192.0.2.1:4161", 1), ("https://192.0.2.1:4161", 0), ("http://localhost:4161", 0)],
+)
+async def test_a_token_that_others_can_read_is_warned_of_once(
+    url: str, warned: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_in_clear", [])
+    for token in ("", "s3cret", "s3cret"):
+        async with Lookupd(url, connect_timeout=1, request_timeout=1, token=token):
+            pass
+    assert len([text for text in caplog.messages if "without TLS" in text]) == warned
