@@ -34,6 +34,15 @@ Reason = Literal["", "name", "dial", "silence", "tls"]
 answered in time, TLS fails; or something else."""
 
 
+def show(text: str | bytes) -> str:
+    """What a server says, as one line of at most 200 characters that is safe on a terminal."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    line = " ".join(text[:1000].split())
+    safe = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return "".join(safe)[:200]
+
+
 class NSQError(Exception):
     """Base of all errors of this package; anything else that escapes is a bug."""
 

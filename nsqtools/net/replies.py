@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqtools.errors import show as show
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
@@ -364,10 +365,3 @@ def _keys(entry: object) -> dict[str, Any]:
 
 def _name(value: object) -> str:
     return _KINDS[type(value)] if isinstance(value, list | dict) else show(json.dumps(value))
-
-
-def show(text: str | bytes) -> str:
-    """Foreign text as one short line that is safe on a terminal."""
-    if isinstance(text, bytes):
-        text = text.decode(errors="replace")
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:100]

@@ -15,6 +15,7 @@ whether a publish's OK belongs to which publish (replies are in order, so the ow
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from nsqtools.errors import (
     ProtocolError,
     RefusedError,
     ServerError,
+    show,
 )
 from nsqtools.proto import commands
 from nsqtools.proto.codecs import Deflate, Snappy
@@ -251,7 +253,7 @@ class Session:
 
     def _receive(self, kind: FrameType, data: bytes) -> None:
         if kind is FrameType.ERROR:
-            self._receive_error(data.decode("utf-8", "replace"))
+            self._receive_error(show(data))
         elif data == _HEARTBEAT:
             self._output.append(commands.NOP)
         elif (on_response := _ON_RESPONSE.get(self.state)) is None:
@@ -260,6 +262,10 @@ class Session:
             on_response(self, data)
 
     def _receive_error(self, text: str) -> None:
+        if "TLS required" in text:  # nsqd/protocol_v2.go, enforceTLSPolicy
+            text += ": give --tls-v1, and --tls-root-ca-file for a CA that the system does not know"
+        elif self.state is State.AUTHENTICATING and not self._auth_secret:
+            raise AuthError("nsqd requires AUTH: set --auth-secret-file")
         error = ServerError(text, self._address)
         if not error.fatal:
             self._events.append(CommandFailed(error))
@@ -309,11 +315,10 @@ class Session:
     def _authenticate(self) -> None:
         if not self.features.auth_required:
             self._subscribe()
-        elif self._auth_secret:
+        else:
+            # An empty secret is refused, but first of all nsqd would say that it requires TLS.
             self._output.append(commands.auth(self._auth_secret.encode()))
             self.state = State.AUTHENTICATING
-        else:
-            raise AuthError("nsqd requires AUTH: set --auth-secret-file")
 
     def _authenticated(self, _data: bytes) -> None:
         self._subscribe()
@@ -335,6 +340,8 @@ class Session:
         self._events.append(Ready(self.features))
 
     def _replied(self, data: bytes) -> None:
+        if not self._subscription:
+            _expect_ok(data, "a publish")
         self._events.append(Reply(data))
 
     def _closing(self, data: bytes) -> None:
@@ -354,6 +361,12 @@ _ON_RESPONSE: Mapping[State, Callable[[Session, bytes], None]] = {
     State.READY: Session._replied,
     State.CLOSING: Session._closing,
 }
+
+
+def refused_option(text: str) -> str:
+    """What of IDENTIFY nsqd found invalid (``nsqd/client_v2.go``); empty for another error."""
+    found = re.search(r"E_BAD_BODY IDENTIFY (.+) \(-?\d+\) is invalid", text)
+    return found[1].replace(" ", "_") if found else ""
 
 
 def _expect_ok(data: bytes, what: str) -> None:

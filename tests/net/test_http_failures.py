@@ -39,7 +39,7 @@ async def lookup_failure(server: Scripted | str, **options: Any) -> HTTPError:
     [
         (v1({"message": "NOT_FOUND"}, 404), 404, "/lookup: 404 NOT_FOUND"),
         (envelope(None, 500, "INTERNAL_ERROR"), 500, "/lookup: 500 INTERNAL_ERROR"),
-        (reply("oh\r\nno\x1b[m", 502), 502, "/lookup: 502 oh no?[m"),
+        (reply("oh\r\nno\x1b[m", 502), 502, "/lookup: 502 oh no\\x1b[m"),
         (reply("", 500), 500, "/lookup: 500"),
         (reply("[1]", 400), 400, "/lookup: 400"),
     ],

@@ -196,9 +196,22 @@ def test_tls_that_is_not_offered_is_refused_with_the_fix() -> None:
 def test_auth_that_is_required_and_not_configured_names_the_option() -> None:
     session = new()
     session.receive_data(wire.negotiated(auth_required=True))
+    assert sent(session)[-1] == "AUTH "
+    session.receive_data(wire.error("E_BAD_BODY AUTH invalid body size 0"))
     error = closed(session)
     assert type(error) is AuthError
     assert "--auth-secret-file" in str(error)
+
+
+@pytest.mark.parametrize("secret", ["", "s3cret"])
+def test_where_auth_and_tls_are_required_tls_is_what_is_asked_for(secret: str) -> None:
+    session = new(secret=secret)
+    session.receive_data(wire.negotiated(auth_required=True))
+    session.receive_data(wire.error("E_INVALID cannot AUTH in current state (TLS required)"))
+    error = closed(session)
+    assert type(error) is RefusedError
+    assert "--tls-v1" in str(error)
+    assert "--auth-secret-file" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,27 @@ def test_heartbeats_amid_every_step_of_the_handshake_are_answered() -> None:
 # Errors by their first word
 
 
+@pytest.mark.parametrize("reply", [b"CLOSE_WAIT", b"", b"ok", b"{}", b"OK\n"])
+def test_nothing_but_ok_is_the_answer_to_a_publish(reply: bytes) -> None:
+    session = ready(subscription=None)
+    session.receive_data(wire.OK + wire.response(reply) + wire.OK)
+    events = session.take_events()
+    assert events[0] == Reply(b"OK")
+    assert [type(event) for event in events] == [Reply, Closed]
+    assert isinstance(events[-1], Closed)
+    assert type(events[-1].error) is ProtocolError
+
+
+def test_a_long_error_of_a_server_is_cut_and_what_is_in_it_escaped() -> None:
+    session = ready()
+    session.receive_data(wire.error("E_INVALID \x1b[2J\r\n\u202e" + "x" * 100_000))
+    error = closed(session)
+    assert isinstance(error, ServerError)
+    assert error.code == "E_INVALID"
+    assert error.text.startswith(r"E_INVALID \x1b[2J \u202exxx")
+    assert len(error.text) == 200
+
+
 @pytest.mark.parametrize("make", [ready, closing])
 @pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
 @pytest.mark.parametrize("tail", ["", " ", " FIN 1 failed ID not in flight", "\tx", "\nE_INVALID"])
@@ -174,7 +195,7 @@ def test_three_errors_are_not_fatal_whatever_follows_the_code(
     session.receive_data(wire.error(code + tail) + wire.message(1))
     (event,) = session.take_events()
     assert isinstance(event, CommandFailed)
-    assert (event.error.code, event.error.text) == (code, code + tail)
+    assert (event.error.code, event.error.text) == (code, " ".join([code, *tail.split()]))
     assert str(event.error).startswith("nsqd.example:4150: E_")
     assert len(session.take_messages()) == 1
     assert session.state is state
