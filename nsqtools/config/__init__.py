@@ -167,6 +167,12 @@ class ClientConfig(Options):
             self.tls_v1 or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify
         )
 
+    def spelled(self, name: str) -> str:
+        """How a command line sets an option: by its flag, or by that for many."""
+        if self.declared()[name].flag or not self.opt_flag:
+            return f"--{flag_name(name)}"
+        return f"--{self.opt_flag} {name}"
+
     def beside_producer(self) -> Self:
         """For a command that publishes as well, whose --max-msg-size is first of all for that.
 

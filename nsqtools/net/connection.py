@@ -25,6 +25,7 @@ from nsqtools.errors import (
     UnreachableError,
 )
 from nsqtools.names import Address
+from nsqtools.net.tls import client_context, explain, warn_of_secret_in_clear
 from nsqtools.proto import commands
 from nsqtools.proto.session import (
     Closed,
@@ -35,6 +36,7 @@ from nsqtools.proto.session import (
     Reply,
     Session,
     TLSRequested,
+    refused_option,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ log = logging.getLogger(__name__)
 
 # nsqd asks nsqlookupd and an AUTH server before it answers; TLS alone has 5 s on its side.
 _HANDSHAKE_TIMEOUT = 20.0
+
+# For an nsqd whose own interval of heartbeats, by default 30 s, is not known.
+_UNKNOWN_HEARTBEAT_TIMEOUT = 120.0
 
 # How long a clean close waits for nsqd to read the last commands and hang up.
 _CLOSE_TIMEOUT = 2.0
@@ -97,7 +102,9 @@ class Connection(asyncio.Protocol):
     the event loop.
     """
 
-    def __init__(self, address: Address, config: ClientConfig, session: Session) -> None:
+    def __init__(
+        self, address: Address, config: ClientConfig, session: Session, read_timeout: float
+    ) -> None:
         self.address = address
         self.features = session.features
         self.ready = 0
@@ -105,6 +112,7 @@ class Connection(asyncio.Protocol):
         self.received = 0
         self.closing = False
         self._config = config
+        self._read_timeout = read_timeout
         self._session = session
         self._listener: Listener | None = None
         self._loop = asyncio.get_running_loop()
@@ -133,17 +141,45 @@ class Connection(asyncio.Protocol):
     ) -> Self:
         """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
 
-        Raises UnreachableError (refused, timed out, TLS, AUTH), ProtocolError if it is no nsqd, or
-        ConfigError when a TLS file cannot be used.
+        What nsqd does not take of the defaults of IDENTIFY is left to its own, on a connection
+        anew. Raises UnreachableError (refused, timed out, TLS, AUTH), ProtocolError if it is no
+        nsqd, or ConfigError when a TLS file cannot be used.
         """
-        session = Session(
-            config.identify(),
-            subscription=subscription,
-            auth_secret=auth_secret,
-            max_msg_size=config.max_msg_size,
-            address=address,
-        )
-        self = cls(address, config, session)
+        identify = config.identify()
+        read_timeout = config.read_timeout
+        while True:
+            session = Session(
+                identify,
+                subscription=subscription,
+                auth_secret=auth_secret,
+                max_msg_size=config.max_msg_size,
+                address=address,
+            )
+            self = cls(address, config, session, read_timeout)
+            try:
+                await self._open(session)
+            except RefusedError as error:
+                name = refused_option(error.text)
+                if name not in identify:
+                    raise
+                if getattr(config, name) != config.default(name, {}):
+                    raise RefusedError(
+                        f"{error.text}: give another {config.spelled(name)}", address
+                    ) from error
+                value = identify.pop(name)
+                log.info("%s: nsqd refuses our %s %s: its own is used", address, name, value)
+                if name == "heartbeat_interval":
+                    read_timeout = max(read_timeout, _UNKNOWN_HEARTBEAT_TIMEOUT)
+            else:
+                self._listener = listener
+                self._watch()
+                return self
+            finally:
+                if auth_secret and session.features.auth_required and not config.uses_tls:
+                    warn_of_secret_in_clear(address)
+
+    async def _open(self, session: Session) -> None:
+        """The handshake; raises as ``open``, with the connection ended."""
         try:
             await self._dial()
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
@@ -154,17 +190,14 @@ class Connection(asyncio.Protocol):
         except TimeoutError as error:
             self.abort()
             text = "no answer to IDENTIFY in time"
-            raise ConnectError(text, address, reason="silence") from error
+            raise ConnectError(text, self.address, reason="silence") from error
         except (OSError, UnicodeError, NSQError) as error:
             self.abort()
             raise self._explain(error) from error
         except BaseException:
             self.abort()
             raise
-        self._listener = listener
         self.features = session.features
-        self._watch()
-        return self
 
     def set_ready(self, count: int) -> None:
         """Send RDY."""
@@ -341,8 +374,6 @@ class Connection(asyncio.Protocol):
             raise ConnectError("connection timed out", self.address, reason="dial") from error
 
     async def _start_tls(self) -> None:
-        from nsqtools.net.tls import client_context
-
         assert self._transport is not None
         # From here on all that is read comes through TLS, some of it perhaps before start_tls
         # returns; what is written must wait until it has.
@@ -375,8 +406,6 @@ class Connection(asyncio.Protocol):
             return ConnectError(text, self.address, reason="name")
         if isinstance(cause, OSError):
             if self._config.uses_tls and self._written:
-                from nsqtools.net.tls import explain
-
                 kind = RefusedError if isinstance(cause, ssl.SSLError) else ConnectError
                 return kind(explain(cause), self.address, reason="tls")
             return ConnectError(_plain(cause), self.address, reason="" if self._written else "dial")
@@ -403,7 +432,7 @@ class Connection(asyncio.Protocol):
 
     def _watch(self) -> None:
         """Drop the connection if nsqd has been silent for ``read_timeout``: no heartbeat came."""
-        due = self._last_read + self._config.read_timeout
+        due = self._last_read + self._read_timeout
         now = self._loop.time()
         if now < due:
             self._watchdog = self._loop.call_at(due, self._watch)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import wire
 from tests.support.eventually import eventually
+from tests.support.hostile import Hostile
 from tests.support.servers import at, empty
 
 if TYPE_CHECKING:
@@ -206,3 +208,24 @@ def test_deferred_messages_are_refused_one_by_one(
     assert published.code == 4
     assert "20 of 1000 messages were not published: " in published.stderr
     eventually(lambda: nsqd.channel(topic, "c")["deferred_count"] >= 980)
+
+
+@pytest.mark.parametrize("reply", [b"CLOSE_WAIT", b"_heartbeat", b""])
+def test_nothing_but_ok_counts_as_published(nsqtools_cli: Cli, reply: bytes) -> None:
+    with Hostile(lambda: [wire.response(reply)], cue="PUB") as hostile:
+        ended = nsqtools_cli(
+            *("pub", "--topic", "t", "--nsqd-tcp-address", str(hostile.address)),
+            *("--publish-timeout", "500ms", "hello"),
+        )
+    assert ended.code == 1
+    assert "expected OK after a publish" in ended.stderr
+
+
+def test_what_a_server_says_is_cut_and_escaped(nsqtools_cli: Cli) -> None:
+    error = wire.error("E_BAD_TOPIC \x1b]0;owned\x07\n" + "x" * 100_000)
+    with Hostile(lambda: [error], cue="PUB") as hostile:
+        at = ("--nsqd-tcp-address", str(hostile.address))
+        ended = nsqtools_cli("pub", "--topic", "t", *at, "hello")
+    assert ended.code
+    assert "\x1b" not in ended.stderr
+    assert len(ended.stderr) < 1000

@@ -195,7 +195,7 @@ class ScriptedNsqd:
         match words:
             case ["IDENTIFY", *_]:
                 body = json.loads(command.partition(" ")[2])
-                client.heartbeat = body["heartbeat_interval"] / 1000
+                client.heartbeat = body.get("heartbeat_interval", 30_000) / 1000
                 self._answer(client, wire.OK if self.old else wire.negotiated(**self._features))
                 self._beat(client)
             case ["AUTH", *_]:
