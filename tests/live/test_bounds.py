@@ -11,6 +11,7 @@ import pytest
 
 from nsqtools.sinks.compression import load_zstd
 from tests.support import archives
+from tests.support.eventually import eventually
 from tests.support.hostile import MIB, Hostile, endless, header
 from tests.support.servers import at, drained, empty
 from tests.support.wire import MESSAGE, RESPONSE
@@ -140,16 +141,20 @@ def test_recovery_leaves_a_line_of_a_gibibyte_as_it_is(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, suffix: str, compress: str
 ) -> None:
     folder = tmp_path / "out"
-    folder.mkdir()
-    left = bomb(folder / f"{topic}-000000.log{suffix}.part")
-    before = left.read_bytes()
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"fresh"])
-    ended = nsqtools_cli.measured(
-        *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(folder)),
+    command = (
+        *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(folder), *at(nsqd)),
         *("--filename-format", "<TOPIC><REV>.log", "--format", "json", "--compress", compress),
-        *("--max-duration", "1m", *empty(nsqd)),
     )
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"first"])
+    killed = nsqtools_cli.start(*command, "--sync-interval", "10ms")
+    eventually(lambda: drained(nsqd, topic, "c"))
+    killed.kill()
+    killed.wait()
+    (left,) = folder.glob("*.part")
+    before = bomb(left).read_bytes()
+    nsqd.publish(topic, [b"fresh"])
+    ended = nsqtools_cli.measured(*command, "--max-duration", "1m", *empty(nsqd))
     print(f"to-file {suffix}: peak {ended.peak} KiB")
     assert ended.code == 1
     (line,) = (each for each in ended.stderr.splitlines() if "--max-msg-size" in each)

@@ -241,9 +241,7 @@ class Archive:
         facts = OpenFile(name=name, opened=now, opened_wall=wall)
         try:
             if os.fstat(fd).st_size:  # continued
-                inspection = good_part(
-                    fd, path, rules.format, rules.delimiter, rules.max_msg_size
-                )
+                inspection = good_part(fd, path, rules.format, rules.delimiter, rules.max_msg_size)
                 facts.size, facts.compressed = inspection.plain, inspection.good
                 facts.records = inspection.records
             digest = digest_of(fd) if rules.digest else None
