@@ -122,7 +122,7 @@ class ProtocolError(ConnectionLostError):
 
 
 class UnknownFrameError(ProtocolError):
-    """A frame type other than 0, 1 and 2."""
+    """A frame type other than 0, 1 and 2, or a message where nothing was subscribed to."""
 
 
 class FrameSizeError(ProtocolError):
