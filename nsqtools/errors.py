@@ -22,7 +22,7 @@ An error about a peer names its address, so a log line with nothing but ``str(er
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,11 @@ def show(text: str | bytes) -> str:
 
 class NSQError(Exception):
     """Base of all errors of this package; anything else that escapes is a bug."""
+
+    def bare(self) -> Self:
+        """This error without traceback and cause, which hold much: for whoever keeps many."""
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
 
 class ConfigError(NSQError):

@@ -105,7 +105,8 @@ def _target(topic: str, channel: str) -> Target:
 
 
 def _servers(where: ChangeOptions) -> Servers:
-    return Servers(where.lookupd_http_address, where.nsqds, client_limits(where))
+    limits = client_limits(where)
+    return Servers(where.lookupd_http_address, where.nsqds, limits, where.timeout)
 
 
 def _require_known(request: Request, found: Survey, target: Target) -> None:

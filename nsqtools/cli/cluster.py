@@ -8,10 +8,6 @@ if TYPE_CHECKING:
     from nsqtools.config import ClusterOptions
     from nsqtools.engine.cluster import Cluster
 
-PARTS = 2.5
-"""What one server that hangs may cost of the time of a poll, which asks nsqlookupds and then nsqds:
-so both may hang, and the others are told of in time."""
-
 
 def client_limits(where: ClusterOptions) -> dict[str, Any]:
     """HTTPClient's connect_timeout, request_timeout and tls; for plain http no CAs are loaded.
@@ -31,16 +27,13 @@ def client_limits(where: ClusterOptions) -> dict[str, Any]:
     }
 
 
-def open_cluster(
-    where: ClusterOptions, *, request_timeout: float | None = None, quiet: bool = False
-) -> Cluster:
-    """The cluster; ``request_timeout``, in seconds, is a limit besides that of the options.
+def open_cluster(where: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:
+    """The cluster; so many ``looks`` at it take no longer together than --timeout.
 
     Raises ConfigError for a malformed address, and as ``client_limits``.
     """
     from nsqtools.engine.cluster import Cluster
 
-    limits = client_limits(where)
-    if request_timeout is not None:
-        limits["request_timeout"] = min(limits["request_timeout"], request_timeout)
-    return Cluster(where.lookupd_http_address, where.nsqds, quiet=quiet, **limits)
+    timeout = where.timeout / looks
+    addresses = where.lookupd_http_address, where.nsqds
+    return Cluster(*addresses, quiet=quiet, timeout=timeout, **client_limits(where))

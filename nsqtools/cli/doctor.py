@@ -107,6 +107,7 @@ def _question(where: DoctorOptions) -> Question:
         urls=where.nsqd_http_address,
         connect_timeout=where.http_client_connect_timeout,
         request_timeout=where.http_client_request_timeout,
+        timeout=where.timeout,
     )
 
 

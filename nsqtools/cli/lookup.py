@@ -11,12 +11,13 @@ from nsqtools.cli.options import Command, CommandGroup, ValueType, options
 from nsqtools.cli.tables import print_json, print_rows
 from nsqtools.config import ClientConfig, LookupOptions
 from nsqtools.config.option import Option
+from nsqtools.errors import NSQError
 from nsqtools.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from nsqtools.net.http import Lookupd, Producer
+    from nsqtools.net.http import Lookup, Lookupd, Producer
 
 R = TypeVar("R")
 
@@ -28,7 +29,7 @@ def lookup() -> None:
     """Ask nsqlookupd who has what.
 
     All given nsqlookupds are asked and their answers united. One that does not answer is a
-    warning; if none answers the exit status is 3.
+    warning; if none answers the exit status is 3, and 1 if none knows the topic asked about.
     """
 
 
@@ -53,9 +54,8 @@ def topics(*, where: LookupOptions) -> int:
 @options(where=LookupOptions)
 def channels(*, topic: str, where: LookupOptions) -> int:
     """List the channels of a topic."""
-    check_name("topic", topic)
-    names = _ask(where, lambda client: client.channels(topic))
-    return _print_names("channels", _united(names), where)
+    found = _look_up(where, topic)
+    return _print_names("channels", _united(reply.channels for reply in found), where)
 
 
 @lookup.command(
@@ -69,8 +69,7 @@ def producers(*, topic: str, where: LookupOptions) -> int:
     """List the nsqds that have a topic."""
     from nsqtools.net.http import union_producers
 
-    check_name("topic", topic)
-    found = _ask(where, lambda client: client.lookup(topic))
+    found = _look_up(where, topic)
     return _print_producers(union_producers(reply.producers for reply in found).values(), where)
 
 
@@ -88,6 +87,15 @@ def nodes(*, where: LookupOptions) -> int:
     return _print_producers(union_producers(found).values(), where, topics=True)
 
 
+def _look_up(where: LookupOptions, topic: str) -> list[Lookup]:
+    """What nsqlookupds say of a topic; raises NSQError if none that answers knows it."""
+    check_name("topic", topic)
+    found = _ask(where, lambda client: client.lookup(topic))
+    if not any(reply.known for reply in found):
+        raise NSQError(f"no nsqlookupd knows topic {topic}: see nsqtools lookup topics")
+    return found
+
+
 def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
     """What the nsqlookupds that answer say; raises UnreachableError if none does."""
     import asyncio
@@ -102,7 +110,7 @@ def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[
             where.lookupd_http_address,
             call,
             connect_timeout=where.http_client_connect_timeout,
-            request_timeout=where.http_client_request_timeout,
+            request_timeout=min(where.http_client_request_timeout, where.timeout),
             tls=tls,
         )
     )

@@ -1648,6 +1648,24 @@ class ReplayOptions(Options):
     )
 
 
+def _connect_timeout() -> Any:
+    return option(2.0, "duration", "Limit for a connection to be made.", minimum=0.001)
+
+
+def _request_timeout() -> Any:
+    return option(5.0, "duration", "Limit for an answer.", minimum=0.001)
+
+
+def _timeout() -> Any:
+    return option(
+        8.0,
+        "duration",
+        "Limit for asking all servers, however many there are; in stats for each report, and for "
+        "--check besides --interval.",
+        minimum=0.1,
+    )
+
+
 @option_class
 class LookupOptions(Options):
     """Which nsqlookupds to ask and how to print."""
@@ -1659,12 +1677,9 @@ class LookupOptions(Options):
         "nsqlookupd to ask; may be repeated.",
         default=(f"127.0.0.1:{LOOKUPD_HTTP_PORT}",),
     )
-    http_client_connect_timeout: float = option(
-        2.0, "duration", "Limit for a connection to be made.", minimum=0.001
-    )
-    http_client_request_timeout: float = option(
-        5.0, "duration", "Limit for an answer.", minimum=0.001
-    )
+    http_client_connect_timeout: float = _connect_timeout()
+    http_client_request_timeout: float = _request_timeout()
+    timeout: float = _timeout()
     tls_root_ca_file: str = option(
         "", "path", "CA certificates to trust for https, instead of the system's (PEM)."
     )
@@ -1684,12 +1699,9 @@ class ClusterOptions(Options):
         outranks=("lookupd_http_address",),
         default_note=f"127.0.0.1:{NSQD_HTTP_PORT}, unless an nsqlookupd is given",
     )
-    http_client_connect_timeout: float = option(
-        2.0, "duration", "Limit for a connection to be made.", minimum=0.001
-    )
-    http_client_request_timeout: float = option(
-        5.0, "duration", "Limit for an answer.", minimum=0.001
-    )
+    http_client_connect_timeout: float = _connect_timeout()
+    http_client_request_timeout: float = _request_timeout()
+    timeout: float = _timeout()
     tls_root_ca_file: str = option(
         "", "path", "CA certificates to trust for https, instead of the system's (PEM)."
     )
@@ -1812,12 +1824,6 @@ class CheckOptions(Options):
         metavar="FILE",
         default_note="standard output",
     )
-    timeout: float = option(
-        8.0,
-        "duration",
-        "Limit for --check, besides --interval, and for an answer of --serve.",
-        minimum=0.1,
-    )
     serve: str = option(
         "",
         "text",
@@ -1917,12 +1923,9 @@ class DoctorOptions(Options):
         "HTTP address of an nsqd to look at; may be repeated.",
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
-    http_client_connect_timeout: float = option(
-        2.0, "duration", "Limit for a connection to an HTTP API.", minimum=0.001
-    )
-    http_client_request_timeout: float = option(
-        5.0, "duration", "Limit for an answer.", minimum=0.001
-    )
+    http_client_connect_timeout: float = _connect_timeout()
+    http_client_request_timeout: float = _request_timeout()
+    timeout: float = _timeout()
     json: bool = option(False, "flag", "Print JSON.", own=True)
 
 

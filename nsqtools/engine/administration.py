@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.changes import Holding, Outcome, Registry, Survey
 from nsqtools.engine.cluster import Cluster
+from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import nobody
 from nsqtools.errors import HTTPError
-from nsqtools.net.http import Lookupd, NsqdHTTP, parse_url
+from nsqtools.net.http import Deadline, Lookupd, NsqdHTTP, attempt, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -46,21 +48,30 @@ _OF_NSQD: Mapping[str, Callable[..., Awaitable[None]]] = {
 class Servers:
     """Whom to ask: URLs, and as ``limits`` HTTPClient's connect_timeout, request_timeout and tls.
 
+    ``timeout`` is that of a survey and of a change together, in seconds: each has half of it.
     A malformed address is a ConfigError when it is used.
     """
 
     lookupds: tuple[str, ...]
     nsqds: tuple[str, ...]
     limits: Mapping[str, Any]
+    timeout: float = math.inf
+
+    def half(self) -> dict[str, Any]:
+        """The limits, with a deadline after half of the time from now on."""
+        return {"deadline": Deadline(self.timeout / 2), **self.limits}
 
 
 async def survey(servers: Servers, topic: str) -> Survey:
     """Ask everybody who has the topic; raises UnreachableError if nobody answers."""
     lookupds = tuple(dict.fromkeys(servers.lookupds))
-    async with Cluster(lookupds, servers.nsqds, quiet=True, **servers.limits) as cluster:
+    limits, timeout = servers.half(), servers.timeout / 2
+    async with Cluster(
+        lookupds, servers.nsqds, quiet=True, timeout=timeout, **servers.limits
+    ) as cluster:
         snapshot, known = await asyncio.gather(
             cluster.look(topic, everywhere=True),
-            asyncio.gather(*(_ask_lookupd(servers, url, topic) for url in lookupds)),
+            asyncio.gather(*(_ask_lookupd(limits, url, topic) for url in lookupds)),
         )
     registries = [_registry(each, snapshot) for each in known]
     holdings = [_holding(node, snapshot) for node in snapshot.nodes.values()]
@@ -73,30 +84,31 @@ async def survey(servers: Servers, topic: str) -> Survey:
 async def all_topics(servers: Servers, found: Survey) -> set[str]:
     """The names of all topics, as far as servers that answered still do."""
 
-    async def ask(node: Node) -> list[str]:
-        try:
-            async with NsqdHTTP(node.http, **servers.limits) as client:
-                return [topic.name for topic in await client.stats()]
-        except HTTPError:
-            return []
+    limits = servers.half()
+
+    async def names(node: Node) -> list[str]:
+        async with NsqdHTTP(node.http, **limits) as client:
+            return [topic.name for topic in await client.stats()]
 
     alive = [each.node for each in found.holdings if not each.error]
-    held = await asyncio.gather(*map(ask, alive))
+    told = await call_each(alive, lambda node: attempt(names(node)))
+    held = [each for each in told if not isinstance(each, HTTPError)]
     listed = [each.topics for each in found.registries]
     return {name for names in (*held, *listed) for name in names}
 
 
 async def carry_out(servers: Servers, stages: Stages) -> list[Outcome]:
     """Take all steps, whoever fails; how each ended, in their order."""
+    limits = servers.half()
     outcomes: list[Outcome] = []
     for steps in stages:
-        outcomes += await asyncio.gather(*(_take(servers, step) for step in steps))
+        outcomes += await call_each(steps, lambda step: _take(limits, step))
     return outcomes
 
 
-async def _ask_lookupd(servers: Servers, url: str, topic: str) -> Registry:
+async def _ask_lookupd(limits: Mapping[str, Any], url: str, topic: str) -> Registry:
     try:
-        async with Lookupd(url, **servers.limits) as client:
+        async with Lookupd(url, **limits) as client:
             topics, channels = await asyncio.gather(client.topics(), client.channels(topic))
     except HTTPError as error:
         return Registry(url, error=error)
@@ -119,21 +131,21 @@ def _holding(node: Node, snapshot: Snapshot) -> Holding:
     return Holding(node, given, topic)
 
 
-async def _take(servers: Servers, step: Step) -> Outcome:
+async def _take(limits: Mapping[str, Any], step: Step) -> Outcome:
     if step.error:
         return Outcome(step, step.error)
     try:
         if step.server == "nsqlookupd":
-            async with Lookupd(step.url, **servers.limits) as lookupd:
+            async with Lookupd(step.url, **limits) as lookupd:
                 if step.node:
                     await lookupd.tombstone(step.names[0], step.node)
                 else:
                     await _OF_LOOKUPD[step.path](lookupd, *step.names)
         else:
-            async with NsqdHTTP(step.url, **servers.limits) as nsqd:
+            async with NsqdHTTP(step.url, **limits) as nsqd:
                 await _OF_NSQD[step.path](nsqd, *step.names)
     except HTTPError as error:
         if step.path.endswith("/delete") and error.code in _GONE:
             return Outcome(step, note="is not there")
-        return Outcome(step, error)
+        return Outcome(step, error.bare())
     return Outcome(step, note=step.note)

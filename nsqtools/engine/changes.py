@@ -188,7 +188,7 @@ def plan_tombstone(
 ) -> Stages:
     """How to hide an nsqd from a topic's lookups and, to ``delete``, drop its topic then."""
     hide = [
-        _lookupd_step("topic/tombstone", Target(topic), each, node=producer.http)
+        _lookupd_step("topic/tombstone", Target(topic), each, node=producer.node)
         for each in survey.registries
     ]
     if not delete:
@@ -225,7 +225,7 @@ def _lookupd_step(
         note = "is there already"
     elif path.endswith("/delete") and not registry.knows(target):
         note = "is not there"
-    elif node and not any(each.http == node for each in registry.producers):
+    elif node and not any(each.node == node for each in registry.producers):
         note = "does not know that nsqd"
     name = str(parse_url(registry.url, Lookupd.default_port).address)
     names = (target.topic, target.channel) if target.channel else (target.topic,)

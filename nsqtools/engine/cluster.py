@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass, field
 from statistics import fmean
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
+from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import Silence, nobody
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.net.http import Answers, HTTPClient, Lookupd, NsqdHTTP, ask_all, union_producers
+from nsqtools.net.http import (
+    Answers,
+    Deadline,
+    Lookupd,
+    NsqdHTTP,
+    ask_all,
+    attempt,
+    union_producers,
+)
 from nsqtools.policy.rates import Counters, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence, Set
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nsqtools.net.http import NsqdInfo, NsqdStats, Producer
     from nsqtools.policy.rates import Key
-
-C = TypeVar("C", bound="HTTPClient")
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +37,9 @@ _FORGET = 300.0
 """A node that nobody lists any more is asked for this long, in seconds, as nsqlookupd remembers a
 silent one (-inactive-producer-timeout). Longer it is not, though it answers: it may be the old
 address of one that is listed at another, and would count twice."""
+
+_MOST_TOLD = 20
+"""Silent nsqds that are told one by one after a look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +98,9 @@ class Cluster:
     """nsqds that are given or that nsqlookupds list, or both; an async context manager.
 
     A given one is asked where it was given, and counts once if it is listed too. ``limits``
-    are HTTPClient's connect_timeout, request_timeout and tls. A server that falls silent is a
-    warning, once, unless ``quiet``.
+    are HTTPClient's connect_timeout, request_timeout and tls. ``timeout`` is that of a look at
+    all, in seconds; half of it is for nsqlookupds. A server that falls silent is a warning, once,
+    unless ``quiet``.
     Raises ConfigError for a malformed address.
     """
 
@@ -98,17 +110,22 @@ class Cluster:
         nsqds: Iterable[str],
         *,
         quiet: bool = False,
+        timeout: float = math.inf,
         **limits: Any,
     ) -> None:
+        self._timeout = timeout
+        self._finding, self._asking = Deadline(), Deadline()
         self._limits = limits
         self._quiet = quiet
-        self._lookupds = [self._open(Lookupd, url) for url in dict.fromkeys(lookupds)]
+        self._lookupds = [
+            Lookupd(url, deadline=self._finding, **limits) for url in dict.fromkeys(lookupds)
+        ]
         self._silence = Silence()
         self._silent: set[str] = set()
         self._clients: dict[str, NsqdHTTP] = {}
         self._given: dict[str, str] = {}
         for url in nsqds:
-            client = self._open(NsqdHTTP, url)
+            client = NsqdHTTP(url, deadline=self._asking, **limits)
             name = f"{client.address}{client.url.path.rstrip('/')}"
             self._clients.setdefault(name, client)
             self._given.setdefault(name, url)
@@ -130,17 +147,6 @@ class Cluster:
         """Close the connections that are kept alive between polls."""
         for client in (*self._lookupds, *self._clients.values()):
             await client.close()
-
-    async def find(self) -> list[Node]:
-        """All nsqds: those given in their order, then those listed by their address.
-
-        Raises UnreachableError if nobody at all answers.
-        """
-        nodes = await self._discover()
-        if self._unanswered and all(node.name in self._failed for node in nodes):
-            raise self._unanswered
-        self._tell_of_lookupds()
-        return nodes
 
     async def poll(
         self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
@@ -174,20 +180,25 @@ class Cluster:
     async def _look(
         self, topic: str | None, channel: str | None, clients: bool, *, everywhere: bool = False
     ) -> Snapshot:
+        self._asking.begin(self._timeout)
+        self._finding.begin(self._timeout / 2)
         found = await self._discover()
         nodes = {each.name: each for each in found if everywhere or self._has(each, topic)}
         failures = {name: self._failed[name] for name in nodes if name in self._failed}
 
+        async def report(name: str) -> NsqdStats:
+            client = self._client(nodes[name])
+            return await client.report(topic, channel, include_clients=clients)
+
         async def ask(name: str) -> NsqdStats | HTTPError:
-            try:
-                client = self._client(nodes[name])
-                return await client.report(topic, channel, include_clients=clients)
-            except HTTPError as error:
-                return error
+            said = await attempt(report(name))
+            if isinstance(said, HTTPError):
+                await self._hang_up(name)
+            return said
 
         asked = [name for name in nodes if name not in failures]
         stats: dict[str, NsqdStats] = {}
-        for name, said in zip(asked, await asyncio.gather(*map(ask, asked)), strict=True):
+        for name, said in zip(asked, await call_each(asked, ask), strict=True):
             if isinstance(said, HTTPError):
                 failures[name] = said
             else:
@@ -204,7 +215,7 @@ class Cluster:
         unknown = [name for name in self._given if name not in self._infos]
         answers, infos = await asyncio.gather(
             ask_all(self._lookupds, lambda client: client.nodes()),
-            asyncio.gather(*map(self._ask_info, unknown)),
+            call_each(unknown, lambda name: attempt(self._clients[name].info())),
         )
         self._failed = {}
         for name, info in zip(unknown, infos, strict=True):
@@ -214,19 +225,14 @@ class Cluster:
                 self._infos[name] = info
         self._heard(answers)
         nodes = self._united(answers)
-        await self._forget({node.name for node in nodes})
+        for name in self._clients.keys() - {node.name for node in nodes}:
+            await self._hang_up(name)
         return nodes
 
-    async def _forget(self, known: Set[str]) -> None:
-        """Close the clients of all other nodes."""
-        for name in self._clients.keys() - self._given.keys() - known:
+    async def _hang_up(self, name: str) -> None:
+        """Close the client of a node, unless that is given."""
+        if name not in self._given and name in self._clients:
             await self._clients.pop(name).close()
-
-    async def _ask_info(self, name: str) -> NsqdInfo | HTTPError:
-        try:
-            return await self._clients[name].info()
-        except HTTPError as error:
-            return error
 
     def _heard(self, answers: Answers[list[Producer]]) -> None:
         """Keep who answered."""
@@ -244,9 +250,11 @@ class Cluster:
         if not self._quiet:
             for name in snapshot.stats.keys() & self._silent:
                 log.info("nsqd %s answers again", name)
-            for name, error in snapshot.failures.items():
-                level = logging.DEBUG if name in self._silent else logging.WARNING
-                log.log(level, "nsqd %s", error)
+            fallen = [e for name, e in snapshot.failures.items() if name not in self._silent]
+            for error in fallen[:_MOST_TOLD]:
+                log.warning("nsqd %s", error)
+            if more := len(fallen[_MOST_TOLD:]):
+                log.warning("and %d more nsqds do not answer", more)
         self._silent = set(snapshot.failures)
 
     def _tell_of_lookupds(self) -> None:
@@ -285,11 +293,9 @@ class Cluster:
         """Raises HTTPError for a listed one that can be nowhere."""
         if node.name not in self._clients and node.api:
             # What is not given is listed, and may be nonsense that a server says.
-            self._clients[node.name] = NsqdHTTP.listed(node.api, **self._limits)
+            limits = {"deadline": self._asking, **self._limits}
+            self._clients[node.name] = NsqdHTTP.listed(node.api, **limits)
         return self._clients[node.name]
-
-    def _open(self, kind: type[C], url: str) -> C:
-        return kind(url, **self._limits)
 
     def _has(self, node: Node, topic: str | None) -> bool:
         """Whether it is worth asking: of a given nsqd that is not known from nsqlookupd."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqtools.engine.concurrency import call_each
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http import Lookupd, NsqdHTTP, ask_all, union_producers
@@ -136,7 +136,7 @@ class Backlog:
             urls = [str(Address(host, port + 1)) for host, port in self._subscription.nsqds]
         elif len(self._urls) < (nsqds := len(set(self._subscription.nsqds))):
             raise UnreachableError(f"HTTP addresses of {len(self._urls)} of {nsqds} nsqds")
-        return sum(await asyncio.gather(*map(self._count, urls)))
+        return sum(await call_each(urls, self._count))
 
     async def _count(self, url: str) -> int:
         """What this nsqd holds: something, while it has not made our channel."""

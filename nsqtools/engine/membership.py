@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.concurrency import call_each
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address, check_list, check_name
 from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
@@ -98,9 +99,9 @@ class Membership:
             task.cancel()
 
     async def _connect_all(self, addresses: Iterable[Address]) -> Collection[Address]:
-        """Connect to all at once, return who failed; raises the first error if every one did."""
+        """Connect to all, return who failed; raises the first error if every one did."""
         wanted = list(dict.fromkeys(addresses))
-        results = await asyncio.gather(*map(self._connect, wanted))
+        results = await call_each(wanted, self._connect)
         errors = {a: error for a, error in zip(wanted, results, strict=True) if error}
         if errors and len(errors) == len(wanted):
             raise errors[wanted[0]]
@@ -143,7 +144,7 @@ class Membership:
                 log.warning("%s", error)
                 continue
             missing = [address for address in found if address not in self._connected]
-            for failure in await asyncio.gather(*map(self._connect, missing)):
+            for failure in await call_each(missing, self._connect):
                 if failure:
                     log.warning("cannot connect: %s", failure)
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import math
 import os
 import socket
 import ssl
+from functools import cache, lru_cache
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -28,12 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from nsqtools.errors import Reason
+    from nsqtools.net.replies import LeftOut
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 MAX_REPLY = 64 << 20
 """Longest reply that is read, in bytes; /stats of a very large nsqd is a few MiB."""
 
+_DIGITS = 25
 _V1 = "nsq; version=1.0"
 
 # What an unknown topic is called: nsqlookupd before 0.3 said 500 INVALID_ARG_TOPIC.
@@ -88,12 +95,30 @@ class _Reply(NamedTuple):
     body: bytes
 
 
+class Deadline:
+    """When a command wants its last answer; the clients of all servers that it asks share it."""
+
+    def __init__(self, timeout: float = math.inf) -> None:
+        self.begin(timeout)
+
+    def begin(self, timeout: float) -> None:
+        """Begin anew; ``timeout`` is in seconds."""
+        self._end = monotonic() + timeout
+
+    @property
+    def left(self) -> float:
+        """Seconds, or less than none."""
+        return self._end - monotonic()
+
+
 class HTTPClient:
     """One server; an async context manager.
 
     ``connect_timeout`` is the limit, in seconds, for TCP and for the TLS handshake each,
-    ``request_timeout`` for all of a request. ``tls`` serves https, by default verifying against
-    the system's CAs. ``token`` goes out as a bearer token. Raises ConfigError for a bad ``url``.
+    ``request_timeout`` for all of a request, besides the ``deadline``. ``tls`` serves https, by
+    default verifying against the system's CAs. ``token`` goes out as a bearer token. ``tell`` is
+    told of each entry of a reply that cannot be used, with the name of the endpoint; by default
+    that is a warning, once. Raises ConfigError for a bad ``url``.
     ``date`` is the header of that name in the last reply. ``at`` is when that was made, in
     monotonic seconds: as near as can be said, midway between the request and its beginning.
     """
@@ -108,6 +133,8 @@ class HTTPClient:
         request_timeout: float,
         tls: ssl.SSLContext | None = None,
         token: str = "",
+        deadline: Deadline | None = None,
+        tell: Callable[[str, str], object] | None = None,
     ) -> None:
         self.url = parse_url(url, self.default_port) if isinstance(url, str) else url
         self.address = self.url.address
@@ -115,6 +142,8 @@ class HTTPClient:
         self.at = 0.0
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
+        self._deadline = deadline or Deadline()
+        self._tell = tell or self._warn
         headers = [
             (b"Accept", f"application/vnd.{_V1}".encode()),
             (b"Accept-Encoding", b"identity"),
@@ -130,8 +159,7 @@ class HTTPClient:
             tls = client_context(ClientConfig())
         self._client = httpx.AsyncClient(
             headers=headers,
-            # For plain http an empty context: httpx's own would load its CAs.
-            verify=tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            verify=tls or _no_cas(),
             trust_env=False,
             follow_redirects=False,
             timeout=httpx.Timeout(request_timeout, connect=connect_timeout),
@@ -164,25 +192,32 @@ class HTTPClient:
         self,
         name: str,
         params: Mapping[str, str],
-        decode: Callable[[Any], T],
+        decode: Callable[[Any, LeftOut], T],
         *,
         unknown: T | None = None,
     ) -> T:
         """GET an endpoint and decode its data; ``unknown`` is the answer for an unknown topic.
 
-        ``decode`` raises ValueError for data of the wrong shape.
+        ``decode`` raises ValueError for data of the wrong shape, and notes what it leaves out.
         """
         reply = await self._exchange("GET", name, params)
+        left_out: LeftOut = []
         try:
             status, code, data = _unwrap(reply)
             if status == 200:
-                return decode(data)
+                found = decode(data, left_out)
+                for each in left_out:
+                    self._tell(name, each)
+                return found
         except ValueError as error:
             text = f"/{name}: unexpected reply: {error}"
             raise HTTPError(text, self.address, status=reply.status) from error
         if unknown is not None and code in _UNKNOWN_TOPIC:
             return unknown
         raise self._refused(name, reply)
+
+    def _warn(self, name: str, left_out: str) -> None:
+        _warn_once(f"{self.address}: /{name}: left out {left_out}")
 
     async def _change(self, name: str, **params: str) -> None:
         """POST to an endpoint that answers with nothing; raises HTTPError unless it did it."""
@@ -209,9 +244,12 @@ class HTTPClient:
         )
         replying = False
         begin = monotonic()
+        left = self._deadline.left
+        if left <= 0:
+            raise HTTPError("not asked in the time of --timeout", address, reason="silence")
         try:
             async with (
-                asyncio.timeout(self._request_timeout),
+                asyncio.timeout(min(self._request_timeout, left)),
                 self._client.stream(method, url) as response,
             ):
                 replying = True
@@ -247,6 +285,8 @@ class HTTPClient:
         if isinstance(error, httpx.ConnectTimeout):
             return f"no connection within {format_duration(self._connect_timeout)}", "dial"
         if isinstance(error, httpx.TimeoutException | TimeoutError):
+            if self._deadline.left <= 0:
+                return "no answer in the time of --timeout", "silence"
             return f"no answer within {format_duration(self._request_timeout)}", "silence"
         cause = next(_system_errors(error), None)
         if isinstance(cause, socket.gaierror):
@@ -266,13 +306,25 @@ class HTTPClient:
         return f"no usable reply: {text}: check that this is the server's HTTP port", ""
 
 
+@cache
+def _no_cas() -> ssl.SSLContext:
+    """A context for plain http, that of all clients: httpx's own would load its CAs."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@lru_cache(1000)
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
+
+
 def _unwrap(reply: _Reply) -> tuple[int, str, Any]:
     """Status, error code and data of a reply, in an envelope or not.
 
     Raises ValueError for a success that is not JSON; of another reply, the text is the code.
     """
     try:
-        data = json.loads(reply.body)
+        # No integer has so many digits: a longer one, which Python refuses, is out of range.
+        data = json.loads(reply.body, parse_int=lambda digits: int(digits[:_DIGITS]))
     except (ValueError, RecursionError) as error:
         text = show(reply.body)
         if reply.status != 200:

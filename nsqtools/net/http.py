@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from nsqtools.errors import HTTPError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
-from nsqtools.net.exchange import URL, HTTPClient, parse_url
+from nsqtools.net.exchange import URL, Deadline, HTTPClient, parse_url
 from nsqtools.net.replies import (
     ChannelStats,
     ClientStats,
@@ -23,16 +24,14 @@ from nsqtools.net.replies import (
     TopicStats,
     decode_info,
     decode_lookup,
+    decode_names,
     decode_nodes,
     decode_report,
-    decode_texts,
-    select_stats,
     show,
-    union_producers,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from nsqtools.names import Address
 
@@ -41,6 +40,7 @@ __all__ = [
     "Answers",
     "ChannelStats",
     "ClientStats",
+    "Deadline",
     "HTTPClient",
     "Latency",
     "Lookup",
@@ -51,6 +51,7 @@ __all__ = [
     "Producer",
     "TopicStats",
     "ask_all",
+    "attempt",
     "parse_url",
     "union_producers",
 ]
@@ -70,20 +71,21 @@ class Lookupd(HTTPClient):
 
     async def topics(self) -> list[str]:
         """All topics."""
-        return await self._read("topics", {}, lambda data: decode_texts(data, "topics"))
+        return await self._read("topics", {}, partial(decode_names, field="topics"))
 
     async def channels(self, topic: str) -> list[str]:
         """A topic's channels; none for an unknown topic."""
         return await self._read(
             "channels",
             {"topic": topic},
-            lambda data: decode_texts(data, "channels"),
+            partial(decode_names, field="channels"),
             unknown=[],
         )
 
     async def lookup(self, topic: str) -> Lookup:
         """A topic's channels and nsqds, without the tombstoned and the silent ones."""
-        return await self._read("lookup", {"topic": topic}, decode_lookup, unknown=Lookup())
+        nothing = Lookup(known=False)
+        return await self._read("lookup", {"topic": topic}, decode_lookup, unknown=nothing)
 
     async def nodes(self) -> list[Producer]:
         """All nsqds, with their topics."""
@@ -160,7 +162,7 @@ class NsqdHTTP(HTTPClient):
             **({} if channel is None else {"channel": channel}),
         }
         said = await self._read("stats", params, decode_report)
-        return replace(said, topics=tuple(select_stats(said.topics, topic, channel)))
+        return replace(said, topics=tuple(_select_stats(said.topics, topic, channel)))
 
     async def create_topic(self, topic: str) -> None:
         """Make a topic; one that is there is left as it is."""
@@ -209,6 +211,39 @@ class NsqdHTTP(HTTPClient):
         await self._change("channel/unpause", topic=topic, channel=channel)
 
 
+def union_producers(answers: Iterable[Iterable[Producer]]) -> dict[Address, Producer]:
+    """All producers by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
+
+    Of one in several answers the topics are united. A topic is tombstoned there only if all who
+    list it say so: a consumer that asks them all would still find it.
+    """
+    united: dict[Address, Producer] = {}
+    for producer in (each for answer in answers for each in answer):
+        known = united.setdefault(producer.tcp, producer)
+        dead = dict(zip(known.topics, known.tombstones, strict=True))
+        for topic, tombstoned in zip(producer.topics, producer.tombstones, strict=True):
+            dead[topic] = dead.get(topic, True) and tombstoned
+        united[producer.tcp] = replace(known, topics=tuple(dead), tombstones=tuple(dead.values()))
+    return united
+
+
+def _select_stats(
+    topics: Iterable[TopicStats], topic: str | None, channel: str | None
+) -> list[TopicStats]:
+    """The topic of that name, and of all or that one the channel of that name, if it has it.
+
+    So nsqd filters since 1.0; earlier ones may send everything.
+    """
+    found = [each for each in topics if topic in (None, each.name)]
+    if channel is None:
+        return found
+    only = [
+        replace(each, channels=tuple(c for c in each.channels if c.name == channel))
+        for each in found
+    ]
+    return [each for each in only if each.channels]
+
+
 @dataclass(frozen=True, slots=True)
 class Answers(Generic[T]):
     """What several servers said, each with its address, in the order they were asked."""
@@ -222,20 +257,19 @@ class Answers(Generic[T]):
         return [value for _, value in self.answers]
 
 
+async def attempt(call: Awaitable[T]) -> T | HTTPError:
+    """The answer, or why there is none: an error without what it came from, as many are kept."""
+    try:
+        return await call
+    except HTTPError as error:
+        return error.bare()
+
+
 async def ask_all(clients: Sequence[C], call: Callable[[C], Awaitable[T]]) -> Answers[T]:
     """Ask all servers at once. A dead one is among the failures and hides no other's answer."""
-
-    async def ask(client: C) -> tuple[Address, T] | tuple[Address, HTTPError]:
-        try:
-            return client.address, await call(client)
-        except HTTPError as error:
-            return client.address, error
-
-    answers: list[tuple[Address, T]] = []
-    failures: list[tuple[Address, HTTPError]] = []
-    for address, said in await asyncio.gather(*map(ask, clients)):
-        if isinstance(said, HTTPError):
-            failures.append((address, said))
-        else:
-            answers.append((address, said))
-    return Answers(answers, failures)
+    said = await asyncio.gather(*(attempt(call(client)) for client in clients))
+    found = [(client.address, each) for client, each in zip(clients, said, strict=True)]
+    return Answers(
+        [(address, each) for address, each in found if not isinstance(each, HTTPError)],
+        [(address, each) for address, each in found if isinstance(each, HTTPError)],
+    )

@@ -1,24 +1,32 @@
 """What the replies of the HTTP APIs of nsqd and nsqlookupd hold, checked field by field.
 
 The ``decode_`` functions take JSON data without an envelope and raise ValueError, naming the field,
-for data of another shape: no reply of a foreign server may end in a KeyError.
+for data of another shape: no reply of a foreign server may end in a KeyError. An entry of a list
+that cannot be used is left out, and ``LeftOut`` says which and why. No text of a reply has control
+characters, and each name of a topic or channel is valid.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.errors import show as show
-from nsqtools.names import Address
+from nsqtools.names import Address, is_valid_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
 T = TypeVar("T")
+
+LeftOut = list[str]
+"""What was left out of a reply: the first few entries, each in a line that says what is wrong."""
+
+_MOST_LEFT_OUT = 10
+_NUMBERS = range(-1 << 63, 1 << 64)  # int64 and uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +43,33 @@ class Producer:
     tombstones: tuple[bool, ...] = ()
 
     @property
+    def host(self) -> str:
+        """The broadcast address, without the brackets that one of IPv6 may stand in."""
+        return self.broadcast_address.strip("[]")
+
+    @property
     def tcp(self) -> Address:
         """Where to consume; what identifies it (building_client_libraries, Discovery)."""
-        return Address(self.broadcast_address, self.tcp_port)
+        return Address(self.host, self.tcp_port)
 
     @property
     def http(self) -> Address:
         """Where its HTTP API is."""
+        return Address(self.host, self.http_port)
+
+    @property
+    def node(self) -> Address:
+        """What nsqlookupd knows it by: the broadcast address as it is, and the HTTP port."""
         return Address(self.broadcast_address, self.http_port)
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What one nsqlookupd knows of a topic; empty if it does not know the topic."""
+    """What one nsqlookupd says of a topic, and whether it knows the topic."""
 
     channels: tuple[str, ...] = ()
     producers: tuple[Producer, ...] = ()
+    known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,41 +161,24 @@ class NsqdStats:
     topics: tuple[TopicStats, ...]
 
 
-def union_producers(answers: Iterable[Iterable[Producer]]) -> dict[Address, Producer]:
-    """All producers by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
-
-    Of one in several answers the topics are united. A topic is tombstoned there only if all who
-    list it say so: a consumer that asks them all would still find it.
-    """
-    united: dict[Address, Producer] = {}
-    for producer in (each for answer in answers for each in answer):
-        known = united.setdefault(producer.tcp, producer)
-        dead = dict(zip(known.topics, known.tombstones, strict=True))
-        for topic, tombstoned in zip(producer.topics, producer.tombstones, strict=True):
-            dead[topic] = dead.get(topic, True) and tombstoned
-        united[producer.tcp] = replace(known, topics=tuple(dead), tombstones=tuple(dead.values()))
-    return united
-
-
-def decode_lookup(data: object) -> Lookup:
+def decode_lookup(data: object, left_out: LeftOut) -> Lookup:
     """/lookup of nsqlookupd."""
-    return Lookup(tuple(decode_texts(data, "channels")), tuple(_producers(data)))
+    channels = decode_names(data, left_out, field="channels")
+    return Lookup(tuple(channels), tuple(decode_nodes(data, left_out)))
 
 
-def decode_nodes(data: object) -> list[Producer]:
+def decode_nodes(data: object, left_out: LeftOut) -> list[Producer]:
     """/nodes of nsqlookupd."""
-    return _producers(data)
+    entries = _field(data, "producers", list)
+    return _usable(entries, "nsqd", lambda entry: _producer(entry, left_out), left_out)
 
 
-def decode_texts(data: object, name: str) -> list[str]:
-    """A list of texts, such as that of /topics."""
-    values = _field(data, name, list)
-    if not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{name!r} is expected to hold only texts")
-    return values
+def decode_names(data: object, left_out: LeftOut, *, field: str) -> list[str]:
+    """A list of names, such as that of /topics."""
+    return _usable(_field(data, field, list), field.rstrip("s"), _checked, left_out)
 
 
-def decode_info(data: object) -> NsqdInfo:
+def decode_info(data: object, _: LeftOut) -> NsqdInfo:
     """/info of nsqd."""
     return NsqdInfo(
         _field(data, "version", str),
@@ -188,54 +190,62 @@ def decode_info(data: object) -> NsqdInfo:
     )
 
 
-def decode_report(data: object) -> NsqdStats:
-    """/stats of nsqd with what it says of itself; of an early nsqd that is missing."""
+def decode_report(data: object, left_out: LeftOut) -> NsqdStats:
+    """/stats of nsqd with what it says of itself; of an early nsqd that is missing.
+
+    Go writes an empty list as null.
+    """
+    topics = _nullable(data, "topics")
     return NsqdStats(
         _field(data, "version", str, ""),
         _field(data, "health", str, ""),
         _field(data, "start_time", int, 0),
-        tuple(decode_stats(data)),
+        tuple(_usable(topics, "topic", lambda entry: _topic(entry, left_out), left_out)),
     )
 
 
-def decode_stats(data: object) -> list[TopicStats]:
-    """/stats of nsqd, where Go writes an empty list as null."""
-    return [
-        TopicStats(
-            _field(topic, "topic_name", str),
-            _field(topic, "depth", int),
-            _field(topic, "backend_depth", int, 0),
-            _field(topic, "message_count", int, 0),
-            _field(topic, "paused", bool, False),
-            tuple(_channel(channel) for channel in _nullable(topic, "channels")),
-            _field(topic, "message_bytes", int, 0),
-            _latency(topic),
-        )
-        for topic in _nullable(data, "topics")
-    ]
+def _usable(
+    entries: list[Any], kind: str, decode: Callable[[Any], T], left_out: LeftOut
+) -> list[T]:
+    """What can be decoded: one bad entry costs nothing but itself."""
+    found = []
+    for entry in entries:
+        try:
+            found.append(decode(entry))
+        except ValueError as error:
+            if len(left_out) < _MOST_LEFT_OUT:
+                left_out.append(f"{kind}{_title(entry)}: {error}")
+    return found
 
 
-def select_stats(
-    topics: Iterable[TopicStats], topic: str | None, channel: str | None
-) -> list[TopicStats]:
-    """The topic of that name, and of all or that one the channel of that name, if it has it.
-
-    So nsqd filters since 1.0; earlier ones may send everything.
-    """
-    found = [each for each in topics if topic in (None, each.name)]
-    if channel is None:
-        return found
-    only = [
-        replace(each, channels=tuple(c for c in each.channels if c.name == channel))
-        for each in found
-    ]
-    return [each for each in only if each.channels]
+def _title(entry: object) -> str:
+    """What an entry calls itself, for messages."""
+    fields = entry if isinstance(entry, dict) else {}
+    names = ("broadcast_address", "topic_name", "channel_name", "client_id")
+    title = next((f" {_name(fields[name])}" for name in names if name in fields), "")
+    if came := fields.get("remote_address"):
+        title += f", registered from {_name(came)}" if "broadcast_address" in fields else ""
+    return title
 
 
-def _channel(entry: object) -> ChannelStats:
+def _topic(entry: object, left_out: LeftOut) -> TopicStats:
+    channels = _nullable(entry, "channels")
+    return TopicStats(
+        _checked(_keys(entry).get("topic_name")),
+        _field(entry, "depth", int),
+        _field(entry, "backend_depth", int, 0),
+        _field(entry, "message_count", int, 0),
+        _field(entry, "paused", bool, False),
+        tuple(_usable(channels, "channel", lambda each: _channel(each, left_out), left_out)),
+        _field(entry, "message_bytes", int, 0),
+        _latency(entry),
+    )
+
+
+def _channel(entry: object, left_out: LeftOut) -> ChannelStats:
     clients = _nullable(entry, "clients") if "clients" in _keys(entry) else []
     return ChannelStats(
-        _field(entry, "channel_name", str),
+        _checked(_keys(entry).get("channel_name")),
         _field(entry, "depth", int),
         _field(entry, "backend_depth", int, 0),
         _field(entry, "in_flight_count", int, 0),
@@ -246,7 +256,7 @@ def _channel(entry: object) -> ChannelStats:
         _field(entry, "client_count", int, len(clients)),
         _field(entry, "paused", bool, False),
         _latency(entry),
-        tuple(map(_client, clients)),
+        tuple(_usable(clients, "client", _client, left_out)),
     )
 
 
@@ -282,18 +292,20 @@ def _latency(entry: object) -> Latency | None:
     )
 
 
-def _producers(data: object) -> list[Producer]:
-    return [_producer(entry) for entry in _field(data, "producers", list)]
-
-
-def _producer(entry: object) -> Producer:
+def _producer(entry: object, left_out: LeftOut) -> Producer:
     host = _field(entry, "broadcast_address", str)
     if not _is_host(host):
         raise ValueError(f"'broadcast_address' is {_name(host)}, expected a host")
-    topics = decode_texts(entry, "topics") if "topics" in _keys(entry) else []
+    topics = _field(entry, "topics", list, [])
     tombstones = _field(entry, "tombstones", list, [False] * len(topics))
     if len(tombstones) != len(topics) or not all(type(each) is bool for each in tombstones):
         raise ValueError("'tombstones' is expected to hold a boolean for each topic")
+    pairs = _usable(
+        list(zip(topics, tombstones, strict=True)),
+        f"topic of nsqd {_name(host)}",
+        lambda pair: (_checked(pair[0]), pair[1]),
+        left_out,
+    )
     return Producer(
         host,
         _field(entry, "hostname", str, ""),
@@ -301,8 +313,8 @@ def _producer(entry: object) -> Producer:
         _port(entry, "tcp_port"),
         _port(entry, "http_port"),
         _field(entry, "version", str, ""),
-        tuple(topics),
-        tuple(tombstones),
+        tuple(topic for topic, _ in pairs),
+        tuple(tombstoned for _, tombstoned in pairs),
     )
 
 
@@ -311,9 +323,16 @@ def _is_host(text: str) -> bool:
     if ":" not in text:
         return text.isprintable() and re.fullmatch(r"[^\s/\\?#@%\[\]]+", text) is not None
     try:
-        return ip_address(text).version == 6
+        return ip_address(re.sub(r"\A\[(.*)\]\Z", r"\1", text)).version == 6
     except ValueError:
         return False
+
+
+def _checked(name: object) -> str:
+    """A name of a topic or channel."""
+    if not isinstance(name, str) or not is_valid_name(name):
+        raise ValueError(f"{_name(name)} is no valid name")
+    return name
 
 
 def _port(entry: object, name: str) -> int:
@@ -343,6 +362,10 @@ def _field(entry: object, name: str, kind: type[T], default: T | None = None) ->
         raise ValueError(f"{name!r} is missing")
     if type(value) is not kind:  # a JSON boolean must not pass for an integer
         raise ValueError(f"{name!r} is {_name(value)}, expected {_KINDS[kind]}")
+    if kind is int and value not in _NUMBERS:
+        raise ValueError(f"{name!r} is out of range")
+    if isinstance(value, str) and not value.isprintable():
+        return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)  # type: ignore[return-value]
     return value
 
 
@@ -351,10 +374,9 @@ def _number(entry: object, name: str) -> float:
     value: Any = _keys(entry).get(name)
     if type(value) not in (int, float):
         raise ValueError(f"{name!r} is {_name(value)}, expected a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{name!r} is out of range") from None
+    if isinstance(value, int) and value not in _NUMBERS:
+        raise ValueError(f"{name!r} is out of range")
+    return float(value)
 
 
 def _keys(entry: object) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 async def test_listed_nsqds_are_asked_with_what_is_known_of_them(stage: Stage) -> None:
     nsqd = await stage.nsqd("t")
     cluster = stage.cluster(await stage.lookupd(nsqd))
-    (node,) = await cluster.find()
+    (node,) = (await cluster.look()).nodes.values()
     info = nsqd.answers["/info"]
     assert (node.name, node.http) == (nsqd.name, f"http://{nsqd.name}")
     assert node.tcp == Address("127.0.0.1", info["tcp_port"])
@@ -205,7 +205,7 @@ async def test_an_address_that_can_be_nowhere_is_a_failure_of_that_nsqd_alone(
         (failure,) = snapshot.failures.values()
         assert isinstance(failure, HTTPError)
         assert str(failure).startswith(f"{host}:{badly.port}: cannot ")
-        assert len(await cluster.find()) == 2
+        assert len((await cluster.look()).nodes) == 2
 
 
 async def test_an_answer_has_the_time_between_its_request_and_its_reply(
@@ -288,8 +288,6 @@ async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:
     await lookupd.stop()
     with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
         await stage.cluster(lookupd).poll()
-    with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
-        await stage.cluster(lookupd, nsqds=(nsqd,)).find()
     with pytest.raises(UnreachableError, match=r"no nsqd answers: .* \(nor do 1 others\)"):
         await stage.cluster(nsqds=(nsqd, Fake({}))).poll()
     snapshot = await stage.cluster(nsqds=(nsqd,)).look()
@@ -298,7 +296,6 @@ async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:
 
 async def test_an_nsqlookupd_that_knows_no_nsqd_is_an_empty_cluster(stage: Stage) -> None:
     cluster = stage.cluster(await stage.lookupd())
-    assert await cluster.find() == []
     assert (await cluster.poll()).nodes == {}
 
 

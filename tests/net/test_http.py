@@ -178,7 +178,7 @@ async def test_all_forms_of_replies_read_the_same(form: Callable[[object], bytes
 )
 async def test_an_unknown_topic_is_an_empty_answer(answer: bytes) -> None:
     async with serving(answer) as server, lookupd(server) as client:
-        assert await client.lookup("t") == Lookup((), ())
+        assert await client.lookup("t") == Lookup((), (), known=False)
         assert await client.channels("t") == []
 
 

@@ -86,8 +86,6 @@ async def test_redirects_are_not_followed_but_named() -> None:
         b'{"channels": []}',
         b'{"channels": [], "producers": null}',
         b'{"channels": null, "producers": []}',
-        b'{"channels": [], "producers": [null]}',
-        json.dumps({"channels": [], "producers": [{**NODE, "tcp_port": "4150"}]}).encode(),
     ],
 )
 async def test_a_reply_of_another_shape_is_an_error_that_names_the_server(body: bytes) -> None:
@@ -97,6 +95,21 @@ async def test_a_reply_of_another_shape_is_an_error_that_names_the_server(body: 
         assert error.text.startswith("/lookup: unexpected reply: ")
         assert error.status == 200
         assert error.__cause__ is not None
+
+
+@pytest.mark.parametrize("entry", [None, {**NODE, "tcp_port": "4150"}, {"tcp_port": "9" * 5000}])
+async def test_an_entry_of_another_shape_is_left_out_with_one_warning(
+    entry: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = json.dumps({"channels": [], "producers": [entry, NODE]}).replace(
+        f'"{"9" * 5000}"', "9" * 5000
+    )
+    async with serving(reply(body, 200, V1)) as server:
+        for _ in range(3):
+            async with lookupd(server) as client:
+                assert len((await client.lookup("t")).producers) == 1
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{server.address}: /lookup: left out nsqd")
 
 
 @pytest.mark.parametrize("data", [None, [], {}, 5])

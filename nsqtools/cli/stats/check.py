@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -148,9 +148,8 @@ def _refuse_idle(ctx: click.Context) -> None:
     """Raise UsageError for an option of --check without it: it looks as if that were watched."""
     from nsqtools.config import CheckOptions
 
-    parts = ("check", "serve", *(["timeout"] if ctx.params["serve"] else []))
     for name in CheckOptions.declared():
-        if name not in parts and _typed(ctx, name):
+        if name not in ("check", "serve") and _typed(ctx, name):
             raise click.UsageError(f"--{flag_name(name)} is for --check: give that too", ctx)
     if ctx.params["serve"]:
         _refuse_reports(ctx, "--serve", ("interval",))
@@ -175,24 +174,10 @@ def run(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
 
     output = Output(check.format, check.outfile, asked.topic, asked.channel)
 
-    async def checked() -> int:
-        limits = limits_of(check)
-        limit = check.timeout + (asked.interval if limits.need_rates else 0.0)
-        try:
-            async with asyncio.timeout(limit):
-                verdict, snapshot = await _look(where, asked, limits, check.timeout)
-        except TimeoutError:
-            from nsqtools.config.option import format_duration
-            from nsqtools.policy.checks import unknown
-
-            late = unknown(f"no result within --timeout {format_duration(check.timeout)}")
-            output.tell(late)
-            _leave(late.status)
+    try:
+        verdict, snapshot = asyncio.run(_look(where, asked, limits_of(check)))
         output.tell(verdict, snapshot)
         return int(verdict.status)
-
-    try:
-        return asyncio.run(checked())
     except _ELSEWHERE:
         raise
     except Exception as error:
@@ -234,17 +219,16 @@ def peers_of(snapshot: Snapshot) -> Peers:
 
 
 async def _look(
-    where: ClusterOptions, asked: StatsOptions, limits: Limits, limit: float
+    where: ClusterOptions, asked: StatsOptions, limits: Limits
 ) -> tuple[Verdict, Snapshot]:
-    """A server that hangs costs its part of the time, so that the others are told of."""
     import asyncio
 
-    from nsqtools.cli.cluster import PARTS, open_cluster
+    from nsqtools.cli.cluster import open_cluster
     from nsqtools.policy.checks import judge
     from nsqtools.policy.rates import Rates
 
     polls = 2 if limits.need_rates else 1
-    cluster = open_cluster(where, request_timeout=limit / (PARTS * polls), quiet=True)
+    cluster = open_cluster(where, looks=polls, quiet=True)
     rates = Rates()
 
     async def look() -> Snapshot:
@@ -272,9 +256,3 @@ def _prometheus(verdict: Verdict, snapshot: Snapshot | None, asked: Output) -> s
         metrics += cluster_metrics(snapshot)
     text, _ = render(metrics, process=False)
     return text.decode()
-
-
-def _leave(status: int) -> NoReturn:
-    """End now: a thread that hangs in a look-up of a name would be waited for."""
-    sys.stdout.flush()
-    os._exit(status)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.cluster import PARTS, open_cluster
+from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.metrics import served
 from nsqtools.cli.signals import first_signal
 from nsqtools.cli.stats.exporting import cluster_metrics
-from nsqtools.config.option import format_duration
-from nsqtools.errors import UnreachableError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.net.systemd import Notifier
 
@@ -24,18 +21,12 @@ if TYPE_CHECKING:
     from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
 
-log = logging.getLogger(__name__)
-
 
 class Exporter:
-    """Polls when somebody scrapes, one poll at a time: who comes while one runs gets its result.
+    """Polls when somebody scrapes, one poll at a time: who comes while one runs gets its result."""
 
-    ``timeout`` is the limit of a poll, in seconds; what takes longer is an UnreachableError.
-    """
-
-    def __init__(self, look: Callable[[], Awaitable[Snapshot]], timeout: float) -> None:
+    def __init__(self, look: Callable[[], Awaitable[Snapshot]]) -> None:
         self._look = look
-        self._timeout = timeout
         self._running: asyncio.Task[list[Metric]] | None = None
         self._polls = 0
         self._status = "not scraped yet"
@@ -66,13 +57,7 @@ class Exporter:
     async def _poll(self) -> list[Metric]:
         begin = time.monotonic()
         self._polls += 1
-        try:
-            async with asyncio.timeout(self._timeout):
-                snapshot = await self._look()
-        except TimeoutError:
-            self._status = f"no poll within {format_duration(self._timeout)}"
-            log.warning("%s", self._status)
-            raise UnreachableError(self._status) from None
+        snapshot = await self._look()
         self._status = (
             f"{len(snapshot.stats)} of {len(snapshot.nodes)} nsqds answer, {self._polls} polls"
         )
@@ -91,10 +76,8 @@ def serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> in
 async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
     ended = first_signal()
     notifier = Notifier()
-    cluster = open_cluster(where, request_timeout=check.timeout / PARTS)
-    exporter = Exporter(
-        lambda: cluster.look(asked.topic or None, asked.channel or None), check.timeout
-    )
+    cluster = open_cluster(where)
+    exporter = Exporter(lambda: cluster.look(asked.topic or None, asked.channel or None))
     beating = asyncio.get_running_loop().create_task(_beat(notifier, exporter))
     try:
         async with cluster, served(check.serve_address, exporter.collect, "--serve"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.option import format_duration
+from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 from nsqtools.errors import (
     AuthError,
@@ -21,7 +23,7 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
-from nsqtools.net.http import HTTPClient, Lookupd, NsqdHTTP, parse_url, union_producers
+from nsqtools.net.http import Deadline, HTTPClient, Lookupd, NsqdHTTP, parse_url, union_producers
 from nsqtools.net.nobody import Nobody
 from nsqtools.net.probe import what_speaks
 from nsqtools.net.tls import client_context
@@ -47,7 +49,8 @@ _DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})
 class Question:
     """What is consumed and where, as a consuming command is told; times are in seconds.
 
-    ``urls`` are HTTP addresses of nsqds: of the fixed ones, and of others to look at.
+    ``urls`` are HTTP addresses of nsqds: of the fixed ones, and of others to look at. ``timeout``
+    is for all of it, and half of that for nsqlookupds.
     """
 
     topic: str
@@ -57,6 +60,7 @@ class Question:
     urls: tuple[str, ...]
     connect_timeout: float
     request_timeout: float
+    timeout: float = math.inf
 
 
 class _Greeting(NamedTuple):
@@ -76,10 +80,12 @@ class _Examination:
     def __init__(self, question: Question, config: ConsumerConfig) -> None:
         self._question = question
         self._config = config
+        self._end, self._deadline = Deadline(question.timeout), Deadline(question.timeout / 2)
         self._limits: dict[str, Any] = {
             "connect_timeout": question.connect_timeout,
             "request_timeout": question.request_timeout,
             "tls": client_context(config) if config.uses_tls else None,
+            "deadline": self._deadline,
         }
         self._greetings: dict[Address, asyncio.Future[_Greeting]] = {}  # those of fixed nsqds
         self._deaf: dict[str, HTTPError] = {}  # what need not be asked a second time, by URL
@@ -102,6 +108,7 @@ class _Examination:
             asyncio.gather(*map(self._ask_lookupd, dict.fromkeys(question.lookupds))),
             asyncio.gather(*map(self._info, question.urls)),
         )
+        self._deadline.begin(self._end.left)
         candidates = self._candidates(lookupds, dict(zip(question.urls, infos, strict=True)))
         facts = Facts(
             topic=question.topic,
@@ -112,7 +119,7 @@ class _Examination:
             has_secret=bool(config.auth_secret),
             max_in_flight=config.max_in_flight,
         )
-        nsqds = await asyncio.gather(*(self._ask(facts, each) for each in candidates))
+        nsqds = await call_each(candidates, lambda each: self._ask(facts, each))
         return replace(facts, nsqds=tuple(await self._look_again(nsqds)))
 
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
@@ -139,7 +146,12 @@ class _Examination:
         topic = self._question.topic
         config = self._config
         token = config.auth_secret if config.lookupd_authorization else ""
-        async with Lookupd(url, token=token, **self._limits) as client:
+        left_out: dict[str, bool] = {}
+
+        def tell(endpoint: str, entry: str) -> None:
+            left_out[entry] = endpoint == "lookup" or left_out.get(entry, False)
+
+        async with Lookupd(url, token=token, tell=tell, **self._limits) as client:
             address = client.address
             try:
                 topics, lookup, nodes = await asyncio.gather(
@@ -150,7 +162,7 @@ class _Examination:
                 info = await self._info(str(address)) if speaks == "http" else None
                 is_nsqd = info is not None and info.tcp_port > 0
                 return LookupdFacts(
-                    url=url, address=address, error=error, speaks=speaks, is_nsqd=is_nsqd
+                    url=url, address=address, error=error.bare(), speaks=speaks, is_nsqd=is_nsqd
                 )
             skew = _skew(client)
         info = await self._info(url if "://" in url else str(address))
@@ -162,6 +174,7 @@ class _Examination:
             topics=frozenset(topics),
             producers=lookup.producers,
             nodes=tuple(nodes),
+            left_out=left_out,
         )
 
     def _candidates(
@@ -195,7 +208,7 @@ class _Examination:
                 return await client.info()
         except HTTPError as error:
             if error.reason in _DEAF:
-                self._deaf[url] = error
+                self._deaf[url] = error.bare()
             return None
 
     async def _ask_http(self, nsqd: NsqdFacts) -> NsqdFacts:
@@ -209,7 +222,7 @@ class _Examination:
                 topics = report.topics or (await client.report()).topics
             except HTTPError as error:
                 speaks = await self._what_speaks(client.address, error)
-                return replace(nsqd, http_error=error, http_speaks=speaks)
+                return replace(nsqd, http_error=error.bare(), http_speaks=speaks)
             return replace(
                 nsqd,
                 skew=_skew(client),
@@ -219,7 +232,7 @@ class _Examination:
             )
 
     async def _greet(self, tcp: Address) -> _Greeting:
-        limit = self._question.request_timeout
+        limit = min(self._question.request_timeout, max(0.0, self._end.left))
         try:
             async with asyncio.timeout(limit):
                 connection = await Connection.open(
@@ -230,7 +243,7 @@ class _Examination:
             text = f"no answer within {format_duration(limit)}"
             return _Greeting(error=ConnectError(text, tcp, reason="silence"))
         except PeerError as refused:
-            return _Greeting(needs_tls=_wants_tls(refused), error=refused)
+            return _Greeting(needs_tls=_wants_tls(refused), error=refused.bare())
         return _Greeting(connection.features, needs_tls)
 
     async def _explain(self, nsqd: NsqdFacts, tcp: Address, error: PeerError) -> NsqdFacts:
@@ -258,19 +271,20 @@ class _Examination:
         """Nothing known, if nobody listens at all or it is known to be nsqd."""
         if isinstance(error, AuthError | RefusedError) or error.reason in _DEAF:
             return ""
-        return await what_speaks(address, limit=self._question.connect_timeout)
+        limit = min(self._question.connect_timeout, max(0.0, self._deadline.left))
+        return await what_speaks(address, limit=limit)
 
     async def _look_again(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
         """The channel once more, a moment later, where consumers seem to take nothing."""
         seem_stuck = {nsqd.name for nsqd in nsqds if _seems_stuck(nsqd, self._question.channel)}
         if not seem_stuck:
             return list(nsqds)
-        await asyncio.sleep(MOMENT)
+        await asyncio.sleep(min(MOMENT, max(0.0, self._deadline.left)))
 
         async def look(nsqd: NsqdFacts) -> NsqdFacts:
             return await self._later(nsqd) if nsqd.name in seem_stuck else nsqd
 
-        return await asyncio.gather(*map(look, nsqds))
+        return await call_each(nsqds, look)
 
     async def _later(self, nsqd: NsqdFacts) -> NsqdFacts:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +11,7 @@ from nsqtools.errors import AuthError, RefusedError
 from nsqtools.names import NSQD_TCP_PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nsqtools.errors import HTTPError, PeerError
     from nsqtools.names import Address
@@ -37,7 +38,8 @@ class LookupdFacts:
 
     ``url`` is as it was given.
     ``is_nsqd`` is for the HTTP port of an nsqd. ``skew`` is how far its clock is at least ahead of
-    ours, in seconds. ``producers`` are those of /lookup, ``nodes`` those of /nodes.
+    ours, in seconds. ``producers`` are those of /lookup, ``nodes`` those of /nodes; ``left_out``
+    says what is wrong with others, and whether they are of /lookup.
     """
 
     url: str
@@ -50,6 +52,7 @@ class LookupdFacts:
     topics: frozenset[str] = frozenset()
     producers: tuple[Producer, ...] = ()
     nodes: tuple[Producer, ...] = ()
+    left_out: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ class NsqdFacts:
         return next((each for each in channels if each.name == name), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """All that the diagnosis is made of; ``channel`` is empty if none was named.
 
@@ -127,7 +130,7 @@ class Facts:
         lookupds = [not each.error or each.speaks for each in self.lookupds]
         return any(lookupds) or any(each.is_there for each in self.nsqds)
 
-    @property
+    @cached_property
     def found(self) -> set[Address]:
         """Where nsqlookupds send consumers of the topic."""
         return {producer.tcp for each in self.lookupds for producer in each.producers}
@@ -142,15 +145,19 @@ class Facts:
         listed = nsqd.producer is not None and self.topic in nsqd.producer.topics
         return listed or nsqd.topic is not None or nsqd.tcp in self.found
 
-    def hidden_by(self, nsqd: NsqdFacts) -> list[LookupdFacts]:
+    def hidden_by(self, nsqd: NsqdFacts) -> Sequence[LookupdFacts]:
         """The nsqlookupds where the topic of this nsqd has a tombstone."""
-        return [
-            lookupd
-            for lookupd in self.lookupds
-            for producer in lookupd.nodes
-            if producer.tcp == nsqd.tcp
-            and (self.topic, True) in zip(producer.topics, producer.tombstones, strict=True)
-        ]
+        return self._tombstones.get(nsqd.tcp, ())
+
+    @cached_property
+    def _tombstones(self) -> Mapping[Address | None, Sequence[LookupdFacts]]:
+        hidden: dict[Address | None, list[LookupdFacts]] = {}
+        for lookupd in self.lookupds:
+            for producer in lookupd.nodes:
+                topics = zip(producer.topics, producer.tombstones, strict=True)
+                if (self.topic, True) in topics:
+                    hidden.setdefault(producer.tcp, []).append(lookupd)
+        return hidden
 
     def having(self) -> Iterator[tuple[NsqdFacts, TopicStats]]:
         """The nsqds that have the topic, with what they say of it."""

@@ -12,7 +12,7 @@ from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
+    from nsqtools.engine.doctor.facts import Facts, Level, LookupdFacts, NsqdFacts
     from nsqtools.errors import PeerError
 
 _SKEW = 5.0
@@ -71,13 +71,21 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
     if not answering:
         return
     having = [nsqd for nsqd, _ in facts.having()]
+    lost = False  # whether nsqds of the topic are registered with an address of no use
+    for each in answering:
+        for text, is_of_topic in each.left_out.items():
+            lost = lost or is_of_topic
+            level: Level = "failure" if is_of_topic else "warning"
+            fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
+            text = f"consumers cannot use what nsqlookupd {each.address} lists: {text}"
+            yield Finding(level, "listing", text, fix)
     if facts.found:
         names = ", ".join(sorted(map(str, facts.found)))
         text = (
             f"nsqlookupd lists topic {facts.topic} on {counted(len(facts.found), 'nsqd')}: {names}"
         )
         yield Finding("ok", "listing", text)
-    elif not having and not any(map(facts.hidden_by, facts.nsqds)):
+    elif not lost and not having and not any(map(facts.hidden_by, facts.nsqds)):
         yield _unlisted(facts, answering)
     for nsqd in facts.nsqds:
         yield from _judge_tombstones(facts, nsqd, answering)

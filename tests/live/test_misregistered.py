@@ -1,0 +1,151 @@
+"""nsqds that are registered where nobody can find them cost themselves, and no other answer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.eventually import eventually
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
+
+pytestmark = pytest.mark.nsqd_only("it is how nsqd and nsqlookupd take such an address")
+
+BAD = ("-broadcast-address=h:99", "-broadcast-address=a b", "-broadcast-tcp-port=99999")
+
+
+@pytest.fixture
+def lookupd(make_nsqlookupd: MakeNsqlookupd) -> Nsqlookupd:
+    return make_nsqlookupd()
+
+
+@pytest.fixture
+def bad(make_nsqd: MakeNsqd, lookupd: Nsqlookupd, topic: str) -> list[Nsqd]:
+    """All have the topic, and a message in its channel."""
+    made = [make_nsqd(option, lookupds=[lookupd]) for option in BAD]
+    for nsqd in made:
+        nsqd.create(topic, "c")
+        nsqd.publish(topic, [b"lost"])
+    eventually(lambda: len(listed(lookupd, topic)) == len(BAD))
+    return made
+
+
+def listed(lookupd: Nsqlookupd, topic: str) -> list[dict[str, object]]:
+    try:
+        return json.loads(lookupd.request("GET", "/lookup", topic=topic))["producers"]  # type: ignore[no-any-return]
+    except LookupError:
+        return []
+
+
+@pytest.fixture
+def good(make_nsqd: MakeNsqd, lookupd: Nsqlookupd, bad: list[Nsqd], topic: str) -> Nsqd:
+    nsqd = make_nsqd(lookupds=[lookupd])
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"found"])
+    eventually(lambda: len(listed(lookupd, topic)) == len(bad) + 1)
+    return nsqd
+
+
+def by(lookupd: Nsqlookupd) -> tuple[str, str]:
+    return "--lookupd-http-address", str(lookupd.http)
+
+
+def names_all(stderr: str) -> bool:
+    """Whether each is named, in one warning of its own."""
+    return all(stderr.count(name) == 1 for name in ('nsqd "h:99"', 'nsqd "a b"', "is 99999,"))
+
+
+def test_they_cost_no_message_of_the_others(
+    nsqtools_cli: Cli, lookupd: Nsqlookupd, good: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    ends = ("--topic", topic, "--channel", "c", "-n", "1", *by(lookupd))
+    tailed = nsqtools_cli("tail", *ends)
+    assert (tailed.code, tailed.stdout) == (0, b"found\n"), tailed.stderr
+    assert names_all(tailed.stderr)
+    good.publish(topic, [b"again"])
+    filed = nsqtools_cli("to-file", *ends, "--output-dir", str(tmp_path), "--filename-format", "f")
+    assert (filed.code, (tmp_path / "f").read_bytes()) == (0, b"again\n"), filed.stderr
+
+
+def test_commands_that_ask_the_cluster_show_and_change_the_others(
+    nsqtools_cli: Cli, lookupd: Nsqlookupd, good: Nsqd, topic: str
+) -> None:
+    def run(*words: str) -> str:
+        ended = nsqtools_cli(*words, *by(lookupd))
+        assert ended.code == 0, ended.stderr
+        assert names_all(ended.stderr)
+        return ended.stdout.decode()
+
+    told = json.loads(run("stats", "--once", "--json"))
+    assert [each["nsqd"] for each in told["nsqds"]] == [str(good.http)]
+    assert f"{good.tcp}\t" in run("lookup", "producers", topic)
+    assert f"{good.tcp}\t" in run("lookup", "nodes")
+    assert run("lookup", "channels", topic) == "c\n"
+    run("topic", "pause", topic)
+    assert good.topic(topic)["paused"]
+    run("channel", "pause", topic, "c")
+    assert good.channel(topic, "c")["paused"]
+
+
+def test_the_doctor_says_what_is_wrong_with_each(
+    nsqtools_cli: Cli, lookupd: Nsqlookupd, good: Nsqd, topic: str
+) -> None:
+    ended = nsqtools_cli("doctor", "--topic", topic, "--json", *by(lookupd))
+    findings = json.loads(ended.stdout)["findings"]
+    wrong = [each for each in findings if each["level"] == "failure"]
+    assert ended.code == 1
+    assert [each["check"] for each in wrong] == ["listing"] * len(BAD)
+    assert names_all("\n".join(each["text"] for each in wrong))
+    assert all("--broadcast-address" in each["fix"] for each in wrong)
+    assert [each["level"] for each in findings if each["check"] == "tcp"] == ["ok"]
+
+
+def test_a_running_tail_finds_those_that_join_later(
+    nsqtools_cli: Cli,
+    make_nsqd: MakeNsqd,
+    lookupd: Nsqlookupd,
+    bad: list[Nsqd],
+    topic: str,
+    tmp_path: Path,
+) -> None:
+    quick = "--consumer-opt", "lookupd_poll_interval,200ms"
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        tail = nsqtools_cli.start(
+            *("tail", "--topic", topic, "--channel", "c", "-n", "1", *quick, *by(lookupd)),
+            stdout=out,
+            stderr=err,
+        )
+        eventually(lambda: names_all((tmp_path / "err").read_text()))
+        nsqd = make_nsqd(lookupds=[lookupd])
+        nsqd.create(topic, "c")
+        nsqd.publish(topic, [b"later"])
+        assert tail.wait(30) == 0
+    assert (tmp_path / "out").read_bytes() == b"later\n"
+    assert names_all((tmp_path / "err").read_text())
+
+
+def test_an_ipv6_address_in_brackets_is_used(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, lookupd: Nsqlookupd, topic: str
+) -> None:
+    ports = free_port(), free_port()
+    nsqd = make_nsqd(
+        *("-broadcast-address=[::1]", f"-tcp-address=[::1]:{ports[0]}"),
+        *(f"-broadcast-http-port={ports[1]}", "-broadcast-tcp-port=0"),
+        lookupds=[lookupd],
+    )
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"six"])
+    eventually(lambda: listed(lookupd, topic))
+    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "-n", "1", *by(lookupd))
+    assert (tailed.code, tailed.stdout) == (0, b"six\n"), tailed.stderr
+    # nsqlookupd knows it with its brackets, and so it is told.
+    node = nsqtools_cli("node", "tombstone", topic, f"[::1]:{ports[1]}", "--yes", *by(lookupd))
+    assert node.code == 0, node.stderr
+    assert listed(lookupd, topic) == []
