@@ -38,6 +38,10 @@ _FORGET = 300.0
 silent one (-inactive-producer-timeout). Longer it is not, though it answers: it may be the old
 address of one that is listed at another, and would count twice."""
 
+_PART = 0.4
+"""Of the time of a look, for nsqlookupds: they may hang, and then nsqds too, and a result still
+comes in time."""
+
 _MOST_TOLD = 20
 """Silent nsqds that are told one by one after a look."""
 
@@ -99,8 +103,7 @@ class Cluster:
 
     A given one is asked where it was given, and counts once if it is listed too. ``limits``
     are HTTPClient's connect_timeout, request_timeout and tls. ``timeout`` is that of a look at
-    all, in seconds; half of it is for nsqlookupds. A server that falls silent is a warning, once,
-    unless ``quiet``.
+    all, in seconds. A server that falls silent is a warning, once, unless ``quiet``.
     Raises ConfigError for a malformed address.
     """
 
@@ -114,18 +117,16 @@ class Cluster:
         **limits: Any,
     ) -> None:
         self._timeout = timeout
-        self._finding, self._asking = Deadline(), Deadline()
-        self._limits = limits
+        self._deadline = Deadline()
+        self._limits = {"deadline": self._deadline, **limits}
         self._quiet = quiet
-        self._lookupds = [
-            Lookupd(url, deadline=self._finding, **limits) for url in dict.fromkeys(lookupds)
-        ]
+        self._lookupds = [Lookupd(url, **self._limits) for url in dict.fromkeys(lookupds)]
         self._silence = Silence()
         self._silent: set[str] = set()
         self._clients: dict[str, NsqdHTTP] = {}
         self._given: dict[str, str] = {}
         for url in nsqds:
-            client = NsqdHTTP(url, deadline=self._asking, **limits)
+            client = NsqdHTTP(url, **self._limits)
             name = f"{client.address}{client.url.path.rstrip('/')}"
             self._clients.setdefault(name, client)
             self._given.setdefault(name, url)
@@ -180,13 +181,15 @@ class Cluster:
     async def _look(
         self, topic: str | None, channel: str | None, clients: bool, *, everywhere: bool = False
     ) -> Snapshot:
-        self._asking.begin(self._timeout)
-        self._finding.begin(self._timeout / 2)
+        end = Deadline(2 * _PART * self._timeout)
+        self._deadline.begin(_PART * self._timeout)
         found = await self._discover()
+        self._deadline.begin(end.left)
         nodes = {each.name: each for each in found if everywhere or self._has(each, topic)}
         failures = {name: self._failed[name] for name in nodes if name in self._failed}
 
         async def report(name: str) -> NsqdStats:
+            self._deadline.check(nodes[name].api)
             client = self._client(nodes[name])
             return await client.report(topic, channel, include_clients=clients)
 
@@ -293,8 +296,7 @@ class Cluster:
         """Raises HTTPError for a listed one that can be nowhere."""
         if node.name not in self._clients and node.api:
             # What is not given is listed, and may be nonsense that a server says.
-            limits = {"deadline": self._asking, **self._limits}
-            self._clients[node.name] = NsqdHTTP.listed(node.api, **limits)
+            self._clients[node.name] = NsqdHTTP.listed(node.api, **self._limits)
         return self._clients[node.name]
 
     def _has(self, node: Node, topic: str | None) -> bool:

@@ -107,8 +107,13 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds, or less than none."""
-        return self._end - monotonic()
+        """Seconds, or none."""
+        return max(0.0, self._end - monotonic())
+
+    def check(self, address: Address | None) -> None:
+        """Raise HTTPError, of the server that was to be asked, if no time is left."""
+        if not self.left:
+            raise HTTPError("not asked in the time of --timeout", address, reason="silence")
 
 
 class HTTPClient:
@@ -235,6 +240,7 @@ class HTTPClient:
     async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> _Reply:
         """One request, and its reply whatever its status; raises HTTPError."""
         scheme, address, _, query = self.url
+        self._deadline.check(address)
         url = httpx.URL(
             scheme=scheme,
             host=address.host,
@@ -244,12 +250,9 @@ class HTTPClient:
         )
         replying = False
         begin = monotonic()
-        left = self._deadline.left
-        if left <= 0:
-            raise HTTPError("not asked in the time of --timeout", address, reason="silence")
         try:
             async with (
-                asyncio.timeout(min(self._request_timeout, left)),
+                asyncio.timeout(min(self._request_timeout, self._deadline.left)),
                 self._client.stream(method, url) as response,
             ):
                 replying = True
@@ -285,7 +288,7 @@ class HTTPClient:
         if isinstance(error, httpx.ConnectTimeout):
             return f"no connection within {format_duration(self._connect_timeout)}", "dial"
         if isinstance(error, httpx.TimeoutException | TimeoutError):
-            if self._deadline.left <= 0:
+            if not self._deadline.left:
                 return "no answer in the time of --timeout", "silence"
             return f"no answer within {format_duration(self._request_timeout)}", "silence"
         cause = next(_system_errors(error), None)

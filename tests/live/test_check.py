@@ -190,7 +190,7 @@ def test_a_server_that_hangs_costs_its_part_of_the_time(watched: Watched) -> Non
         output = watched.check("--timeout", "3s", where=where)
         assert output.state == "WARNING"
         assert len(output.more) == 2
-        assert all("no answer within 1.2s" in line for line in output.more)
+        assert all("--timeout" in line for line in output.more)
         slow = watched.check("--timeout", "4s", "--age-crit", "1s", "--interval", "10ms")
         assert slow.state == "WARNING"
     assert time.monotonic() - begin < 30

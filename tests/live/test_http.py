@@ -54,7 +54,7 @@ async def test_nsqlookupd_knows_nothing_of_an_unknown_topic(nsqlookupd: Nsqlooku
     async with lookupd(nsqlookupd.http) as client:
         assert await client.topics() == []
         assert await client.channels("unknown") == []
-        assert await client.lookup("unknown") == Lookup()
+        assert await client.lookup("unknown") == Lookup(known=False)
         assert await client.nodes() == []
 
 

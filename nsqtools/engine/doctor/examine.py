@@ -125,6 +125,10 @@ class _Examination:
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
         """Over HTTP, and over TCP unless it has nothing to do with the topic."""
         tcp = nsqd.tcp
+        try:
+            self._deadline.check(tcp or nsqd.http)
+        except HTTPError as late:
+            return replace(nsqd, http_error=late.bare(), tcp_error=late)
         if tcp is None:
             return await self._ask_http(nsqd)
         if nsqd.given or facts.is_concerned(nsqd):
@@ -232,7 +236,7 @@ class _Examination:
             )
 
     async def _greet(self, tcp: Address) -> _Greeting:
-        limit = min(self._question.request_timeout, max(0.0, self._end.left))
+        limit = min(self._question.request_timeout, self._end.left)
         try:
             async with asyncio.timeout(limit):
                 connection = await Connection.open(
@@ -271,7 +275,7 @@ class _Examination:
         """Nothing known, if nobody listens at all or it is known to be nsqd."""
         if isinstance(error, AuthError | RefusedError) or error.reason in _DEAF:
             return ""
-        limit = min(self._question.connect_timeout, max(0.0, self._deadline.left))
+        limit = min(self._question.connect_timeout, self._deadline.left)
         return await what_speaks(address, limit=limit)
 
     async def _look_again(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
@@ -279,7 +283,7 @@ class _Examination:
         seem_stuck = {nsqd.name for nsqd in nsqds if _seems_stuck(nsqd, self._question.channel)}
         if not seem_stuck:
             return list(nsqds)
-        await asyncio.sleep(min(MOMENT, max(0.0, self._deadline.left)))
+        await asyncio.sleep(min(MOMENT, self._deadline.left))
 
         async def look(nsqd: NsqdFacts) -> NsqdFacts:
             return await self._later(nsqd) if nsqd.name in seem_stuck else nsqd

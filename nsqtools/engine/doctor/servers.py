@@ -232,6 +232,8 @@ def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:
 
 
 def _start(nsqd: NsqdFacts) -> str:
+    if nsqd.http_error and "--timeout" in nsqd.http_error.text:
+        return "give more time with --timeout"
     if nsqd.given or not nsqd.producer:
         return "start it, or give an address where one listens"
     return "start it, or with --broadcast-address=ADDRESS if it runs; look for firewalls between"

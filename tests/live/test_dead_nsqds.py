@@ -1,0 +1,66 @@
+"""However many nsqds are listed and dead: a command ends in its time, and stays small."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.dead import dead_cluster
+from tests.support.process import COMMAND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nsqtools.names import Address
+
+TIMEOUT = 4
+SLACK = 12.0
+"""Seconds besides --timeout, for a machine that is busy with much else."""
+MEMORY = 150 << 10
+"""KiB, as the kernel counts them."""
+
+
+@pytest.fixture(
+    scope="module", params=[{"refusing": 10_000}, {"refusing": 9_500, "hanging": 500}], ids=str
+)
+def lookupd(request: pytest.FixtureRequest) -> Iterator[Address]:
+    with dead_cluster(**request.param) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        (("stats", "--once"), {3}),
+        (("stats", "--check", "--depth-crit", "1"), {2, 3}),
+        (("topic", "create", "u"), {0, 4}),
+        (("topic", "pause", "t"), {1, 3, 4}),
+        (("channel", "create", "t", "c"), {3, 4}),
+        (("channel", "delete", "t", "c", "--yes"), {3, 4}),
+        (("lookup", "nodes"), {0}),
+        (("doctor", "--topic", "t"), {1, 3}),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else "",
+)
+def test_a_command_ends_in_time_and_stays_small(
+    lookupd: Address, words: tuple[str, ...], codes: set[int], tmp_path: Path
+) -> None:
+    where = ("--lookupd-http-address", str(lookupd), "--timeout", f"{TIMEOUT}s")
+    began = time.monotonic()
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen([*COMMAND, *words, *where], stdout=out, stderr=out)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = code = os.waitstatus_to_exitcode(status)
+    took = time.monotonic() - began
+    said = (tmp_path / "out").read_text()[-2000:]
+    assert code in codes, said
+    assert "Traceback" not in said
+    assert took < TIMEOUT + SLACK
+    assert used.ru_maxrss < MEMORY
+    print(f"{words}: {took:.1f} s, {used.ru_maxrss >> 10} MiB", file=sys.stderr)

@@ -1,0 +1,79 @@
+"""A nsqlookupd that lists ten thousand nsqds of which none answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
+from typing import TYPE_CHECKING
+
+from nsqtools.names import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REFUSED_PORT = 1
+
+
+@contextmanager
+def dead_cluster(*, refusing: int = 0, hanging: int = 0) -> Iterator[Address]:
+    """The address of the nsqlookupd.
+
+    Of the nsqds some refuse connections, and some take them and say nothing; all have topic t.
+    """
+    hosts = (f"127.{a}.{b}.{c}" for a, b, c in product(range(1, 255), range(250), range(1, 251)))
+    places = [(host, REFUSED_PORT) for host, _ in zip(hosts, range(refusing), strict=False)]
+    with ExitStack() as stack:
+        for _ in range(hanging):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(8)
+            places.append(listener.getsockname())
+        server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), _handler(places)))
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield Address(*server.server_address[:2])  # type: ignore[arg-type]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _handler(places: list[tuple[str, int]]) -> type[BaseHTTPRequestHandler]:
+    nodes = {"channels": ["c"], "producers": [_node(*place) for place in places]}
+    answers = {"/nodes": nodes, "/lookup": nodes, "/topics": {"topics": ["t"]}}
+    encoded = {path: json.dumps(answer).encode() for path, answer in answers.items()}
+    channels = b'{"channels": ["c"]}'
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = encoded.get(self.path.partition("?")[0], channels)
+            self.send_response(200)
+            self.send_header("X-NSQ-Content-Type", "nsq; version=1.0")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+def _node(host: str, port: int) -> dict[str, object]:
+    return {
+        "remote_address": f"{host}:50000",
+        "hostname": "host",
+        "broadcast_address": host,
+        "tcp_port": port,
+        "http_port": port,
+        "version": "1.3.0",
+        "topics": ["t"],
+        "tombstones": [False],
+    }
