@@ -112,6 +112,8 @@ class Consumers:
         self._past = ConsumerStats()
         self._past_of: dict[str, ConsumerStats] = {}
         self._any_reached = False
+        self.out_of_time = False
+        """Whether a limit of time, and no signal, is why it stops."""
         self.stopping = asyncio.Event()
         """Set once no more messages are to come."""
         self.errors: list[BaseException] = []
@@ -236,6 +238,8 @@ class Consumers:
                 await self._consume(topic)
             except (PeerError, ConfigError) as error:
                 return error
+            if self.out_of_time and not topic.reached:
+                return UnreachableError("no nsqd let us in before the time was over")
         return None
 
     async def _consume(self, topic: _Topic) -> None:

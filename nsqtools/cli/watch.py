@@ -108,6 +108,7 @@ class Watch:
         ):
             log.info("stopping: %s", reason)
             self.cut_short = reason == "max-duration" and self._options.until_empty
+            self._consumers.out_of_time = True
             self._consumers.stop()
             return None
         quiet = rule.idle_timeout is not None and now >= last + rule.idle_timeout

@@ -255,6 +255,7 @@ class Producer:
         try:
             async with asyncio.timeout_at(deadline):
                 while connection := await self._choose(batch.target, failed):
+                    reason = f"{connection.address}: no answer"
                     try:
                         await self._send(connection, batch)
                     except PeerError as error:

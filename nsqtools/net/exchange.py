@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import ssl
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -148,7 +148,7 @@ class HTTPClient:
         self._connect_timeout = connect_timeout
         self._request_timeout = request_timeout
         self._deadline = deadline or Deadline()
-        self._tell = tell or self._warn
+        self._tell = tell or partial(_warn_once, self.address)
         headers = [
             (b"Accept", f"application/vnd.{_V1}".encode()),
             (b"Accept-Encoding", b"identity"),
@@ -220,9 +220,6 @@ class HTTPClient:
         if unknown is not None and code in _UNKNOWN_TOPIC:
             return unknown
         raise self._refused(name, reply)
-
-    def _warn(self, name: str, left_out: str) -> None:
-        _warn_once(f"{self.address}: /{name}: left out {left_out}")
 
     async def _change(self, name: str, **params: str) -> None:
         """POST to an endpoint that answers with nothing; raises HTTPError unless it did it."""
@@ -316,8 +313,8 @@ def _no_cas() -> ssl.SSLContext:
 
 
 @lru_cache(1000)
-def _warn_once(text: str) -> None:
-    log.warning("%s", text)
+def _warn_once(address: Address, name: str, left_out: str) -> None:
+    log.warning("%s: /%s: left out %s", address, name, left_out)
 
 
 def _unwrap(reply: _Reply) -> tuple[int, str, Any]:

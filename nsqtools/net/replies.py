@@ -221,11 +221,9 @@ def _usable(
 def _title(entry: object) -> str:
     """What an entry calls itself, for messages."""
     fields = entry if isinstance(entry, dict) else {}
-    names = ("broadcast_address", "topic_name", "channel_name", "client_id")
-    title = next((f" {_name(fields[name])}" for name in names if name in fields), "")
-    if came := fields.get("remote_address"):
-        title += f", registered from {_name(came)}" if "broadcast_address" in fields else ""
-    return title
+    names = ("broadcast_address", "topic_name", "channel_name", "client_id", "remote_address")
+    titles = [_name(fields[name]) for name in names if name in fields]
+    return " " + ", from ".join(titles) if titles else ""
 
 
 def _topic(entry: object, left_out: LeftOut) -> TopicStats:

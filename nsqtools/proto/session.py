@@ -270,7 +270,9 @@ class Session:
         if not error.fatal:
             self._events.append(CommandFailed(error))
         elif error.code in AUTH_CODES:
-            raise AuthError(f"nsqd refused the AUTH secret: {text}")
+            unauthorized = error.code == "E_UNAUTHORIZED"
+            refusal = "does not permit this" if unauthorized else "refused the AUTH secret"
+            raise AuthError(f"nsqd {refusal}: {text}")
         elif self.state in _STREAMING:
             raise error
         else:

@@ -11,7 +11,7 @@ import pytest
 
 from nsqtools.cli.run import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
-from nsqtools.errors import ConfigError, LockedError, OutputError, PeerError
+from nsqtools.errors import ConfigError, LockedError, OutputError, PeerError, UnreachableError
 from tests.cli.gathering import Gathering, refusing, start, time
 from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, undisturbed
@@ -217,3 +217,21 @@ async def test_the_refresh_of_topics_is_how_often_a_refused_one_is_tried() -> No
     )
     await consume(source, "c", ConsumerConfig(), StopOptions(max_duration=18.0), sink)
     assert sum(text.startswith("SUB bad") for _, text in nsqd.log) == 4
+
+
+@virtual
+async def test_an_nsqd_that_does_not_let_us_in_before_the_time_is_over_is_unreachable() -> None:
+    nsqd = Network().nsqd()
+    nsqd.hole = True
+    with pytest.raises(UnreachableError):
+        await start(Gathering(), nsqd, max_duration=0.1)
+
+
+@virtual
+async def test_a_signal_before_an_nsqd_has_let_us_in_is_no_failure() -> None:
+    nsqd = Network().nsqd()
+    nsqd.hole = True
+    run = start(Gathering(), nsqd, max_duration=10.0)
+    await elapse(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await run == 0

@@ -92,7 +92,7 @@ def the_only(found: Facts) -> Finding:
     return finding
 
 
-WELL = events(channel(depth=1))
+WELL = events(channel(depth=1, client_count=1))
 
 
 @pytest.mark.parametrize(
@@ -474,3 +474,15 @@ def test_messages_that_wait_for_the_missing_channel_are_one_finding(
 def test_messages_that_wait_beside_a_channel_that_is_elsewhere() -> None:
     found = facts(nsqd("a", events(depth=3)), nsqd("b", WELL))
     assert the_only(found).text == "3 messages wait in topic events, which has no channel there"
+
+
+def test_a_backlog_that_nobody_consumes_is_a_warning() -> None:
+    finding = the_only(facts(nsqd("a", events(channel(depth=3)))))
+    assert (finding.level, finding.check) == ("warning", "channel")
+    assert "tail --topic events --channel c" in finding.fix
+
+
+def test_who_has_no_time_to_be_asked_is_not_told_to_start() -> None:
+    late = HTTPError("not asked in the time of --timeout", reason="silence")
+    found = nsqd("a", features=None, tcp_error=late, http_error=late)
+    assert "--timeout" in the_only(facts(found)).fix

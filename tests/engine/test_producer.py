@@ -647,3 +647,12 @@ async def test_a_thousand_publishes_at_once_through_flapping_nsqds_all_arrive(mo
                 await elapse(0.01)
         await asyncio.gather(*tasks)
         assert {int(body) for nsqd in nsqds for body in flatten(nsqd.published)} == set(range(1000))
+
+
+@virtual
+async def test_a_publish_without_an_answer_names_the_nsqd_that_gave_none() -> None:
+    nsqd = Network().nsqd()
+    nsqd.answers = False
+    async with producing(nsqd, publish_timeout=5) as producer:
+        with pytest.raises(PublishError, match=f"{nsqd.address}: no answer"):
+            await producer.publish("t", [b"1", b"2"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
@@ -44,3 +46,18 @@ def test_lookup_unites_and_marks(
     assert str(lookupds[0].http) in survived.stderr
     lookupds[1].stop()
     lookup("topics", code=3)
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+def test_a_topic_that_no_nsqlookupd_knows_is_a_failure(
+    nsqtools_cli: Cli, make_nsqlookupd: MakeNsqlookupd, topic: str, form: tuple[str, ...]
+) -> None:
+    lookupd = make_nsqlookupd()
+    where = ("--lookupd-http-address", str(lookupd.http), *form)
+    for what in ("channels", "producers"):
+        ended = nsqtools_cli("lookup", what, topic, *where)
+        assert (ended.code, ended.stdout) == (1, b"")
+        assert len(ended.stderr.splitlines()) == 1
+    lookupd.request("POST", "/topic/create", topic=topic)
+    for what in ("channels", "producers"):
+        assert nsqtools_cli("lookup", what, topic, *where).code == 0

@@ -118,6 +118,7 @@ class _Examination:
             uses_tls=config.uses_tls,
             has_secret=bool(config.auth_secret),
             max_in_flight=config.max_in_flight,
+            compression="snappy" if config.snappy else "deflate" if config.deflate else "",
         )
         nsqds = await call_each(candidates, lambda each: self._ask(facts, each))
         return replace(facts, nsqds=tuple(await self._look_again(nsqds)))

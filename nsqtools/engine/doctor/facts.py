@@ -113,7 +113,8 @@ class NsqdFacts:
 class Facts:
     """All that the diagnosis is made of; ``channel`` is empty if none was named.
 
-    ``uses_tls``, ``has_secret`` and ``max_in_flight`` are of the consumer in question.
+    ``uses_tls``, ``has_secret``, ``max_in_flight`` and ``compression``, which is snappy, deflate or
+    empty, are of the consumer in question.
     """
 
     topic: str
@@ -123,6 +124,7 @@ class Facts:
     uses_tls: bool
     has_secret: bool
     max_in_flight: int
+    compression: str = ""
 
     @property
     def anybody(self) -> bool:

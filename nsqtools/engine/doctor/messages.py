@@ -103,6 +103,8 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
         text += ": what it holds is deferred, and is delivered when its time has come"
         fix = f"wait, or look for what requeued it: {facts.watch_consumers()}"
         return Finding("warning", "channel", text, fix)
+    if depth and not clients:
+        return Finding("warning", "channel", text, f"consume it: {facts.consume(name)}")
     return Finding("ok", "channel", text)
 
 

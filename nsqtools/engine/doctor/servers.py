@@ -12,7 +12,7 @@ from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nsqtools.engine.doctor.facts import Facts, Level, LookupdFacts, NsqdFacts
+    from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
     from nsqtools.errors import PeerError
 
 _SKEW = 5.0
@@ -75,10 +75,9 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
     for each in answering:
         for text, is_of_topic in each.left_out.items():
             lost = lost or is_of_topic
-            level: Level = "failure" if is_of_topic else "warning"
             fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
-            text = f"consumers cannot use what nsqlookupd {each.address} lists: {text}"
-            yield Finding(level, "listing", text, fix)
+            text = f"nsqlookupd {each.address} lists what nobody can use: {text}"
+            yield Finding("failure" if is_of_topic else "warning", "listing", text, fix)
     if facts.found:
         names = ", ".join(sorted(map(str, facts.found)))
         text = (
@@ -156,6 +155,9 @@ def judge_nsqds(facts: Facts) -> Iterator[Finding]:
     for nsqd in facts.concerned:
         if nsqd.tcp is not None:
             yield _judge_tcp(facts, nsqd, nsqd.tcp)
+        if (codec := facts.compression) and nsqd.features and not getattr(nsqd.features, codec):
+            text = f"nsqd {nsqd.name} declines --{codec}: the connection is not compressed"
+            yield Finding("warning", "tcp", text, f"start that nsqd with --{codec}")
         yield from _judge_http(nsqd)
     versions = sorted({nsqd.version for nsqd in facts.concerned if nsqd.version})
     if len(versions) > 1:
@@ -183,7 +185,8 @@ def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
 
 def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
     if facts.has_secret:
-        fix = f"{_SECRET} with a secret that its AUTH server knows (nsqd --auth-http-address)"
+        knows = "permits this" if "E_UNAUTHORIZED" in error.text else "knows"
+        fix = f"{_SECRET} with a secret that its AUTH server {knows} (nsqd --auth-http-address)"
         return Finding("failure", "auth", f"nsqd {tcp}: {error.text}", fix)
     return Finding("failure", "auth", f"nsqd {tcp} requires AUTH", _SECRET)
 
