@@ -12,7 +12,8 @@ from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import nobody
 from nsqtools.errors import HTTPError
-from nsqtools.net.http import Deadline, Lookupd, NsqdHTTP, attempt, parse_url
+from nsqtools.net.exchange import Deadline
+from nsqtools.net.http import Lookupd, NsqdHTTP, attempt, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

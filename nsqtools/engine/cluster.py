@@ -14,15 +14,8 @@ from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import Silence, nobody
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.net.http import (
-    Answers,
-    Deadline,
-    Lookupd,
-    NsqdHTTP,
-    ask_all,
-    attempt,
-    union_producers,
-)
+from nsqtools.net.exchange import Deadline
+from nsqtools.net.http import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
 from nsqtools.policy.rates import Counters, Sample
 
 if TYPE_CHECKING:
@@ -38,12 +31,8 @@ _FORGET = 300.0
 silent one (-inactive-producer-timeout). Longer it is not, though it answers: it may be the old
 address of one that is listed at another, and would count twice."""
 
-_PART = 0.4
-"""Of the time of a look, for nsqlookupds: they may hang, and then nsqds too, and a result still
-comes in time."""
-
-_MOST_TOLD = 20
-"""Silent nsqds that are told one by one after a look."""
+_PART = 0.4  # of the time of a look, for nsqlookupds: though all hang, a result comes in time
+_MOST_TOLD = 20  # silent nsqds that have a line of their own, after a look
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from nsqtools.errors import HTTPError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
-from nsqtools.net.exchange import URL, Deadline, HTTPClient, parse_url
+from nsqtools.net.exchange import URL, HTTPClient, parse_url
 from nsqtools.net.replies import (
     ChannelStats,
     ClientStats,
@@ -40,7 +40,6 @@ __all__ = [
     "Answers",
     "ChannelStats",
     "ClientStats",
-    "Deadline",
     "HTTPClient",
     "Latency",
     "Lookup",

@@ -191,10 +191,7 @@ def decode_info(data: object, _: LeftOut) -> NsqdInfo:
 
 
 def decode_report(data: object, left_out: LeftOut) -> NsqdStats:
-    """/stats of nsqd with what it says of itself; of an early nsqd that is missing.
-
-    Go writes an empty list as null.
-    """
+    """/stats of nsqd, with null for an empty list; an early one says nothing of itself."""
     topics = _nullable(data, "topics")
     return NsqdStats(
         _field(data, "version", str, ""),

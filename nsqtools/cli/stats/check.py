@@ -174,10 +174,13 @@ def run(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
 
     output = Output(check.format, check.outfile, asked.topic, asked.channel)
 
-    try:
-        verdict, snapshot = asyncio.run(_look(where, asked, limits_of(check)))
+    async def checked() -> int:
+        verdict, snapshot = await _look(where, asked, limits_of(check))
         output.tell(verdict, snapshot)
         return int(verdict.status)
+
+    try:
+        return asyncio.run(checked())
     except _ELSEWHERE:
         raise
     except Exception as error:

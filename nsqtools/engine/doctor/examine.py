@@ -23,7 +23,8 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
-from nsqtools.net.http import Deadline, HTTPClient, Lookupd, NsqdHTTP, parse_url, union_producers
+from nsqtools.net.exchange import Deadline
+from nsqtools.net.http import HTTPClient, Lookupd, NsqdHTTP, parse_url, union_producers
 from nsqtools.net.nobody import Nobody
 from nsqtools.net.probe import what_speaks
 from nsqtools.net.tls import client_context
