@@ -1,4 +1,4 @@
-"""A nsqlookupd that lists ten thousand nsqds of which none answers."""
+"""HTTP servers that say what a test wants said, such as that there are ten thousand dead nsqds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 REFUSED_PORT = 1
 
@@ -32,7 +32,15 @@ def dead_cluster(*, refusing: int = 0, hanging: int = 0) -> Iterator[Address]:
             listener.bind(("127.0.0.1", 0))
             listener.listen(8)
             places.append(listener.getsockname())
-        server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), _handler(places)))
+        nodes = {"channels": ["c"], "producers": [_node(*place) for place in places]}
+        answers = {"/nodes": nodes, "/lookup": nodes, "/topics": {"topics": ["t"]}}
+        yield stack.enter_context(answering({**answers, "/channels": {"channels": ["c"]}}))
+
+
+@contextmanager
+def answering(answers: Mapping[str, object]) -> Iterator[Address]:
+    """Where a server is that answers each path with JSON."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(answers)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
@@ -42,15 +50,12 @@ def dead_cluster(*, refusing: int = 0, hanging: int = 0) -> Iterator[Address]:
             thread.join()
 
 
-def _handler(places: list[tuple[str, int]]) -> type[BaseHTTPRequestHandler]:
-    nodes = {"channels": ["c"], "producers": [_node(*place) for place in places]}
-    answers = {"/nodes": nodes, "/lookup": nodes, "/topics": {"topics": ["t"]}}
+def _handler(answers: Mapping[str, object]) -> type[BaseHTTPRequestHandler]:
     encoded = {path: json.dumps(answer).encode() for path, answer in answers.items()}
-    channels = b'{"channels": ["c"]}'
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = encoded.get(self.path.partition("?")[0], channels)
+            body = encoded.get(self.path.partition("?")[0], b"{}")
             self.send_response(200)
             self.send_header("X-NSQ-Content-Type", "nsq; version=1.0")
             self.end_headers()
