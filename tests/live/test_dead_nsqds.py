@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nsqtools.names import Address
+
+pytestmark = pytest.mark.one_server("its servers are scripted")
 
 TIMEOUT = 4
 SLACK = 12.0
@@ -63,4 +64,3 @@ def test_a_command_ends_in_time_and_stays_small(
     assert "Traceback" not in said
     assert took < TIMEOUT + SLACK
     assert used.ru_maxrss < MEMORY
-    print(f"{words}: {took:.1f} s, {used.ru_maxrss >> 10} MiB", file=sys.stderr)
