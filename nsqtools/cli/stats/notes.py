@@ -65,7 +65,7 @@ SIGTERM.""",
     "EXIT STATUS": """\
 With --check it is that of a monitoring plugin instead, whatever happens: 0 for OK, 1 for WARNING, 2
 for CRITICAL, and 3 for UNKNOWN. That is what comes of a wrong command line or configuration file
-too, of --outfile that cannot be written, of --timeout, and where nobody answers; the result says
+too, of --outfile that cannot be written, and where nobody answers; the result says
 why. It goes to --outfile, so that no older one stays there, or to standard output if that cannot be
 written or the command line is malformed. A signal, or a reader of standard output that goes away,
 ends it as any other command.""",
