@@ -21,10 +21,9 @@ from urllib.parse import parse_qsl, urlsplit
 from nsqtools import __version__
 from nsqtools.config import ClientConfig
 from nsqtools.config.option import format_duration
-from nsqtools.errors import ConfigError, HTTPError
+from nsqtools.errors import ConfigError, HTTPError, show
 from nsqtools.lean import httpx
 from nsqtools.names import Address
-from nsqtools.net.replies import show
 from nsqtools.net.tls import client_context, explain, warn_of_secret_in_clear
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsqtools.errors import show as show
+from nsqtools.errors import show
 from nsqtools.names import Address, is_valid_name
 
 if TYPE_CHECKING:
