@@ -43,6 +43,9 @@ _BLOCK = 1 << 16
 _POSTS = 8
 """Requests at once, of one ``write``."""
 _FORMAT = make_format(json=True)
+_START = b'{"reason":'
+"""Of the line of every dead letter."""
+_LINK = "is a symbolic link, which is not followed: move it away"
 
 
 class DeadLetters(Protocol):
@@ -219,19 +222,24 @@ class ToDirectory:
 def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[bytes]:
     """One JSON object per message, without a newline, in which there is none either."""
     # Half of a surrogate pair, of a byte that was not UTF-8, becomes an escape that JSON has too.
-    head = f'{{"reason":{encode_basestring(reason)},'.encode(errors="backslashreplace")
+    text = f"{encode_basestring(reason)},".encode(errors="backslashreplace")
     lines = _FORMAT.render(batch.part(messages)).split(b"\n")[:-1]
-    return [head + line.removeprefix(b"{") for line in lines]
+    return [_START + text + line.removeprefix(b"{") for line in lines]
 
 
 def _append_lines(path: str, data: bytes) -> None:
     """Add whole lines to a file that processes share, and have them on disk.
 
-    What a crash left of a last line is cut off first; one that lacks nothing but its end, as an
-    editor may leave it, gets that. Raises OSError with the file's name; nothing of the lines is
-    there then, or the next call cuts it off.
+    What a crash left of a dead letter is cut off first, as its message was never finished. Any
+    other last line that lacks its end, as an editor may leave it, gets that. Raises OSError with
+    the file's name; nothing of the lines is there then, or the next call cuts it off.
     """
-    fd = open_locked(path, os.O_APPEND, wait=True)
+    try:
+        fd = open_locked(path, os.O_APPEND | os.O_NOFOLLOW, wait=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise OSError(error.errno, _LINK, path) from None
+        raise
     assert fd is not None
     try:
         end, missing = _end_of_lines(fd)
@@ -261,9 +269,15 @@ def _end_of_lines(fd: int) -> tuple[int, bytes]:
         start = max(0, end - _BLOCK)
         found = os.pread(fd, end - start, start).rfind(b"\n")
         end = start + found + 1 if found >= 0 else start
-    if end < size and _is_object(os.pread(fd, size - end, end)):
-        return size, b"\n"
-    return end, b""
+    line = os.pread(fd, size - end, end)
+    if not line or (_is_torn_letter(line) and not _is_object(line)):
+        return end, b""
+    return size, b"\n"
+
+
+def _is_torn_letter(line: bytes) -> bool:
+    """Whether a line begins as ours do; a crash may leave zeros in place of what was written."""
+    return line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
 
 
 def _is_object(line: bytes) -> bool:

@@ -212,13 +212,38 @@ class TestFaults:
             ]  # a line that lacks nothing but its end is whole
             assert bodies(file) == [*kept, b"3"]
 
-    @pytest.mark.parametrize("torn", ["x" * 200_000, "\0" * 300, "[" * 100_000, "1"])
-    def test_what_is_no_object_is_cut(self, folder: Path, file: Path, torn: str) -> None:
+    @pytest.mark.parametrize("torn", ["\0" * 300, '{"rea', '{"reason":' + "x" * 200_000])
+    def test_what_a_crash_may_have_left_of_a_letter_is_cut(
+        self, folder: Path, file: Path, torn: str
+    ) -> None:
         write(folder, batch(b"1"))
         with file.open("a") as stream:
             stream.write(torn)
         write(folder, batch(b"2"))
         assert bodies(file) == [b"1", b"2"]
+
+    @pytest.mark.parametrize("line", ["notes of mine", "x" * 200_000, "[" * 100_000, "1", "{}"])
+    def test_a_last_line_of_another_program_stays_and_gets_its_end(
+        self, folder: Path, file: Path, line: str
+    ) -> None:
+        write(folder, batch(b"1"))
+        first = file.read_bytes()
+        file.write_bytes(first + line.encode())
+        write(folder, batch(b"1"))
+        assert file.read_bytes() == b"%b%b\n%b" % (first, line.encode(), first)
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_a_symbolic_link_is_refused_and_what_it_leads_to_stays_as_it_is(
+        self, tmp_path: Path, folder: Path, file: Path, there: bool
+    ) -> None:
+        goal = tmp_path / "mine"
+        if there:
+            goal.write_bytes(b"precious")
+        folder.mkdir()
+        file.symlink_to(goal)
+        with pytest.raises(OutputError, match=f"^{file}: is a symbolic link"):
+            write(folder, batch(b"1"))
+        assert goal.read_bytes() == b"precious" if there else not goal.exists()
 
     def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_no_torn_line(
         self, folder: Path, file: Path
