@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import random
 import time
@@ -10,8 +12,13 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.peers import warn_if_public
 from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.config import ClientConfig
+from nsqtools.config.option import counted
+from nsqtools.engine.lookup import Lookups
+from nsqtools.engine.membership import Subscription
+from nsqtools.errors import HTTPError, RefusedError, UnreachableError
+from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.connection import Connection
-from nsqtools.net.nobody import Nobody
+from nsqtools.net.http import NsqdHTTP
 from nsqtools.net.tls import client_context, explain
 from nsqtools.policy.endpoints import make_endpoints as make_choice
 from nsqtools.policy.pace import Pace
@@ -28,16 +35,25 @@ from nsqtools.sinks.http.transport import Transport
 from nsqtools.sinks.stdout import Output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
-    from nsqtools.config import ConsumerConfig, DeadLetterOptions, HttpOptions, SourceOptions
-    from nsqtools.names import Address
+    from nsqtools.config import (
+        ConsumerConfig,
+        DeadLetterOptions,
+        HttpOptions,
+        SourceOptions,
+        StopOptions,
+    )
     from nsqtools.net.connection import Dial, Listener
     from nsqtools.sinks.http.courier import Courier
     from nsqtools.sinks.http.requests import Endpoint
 
 _STDOUT = 1
 _FLAGS = "--http-tls"
+_STATS_TIMEOUT = 5.0
+
+log = logging.getLogger(__name__)
 
 
 def http_sink(
@@ -85,11 +101,11 @@ def http_sink(
     )
 
 
-def beside(channel: str) -> Dial:
-    """Dials for a channel of copies, having seen that ``channel`` is there.
+def beside(source: SourceOptions, stop: StopOptions) -> Dial:
+    """Dials for an ephemeral channel of copies, where that takes nothing from anybody.
 
-    A topic that has no channel keeps its messages for the first one: they must not be lost with
-    one that is ephemeral.
+    A topic without a channel keeps its messages for the first one, which would take them along
+    when it goes. So the nsqd is asked over HTTP whether the topic has a channel that stays.
     """
 
     async def dial(
@@ -102,15 +118,59 @@ def beside(channel: str) -> Dial:
     ) -> Connection:
         assert subscription
         topic, _ = subscription
-        first = await Connection.open(
-            address, config, Nobody(), subscription=(topic, channel), auth_secret=auth_secret
-        )
-        await first.close()
+        urls = await apis(topic, address, config)
+        asked = [_waiting(url, topic, config) for url in urls]
+        try:
+            waiting = await asyncio.gather(*asked)
+        except HTTPError as error:
+            raise UnreachableError(
+                f"--dry-run cannot ask over HTTP which channels there are: {error}; "
+                "see --nsqd-http-address",
+                address,
+            ) from error
+        if None in waiting:
+            raise RefusedError(
+                f"topic {topic} has no channel, so a dry run would take its messages: create one "
+                f"first, with nsqtools channel create {topic} {source.channel}",
+                address,
+            )
+        if count := sum(filter(None, waiting)):
+            log.warning(
+                "topic %s: a dry run prints only messages published from now on, not the %s in its "
+                "channels at %s",
+                *(topic, counted(count, "message"), address),
+            )
         return await Connection.open(
             address, config, listener, subscription=subscription, auth_secret=auth_secret
         )
 
+    async def apis(topic: str, address: Address, config: ConsumerConfig) -> Sequence[str]:
+        """Of this nsqd, or all that are given: which of them is its own is not known."""
+        if stop.nsqd_http_address:
+            return stop.nsqd_http_address
+        if not source.lookupd_http_address:
+            return [str(Address(address.host, address.port + 1))]
+        named = Subscription(
+            topic=topic, channel=source.channel, lookupds=source.lookupd_http_address
+        )
+        nodes = await Lookups(named, config).producers()
+        if address not in nodes:
+            raise UnreachableError("nsqlookupd does not list it any more", address)
+        return [str(nodes[address].http)]
+
     return dial
+
+
+async def _waiting(url: str, topic: str, config: ConsumerConfig) -> int | None:
+    """Messages in the topic's channels, or None if it has none that stays."""
+    tls = client_context(config) if config.uses_tls else None
+    async with NsqdHTTP(
+        url, connect_timeout=_STATS_TIMEOUT, request_timeout=_STATS_TIMEOUT, tls=tls
+    ) as nsqd:
+        channels = [each for said in await nsqd.stats(topic) for each in said.channels]
+    if all(is_ephemeral(each.name) for each in channels):
+        return None
+    return sum(each.depth + each.in_flight + each.deferred for each in channels)
 
 
 def _dry_run() -> DryRun:

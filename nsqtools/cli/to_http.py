@@ -59,6 +59,10 @@ All messages of a request are finished or given back together. When one is refus
 status, its messages are tried again one by one, so that one that is malformed takes no other with
 it. With ndjson and json-array a body has to be JSON; one that is not is given back, or a dead
 letter after --max-attempts.""",
+        "DRY RUN": """\
+--dry-run gets copies of the messages that are published while it runs, on an ephemeral channel. It
+makes no other channel, so the topic has to have one already: without that its messages would go to
+the first channel that is made. nsqd is asked over HTTP, see --nsqd-http-address.""",
         "SIGNALS": STOPPING,
     },
 )
@@ -95,7 +99,7 @@ def to_http(
     channel, dial = source.channel, None
     if http.dry_run:
         channel = f"dry-run{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
-        dial = beside(source.channel)
+        dial = beside(source, stop)
     if http.status_every:
         show_status()
 

@@ -1121,7 +1121,7 @@ class HttpOptions(Options):
     dry_run: bool = option(
         False,
         "flag",
-        "Print requests instead of sending them, of copies on a channel of its own.",
+        "Print requests for messages published from now on, and send and finish nothing.",
     )
 
     def validate(self) -> None:

@@ -313,6 +313,7 @@ def deliver_batches(stage: Stage, line: str) -> None:
 
 
 def show_requests(stage: Stage, line: str) -> None:
+    stage.nsqd.create("events", "nsq_to_http")
     running = stage.start(line)
     eventually(lambda: any(stage.nsqd.topic("events")["channels"][1:]))
     stage.subscribed("events")
