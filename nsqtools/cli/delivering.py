@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
@@ -13,12 +12,11 @@ from nsqtools.cli.peers import warn_if_public
 from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.config import ClientConfig
 from nsqtools.config.option import counted
-from nsqtools.engine.lookup import Lookups
+from nsqtools.engine.lookup import Backlog, Lookups
 from nsqtools.engine.membership import Subscription
-from nsqtools.errors import HTTPError, RefusedError, UnreachableError
-from nsqtools.names import Address, is_ephemeral
+from nsqtools.errors import RefusedError, UnreachableError
+from nsqtools.names import is_ephemeral
 from nsqtools.net.connection import Connection
-from nsqtools.net.http import NsqdHTTP
 from nsqtools.net.tls import client_context, explain
 from nsqtools.policy.endpoints import make_endpoints as make_choice
 from nsqtools.policy.pace import Pace
@@ -35,7 +33,6 @@ from nsqtools.sinks.http.transport import Transport
 from nsqtools.sinks.stdout import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from nsqtools.config import (
@@ -45,13 +42,13 @@ if TYPE_CHECKING:
         SourceOptions,
         StopOptions,
     )
+    from nsqtools.names import Address
     from nsqtools.net.connection import Dial, Listener
     from nsqtools.sinks.http.courier import Courier
     from nsqtools.sinks.http.requests import Endpoint
 
 _STDOUT = 1
 _FLAGS = "--http-tls"
-_STATS_TIMEOUT = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -117,60 +114,39 @@ def beside(source: SourceOptions, stop: StopOptions) -> Dial:
         auth_secret: str,
     ) -> Connection:
         assert subscription
-        topic, _ = subscription
-        urls = await apis(topic, address, config)
-        asked = [_waiting(url, topic, config) for url in urls]
+        topic, channel = subscription
+        lookups, urls = source.lookupd_http_address, stop.nsqd_http_address
         try:
-            waiting = await asyncio.gather(*asked)
-        except HTTPError as error:
-            raise UnreachableError(
-                f"--dry-run cannot ask over HTTP which channels there are: {error}; "
-                "see --nsqd-http-address",
-                address,
-            ) from error
-        if None in waiting:
-            raise RefusedError(
-                f"topic {topic} has no channel, so a dry run would take its messages: create one "
-                f"first, with nsqtools channel create {topic} {source.channel}",
-                address,
-            )
-        if count := sum(filter(None, waiting)):
+            if lookups and not urls:
+                named = Subscription(topic=topic, channel=channel, lookupds=lookups)
+                nodes = await Lookups(named, config).producers()
+                urls = tuple(str(node.http) for tcp, node in nodes.items() if tcp == address)
+            here = Subscription(topic=topic, channel=channel, nsqds=(address,))
+            stats = await Backlog(here, config, urls).stats()
+        except UnreachableError as error:
+            text = f"--dry-run has to see the topic's channels: {error} (see --nsqd-http-address)"
+            raise UnreachableError(text, address) from error
+        waiting = 0
+        for topics in stats.values():
+            channels = [each for entry in topics for each in entry.channels]
+            if all(is_ephemeral(each.name) for each in channels):
+                raise RefusedError(
+                    f"topic {topic} has no channel, so a dry run would take its messages: create "
+                    f"one first, with nsqtools channel create {topic} {source.channel}",
+                    address,
+                )
+            waiting += sum(each.depth + each.in_flight + each.deferred for each in channels)
+        if waiting:
             log.warning(
                 "topic %s: a dry run prints only messages published from now on, not the %s in its "
                 "channels at %s",
-                *(topic, counted(count, "message"), address),
+                *(topic, counted(waiting, "message"), address),
             )
         return await Connection.open(
             address, config, listener, subscription=subscription, auth_secret=auth_secret
         )
 
-    async def apis(topic: str, address: Address, config: ConsumerConfig) -> Sequence[str]:
-        """Of this nsqd, or all that are given: which of them is its own is not known."""
-        if stop.nsqd_http_address:
-            return stop.nsqd_http_address
-        if not source.lookupd_http_address:
-            return [str(Address(address.host, address.port + 1))]
-        named = Subscription(
-            topic=topic, channel=source.channel, lookupds=source.lookupd_http_address
-        )
-        nodes = await Lookups(named, config).producers()
-        if address not in nodes:
-            raise UnreachableError("nsqlookupd does not list it any more", address)
-        return [str(nodes[address].http)]
-
     return dial
-
-
-async def _waiting(url: str, topic: str, config: ConsumerConfig) -> int | None:
-    """Messages in the topic's channels, or None if it has none that stays."""
-    tls = client_context(config) if config.uses_tls else None
-    async with NsqdHTTP(
-        url, connect_timeout=_STATS_TIMEOUT, request_timeout=_STATS_TIMEOUT, tls=tls
-    ) as nsqd:
-        channels = [each for said in await nsqd.stats(topic) for each in said.channels]
-    if all(is_ephemeral(each.name) for each in channels):
-        return None
-    return sum(each.depth + each.in_flight + each.deferred for each in channels)
 
 
 def _dry_run() -> DryRun:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.membership import Subscription
     from nsqtools.errors import HTTPError
     from nsqtools.net.http import Answers, Producer
+    from nsqtools.net.replies import TopicStats
 
 T = TypeVar("T")
 
@@ -129,24 +130,30 @@ class Backlog:
 
     async def count(self) -> int:
         """Depth, in flight and deferred over all nsqds; raises UnreachableError."""
-        urls: Iterable[str] = self._urls
+        return sum(self._count(url, topics) for url, topics in (await self.stats()).items())
+
+    async def stats(self) -> dict[str, list[TopicStats]]:
+        """The topic, where there is one, by the URL of each nsqd; raises UnreachableError."""
+        urls = self._urls
         if not urls and self._lookups:
             urls = [str(producer.http) for producer in (await self._lookups.producers()).values()]
         elif not urls:
             urls = [str(Address(host, port + 1)) for host, port in self._subscription.nsqds]
         elif len(self._urls) < (nsqds := len(set(self._subscription.nsqds))):
             raise UnreachableError(f"HTTP addresses of {len(self._urls)} of {nsqds} nsqds")
-        return sum(await call_each(urls, self._count))
+        return dict(zip(urls, await call_each(urls, self._ask), strict=True))
 
-    async def _count(self, url: str) -> int:
-        """What this nsqd holds: something, while it has not made our channel."""
+    async def _ask(self, url: str) -> list[TopicStats]:
         async with NsqdHTTP(
             url,
             connect_timeout=_CONNECT_TIMEOUT,
             request_timeout=_STATS_TIMEOUT,
             tls=self._tls,
         ) as nsqd:
-            topics = await nsqd.stats(self._subscription.topic)
+            return await nsqd.stats(self._subscription.topic)
+
+    def _count(self, url: str, topics: Iterable[TopicStats]) -> int:
+        """What this nsqd holds: something, while it has not made our channel."""
         for topic in topics:
             for channel in topic.channels:
                 if channel.name == self._subscription.channel:
