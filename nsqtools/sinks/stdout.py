@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PIPE_SIZE = 1 << 20
+_NEVER_BLOCKS = select.PIPE_BUF
+"""Bytes that a blocking descriptor takes at once when it is ready."""
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
@@ -40,7 +42,7 @@ class Output:
         self._given = fd
         self._name = name
         self._fd = -1
-        self._shares_flags = False
+        self._may_block = False
 
     async def open(self) -> None:
         """Get ready to write; raises OutputClosedError or OutputError."""
@@ -51,9 +53,7 @@ class Output:
                 raise OSError(errno.EBADF, "not open for writing")
             mode = os.fstat(self._given).st_mode
             self._fd = _open_again(self._given, mode)
-            if not stat.S_ISREG(mode) and os.get_blocking(self._fd):
-                self._shares_flags = True
-                os.set_blocking(self._fd, False)
+            self._may_block = not stat.S_ISREG(mode) and os.get_blocking(self._fd)
         except OSError as error:
             raise self._error(error) from error
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
@@ -65,8 +65,10 @@ class Output:
         rest = memoryview(data)
         try:
             while rest:
+                if self._may_block:
+                    await self._writable()
                 try:
-                    written = os.write(self._fd, rest)
+                    written = os.write(self._fd, rest[:_NEVER_BLOCKS] if self._may_block else rest)
                 except BlockingIOError:
                     await self._writable()
                 else:
@@ -76,19 +78,20 @@ class Output:
             raise failure from error
 
     def close(self) -> None:
-        """Leave the output as it was found. Nothing is buffered here."""
+        """Let go of the output. Nothing is buffered here."""
         if self._fd < 0:
             return
         asyncio.get_running_loop().remove_reader(self._fd)
-        if self._shares_flags:
-            os.set_blocking(self._fd, True)
         os.close(self._fd)
         self._fd = -1
 
     async def _writable(self) -> None:
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
-        loop.add_writer(self._fd, ready.set)
+        try:
+            loop.add_writer(self._fd, ready.set)
+        except PermissionError:  # a device that is always ready
+            return
         try:
             await ready.wait()
         finally:
@@ -174,8 +177,9 @@ def _open_again(fd: int, mode: int) -> int:
     """A descriptor of our own for the same pipe, terminal or file; raises OSError.
 
     O_NONBLOCK belongs to the open file description, and a terminal's is shared with the shell and
-    with stderr, hence a new one where there can be. There can be none of a socket, nor of a
-    terminal that belongs to another user, as after su.
+    with stderr, hence a new one where there can be. There can be none of a socket, nor of a pipe or
+    terminal that belongs to another user, as after su: their flags are left alone, because whoever
+    shares them would fail, and nobody would restore them after a kill -9.
     """
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         try:

@@ -184,6 +184,24 @@ def test_tee_into_a_stuck_reader_ends_with_signals(
     assert pub.wait(10) == 130
 
 
+def test_tee_leaves_the_flags_of_a_shared_socket_alone(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    ours, shared = socket.socketpair()
+    with ours, shared:
+        pub = nsqtools_cli.start(
+            *("pub", "--topic", topic, "--tee", *at(nsqd)), stdin=subprocess.PIPE, stdout=shared
+        )
+        assert pub.stdin
+        pub.stdin.write(b"line\n")
+        pub.stdin.flush()
+        assert ours.recv(5, socket.MSG_WAITALL) == b"line\n"
+        assert os.get_blocking(shared.fileno())
+        pub.kill()
+        pub.wait()
+        assert os.get_blocking(shared.fileno())
+
+
 def test_many_refused_messages_cost_no_good_one(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
 ) -> None:

@@ -282,6 +282,20 @@ class TestPipe:
             await sink.handle(batch(settled, b"x" * 500_000))
         assert len(settled.finished) == 1
 
+    async def test_one_that_cannot_be_opened_again_stays_blocking(
+        self, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nsqtools.sinks.stdout._DESCRIPTORS", "/nowhere")
+        settled = Settled()
+        async with opened(pipe.writer) as sink:
+            task = asyncio.create_task(sink.handle(batch(settled, b"x" * LARGE)))
+            await turns()
+            assert not task.done()
+            assert os.get_blocking(pipe.writer)
+            await drain(pipe.reader, LARGE + 1)
+            await task
+        assert len(settled.finished) == 1
+
 
 class TestTerminal:
     async def test_a_batch_is_shown_and_finished(self, terminal: tuple[int, int]) -> None:
@@ -341,7 +355,7 @@ class TestTerminal:
 
 
 class TestSocket:
-    """A socket cannot be opened again, so its flag is set and restored."""
+    """A socket cannot be opened again, and its flags belong to all who share it."""
 
     @pytest.fixture
     def ends(self) -> Iterator[tuple[socket.socket, socket.socket]]:
@@ -349,7 +363,7 @@ class TestSocket:
         with ours, theirs:
             yield ours, theirs
 
-    async def test_a_slow_reader_does_not_block_and_the_flag_is_restored(
+    async def test_a_slow_reader_does_not_block_and_the_flag_is_never_set(
         self, ends: tuple[socket.socket, socket.socket]
     ) -> None:
         ours, theirs = ends
@@ -358,10 +372,32 @@ class TestSocket:
             task = asyncio.create_task(sink.handle(batch(settled, b"x" * LARGE)))
             await turns()
             assert not task.done()
+            assert os.get_blocking(ours.fileno())
             await drain(theirs.fileno(), LARGE + 1)
             await task
         assert os.get_blocking(ours.fileno())
         assert len(settled.finished) == 1
+
+    async def test_others_fill_the_socket_meanwhile_and_neither_fails(
+        self, ends: tuple[socket.socket, socket.socket]
+    ) -> None:
+        ours, theirs = ends
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
+
+        def received() -> bytearray:
+            theirs.settimeout(GUARD)
+            data = bytearray()
+            while len(data) < 2 * LARGE + 1:
+                data += theirs.recv(1 << 16)
+            return data
+
+        async with opened(ours.fileno()) as sink:
+            shown, *_ = await asyncio.gather(
+                asyncio.to_thread(received),
+                asyncio.to_thread(ours.sendall, b"y" * LARGE),
+                sink.handle(batch(Settled(), b"x" * LARGE)),
+            )
+        assert (shown.count(b"x"), shown.count(b"y")) == (LARGE, LARGE)
 
     async def test_a_flag_that_was_set_before_stays_set(
         self, ends: tuple[socket.socket, socket.socket]
