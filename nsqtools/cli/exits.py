@@ -206,11 +206,11 @@ def _os_error(error: OSError) -> str:
 def _open_standard_streams() -> None:
     """Occupy descriptors 0 to 2 where the caller closed them.
 
-    Else a socket could become descriptor 1, and messages be written to nsqd. Standard output is
-    opened so that writing fails, because the data has nowhere to go.
+    Else a socket could become descriptor 1, and messages be written to nsqd. Reading standard input
+    fails then, and so does writing standard output: there is no data, and nowhere for it to go.
     """
     for fd, name, flags, mode in (
-        (0, "stdin", os.O_RDONLY, "r"),
+        (0, "stdin", os.O_WRONLY, "r"),
         (1, "stdout", os.O_RDONLY, "w"),
         (2, "stderr", os.O_WRONLY, "w"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import logging
 import os
@@ -71,12 +72,16 @@ class Publishing:
     async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> int:
         """Publish the messages, the records of the archives, or else of the input; an exit code.
 
-        Raises ConfigError, before anything is published, for an archive that cannot be read. The
-        first signal ends reading, and what was read is published; the second ends that too.
+        Raises ConfigError, before anything is published, for a file that cannot be read or a
+        message that is not JSON as it should be. The first signal ends reading, and what was read
+        is published; the second ends that too.
         """
-        _check(archives)
+        files = () if messages else archives or self._form.file or ("-",)
+        _check(files, archived=bool(archives))
+        if self._form.json:
+            messages = self._bodies(messages)
         loop = asyncio.get_running_loop()
-        work = loop.create_task(self._work(messages, archives))
+        work = loop.create_task(self._work(messages, files))
         signals = Signals(
             lambda: (self._reading or work).cancel(),
             work.cancel,
@@ -105,16 +110,21 @@ class Publishing:
             return Exit.FAILURE
         return Exit.PARTIAL if self._refused else Exit.DONE
 
-    async def _work(self, messages: Sequence[bytes], archives: Sequence[str]) -> None:
+    def _bodies(self, messages: Sequence[bytes]) -> list[bytes]:
+        """Those of messages that are lines of JSON."""
+        try:
+            return [*self._splitter.feed(b"\n".join(messages)), *self._splitter.finish()]
+        except RecordError as error:
+            raise ConfigError(f"messages of the command line, {error}") from error
+
+    async def _work(self, messages: Sequence[bytes], files: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
         if self._form.tee:
             await self._tee.open()
         async with Producer(self._nsqds, self._config) as self._producer:
             progress = self._show_progress and loop.create_task(self._report(loop.time()))
             self._reading = loop.create_task(
-                self._send(messages)
-                if messages
-                else self._send_input(archives or self._form.file or ("-",))
+                self._send_input(files) if files else self._send(messages)
             )
             try:
                 await asyncio.wait([self._reading])
@@ -231,48 +241,50 @@ class Publishing:
             sys.stderr.flush()
 
 
-def _check(archives: Sequence[str]) -> None:
+def _check(files: Sequence[str], *, archived: bool) -> None:
     """Raise ConfigError if one cannot be read, or nothing can decompress it."""
-    for file in archives:
+    for file in files:
+        name = f"{'--from-archive' if archived else '--file'} {file}"
         try:
-            fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe would wait for a writer
-            status = os.fstat(fd)
-            mode = status.st_mode
-            os.close(fd)
+            if file == "-" and not archived:
+                if fcntl.fcntl(_STDIN, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+                    raise ConfigError("standard input: closed, or not open for reading")
+                continue
+            status = os.stat(file)
+            if not stat.S_ISFIFO(status.st_mode):  # the writer of one would see us leave
+                os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))
         except OSError as error:
-            raise ConfigError(f"--from-archive {file}: {error.strerror}") from error
-        if not stat.S_ISREG(mode):
-            kind = "a directory" if stat.S_ISDIR(mode) else "no file that can be read twice"
-            raise ConfigError(f"--from-archive {file}: is {kind}")
+            raise ConfigError(f"{name}: {error.strerror}") from error
+        if stat.S_ISDIR(status.st_mode):
+            raise ConfigError(f"{name}: is a directory")
+        if not archived:
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{name}: is no file that can be read twice")
         compression = method_of(file)
         if compression in NOUNS and not status.st_size:
-            raise ConfigError(f"--from-archive {file}: empty: not even one {NOUNS[compression]}")
+            raise ConfigError(f"{name}: empty: not even one {NOUNS[compression]}")
         for _ in plain_chunks(io.BytesIO(), compression):
             pass
 
 
 async def _read(file: str) -> AsyncIterator[bytes]:
-    """Chunks of a file, or of standard input for ``-``, as they come; raises ConfigError."""
+    """Chunks of a file, or of standard input for ``-``, as they come; raises RecordError."""
+    fd = _STDIN
     try:
-        fd = _STDIN if file == "-" else os.open(file, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigError(f"--file {file}: {error.strerror}") from error
-    try:
-        mode = os.fstat(fd).st_mode
-        if file == "-" and os.isatty(fd):
+        if file != "-":
+            fd = os.open(file, os.O_RDONLY)
+        elif os.isatty(fd):
             log.warning("reading messages from the terminal, one a line; Ctrl-D ends")
-        if stat.S_ISDIR(mode):
-            raise ConfigError(f"--file {file}: is a directory")
-        if stat.S_ISREG(mode):
-            while chunk := os.read(fd, _READ_SIZE):
-                yield chunk
-                await asyncio.sleep(0)
-            return
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         while True:
-            await _readable(fd)
+            await (asyncio.sleep(0) if is_file else _readable(fd))
             if not (chunk := os.read(fd, _READ_SIZE)):
                 return
             yield chunk
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecordError(f"standard input: {reason}" if file == "-" else reason) from error
     finally:
         if fd != _STDIN:
             os.close(fd)

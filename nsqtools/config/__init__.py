@@ -590,7 +590,20 @@ class TargetOptions(Options):
     nsqd_tcp_address: tuple[str, ...] = addresses(
         "nsqd to publish to; may be repeated.",
         default=(f"127.0.0.1:{NSQD_TCP_PORT}",),
+        excludes=("lookupd_http_address",),
     )
+    lookupd_http_address: tuple[str, ...] = urls(
+        "Not supported here: refused, so that nothing goes to the default nsqd by mistake.",
+        flag=False,
+    )
+
+    def check_complete(self) -> None:
+        """nsqlookupd does not say where to publish."""
+        if self.lookupd_http_address:
+            raise ConfigError(
+                "lookupd-http-address: nsqds to publish to are not looked up: give "
+                "--nsqd-tcp-address"
+            )
 
 
 @option_class

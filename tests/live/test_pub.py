@@ -17,6 +17,8 @@ from tests.support.hostile import Hostile
 from tests.support.servers import at, empty
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd
 
@@ -87,6 +89,123 @@ def test_tee_copies_and_defer_defers(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) 
     )
     assert (published.code, published.stdout) == (0, b"a\nb\n")
     eventually(lambda: nsqd.channel(topic, "c")["deferred_count"] == 2)
+
+
+def test_an_argument_is_json_as_a_line_of_a_file_is(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    lines = '{"body":"x"}', '{"topic":"t","body_b64":"/w=="}', ""
+    assert nsqtools_cli("pub", "--topic", topic, "--json", *at(nsqd), *lines).code == 0
+    assert nsqtools_cli("pub", "--topic", topic, "--json", *at(nsqd), "", stdin=b"no").code == 0
+    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", *empty(nsqd))
+    assert sorted(tailed.stdout.split()) == [b"x", b"\xff"]
+
+
+@pytest.mark.parametrize("wrong", ["notjson", "{}", '{"body":1}', '{"body":"x"', '["x"]'])
+def test_an_argument_that_is_no_such_json_keeps_all_from_being_published(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, wrong: str
+) -> None:
+    nsqd.create(topic)
+    ended = nsqtools_cli("pub", "--topic", topic, "--json", *at(nsqd), '{"body":"x"}', wrong)
+    assert (ended.code, ended.stderr.count("line 2: ")) == (2, 1)
+    assert nsqd.topic(topic)["message_count"] == 0
+
+
+class TestFiles:
+    """Nothing is published before all that is to be read is seen to be there."""
+
+    @pytest.mark.parametrize("second", ["missing", "folder", "secret", "-"])
+    def test_one_that_cannot_be_read_keeps_all_from_being_published(
+        self, nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, second: str
+    ) -> None:
+        nsqd.create(topic)
+        (tmp_path / "first").write_text("one\n")
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "secret").symlink_to("/proc/self/mem/none")
+        pub = nsqtools_cli.start(
+            *("pub", "--topic", topic, *at(nsqd), "--file", "first", "--file", second),
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: os.close(0),
+        )
+        _, stderr = pub.communicate(timeout=20)
+        assert pub.returncode == 2
+        assert (b"standard input" if second == "-" else f"--file {second}: ".encode()) in stderr
+        assert nsqd.topic(topic)["message_count"] == 0
+
+    def test_the_writer_of_a_pipe_is_waited_for(
+        self, nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "first").write_text("one\n")
+        os.mkfifo(tmp_path / "pipe")
+        pub = nsqtools_cli.start(
+            *("pub", "--topic", topic, *at(nsqd), "--file", "first", "--file", "pipe"), cwd=tmp_path
+        )
+        with (tmp_path / "pipe").open("w") as pipe:  # until it is opened to be read, which is once
+            pipe.write("two\nthree\n")
+        assert pub.wait(20) == 0
+        assert nsqd.topic(topic)["message_count"] == 3
+
+    def test_one_that_fails_later_is_named_and_is_no_usage_error(
+        self, nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+    ) -> None:
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "last").write_text("never\n")
+        pub = nsqtools_cli.start(
+            *("pub", "--topic", topic, *at(nsqd), "--file", "pipe", "--file", "last"),
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+        )
+        with (tmp_path / "pipe").open("w") as pipe:
+            pipe.write("one\n")
+            pipe.flush()
+            eventually(lambda: nsqd.topic(topic)["message_count"] == 1)
+            (tmp_path / "last").unlink()
+        _, stderr = pub.communicate(timeout=20)
+        assert pub.returncode == 1
+        assert b"last: No such file" in stderr
+        assert b"1 published before" in stderr
+
+    def test_a_read_that_fails_names_what_was_read(
+        self, nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+    ) -> None:
+        nsqd.create(topic)
+        for options, name in (((), b"standard input"), (("--file", "/proc/self/mem"), b"/mem: ")):
+            with open("/proc/self/mem", "rb") as unreadable:
+                pub = nsqtools_cli.start(
+                    *("pub", "--topic", topic, *at(nsqd), *options),
+                    stdin=unreadable,
+                    stderr=subprocess.PIPE,
+                )
+            _, stderr = pub.communicate(timeout=20)
+            assert (pub.returncode, name in stderr, b"standard output" in stderr) == (
+                1,
+                True,
+                False,
+            )
+
+
+def test_a_profile_that_names_nsqlookupd_alone_is_refused(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd.create(topic)
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'[defaults]\nnsqd-tcp-address = "{nsqd.tcp}"\n'
+        '[profile.prod]\nlookupd-http-address = "10.0.0.1:4161"\n'
+    )
+    command = ("pub", "--topic", topic, "--config", str(config), "x")
+    ended = nsqtools_cli(*command, "--profile", "prod")
+    assert ended.code == 2
+    assert "[profile.prod]" in ended.stderr
+    assert "--nsqd-tcp-address" in ended.stderr
+    variable = nsqtools_cli(*command, env={"NSQTOOLS_LOOKUPD_HTTP_ADDRESS": "10.0.0.1:4161"})
+    assert variable.code == 2
+    assert nsqd.topic(topic)["message_count"] == 0
+    assert nsqtools_cli(*command, "--profile", "prod", *at(nsqd)).code == 0
+    assert nsqtools_cli(*command).code == 0
+    assert nsqd.topic(topic)["message_count"] == 2
 
 
 def test_mode_all_copies_to_each_nsqd(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> None:
