@@ -257,9 +257,14 @@ class ConfigFile:
         """Tables of the words of a command, that of all of them first."""
         found: list[Table] = []
         for depth, word in enumerate(command, 1):
-            key = next((k for k in node if flag_name(k) == word), None)
-            if key is None:
+            keys = [key for key in node if flag_name(key) == word]
+            if not keys:
                 break
+            key = keys[0]
+            if len(keys) > 1:
+                prefix = f"{where}." if where else ""
+                both = f"[{prefix}{keys[0]}] and [{prefix}{keys[1]}]"
+                raise ConfigFileError(f"{self.name}: {both} are one table in two spellings")
             node = node[key]
             if not isinstance(node, dict):
                 break  # an option, called as a command is

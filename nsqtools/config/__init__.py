@@ -982,6 +982,9 @@ class DeadLetterOptions(Options):
             raise ConfigError("--dead-letter-url: expected http:// or https:// and a host")
 
 
+_STATUS = re.compile("[1-5]([0-9]{2}(-[1-5][0-9]{2})?|[xX]{2})")
+
+
 @option_class
 class HttpOptions(Options):
     """What ``to-http`` sends where: nsq_to_http's names, and what it lacks."""
@@ -1143,6 +1146,14 @@ class HttpOptions(Options):
             raise ConfigError(
                 "--http-tls-cert and --http-tls-key belong together: give both or neither"
             )
+        for flag in ("success-on", "drop-on", "retry-on"):
+            text = getattr(self, flag.replace("-", "_"))
+            for word in map(str.strip, text.split(",") if text.strip() else ()):
+                if not _STATUS.fullmatch(word):
+                    raise ConfigError(
+                        f"--{flag}: {word!r} is not a status: write 429, 200-204 or 5xx, with "
+                        "commas between"
+                    )
         if self.get and self.batch > 1:
             raise ConfigError("--batch: needs --post, as a request of --get has no body")
 
@@ -2046,38 +2057,9 @@ class SandboxOptions(Options):
     rate: float = option(10.0, "number", "Sample events a second.", minimum=0.001, maximum=100000.0)
 
 
-ALL: tuple[type[Options], ...] = (
-    StreamConfig,
-    ConsumerConfig,
-    ProducerConfig,
-    SourceOptions,
-    StopOptions,
-    LogOptions,
-    FileOptions,
-    TailOptions,
-    TargetOptions,
-    PubOptions,
-    ArchiveSourceOptions,
-    ArchiveOptions,
-    VerifyOptions,
-    MetricsOptions,
-    DeadLetterOptions,
-    HttpOptions,
-    RelayOptions,
-    SparkOptions,
-    StreamSourceOptions,
-    QuerySourceOptions,
-    StreamOptions,
-    BodyOptions,
-    LakeOptions,
-    InputOptions,
-    QueryInputOptions,
-    QueryOptions,
-    CompactOptions,
-    ReplayOptions,
-    LookupOptions,
-    ShowOptions,
-    NsqdOptions,
-    SandboxOptions,
+ALL: tuple[type[Options], ...] = tuple(
+    each
+    for each in globals().values()
+    if isinstance(each, type) and issubclass(each, Options) and each is not Options
 )
 """What commands are made of."""

@@ -13,8 +13,8 @@ from nsqtools.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SPAN = re.compile(r"(?P<first>[1-9][0-9]{2})(?:-(?P<last>[1-9][0-9]{2}))?")
-_CLASS = re.compile(r"([1-9])xx", re.IGNORECASE)
+_SPAN = re.compile(r"(?P<first>[1-5][0-9]{2})(?:-(?P<last>[1-5][0-9]{2}))?")
+_CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
 _MOST = 1000
 
 _CODE, _RANGE, _ANY_OF_CLASS = 3, 2, 1
@@ -61,7 +61,7 @@ def _parse(flag: str, text: str, verdict: Verdict) -> Iterator[_Rule]:
         if match := _CLASS.fullmatch(word):
             first = 100 * int(match[1])
             yield _Rule(given, _ANY_OF_CLASS, range(first, first + 100), verdict)
-        elif (match := _SPAN.fullmatch(word)) and match["first"] <= (match["last"] or "999"):
+        elif (match := _SPAN.fullmatch(word)) and match["first"] <= (match["last"] or "599"):
             last = int(match["last"] or match["first"])
             exactness = _RANGE if match["last"] else _CODE
             yield _Rule(given, exactness, range(int(match["first"]), last + 1), verdict)

@@ -375,6 +375,51 @@ def test_a_profile_that_is_not_there_is_named_with_the_nearest(
     assert refused(*file) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "command", "both"),
+    [
+        ("[to-file]\ngzip = true\n[to_file]\n", "to-file --topic t", "[to-file] and [to_file]"),
+        (
+            "[profile.p.to_http]\nbatch = 2\n[profile.p.to-http]\nbatch = 3\n",
+            "to-http --topic t --post http://a/ --profile p",
+            "[profile.p.to_http] and [profile.p.to-http]",
+        ),
+    ],
+)
+def test_a_table_in_two_spellings_is_refused(
+    nsqtools: Run, write: Any, text: str, command: str, both: str
+) -> None:
+    file = write(text)
+    for line in ((*command.split(), "--config", file), ("config", "check", file)):
+        code, _, stderr = nsqtools(*line)
+        assert (code, both in stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["success-on", "drop-on", "retry-on"])
+@pytest.mark.parametrize("text", ["999", "700", "600-601", "6xx", "ok", "20"])
+def test_a_status_that_there_is_not_is_refused_where_it_stands(
+    nsqtools: Run, write: Any, name: str, text: str
+) -> None:
+    file = write(f"[to-http]\n{name} = '2xx, {text}'\n")
+    command = ("to-http", "--topic", "t", "--post", "http://a/")
+    for line in ((*command, "--config", file), ("config", "check", file)):
+        code, _, stderr = nsqtools(*line)
+        assert code == 2
+        assert f"[to-http]: --{name}: {text!r}" in stderr
+    assert nsqtools(*command, f"--{name}", text)[0] == 2
+
+
+def test_what_all_commands_of_a_cluster_share_may_stand_in_defaults(
+    nsqtools: Run, shown: Shown, write: Any
+) -> None:
+    file = write("[defaults]\nnsqd-http-address = '127.0.0.1:1'\n")
+    assert nsqtools("config", "check", file)[0] == 0
+    for command in ("stats", "doctor", "topic pause"):
+        found = shown(*command.split(), "--config", file)["nsqd-http-address"]
+        assert found[:2] == (["127.0.0.1:1"], "file")
+    assert shown("tail", "--config", file)["nsqd-http-address"][1] == "default"
+
+
 def test_a_table_of_another_command_does_not_stop_this_one_but_is_found_by_check(
     nsqtools: Run, shown: Shown, write: Any
 ) -> None:

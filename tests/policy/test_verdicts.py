@@ -40,7 +40,7 @@ def test_unless_told_2xx_is_done_410_is_gone_and_all_else_is_retried(status: int
         ("2xx", "4xx", "410", {410: RETRY}),
         ("410", "", "", {410: DONE}),
         ("2xx", "404,404,400-410,405-420,4xx", "", {404: DROP, 450: DROP}),
-        ("2xx,999", "", "", {999: DONE}),
+        ("2xx,599", "", "", {599: DONE, 600: RETRY, 999: RETRY}),
     ],
 )
 def test_a_code_beats_a_range_and_a_range_beats_a_class(
@@ -80,7 +80,8 @@ def test_ranges_may_overlap_where_codes_decide() -> None:
 @pytest.mark.parametrize(
     "text",
     ["ok", "2x", "20", "0xx", "099", "1000", "204-200", "200-", "-200", "2xx-3xx", "200,,204",
-     "200,", "!429", "200 204", "²00", "2.0"],
+     "200,", "!429", "200 204", "²00", "2.0",
+     "600", "700", "999", "6xx", "500-600"],
 )  # fmt: skip
 @pytest.mark.parametrize("flag", ["--success-on", "--drop-on", "--retry-on"])
 def test_what_is_no_status_is_refused_with_its_flag_and_examples(flag: str, text: str) -> None:
