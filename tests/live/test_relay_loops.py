@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,3 +86,25 @@ def test_another_topic_of_the_same_nsqd_is_no_loop(
     ended = nsqtools_cli("relay", "--topic", topic, *other, *to(source), *empty(source))
     assert ended.code == 0, ended.stderr
     assert source.topic(f"copy.{topic}")["message_count"] == 10
+
+
+def test_a_loop_that_comes_once_something_was_relayed_is_a_failure(
+    nsqtools_cli: Cli, make_nsqlookupd: MakeNsqlookupd, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    first, second = make_nsqd(lookupds=[lookupd]), make_nsqd()
+    published(first, topic, [b"x"])
+    eventually(lambda: lookupd.lookup(topic))
+    relay = nsqtools_cli.start(
+        *("relay", "--topic", topic, "--lookupd-http-address", str(lookupd.http), *to(second)),
+        *("--consumer-opt", "lookupd_poll_interval,100ms"),
+        stderr=subprocess.PIPE,
+    )
+    eventually(lambda: second.topic(topic)["message_count"] == 1)
+    second.stop()
+    second.lookupds = [lookupd]
+    second.start()
+    second.publish(topic, [b"y"])
+    _, stderr = relay.communicate(timeout=30)
+    assert relay.returncode == 1, stderr
+    assert b"round and round" in stderr

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from nsqtools.errors import OutputError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.topic.counts import Counts, metrics_of
 from nsqtools.sinks.topic.work import Work
@@ -124,7 +125,7 @@ class TopicSink:
         """Take the batch; it is settled when the destination has it."""
         if self._guard and (error := self._guard.error_for(batch.topic, batch.source)):
             batch.requeue(delay=0, backoff=False)
-            self.fail(error)
+            self.fail(OutputError(str(error)))  # a ConfigError would mean that nothing was done
             return
         batch.hold()
         self._topics[batch.topic].add(batch)

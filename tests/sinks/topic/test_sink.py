@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.errors import AuthError, ConfigError, NSQError, PublishError
+from nsqtools.errors import AuthError, ConfigError, NSQError, OutputError, PublishError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.topic.rules import make_rules
 from tests.sinks.topic.relaying import SOURCE, TOO_BIG, Relaying, relaying, turns
@@ -332,7 +332,7 @@ async def test_a_loop_that_comes_later_ends_everything() -> None:
         await turns()
         assert run.destination.bodies == [[b"1"]]
         assert run.fates.requeued == [(b"2", 0, False)]
-        with pytest.raises(ConfigError, match="t: round"):
+        with pytest.raises(OutputError, match="t: round"):  # a ConfigError is exit 2
             run.sink.failed.result()
 
 
