@@ -81,6 +81,31 @@ def test_a_storm_of_hups(
     assert (tmp_path / "stderr").read_text() == ""
 
 
+@pytest.mark.parametrize("stuck", ["imports", "configuration"])
+def test_a_hup_while_it_is_being_loaded_changes_nothing(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, stuck: str
+) -> None:
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, archives.bodies(range(10)))
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    code = f"import sys\nopen({str(gate)!r}).read()\nsys.path.remove({str(tmp_path)!r})\n"
+    more = "del sys.modules['click']\nimport click\n"
+    (tmp_path / "click.py").write_text(code + more)
+    process = nsqtools_cli.start(
+        *command(topic, tmp_path / "a", nsqd),
+        *(("--config", str(gate)) if stuck == "configuration" else ()),
+        env={"PYTHONPATH": str(tmp_path)} if stuck == "imports" else {},
+        cwd="/",
+    )
+    with gate.open("w"):  # returns when it is opened to be read
+        process.send_signal(signal.SIGHUP)
+    eventually(lambda: drained(nsqd, topic, "c") or process.poll() is not None)
+    process.terminate()
+    assert process.wait(30) == 0
+    assert archives.numbers(archives.published(tmp_path / "a")) == Counter(range(10))
+
+
 @pytest.mark.parametrize(
     ("options", "fewest"),
     [
