@@ -262,8 +262,7 @@ class ConfigFile:
                 break
             key = keys[0]
             if len(keys) > 1:
-                prefix = f"{where}." if where else ""
-                both = f"[{prefix}{keys[0]}] and [{prefix}{keys[1]}]"
+                both = " and ".join(f"[{where}.{key}]" if where else f"[{key}]" for key in keys)
                 raise ConfigFileError(f"{self.name}: {both} are one table in two spellings")
             node = node[key]
             if not isinstance(node, dict):

@@ -600,10 +600,7 @@ class TargetOptions(Options):
     def check_complete(self) -> None:
         """nsqlookupd does not say where to publish."""
         if self.lookupd_http_address:
-            raise ConfigError(
-                "lookupd-http-address: nsqds to publish to are not looked up: give "
-                "--nsqd-tcp-address"
-            )
+            raise ConfigError("lookupd-http-address: publishing needs --nsqd-tcp-address instead")
 
 
 @option_class

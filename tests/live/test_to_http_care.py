@@ -193,6 +193,26 @@ def test_dead_letters_are_published_as_they_are(posting: Posting) -> None:
     assert sorted(each.get("body", each.get("body_b64")) for each in bodies) == ["/wAK", "1"]
 
 
+def test_a_place_for_dead_letters_that_fails_is_told_once_and_then_as_a_count(
+    posting: Posting,
+) -> None:
+    file = posting.folder / f"dead/{posting.topic}.dead.jsonl"
+    file.parent.mkdir()
+    file.symlink_to(posting.folder / "mine")
+    posting.numbers(20)
+    with WebServer(Answer(status=404)) as web:
+        options = "--drop-on", "404", "--dead-letter-dir", str(file.parent)
+        poster = posting.start("--post", web.url(), *options)
+        eventually(lambda: posting.channel()["requeue_count"] > 200, timeout=30)
+        assert not (posting.folder / "mine").exists()
+        file.unlink()
+        poster.finish()
+    told = [line for line in poster.said.splitlines() if "is a symbolic link" in line]
+    assert len(told) <= 4  # more than one only if a minute has passed
+    assert sum(int(re.findall(r" (\d+) messages", line)[0]) for line in told) > 200
+    assert len(posting.dead_letters()) == 20
+
+
 def test_dead_letters_are_posted_until_they_are_taken(posting: Posting) -> None:
     """One whose target refuses it is not finished, and costs its endpoint no more requests."""
     posting.publish([b"1", b"2"])

@@ -15,6 +15,7 @@ from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Verdict
 from nsqtools.sinks.http.courier import NOT_TRIED, UNFIT
 from nsqtools.sinks.http.post import Outcome
+from nsqtools.sinks.repeats import Repeats
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DEBUG = logging.DEBUG
 _GIVEN_UP = Outcome(Verdict.DROP, reason="too many attempts")
 _TICK = 0.25
 """Seconds between looks at what has to be TOUCHed: a quarter of the shortest msg_timeout."""
@@ -74,6 +74,7 @@ class HttpSink:
         self._queue: deque[Parcel] = deque()
         self._doomed: deque[Parcel] = deque()
         self._resting: deque[asyncio.Future[None]] = deque()
+        self._repeats = Repeats(log)
         self.lost = 0
         """Messages that were given up or dropped without a dead letter."""
 
@@ -151,6 +152,7 @@ class HttpSink:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._repeats.close()
         await self._courier.close()
         await self._dead_letters.close()
         await self._on_close()
@@ -245,10 +247,8 @@ class HttpSink:
             await self._drop(parcel, UNFIT)
             return
         for batch, messages in _by_batch(parcel):
-            log.warning(
-                "topic %s: %d messages go back to nsqd, they cannot be delivered: %s",
-                *(batch.topic, len(messages), UNFIT.reason),
-            )
+            fate = f"go back to nsqd, they cannot be delivered: {UNFIT.reason}"
+            self._repeats.tell(logging.WARNING, batch.topic, len(messages), fate)
         self._give_back(parcel, UNFIT)
 
     async def _try(self, parcel: Parcel, topic: _Topic) -> Outcome:
@@ -258,7 +258,7 @@ class HttpSink:
             self._fail(error)
             return NOT_TRIED
         except Exception as error:  # ours: the task must go on, and the messages come again
-            _tell(error, "delivery")
+            self._tell(parcel, error)
             return Outcome(Verdict.RETRY, reason=type(error).__name__)
 
     async def _drop(self, parcel: Parcel, outcome: Outcome) -> None:
@@ -268,7 +268,7 @@ class HttpSink:
             try:
                 await self._bury(batch, [message for _, message in part], outcome.reason)
             except Exception as error:
-                _tell(error, "dead letters")
+                self._tell(part, error)
                 self._give_back(part, outcome)
             else:
                 self._finish(part)
@@ -277,6 +277,15 @@ class HttpSink:
         await self._dead_letters.write(batch, messages, reason)
         if self._dead_letters.is_lossy:
             self.lost += len(messages)
+
+    def _tell(self, parcel: Parcel, error: Exception) -> None:
+        """Log why messages go back; of an error that is ours, its kind and where it was, too."""
+        text = str(error)
+        if not isinstance(error, OutputError):
+            log.debug("internal error", exc_info=error)
+            text = f"internal error: {type(error).__name__}: {error}"
+        topic = parcel[0][0].topic
+        self._repeats.tell(logging.ERROR, topic, len(parcel), f"go back to nsqd: {text}")
 
     def _finish(self, parcel: Parcel) -> None:
         """Together with what else is done by the end of this turn of the loop."""
@@ -360,15 +369,6 @@ class _Topic:
         except TimeoutError:
             return True
         return False
-
-
-def _tell(error: Exception, of: str) -> None:
-    """Log an error; the kind of one that is ours, too."""
-    if isinstance(error, OutputError):
-        log.error("%s", error)
-        return
-    kind = type(error).__name__
-    log.error("%s failed: %s: %s", of, kind, error, exc_info=log.isEnabledFor(_DEBUG))
 
 
 def _by_batch(parcel: Parcel) -> list[tuple[Batch, list[Message]]]:

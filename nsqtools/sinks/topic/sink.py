@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.pace import Pace
+from nsqtools.sinks.repeats import Repeats
 from nsqtools.sinks.topic.counts import Counts, metrics_of
 from nsqtools.sinks.topic.work import Work
 
@@ -31,8 +32,6 @@ status = logging.getLogger("nsqtools.status")
 
 _STATUS_INTERVAL = 1.0
 """Seconds at least between two reports."""
-_MOST_REASONS = 1000
-"""That are remembered, so that what is told again is no warning."""
 
 
 class Publisher(Protocol):
@@ -104,7 +103,7 @@ class TopicSink:
         self._since_status = 0
         self._next_status = 0.0
         self._is_open = False
-        self._told: set[tuple[str, str]] = set()
+        self.repeats = Repeats(log)
 
     async def open(self) -> None:
         """Raises ConfigError for a loop, UnreachableError, and OutputError of dead letters."""
@@ -151,6 +150,7 @@ class TopicSink:
         for work in self._topics.values():
             await work.leave()
         self._topics.clear()
+        self.repeats.close()
         await self.publisher.close()
         await self.dead_letters.close()
         if self._on_close:
@@ -177,14 +177,6 @@ class TopicSink:
     def _tell_counts(self) -> None:
         for counts in self.counts.values():
             status.info("%s", str(counts))  # as they are now
-
-    def tell(self, topic: str, count: int, reason: str, fate: str) -> None:
-        """Log what was rejected: the first time of each topic and reason as a warning."""
-        known = (topic, reason) in self._told
-        if len(self._told) < _MOST_REASONS:
-            self._told.add((topic, reason))
-        level = logging.INFO if known else logging.WARNING
-        log.log(level, "topic %s: %d messages %s: %s", topic, count, fate, reason)
 
     def fail(self, error: BaseException) -> None:
         """Stop the command."""

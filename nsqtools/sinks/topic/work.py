@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsqtools.sinks.topic.counts import Counts
     from nsqtools.sinks.topic.sink import TopicSink
 
-log = logging.getLogger(__name__)
-
 _UNDER_WAY = 4
 """Publishes of a topic at once: one is written while others are answered."""
 _MOST = 5000
@@ -249,22 +247,18 @@ class Work:
         self._counts.relayed += taken
         self._sink.relayed(taken)
         if not blamed:
-            log.error(
-                "topic %s: %d messages were not published and go back to nsqd: %s",
-                self._counts.topic,
-                len(refused),
-                error,
-            )
+            self._tell(len(refused), f"were not published and go back to nsqd: {error}")
 
     async def _reject(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Have messages that cannot be relayed written as dead letters, or give them back."""
         sink = self._sink
         if sink.dead_letters.is_lossy:
             sink.left_behind += len(messages)
-            sink.tell(batch.topic, len(messages), reason, "cannot be relayed and go back to nsqd")
+            fate = f"cannot be relayed and go back to nsqd: {reason}"
+            self._tell(len(messages), fate, logging.WARNING)
             self._requeue(batch, messages, backoff=False)
         elif await self._write(batch, messages, reason):
-            sink.tell(batch.topic, len(messages), reason, "went to the dead letters")
+            self._tell(len(messages), f"went to the dead letters: {reason}", logging.WARNING)
 
     async def _bury(self, batch: Batch) -> None:
         """Dead letters of messages that came too often, or a log line about their loss."""
@@ -279,9 +273,7 @@ class Work:
         try:
             await self._sink.dead_letters.write(batch, messages, reason)
         except OutputError as error:
-            log.error(
-                "topic %s: %d messages go back to nsqd: %s", batch.topic, len(messages), error
-            )
+            self._tell(len(messages), f"go back to nsqd: {error}")
             hopeless = _blames_bodies(error.__cause__)
             if hopeless:
                 self._sink.left_behind += len(messages)
@@ -294,6 +286,9 @@ class Work:
             counts.dead_lettered += len(messages)
         batch.finish(messages)
         return True
+
+    def _tell(self, count: int, fate: str, level: int = logging.ERROR) -> None:
+        self._sink.repeats.tell(level, self._counts.topic, count, fate)
 
     # Back to nsqd.
 

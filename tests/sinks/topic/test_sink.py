@@ -361,9 +361,10 @@ async def test_what_is_rejected_is_told_once_as_a_warning(caplog: pytest.LogCapt
         for _ in range(3):
             await run.handle(b"x", b"y")
             await turns()
-        warning = "topic t: 2 messages went to the dead letters: not JSON"
-        assert caplog.messages.count(warning) == 3
-        assert [r.levelname for r in caplog.records] == ["WARNING", "INFO", "INFO"]
+    # Once at once, and the others together, which is at the end here.
+    told = "topic t: %d messages went to the dead letters: not JSON"
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [told % 2, told % 4]
 
 
 @virtual
