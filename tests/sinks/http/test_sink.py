@@ -111,10 +111,8 @@ class TestSettling:
             await elapse(SOON)
         assert running.requeued == [(b"one", None, True)]
         assert running.finished == [b"two"]
-        assert caplog.messages == [
-            "topic events: 1 messages go back to nsqd: internal error: ZeroDivisionError: "
-            "division by zero"
-        ]
+        (message,) = caplog.messages
+        assert message.endswith(": internal error: ZeroDivisionError: division by zero")
         assert not caplog.records[0].exc_info
 
     @virtual
