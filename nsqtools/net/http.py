@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from nsqtools.errors import HTTPError
+from nsqtools.errors import HTTPError, show
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
 from nsqtools.net.exchange import URL, HTTPClient, parse_url
 from nsqtools.net.replies import (
@@ -27,7 +27,6 @@ from nsqtools.net.replies import (
     decode_names,
     decode_nodes,
     decode_report,
-    show,
 )
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.errors import show
 from nsqtools.names import Address
 from nsqtools.net.http import parse_url, union_producers
 from nsqtools.net.replies import (
@@ -20,7 +21,6 @@ from nsqtools.net.replies import (
     decode_names,
     decode_nodes,
     decode_report,
-    show,
 )
 
 if TYPE_CHECKING:
