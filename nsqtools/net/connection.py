@@ -6,6 +6,7 @@ A few lines over 400, of which the handshake's errors take many: each says what 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -253,9 +254,10 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.close()
         try:
-            async with asyncio.timeout(drain):
-                await asyncio.shield(self._lost)
-        except TimeoutError:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain):
+                    await asyncio.shield(self._lost)
+        finally:  # also when it is cancelled
             self.abort()
 
     def abort(self, error: PeerError | None = None) -> None:

@@ -270,9 +270,8 @@ class Session:
         if not error.fatal:
             self._events.append(CommandFailed(error))
         elif error.code in AUTH_CODES:
-            unauthorized = error.code == "E_UNAUTHORIZED"
-            refusal = "does not permit this" if unauthorized else "refused the AUTH secret"
-            raise AuthError(f"nsqd {refusal}: {text}")
+            verb = "forbids it" if error.code == "E_UNAUTHORIZED" else "refused the AUTH secret"
+            raise AuthError(f"nsqd {verb}: {text}")
         elif self.state in _STREAMING:
             raise error
         else:

@@ -417,6 +417,26 @@ async def test_the_last_commands_are_read_before_the_connection_ends(
     assert connection.is_lost
 
 
+async def test_a_close_that_is_cancelled_leaves_no_connection_behind() -> None:
+    stopped = asyncio.Event()
+
+    async def never_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(wire.negotiated())
+        await stopped.wait()
+        writer.close()
+
+    async with serving(never_hang_up) as address:
+        connection = await Connection.open(address, ProducerConfig(), Owner())
+        closing = asyncio.create_task(connection.close(drain=3600))
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await eventually_async(lambda: connection.is_lost)
+        stopped.set()
+
+
 async def test_a_server_that_stops_reading_is_dropped(certificates: Certificates) -> None:
     stopped = asyncio.Event()
 
