@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.dead import dead_cluster
-from tests.support.process import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from nsqtools.names import Address
+    from tests.support.process import Cli
 
 pytestmark = pytest.mark.one_server("its servers are scripted")
 
@@ -50,17 +47,13 @@ def lookupd(request: pytest.FixtureRequest) -> Iterator[Address]:
     ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else "",
 )
 def test_a_command_ends_in_time_and_stays_small(
-    lookupd: Address, words: tuple[str, ...], codes: set[int], tmp_path: Path
+    nsqtools_cli: Cli, lookupd: Address, words: tuple[str, ...], codes: set[int]
 ) -> None:
     where = ("--lookupd-http-address", str(lookupd), "--timeout", f"{TIMEOUT}s")
     began = time.monotonic()
-    with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen([*COMMAND, *words, *where], stdout=out, stderr=out)
-        _, status, used = os.wait4(process.pid, 0)
-    process.returncode = code = os.waitstatus_to_exitcode(status)
+    ended = nsqtools_cli.measured(*words, *where)
     took = time.monotonic() - began
-    said = (tmp_path / "out").read_text()[-2000:]
-    assert code in codes, said
-    assert "Traceback" not in said
+    assert ended.code in codes, ended.stderr[-2000:]
+    assert "Traceback" not in ended.stderr
     assert took < TIMEOUT + SLACK
-    assert used.ru_maxrss < MEMORY
+    assert ended.peak < MEMORY
