@@ -50,7 +50,7 @@ AT_HOME = {
     "h11": ("sandbox", "sinks.http"),
     "pyspark": ("spark",),
     "pyarrow": ("spark",),
-    "snappy": ("proto.codecs", "sinks.compression", "sinks.members"),
+    "snappy": ("proto.codecs",),
     "socket": ("net", "sandbox"),
     "ssl": ("net", "sandbox", "sinks.http"),
 }

@@ -28,7 +28,7 @@ from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
     notes={
         "ARCHIVES": """\
 With --from-archive the arguments are files that to-file or nsq_to_file wrote, and are published
-one after another. Those whose names end in .gz, .zst and .sz are decompressed, and are read twice:
+one after another. Those whose names end in .gz and .zst are decompressed, and are read twice:
 first to see how much of them is good. The options of the format say how records stand in them. Of a
 file that is torn or damaged the records before that place are published; the command then says
 where it is, publishes no later file, and exits with 1.

@@ -345,13 +345,12 @@ def _open(file: str) -> BinaryIO:
 
 def _whole(source: BinaryIO, compression: str) -> tuple[int, str]:
     """Plain bytes in members that are whole, and the fault of the one after them, if any."""
-    good = total = begin = 0
-    number = 1
+    good = total = 0
     try:
         for data, end in unpacked(source, compression, strict=False):
             total += len(data)
             if end:
-                good, begin, number = total, end, number + 1
+                good = total
     except RecordError as error:
-        return good, f"{NOUNS[compression]} {number} at byte {begin}: {error}"
+        return good, str(error)
     return good, ""

@@ -44,8 +44,8 @@ from nsqtools.config import (
 A file under way ends in .part, beside the file that it will be or in --work-dir. It is synced, and
 its messages are finished, when a quarter of --max-in-flight waits or nsqd is starved, when
 --sync-interval is over (half of the message timeout that nsqd negotiated, if that is shorter), and
-when the file is rotated. Each sync ends a gzip member, a zstd frame or a snappy stream: whatever a
-crash leaves behind can be read up to the last sync.
+when the file is rotated. Each sync ends a gzip member or a zstd frame: whatever a crash leaves
+behind can be read up to the last sync.
 
 A file is published when it is rotated, on SIGHUP and at the end. It then gets its name, which
 never replaces a file that is there, and is complete. <REV> is -000001 and so on where a name is

@@ -53,8 +53,8 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> in
     """Check archives and manifests.
 
     Each file gets a line: ok, or the first fault and its place; a manifest gets one for every bad
-    line it has. With -q only bad ones do. A file is unpacked as the end of its name tells: .gz,
-    .zst or .sz. Exit status 4 says that a file is bad, and else 1 that one could not be read.
+    line it has. With -q only bad ones do. A file is unpacked as the end of its name tells: .gz
+    or .zst. Exit status 4 says that a file is bad, and else 1 that one could not be read.
     """
     import logging
 

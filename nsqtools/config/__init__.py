@@ -774,7 +774,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         "none",
         "choice",
         "Compression of files; its suffix is appended to names.",
-        choices=("none", "gzip", "zstd", "snappy"),
+        choices=("none", "gzip", "zstd"),
     )
     gzip: bool = option(False, "flag", "As --compress gzip.", excludes=("compress",))
     gzip_level: int = option(

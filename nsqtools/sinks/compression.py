@@ -1,4 +1,4 @@
-"""Compression of archives: one complete gzip member, zstd frame or snappy stream per sync.
+"""Compression of archives: one complete gzip member or zstd frame per sync.
 
 Members follow one another in the file, which readers take for one stream, as what Go's
 nsq_to_file writes (``nsq_to_file/file_logger.go``, Sync). What a crash leaves behind is then whole
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GZIP_WINDOW",
     "METHODS",
-    "SNAPPY_HEAD",
     "Encoder",
     "Method",
     "load_zstd",
@@ -31,9 +30,6 @@ __all__ = [
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 """The ``wbits`` by which zlib reads and writes a gzip header and trailer."""
-
-SNAPPY_HEAD = b"\xff\x06\0\0sNaPpY"
-"""The stream identifier of the snappy framing format; with nothing after it a stream is empty."""
 
 _ISAL_LEVELS = range(1, 4)
 
@@ -51,7 +47,6 @@ METHODS = {
     "none": Method(""),
     "gzip": Method(".gz", range(1, 10), 6),
     "zstd": Method(".zst", range(1, 20), 3),  # beyond 19 a reader may want 128 MiB
-    "snappy": Method(".sz"),
 }
 
 
@@ -67,24 +62,6 @@ class _Copy:
 
     def flush(self) -> bytes:
         return b""
-
-
-class _Snappy:
-    """The framing format, in which a member is a stream identifier and the chunks after it."""
-
-    def __init__(self) -> None:
-        import snappy
-
-        self._compress = snappy.StreamCompressor().add_chunk
-        self._is_empty = True
-
-    def compress(self, data: bytes, /) -> bytes:
-        self._is_empty = False
-        chunks: bytes = self._compress(data)
-        return chunks
-
-    def flush(self) -> bytes:
-        return SNAPPY_HEAD if self._is_empty else b""
 
 
 class Encoder:
@@ -140,18 +117,12 @@ def make_encoder(name: str = "none", level: int | None = None) -> Encoder:
     elif level not in method.levels:
         first, last = method.levels[0], method.levels[-1]
         raise ConfigError(f"{name} has no level {level}: expected {first} to {last}")
-    return Encoder(_starter(name, level))
-
-
-def _starter(name: str, level: int) -> Callable[[], _Stream]:
     match name:
         case "gzip":
-            return _gzip(level)
+            return Encoder(_gzip(level))
         case "zstd":
-            return _zstd(level)
-        case "snappy":
-            return _Snappy
-    return _Copy
+            return Encoder(_zstd(level))
+    return Encoder(_Copy)
 
 
 def _gzip(level: int) -> Callable[[], _Stream]:

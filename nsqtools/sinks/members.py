@@ -1,17 +1,17 @@
 """Archives unpacked, member by member, in pieces of bounded size.
 
 What ends a member is known from the compressed bytes: the trailer of a gzip member, the checksum
-of a zstd frame. The snappy framing format has no end, but a checksum in each of its chunks: what
-is called a member here is a chunk there.
+of a zstd frame.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.compression import GZIP_WINDOW, METHODS, SNAPPY_HEAD, load_zstd
+from nsqtools.sinks.compression import GZIP_WINDOW, METHODS, load_zstd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOUNS", "CutShortError", "plain_chunks", "unpacked"]
 
-NOUNS = {"gzip": "gzip member", "zstd": "zstd frame", "snappy": "snappy chunk"}
+NOUNS = {"gzip": "gzip member", "zstd": "zstd frame"}
 """What a member is called, by compression."""
 
 _READ = 1 << 18
@@ -28,8 +28,6 @@ _PIECE = 1 << 20
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_CHECKSUM = 1 << 2
-
-_SNAPPY_MOST = 4 + 76490  # a checksum and the most that compress makes of 65536 bytes
 
 
 def plain_chunks(file: BinaryIO, compression: str) -> Iterator[bytes]:
@@ -43,15 +41,9 @@ def plain_chunks(file: BinaryIO, compression: str) -> Iterator[bytes]:
         while data := file.read(_READ):
             yield data
         return
-    number, begin = 1, 0
-    try:
-        for data, end in unpacked(file, compression, strict=False):
-            if end:
-                number, begin = number + 1, end
-            if data:
-                yield data
-    except RecordError as error:
-        raise RecordError(f"{NOUNS[compression]} {number} at byte {begin}: {error}") from None
+    for data, _ in unpacked(file, compression, strict=False):
+        if data:
+            yield data
 
 
 def unpacked(
@@ -59,21 +51,35 @@ def unpacked(
 ) -> Iterator[tuple[bytes, int]]:
     """Plain bytes and, with the last of a member, where in the file that ends, or else 0.
 
-    Raises RecordError, without the place, for a damaged member, of which some may have been
+    Raises RecordError, naming member and byte, for a damaged member, of which some may have been
     yielded, and ConfigError for a compression that is unknown or lacks its library. ``strict``
     takes a zstd frame without a checksum for damaged.
     """
-    match compression:
-        case "gzip":
-            return _members(file, _GzipMember)
-        case "zstd":
-            zstd = load_zstd()
-            return _members(
-                file, lambda: _ZstdFrame(zstd.ZstdDecompressor(), zstd.ZstdError, strict)
-            )
-        case "snappy":
-            return _snappy_chunks(file)
-    raise ConfigError(f"unknown compression {compression!r}: expected {', '.join(METHODS)}")
+    start = _starter(compression, strict)
+    offset = 0
+    data = b""
+    for number in itertools.count(1):
+        if not data:
+            data = file.read(_READ_COMPRESSED)
+            offset += len(data)
+            if not data:
+                return
+        place = f"{NOUNS[compression]} {number} at byte {offset - len(data)}"
+        member = start()
+        while not member.eof:
+            if not data and member.needs_input:
+                data = file.read(_READ_COMPRESSED)
+                offset += len(data)
+                if not data:
+                    raise CutShortError(f"{place}: the file ends in it")
+            try:
+                plain, data = member.decompress(data), b""
+            except RecordError as error:
+                raise RecordError(f"{place}: {error}") from None
+            if not member.eof:
+                yield plain, 0
+        data = member.unused_data
+        yield plain, offset - len(data)
 
 
 class CutShortError(RecordError):
@@ -96,27 +102,14 @@ class _Member(Protocol):
         """At most _PIECE plain bytes; raises RecordError."""
 
 
-def _members(file: BinaryIO, start: Callable[[], _Member]) -> Iterator[tuple[bytes, int]]:
-    offset = 0
-    data = b""
-    while True:
-        if not data:
-            data = file.read(_READ_COMPRESSED)
-            offset += len(data)
-            if not data:
-                return
-        member = start()
-        while not member.eof:
-            if not data and member.needs_input:
-                data = file.read(_READ_COMPRESSED)
-                offset += len(data)
-                if not data:
-                    raise CutShortError("the file ends in it")
-            plain, data = member.decompress(data), b""
-            if not member.eof:
-                yield plain, 0
-        data = member.unused_data
-        yield plain, offset - len(data)
+def _starter(compression: str, strict: bool) -> Callable[[], _Member]:
+    match compression:
+        case "gzip":
+            return _GzipMember
+        case "zstd":
+            zstd = load_zstd()
+            return lambda: _ZstdFrame(zstd.ZstdDecompressor(), zstd.ZstdError, strict)
+    raise ConfigError(f"unknown compression {compression!r}: expected {', '.join(METHODS)}")
 
 
 class _GzipMember:
@@ -183,54 +176,3 @@ class _ZstdFrame:
             return self._frame.decompress(data, _PIECE)
         except self._error as error:
             raise RecordError(str(error).rpartition(": ")[2]) from None
-
-
-def _snappy_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Chunks of the framing format (``framing_format.txt`` of google/snappy).
-
-    Those that a reader may skip are damage: nobody writes them, and one flipped bit of its type,
-    which no checksum covers, would make one of any chunk.
-    """
-    import snappy
-
-    decompress = snappy.StreamDecompressor().decompress
-    offset = 0
-    while head := _exactly(file, 4):
-        size = int.from_bytes(head[1:], "little")
-        if len(head) == 4 and not _fits(head[0], size):
-            raise RecordError(f"type {head[0]:#04x} with {size} bytes, which is never written")
-        body = _exactly(file, size) if len(head) == 4 else b""
-        if len(head) < 4 or len(body) < size:
-            raise RecordError("the file ends in it")
-        if not offset and head + body != SNAPPY_HEAD:
-            raise RecordError("the stream identifier is missing")
-        offset += 4 + size
-        if head[0] == SNAPPY_HEAD[0]:
-            if head + body != SNAPPY_HEAD:
-                raise RecordError("not the stream identifier")
-            yield b"", offset
-            continue
-        try:
-            plain: bytes = decompress(head + body)
-        except Exception as error:  # cramjam raises OSError, python-snappy its own
-            raise RecordError(str(error).removeprefix("snappy: ")) from None
-        yield plain, offset
-
-
-def _fits(kind: int, size: int) -> bool:
-    if kind in (0, 1):
-        return 4 < size <= _SNAPPY_MOST
-    return kind == SNAPPY_HEAD[0] and size == len(SNAPPY_HEAD) - 4
-
-
-def _exactly(file: BinaryIO, size: int) -> bytes:
-    """So many bytes, or fewer at the end of the file."""
-    data = file.read(size)
-    if len(data) in (0, size):
-        return data
-    pieces = [data]
-    missing = size - len(data)
-    while missing and (data := file.read(missing)):
-        pieces.append(data)
-        missing -= len(data)
-    return b"".join(pieces)

@@ -3,10 +3,8 @@
 It is read once, from the beginning, and never held: memory is that of a few pieces and, where lines
 are JSON, of the longest line, which has a bound.
 
-Of a compressed file whole members are good: their checksums tell. Of one in snappy's chunks, which
-tell no end of a member, as many as are whole and end together with a record. Of a plain file whole
-records are. That cannot tell rubbish that looks like a record; what was synced before it stays
-good.
+Of a compressed file whole members are good: their checksums tell. Of a plain file whole records
+are. That cannot tell rubbish that looks like a record; what was synced before it stays good.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config.option import format_size
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.members import NOUNS, CutShortError, unpacked
+from nsqtools.sinks.members import CutShortError, unpacked
 from nsqtools.sinks.records import JsonLines
 
 if TYPE_CHECKING:
@@ -90,28 +88,20 @@ def _inspect_plain(file: BinaryIO, counter: _Counter) -> Inspection:
 
 
 def _inspect_members(file: BinaryIO, compression: str, counter: _Counter) -> Inspection:
-    ends_with_records = compression == "snappy"  # whose chunks end anywhere
-    good = plain = records = begin = total = 0
-    number = 1
-    fault = torn = damage = ""
+    good = plain = records = total = 0
+    fault = damage = ""
     cut_short = False
     try:
         for data, end in unpacked(file, compression):
             total += len(data)
             if not counter.problem:
                 counter.feed(data)
-            if not end:
-                continue
-            # Only now is it known that what was decoded is what was written.
-            begin, number = end, number + 1
-            fault, torn = counter.problem, counter.torn()
-            if fault or not torn or not ends_with_records:
-                good, plain, records = end, total, counter.records
+            if end:  # only now is it known that what was decoded is what was written
+                good, plain, records, fault = end, total, counter.records, counter.problem
+        fault = fault or counter.torn()
     except RecordError as error:
-        damage = f"{NOUNS[compression]} {number} at byte {begin}: {error}"
+        damage = str(error)
         cut_short = isinstance(error, CutShortError)
-    if not fault and not damage:
-        fault = torn
     problem = f"{fault}, uncompressed" if fault else damage
     return Inspection(good, records, plain, problem, cut_short)
 

@@ -25,17 +25,10 @@ _PACKAGE = Path(__file__).parents[1]
 _STAYS = ("cli", "sandbox")
 """Parts that no executor imports."""
 
-_READERS = {
-    "snappy": "snappy",
-    "zstd": "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd",
-}
-"""What unpacks a compression of archives."""
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
-_INSTALLED_BY = {
-    "pyarrow": "pyarrow",
-    "snappy": "python-snappy",
-    "backports.zstd": "backports.zstd",
-}
+_INSTALLED_BY = {"snappy": "python-snappy"}
+"""The package of a module, where their names differ."""
 
 
 def ship(spark: SparkSession) -> None:
@@ -102,8 +95,7 @@ def packages_of(*connections: Mapping[str, str]) -> Sequence[str]:
 
 def readers_of(paths: Iterable[str]) -> Sequence[str]:
     """What executors need to read archives of ``to-file``, besides pyarrow."""
-    methods = {method_of(path) for path in paths}
-    return [_READERS[each] for each in sorted(methods & _READERS.keys())]
+    return [_ZSTD] if any(method_of(path) == "zstd" for path in paths) else []
 
 
 def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequence[Any]]]:

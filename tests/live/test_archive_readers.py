@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.one_server("readers of files see no server")
 
 COUNT = 3000
-SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst", "snappy": ".sz"}
+SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 READERS = {"none": ["cat"], "gzip": ["zcat"], "zstd": ["zstd", "-dc"]}
 
 

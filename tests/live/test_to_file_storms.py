@@ -280,7 +280,7 @@ def test_a_leftover_of_another_compression_is_published(
         eventually(lambda: drained(nsqd, topic, "c") and archives.leftovers(folder))
         process.kill()
         process.wait()
-    ended = nsqtools_cli(*command(topic, folder, nsqd, "--compress", "snappy"), *empty(nsqd)[:3])
+    ended = nsqtools_cli(*command(topic, folder, nsqd, "--compress", "zstd"), *empty(nsqd)[:3])
     assert ended.code == 0, ended.stderr
     assert not [each for each in archives.leftovers(folder) if each.suffix == ".part"]
     assert archives.numbers(archives.published(folder)) == Counter(range(300))

@@ -100,7 +100,7 @@ def test_the_host_is_its_short_name_unless_an_identifier_says_otherwise(
         ("<TOPIC>", ".gz", "events.gz"),
         ("<TOPIC>.gz", ".gz", "events.gz"),
         ("<TOPIC>.gz", ".zst", "events.gz.zst"),
-        ("<TOPIC>.<DATETIME>", ".sz", "events.2026-11-20_12.sz"),
+        ("<TOPIC>.<DATETIME>", ".zst", "events.2026-11-20_12.zst"),
         ("<TOPIC>.gz", "", "events.gz"),
     ],
 )

@@ -57,7 +57,7 @@ PATTERNS = st.fixed_dictionaries(
     {"filename_format": FORMATS, "datetime_format": TIMES},
     optional={
         "host_identifier": st.sampled_from(["<HOSTNAME>", "dc/<SHORT_HOST>", "h-000001", "."]),
-        "suffix": st.sampled_from([".gz", ".sz", ".zst"]),
+        "suffix": st.sampled_from([".gz", ".zst"]),
         "repeated_by": st.just("--rotate-size"),
     },
 )

@@ -6,14 +6,12 @@ import sys
 import zlib
 
 import pytest
-import snappy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.compression import (
     METHODS,
-    SNAPPY_HEAD,
     Encoder,
     load_zstd,
     make_encoder,
@@ -34,9 +32,6 @@ def decoded(name: str, data: bytes) -> bytes:
     """As Python's own reader of whole files has it."""
     if name == "gzip":
         return gzip.decompress(data)
-    if name == "snappy":
-        plain: bytes = snappy.StreamDecompressor().decompress(data)
-        return plain
     return load_zstd().decompress(data) if name == "zstd" else data
 
 
@@ -94,19 +89,6 @@ def test_a_member_with_nothing_in_it_is_to_be_had_for_the_asking(name: str) -> N
 def test_others_read_a_member_with_nothing_in_it(name: str, command: str) -> None:
     args = ("-dcq",) if command == "zstd" else ()
     assert shown(command, *args, data=make_encoder(name).empty()) == b""
-
-
-def test_each_snappy_member_begins_with_a_stream_identifier() -> None:
-    encoder = make_encoder("snappy")
-    pieces = [encoder.write(b"one\n"), encoder.write(b"two\n"), encoder.finish()]
-    assert [piece.count(SNAPPY_HEAD) for piece in pieces] == [1, 0, 0]
-    assert encoder.write(b"three\n").startswith(SNAPPY_HEAD)
-
-
-def test_snappy_takes_more_at_once_than_a_chunk_holds() -> None:
-    data = encoded(make_encoder("snappy"), RECORDS * 20)
-    assert decoded("snappy", data) == RECORDS * 20
-    assert len(data) < len(RECORDS) * 10
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
@@ -179,12 +161,11 @@ def test_a_missing_zstd_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("name", "level", "text"),
     [
-        ("lzma", None, "unknown compression 'lzma': expected none, gzip, zstd, snappy"),
+        ("lzma", None, "unknown compression 'lzma': expected none, gzip, zstd"),
         ("gzip", 0, "gzip has no level 0: expected 1 to 9"),
         ("gzip", 10, "gzip has no level 10: expected 1 to 9"),
         ("zstd", 20, "zstd has no level 20: expected 1 to 19"),
         ("none", 3, "a level needs a compression that has levels, and this one is none"),
-        ("snappy", 1, "a level needs a compression that has levels, and this one is snappy"),
     ],
 )
 def test_what_cannot_be_chosen_is_refused(name: str, level: int | None, text: str) -> None:

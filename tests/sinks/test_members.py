@@ -4,13 +4,12 @@ import io
 import tracemalloc
 
 import pytest
-import snappy
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.compression import METHODS, load_zstd, make_encoder
 from nsqtools.sinks.members import plain_chunks
 
-COMPRESSED = ["gzip", "zstd", "snappy"]
+COMPRESSED = ["gzip", "zstd"]
 PLAIN = b"".join(b"%d\n" % (n * 7919) for n in range(100_000))
 PIECE = 1 << 20
 
@@ -55,16 +54,15 @@ def test_reading_begins_where_the_file_stands(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [("gzip", "gzip member 2"), ("zstd", "zstd frame 2"), ("snappy", "snappy chunk 4")],
+    [("gzip", "gzip member 2"), ("zstd", "zstd frame 2")],
 )
 def test_a_torn_file_gives_what_is_whole_before_the_error(name: str, place: str) -> None:
     first = archive(name, b"one\n")
-    begin = len(first) + (10 if name == "snappy" else 0)  # its stream identifier is whole
     chunks = plain_chunks(io.BytesIO(first + archive(name, b"two\n")[:-1]), name)
     assert next(chunks) == b"one\n"
     with pytest.raises(RecordError) as caught:
         list(chunks)
-    assert str(caught.value) == f"{place} at byte {begin}: the file ends in it"
+    assert str(caught.value) == f"{place} at byte {len(first)}: the file ends in it"
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
@@ -76,12 +74,6 @@ def test_a_damaged_member_is_an_error_that_names_it(name: str) -> None:
 
 def test_frames_without_a_checksum_are_read_for_others_write_them() -> None:
     assert read(load_zstd().compress(b"one\n"), "zstd") == b"one\n"
-
-
-def test_what_others_write_as_snappy_is_read() -> None:
-    compressor = snappy.StreamCompressor()
-    data = b"".join(compressor.add_chunk(piece) for piece in (b"one\n", PLAIN, b"two\n"))
-    assert read(data, "snappy") == b"one\n" + PLAIN + b"two\n"
 
 
 def test_an_unknown_compression_is_refused() -> None:

@@ -394,7 +394,5 @@ class TestJson:
 
 
 def test_an_unknown_compression_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="unknown compression 'lzma': expected none, gzip, zstd, snappy"
-    ):
+    with pytest.raises(ConfigError, match="unknown compression 'lzma': expected none, gzip, zstd"):
         look(b"", compression="lzma")

@@ -110,7 +110,7 @@ class TestArchives:
 
     @pytest.mark.parametrize(
         ("suffix", "member"),
-        [(".gz", "gzip member"), (".zst", "zstd frame"), (".sz", "snappy chunk")],
+        [(".gz", "gzip member"), (".zst", "zstd frame")],
     )
     def test_a_compressed_archive_without_a_member_is_bad_and_an_empty_plain_one_good(
         self, tmp_path: Path, suffix: str, member: str
@@ -139,7 +139,7 @@ class TestManifests:
             shelf.publish("dt=1/a.log", b"one\n", b"two\n"),
             shelf.publish("dt=2/a.log.gz", b"three\n"),
             shelf.publish("b.json.zst", envelope("1"), format="json", delimiter=""),
-            shelf.publish("c.log.sz", b"1--2--", records=2, delimiter="--"),
+            shelf.publish("c.log", b"1--2--", records=2, delimiter="--"),
             shelf.publish("d.log", b"\0\0\0\1x", records=1, format="length-prefixed"),
             shelf.publish("e.log", b"x\n", records=None),
         ]
@@ -264,7 +264,7 @@ class TestManifests:
             ({"bytes": True}, "bytes is not a whole number"),
             ({"sha256": None}, "sha256 is missing"),
             ({"format": "csv"}, "format is 'csv', expected raw, json, length-prefixed"),
-            ({"compression": "xz"}, "compression is 'xz', expected none, gzip, zstd, snappy"),
+            ({"compression": "xz"}, "compression is 'xz', expected none, gzip, zstd"),
             ({"delimiter": ""}, "delimiter is empty"),
         ],
     )

@@ -60,11 +60,6 @@ def plain(path: Path) -> bytes:
             return gzip.decompress(data)
         case ".zst":
             return unpack_zstd(data)
-        case ".sz":
-            import snappy
-
-            text: bytes = snappy.StreamDecompressor().decompress(data)
-            return text
     return data
 
 

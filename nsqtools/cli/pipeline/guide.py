@@ -152,8 +152,8 @@ nsqtools pipeline archive --topic events --channel lake --lookupd-http-address l
 
 The package nsqtools itself is sent to the executors. They need a Python of the same version as that
 of the command, 3.11 say, with pyarrow, with python-snappy if --snappy is given, and with
-python-snappy or backports.zstd to read archives of to-file that are compressed with these. That is
-looked at before anything is done."""
+backports.zstd to read archives of to-file that are compressed with zstd. That is looked at before
+anything is done."""
 
 _YARN = """\
 The driver runs where the command does (client mode). Pack a Python for the executors, with

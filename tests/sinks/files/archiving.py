@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 SECOND = 1_000_000_000
 HOUR = 3600 * SECOND
-COMPRESSIONS = ["none", "gzip", "zstd", "snappy"]
+COMPRESSIONS = ["none", "gzip", "zstd"]
 FORMATS = ["raw", "json", "length-prefixed"]
 
 

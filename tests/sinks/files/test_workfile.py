@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst", "snappy": ".sz"}
+SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 
 
 class Writing:

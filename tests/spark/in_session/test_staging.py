@@ -76,7 +76,7 @@ def test_rows_are_chosen_and_ordered_by_sql(
 def test_bare_records_go_back_too(
     spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
-    to_file(tmp_path / "lake" / "x.bin.sz", sent(b"", *HOSTILE, *HOSTILE), PREFIXED)
+    to_file(tmp_path / "lake" / "x.bin.zst", sent(b"", *HOSTILE, *HOSTILE), PREFIXED)
     chosen = replace(settings, layout=PREFIXED, order_by="timestamp")
     done = replay(spark, chosen, threading.Event(), nothing)
     assert done == Replayed(rows=11, published=10, empty=1)
