@@ -59,7 +59,7 @@ class Manifest:
                 first = file.readline(_BLOCK)
         except FileNotFoundError:
             return
-        if first and not _is_line(first):
+        if first and not {"name", "sha256"} <= _object(first).keys():
             raise ConfigError(f"--manifest {self._path}: exists, and is no manifest")
 
     def append(self, published: Published) -> None:
@@ -190,14 +190,6 @@ def _object(line: bytes) -> dict[str, Any]:
     """The JSON object of a whole line; empty for anything else."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _is_line(line: bytes) -> bool:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(value, dict) and {"name", "sha256"} <= value.keys()

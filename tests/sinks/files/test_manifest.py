@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.errors import ConfigError
 from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
 
@@ -104,6 +105,14 @@ def test_lines_follow_one_another(tmp_path: Path, manifest: Path) -> None:
     for name in "abc":
         Manifest(str(manifest)).append(made(tmp_path / name))
     assert [line["name"] for line in lines(manifest)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("first", [b"text\n", b"[1]\n", b'{"name":"a"}\n', b"[" * 60_000])
+def test_another_file_is_no_manifest(manifest: Path, first: bytes) -> None:
+    manifest.write_bytes(first)
+    with pytest.raises(ConfigError, match="is no manifest"):
+        Manifest(str(manifest)).check()
+    assert manifest.read_bytes() == first
 
 
 def test_directories_of_a_manifest_are_made(tmp_path: Path) -> None:
