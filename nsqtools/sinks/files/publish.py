@@ -139,8 +139,7 @@ def _publish_copy(work: str, target: str, copy: str, mark: Callable[[int], objec
     fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
     try:
         with open(work, "rb") as source:
-            _copy(source.fileno(), fd)
-        os.fsync(fd)
+            copy_contents(source.fileno(), fd, 0, os.fstat(source.fileno()).st_size)
         mark(os.fstat(fd).st_ino)
         try:
             os.link(copy, target)
@@ -190,21 +189,12 @@ def _remove_empty(folder: str, root: str) -> None:
         folder = os.path.dirname(folder)
 
 
-def copy_contents(source: int, target: int, size: int) -> None:
-    """Copy the first bytes of an open file, which may have no name any more, and sync them."""
-    _copy(source, target, size)
-    os.fsync(target)
-
-
-def _copy(source: int, target: int, size: int | None = None) -> None:
-    offset = 0
-    while size is None or offset < size:
-        wanted = _CHUNK if size is None else min(_CHUNK, size - offset)
-        data = os.pread(source, wanted, offset)
-        if not data:
-            return
+def copy_contents(source: int, target: int, start: int, end: int) -> None:
+    """Copy these bytes of an open file, which may have no name any more, and sync them."""
+    while start < end and (data := os.pread(source, min(_CHUNK, end - start), start)):
         write_all(target, data)
-        offset += len(data)
+        start += len(data)
+    os.fsync(target)
 
 
 def set_aside(fd: int, path: str, start: int, size: int) -> str:
@@ -217,11 +207,7 @@ def set_aside(fd: int, path: str, start: int, size: int) -> str:
             continue
         break
     try:
-        offset = start
-        while offset < size and (data := os.pread(fd, min(_CHUNK, size - offset), offset)):
-            write_all(to, data)
-            offset += len(data)
-        os.fsync(to)
+        copy_contents(fd, to, start, size)
     except BaseException:
         os.unlink(aside)
         raise

@@ -120,7 +120,7 @@ class WorkFile:
 
     def move_to(self, fd: int, path: str, entry: Entry) -> None:
         """Go on in another file, with a copy of what is safe; takes ``fd`` over if it succeeds."""
-        publish.copy_contents(self._fd, fd, self._synced)
+        publish.copy_contents(self._fd, fd, 0, self._synced)
         os.close(self._fd)
         self._fd, self.path, self.entry = fd, path, entry
         self._unsynced = False
