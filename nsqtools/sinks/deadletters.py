@@ -22,7 +22,7 @@ from nsqtools.engine.handler import loss_of
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
-from nsqtools.sinks.files.sink import as_output_error
+from nsqtools.sinks.files.sink import as_output_error, ended
 from nsqtools.sinks.formats import make_format
 
 if TYPE_CHECKING:
@@ -197,15 +197,10 @@ class ToDirectory:
 
     async def _run(self, work: Callable[..., None], *args: object) -> None:
         """Call what blocks in the thread; one that is cancelled waits for that to end."""
-        call = asyncio.get_running_loop().run_in_executor(self._pool, lambda: work(*args))
         try:
-            await asyncio.shield(call)
+            await ended(asyncio.get_running_loop().run_in_executor(self._pool, work, *args))
         except OSError as error:
             raise as_output_error(error) from error
-        except asyncio.CancelledError:
-            await asyncio.wait([call])
-            call.exception()  # nobody asks for it any more
-            raise
 
     def _prepare(self) -> None:
         make_directory(self._folder)

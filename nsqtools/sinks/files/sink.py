@@ -165,7 +165,7 @@ class FileSink:
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
         """Call what blocks in a thread; one that is cancelled waits for that to end."""
-        return await _ended(self.start(work, *args))
+        return await ended(self.start(work, *args))
 
     def start(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Begin to."""
@@ -315,7 +315,7 @@ class _Topic:
         wrote = False
         try:
             call = self._sink.start(self._call, arrivals, safe, fate)
-            wrote = await _ended(call, lambda: [batch for _, batch in (*arrivals, *self._arrivals)])
+            wrote = await ended(call, lambda: [batch for _, batch in (*arrivals, *self._arrivals)])
         except Exception as problem:
             error = problem
         for batch, messages in safe:
@@ -360,7 +360,7 @@ def _counter(name: str, text: str, values: Iterable[tuple[str, int]]) -> Metric:
     return Metric(f"nsqtools_{name}_total", "counter", text, samples)
 
 
-async def _ended(call: asyncio.Future[Any], held: Callable[[], Sequence[Batch]] = tuple) -> Any:
+async def ended(call: asyncio.Future[Any], held: Callable[[], Sequence[Batch]] = tuple) -> Any:
     """The result of work in a thread; cancelled, wait for its end all the same.
 
     While it takes long, nsqd is kept from sending again what is ``held``.
