@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-__all__ = ["FORMATS", "Layout", "Report", "check"]
+__all__ = ["FORMATS", "Layout", "Report", "check", "is_manifest"]
 
 FORMATS = ("raw", "json", "length-prefixed")
 
@@ -86,7 +86,7 @@ def check(path: str, layout: Layout) -> Iterator[Report]:
     """
     try:
         with open(path, "rb") as file:
-            if method_of(path) != "none" or not _is_manifest(file.readline(_LINE)):
+            if method_of(path) != "none" or not is_manifest(file):
                 file.seek(0)
                 report = _checked(file, method_of(path), layout)
                 path = os.path.realpath(path)
@@ -106,9 +106,10 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _is_manifest(line: bytes) -> bool:
+def is_manifest(file: BinaryIO) -> bool:
+    """Whether its first line is that of a manifest."""
     try:
-        value = json.loads(line)
+        value = json.loads(file.readline(_LINE))
     except (ValueError, RecursionError):
         return False
     return isinstance(value, dict) and {"name", "records", "bytes", "sha256"} <= value.keys()

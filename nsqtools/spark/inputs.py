@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import re
 import stat
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.compression import method_of
 from nsqtools.sinks.members import plain_chunks
+from nsqtools.sinks.verification import is_manifest
 from nsqtools.spark.mounted import real
 from nsqtools.spark.places import OURS
 
@@ -42,8 +42,6 @@ _NO_DATA = frozenset(
     {OURS, "_SUCCESS", "_spark_metadata", "_temporary", "_metadata", "_common_metadata"}
 )
 _SPARK_JSON = re.compile(r"/batch=[^/]*/part-[^/]*\.json(?:\.[a-z0-9]+)?")
-_MANIFEST = {"name", "records", "bytes", "sha256"}
-_LINE = 1 << 20
 _READ = 1 << 20
 _THREADS = 8
 
@@ -217,17 +215,11 @@ def _footer(path: str) -> tuple[int, pa.Schema]:
 
 
 def _is_manifest(path: str) -> bool:
-    """As ``verification`` knows one: by its first line."""
     try:
         with open(path, "rb") as file:
-            line = file.readline(_LINE)
+            return is_manifest(file)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-    try:
-        value = json.loads(line) if line.startswith(b"{") else None
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and value.keys() >= _MANIFEST
 
 
 def _without_copies(inputs: Sequence[Input]) -> list[Input]:
