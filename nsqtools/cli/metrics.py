@@ -155,20 +155,17 @@ async def _answer(collect: Collect, request: Request) -> Response:
     return Response(200, body, content_type, ())
 
 
-def render(
-    metrics: Iterable[Metric], accepted: str = "", *, process: bool = True
-) -> tuple[bytes, str]:
+def render(metrics: Iterable[Metric], accepted: str = "") -> tuple[bytes, str]:
     """The text in the format that the client prefers, and its content type.
 
-    With ``process`` it tells of this one too, as Prometheus' libraries do.
+    It tells of this process too, as Prometheus' libraries do.
     """
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry()
     registry.register(_Collector(metrics))
-    if process:
-        ProcessCollector(registry=registry)
+    ProcessCollector(registry=registry)
     encode, content_type = choose_encoder(accepted)
     return encode(registry), content_type
 

@@ -1831,20 +1831,6 @@ class CheckOptions(Options):
         default_note="not checked",
     )
     paused: bool = option(False, "flag", "CRITICAL if a topic or channel is paused.")
-    format: str = option(
-        "nagios",
-        "choice",
-        "Form of the result of --check.",
-        choices=("nagios", "json", "prometheus", "text"),
-    )
-    outfile: str = option(
-        "",
-        "path",
-        "Replace this file by the result of --check, which then is not printed: a reader sees all "
-        "of it or what was there before.",
-        metavar="FILE",
-        default_note="standard output",
-    )
     serve: str = option(
         "",
         "text",

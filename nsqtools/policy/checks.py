@@ -128,19 +128,17 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a check. ``findings`` are the heaviest first, ``rows`` what was looked at."""
+    """The result of a check; ``findings`` are the heaviest first."""
 
     status: Status
     summary: str
     findings: Sequence[Finding] = ()
     data: Sequence[Datum] = ()
-    rows: Sequence[Row] = ()
-    peers: Peers = field(default_factory=lambda: Peers({}))
 
 
-def unknown(reason: str, peers: Peers | None = None) -> Verdict:
+def unknown(reason: str) -> Verdict:
     """The result of a check that could not be made."""
-    return Verdict(Status.UNKNOWN, reason, peers=peers or Peers({}))
+    return Verdict(Status.UNKNOWN, reason)
 
 
 def age(row: Row) -> float | None:
@@ -176,7 +174,7 @@ def judge(
     among others is a WARNING; that no nsqd answers, or none has what was named, is CRITICAL.
     """
     if peers.nobody:
-        return unknown(f"nobody answers: {'; '.join(peers.errors)}", peers)
+        return unknown(f"nobody answers: {'; '.join(peers.errors)}")
     seen = [row for row in shown(rows, channel) if row.nodes]
     found = [*_of_peers(limits, peers), *_missing(seen, peers, topic, channel)]
     for row in seen:
@@ -186,7 +184,7 @@ def judge(
     summary = str(found[0]) if found else _summary(seen, peers, channel)
     if len(found) > 1:
         summary += f" (and {len(found) - 1} more)"
-    return Verdict(status, summary, found, [*_data(limits, seen, peers, topic)], seen, peers)
+    return Verdict(status, summary, found, [*_data(limits, seen, peers, topic)])
 
 
 def _of_peers(limits: Limits, peers: Peers) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from subprocess import PIPE
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.cli.stats.check import limits_of
-from nsqtools.cli.stats.results import as_json, as_text, nagios
+from nsqtools.cli.stats.results import nagios
 from nsqtools.config import CheckOptions
 from nsqtools.policy.checks import (
     Datum,
@@ -24,10 +23,8 @@ from nsqtools.policy.checks import (
     Status,
     Verdict,
     judge,
-    unknown,
 )
 from nsqtools.policy.rates import Counters, Row
-from tests.support.metrics import values
 from tests.support.nagios import STATES, read
 
 if TYPE_CHECKING:
@@ -140,35 +137,6 @@ class TestNagios:
         assert (len(lines), lines[-1]) == (52, "and 950 more")
 
 
-class TestOtherForms:
-    def test_json_is_one_object_on_one_line(self) -> None:
-        row = Row("t", "c", Counters(depth=3, paused=True), 2, 0, 0.0, 0.0, 0.0, 0.0, 2)
-        peers = Peers({"n:1": None, "n:2": "n:2: refused"}, {"l:1": None})
-        text = as_json(judge(Limits(depth=Limit(1)), [row], peers))
-        assert text.count("\n") == 1
-        found = json.loads(text)
-        assert (found["status"], found["code"]) == ("WARNING", 1)
-        assert found["findings"][1] == {
-            "status": "WARNING",
-            "topic": "t",
-            "channel": "c",
-            "text": "depth 3 is over 1",
-        }
-        assert found["nsqds"] == {"n:1": None, "n:2": "n:2: refused"}
-        assert found["nsqlookupds"] == {"l:1": None}
-        (only,) = found["rows"]
-        assert (only["depth"], only["paused"], only["nsqds"]) == (3, True, 2)
-        assert (only["age"], only["stuck"]) == (None, True)
-
-    def test_text_is_for_people(self) -> None:
-        assert as_text(TROUBLE) == (
-            "CRITICAL  t/c: depth 5 is over 4 (and 1 more)\n"
-            "CRITICAL  t/c: depth 5 is over 4\n"
-            "WARNING   nsqd n:1: refused\n"
-        )
-        assert as_text(unknown("no\nbody")) == "UNKNOWN   no\\nbody\n"
-
-
 def test_options_are_thresholds_only_where_they_are_given() -> None:
     assert limits_of(CheckOptions()) == Limits()
     given = CheckOptions(depth_crit=0, requeue_rate_warn=0.5, age_crit=60.0, clients_min=1)
@@ -192,12 +160,10 @@ class TestExits:
             (["--depth-warn", "5", "--depth-crit", "4"], "--depth-warn is over --depth-crit"),
             (["--serve", ":0"], "--check and --serve exclude each other"),
             (["--watch"], "--check and --watch exclude each other"),
-            (["--json"], "give --format json"),
+            (["--json"], "--check and --json exclude each other"),
             (["--config", "none/such"], "none/such: No such file or directory"),
             (["--nsqd-http-address", "ftp://x"], "expected host:port"),
             (["--tls-root-ca-file", "none/such", *NOBODY], "none/such"),
-            (["--outfile", "none/such", *NOBODY], "--outfile none/such: no such file or directory"),
-            (["--outfile", "/dev/null", *NOBODY], "--outfile /dev/null: not a regular file"),
             ([*NOBODY], "nsqd 127.0.0.1:1: connection refused"),
             (["--lookupd-http-address", "127.0.0.1:1"], "nsqlookupd 127.0.0.1:1: connection"),
         ],
@@ -252,98 +218,12 @@ class TestExits:
         ended = nsqtools_cli("stats", "--check", "--config", str(file), *NOBODY)
         assert read(ended.stdout.decode()).state == "UNKNOWN"
 
-    def test_the_result_goes_to_the_file_and_nothing_is_printed(
-        self, nsqtools_cli: Cli, tmp_path: Path
-    ) -> None:
-        ended = nsqtools_cli("stats", "--check", "--outfile", "x", *NOBODY)
-        assert (ended.code, ended.stdout, ended.stderr) == (3, b"", "")
-        assert read((tmp_path / "x").read_text()).state == "UNKNOWN"
-
-    @pytest.mark.parametrize(
-        ("args", "text"),
-        [
-            (["--depth-warn", "5", "--depth-crit", "4"], "--depth-warn is over --depth-crit"),
-            (["--tls-root-ca-file", "none/such", *NOBODY], "none/such: no such file"),
-            (["--nsqd-http-address", "ftp://x"], "expected host:port"),
-            (["--config", "none/such"], "none/such: No such file or directory"),
-            ([*NOBODY], "127.0.0.1:1: connection refused"),
-        ],
-    )
-    @pytest.mark.parametrize("form", ["nagios", "json", "prometheus", "text"])
-    def test_an_older_result_does_not_outlive_a_check_that_fails(
-        self, nsqtools_cli: Cli, tmp_path: Path, args: list[str], text: str, form: str
-    ) -> None:
-        file = tmp_path / "x"
-        file.write_text("NSQ OK - all is well\n")
-        ended = nsqtools_cli("stats", "--check", "--format", form, "--outfile", "x", *args)
-        assert (ended.code, ended.stdout, ended.stderr) == (3, b"", "")
-        told = file.read_text()
-        assert "OK -" not in told
-        if form == "json":
-            assert (json.loads(told)["code"], text in told) == (3, True)
-        elif form == "prometheus":
-            assert values(told)["nsqtools_check_status", "", ""] == 3
-        else:
-            assert "UNKNOWN" in told
-            assert text in told
-
-    def test_the_file_may_be_named_in_the_configuration(
-        self, nsqtools_cli: Cli, tmp_path: Path
-    ) -> None:
-        (tmp_path / "c.toml").write_text('[stats]\noutfile = "x"\nformat = "text"\n')
-        (tmp_path / "x").write_text("OK\n")
-        args = ("--config", "c.toml", "--tls-root-ca-file", "none/such", *NOBODY)
-        assert nsqtools_cli("stats", "--check", *args).code == 3
-        assert (tmp_path / "x").read_text().startswith("UNKNOWN   --tls-root-ca-file none/such")
-
-    def test_why_there_is_no_result_is_printed_where_the_file_cannot_be_written(
-        self, nsqtools_cli: Cli
-    ) -> None:
-        args = ("--outfile", "none/such", "--nsqd-http-address", "ftp://x")
-        ended = nsqtools_cli("stats", "--check", "--format", "json", *args)
-        output = read(ended.stdout.decode())
-        assert (ended.code, output.state, output.more) == (3, "UNKNOWN", [])
-        assert "ftp://x" in output.text
-        assert output.text.endswith("; --outfile none/such: no such file or directory")
-
-    def test_a_directory_that_may_not_be_written_is_one_line(
-        self, nsqtools_cli: Cli, tmp_path: Path
-    ) -> None:
-        if os.geteuid() == 0:
-            path = "/proc/x.prom"  # not even root makes files there
-        else:
-            (tmp_path / "locked").mkdir(0o555)
-            path = "locked/x.prom"
-        ended = nsqtools_cli("stats", "--check", "--outfile", path, *NOBODY)
-        output = read(ended.stdout.decode())
-        assert (ended.code, output.state, output.more) == (3, "UNKNOWN", [])
-        assert output.text.startswith(f"--outfile {path}: ")
-
-    def test_a_full_disk_is_one_line(self, nsqtools_cli: Cli, tmp_path: Path) -> None:
-        (tmp_path / "sitecustomize.py").write_text(
-            "import errno, os\n"
-            "def full(fd): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-            "os.fsync = full\n"
-        )
-        folder = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}:{os.getcwd()}"
-        args = ("--format", "prometheus", "--outfile", "x.prom", *NOBODY)
-        ended = nsqtools_cli("stats", "--check", *args, env={"PYTHONPATH": folder})
-        output = read(ended.stdout.decode())
-        assert (ended.code, output.text) == (3, "--outfile x.prom: no space left on device")
-        assert not (tmp_path / "x.prom").exists()
-        assert [each.name for each in tmp_path.iterdir() if "x.prom" in each.name] == []
-
     def test_no_result_can_be_told_where_standard_output_is_full(self, nsqtools_cli: Cli) -> None:
         with open("/dev/full", "wb") as full:
             process = nsqtools_cli.start("stats", "--check", *NOBODY, stdout=full, stderr=PIPE)
             _, errors = process.communicate()
         assert process.returncode == 3
         assert errors == b"nsqtools: standard output: No space left on device\n"
-
-    def test_a_minus_is_standard_output(self, nsqtools_cli: Cli, tmp_path: Path) -> None:
-        ended = nsqtools_cli("stats", "--check", "--outfile", "-", *NOBODY)
-        assert (ended.code, read(ended.stdout.decode()).state) == (3, "UNKNOWN")
-        assert list(tmp_path.iterdir()) == []
 
     def test_help_and_version_are_as_ever(self, nsqtools_cli: Cli) -> None:
         for args in (["--help"], ["--version"]):

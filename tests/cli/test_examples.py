@@ -30,7 +30,7 @@ from nsqtools.cli.tree import walk
 from nsqtools.sinks.members import plain_chunks
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
-from tests.support.metrics import scrape, values
+from tests.support.metrics import scrape
 from tests.support.nagios import read
 from tests.support.raw import Raw
 from tests.support.servers import drained as is_drained
@@ -540,14 +540,6 @@ def check_a_channel(stage: Stage, line: str) -> None:
     assert read(stage.start(line).end(code=1).decode()).state == "WARNING"
 
 
-def check_into_a_file(stage: Stage, line: str) -> None:
-    announced(stage)
-    assert stage.run(line) == b""
-    found = values((stage.folder / "nsq.prom").read_text())
-    assert found["nsqtools_check_status", "", ""] == 0
-    assert found["nsq_channel_depth", "archive", str(stage.nsqd.http), "events"] == 0
-
-
 def serve_metrics(stage: Stage, line: str) -> None:
     """At another port, as that one may be taken here."""
     announced(stage)
@@ -803,9 +795,6 @@ EXPECTED: dict[str, Scenario] = {
     "nsqtools config init > nsqtools.toml": begin_a_file,
     "nsqtools stats --check --topic events --channel archive --depth-warn 1000 "
     "--depth-crit 10000": check_a_channel,
-    "nsqtools stats --check --age-crit 15m --format prometheus --outfile nsq.prom": (
-        check_into_a_file
-    ),
     "nsqtools stats --serve 127.0.0.1:9117": serve_metrics,
     "nsqtools sandbox --seed-topic events": sandbox,
     "nsqtools sandbox --port 0": sandbox,

@@ -6,14 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.metrics import render, served
-from nsqtools.cli.stats.exporting import check_metrics, cluster_metrics
+from nsqtools.cli.stats.exporting import cluster_metrics
 from nsqtools.cli.stats.serve import Exporter
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.replies import ChannelStats, Latency, NsqdStats, TopicStats
-from nsqtools.policy.checks import Status, Verdict
-from nsqtools.policy.rates import Counters, Row
 from tests.support.clock import elapse, virtual
 from tests.support.metrics import get, kinds, values
 
@@ -45,7 +43,9 @@ class Cluster:
 
 
 def told(metrics: list[Metric]) -> Values:
-    return values(render(metrics, process=False)[0].decode())
+    """All but what there is of the process itself."""
+    found = values(render(metrics)[0].decode())
+    return {key: value for key, value in found.items() if not key[0].startswith("process_")}
 
 
 class TestScrapes:
@@ -158,24 +158,11 @@ class TestMetrics:
         }
 
     def test_help_is_a_sentence_and_kinds_follow_names(self) -> None:
-        verdict = Verdict(Status.OK, "fine")
-        metrics = [*cluster_metrics(SNAPSHOT), *check_metrics(verdict, topic="", channel="")]
-        text = render(metrics, process=False)[0].decode()
-        assert len(kinds(text)) == len(metrics)
+        metrics = cluster_metrics(SNAPSHOT)
+        text = render(metrics)[0].decode()
+        assert {name for name in kinds(text) if not name.startswith("process_")} == {
+            metric.name for metric in metrics
+        }
         for metric in metrics:
             assert metric.help.endswith("."), metric.name
             assert metric.name.endswith("_total") == (metric.kind == "counter")
-
-    def test_the_result_of_a_check_has_waits_as_far_as_they_are_known(self) -> None:
-        rows = [
-            Row("t", "a", Counters(depth=4), 1, 0, 1.0, 2.0, 0.0, 0.0, 1),
-            Row("t", "b", Counters(depth=4), 1, 0, 1.0, 0.0, 0.0, 0.0, 1),
-            Row("t", "c", Counters(depth=4), 1, 0),
-        ]
-        verdict = Verdict(Status.CRITICAL, "x", rows=rows)
-        assert told(check_metrics(verdict, topic="t", channel="")) == {
-            ("nsqtools_check_status", "", "t"): 2,
-            ("nsqtools_check_findings", "", "t"): 0,
-            ("nsqtools_wait_seconds", "a", "t"): 2,
-            ("nsqtools_wait_seconds", "b", "t"): float("inf"),
-        }

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import stat
 import threading
 import time
 from dataclasses import dataclass
@@ -15,13 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.metrics import values
 from tests.support.nagios import read
 from tests.support.raw import Raw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from tests.support.nagios import Output
     from tests.support.process import Cli, Result
@@ -266,47 +262,3 @@ def test_timeouts_are_counted_per_second(watched: Watched, make_nsqd: MakeNsqd, 
         output = watched.check(*rates, where=where)
     assert output.state == "WARNING"
     assert "timed out per second, over 0.1" in output.text
-
-
-def test_a_file_for_node_exporter_holds_the_cluster_and_the_result(
-    watched: Watched, tmp_path: Path
-) -> None:
-    for nsqd in watched.nsqds:
-        nsqd.publish(watched.topic, [b"x"] * 3)
-        eventually(lambda nsqd=nsqd: nsqd.channel(watched.topic, "c")["depth"] == 3)  # type: ignore[misc]
-    watched.nsqds[0].kill()
-    file = tmp_path / "nsq.prom"
-    args = ("--format", "prometheus", "--outfile", str(file), "--topic", watched.topic)
-    ended = watched.run(*args, "--depth-crit", "5", *watched.given)
-    assert (ended.code, ended.stdout, ended.stderr) == (2, b"", "")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o644
-    found = values(file.read_text())
-    assert found["nsqtools_check_status", "", watched.topic] == 2
-    assert found["nsqtools_check_findings", "", watched.topic] == 2
-    up = {key[1]: value for key, value in found.items() if key[0] == "nsq_up"}
-    assert up == {str(each.http): each is not watched.nsqds[0] for each in watched.nsqds}
-    depths = [value for key, value in found.items() if key[0] == "nsq_channel_depth"]
-    assert depths == [3, 3]
-    assert not any(key[0].startswith("process_") for key in found), "node exporter has its own"
-    for nsqd in watched.nsqds:
-        nsqd.kill()
-    ended = watched.run(*args, *watched.given)
-    assert (ended.code, ended.stdout) == (3, b"")
-    found = values(file.read_text())
-    assert found["nsqtools_check_status", "", watched.topic] == 3
-    assert [value for key, value in found.items() if key[0] == "nsq_up"] == [0, 0, 0]
-
-
-def test_json_and_text_say_the_same(watched: Watched) -> None:
-    watched.nsqds[0].kill()
-    args = ("--topic", watched.topic, *watched.given)
-    ended = watched.run("--format", "json", *args)
-    found = json.loads(ended.stdout)
-    assert (ended.code, found["code"], found["status"]) == (1, 1, "WARNING")
-    assert [row["channel"] for row in found["rows"]] == ["", "c"]
-    assert [error is None for error in found["nsqds"].values()] == [False, True, True]
-    ended = watched.run("--format", "text", *args)
-    assert (ended.code, ended.stdout.decode()) == (
-        1,
-        f"WARNING   nsqd {watched.nsqds[0].http}: connection refused\n",
-    )

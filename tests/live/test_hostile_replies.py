@@ -53,7 +53,7 @@ def test_only_names_that_can_be_are_listed(
         ("--once",),
         ("--once", "--json"),
         ("--once", "--csv"),
-        *(("--check", "--format", form) for form in ("nagios", "json", "prometheus", "text")),
+        ("--check",),
     ],
     ids="".join,
 )

@@ -224,7 +224,7 @@ class TestNames:
         limits: dict[str, Any] = {"depth": Limit(100), "paused": True}
         assert judged(paused, CHANNEL, topic="t", **limits).status is Status.CRITICAL
         verdict = judged(paused, CHANNEL, topic="t", channel="c", **limits)
-        assert (verdict.status, list(verdict.rows)) == (Status.OK, [CHANNEL])
+        assert verdict.status is Status.OK
         assert "t:depth" not in data(verdict)
         judged_by_channel = judged(paused, CHANNEL, channel="c", **limits)
         assert judged_by_channel.status is Status.OK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -63,8 +63,7 @@ class PluginCommand(Command):
         except _ELSEWHERE:
             raise
         except Exception as error:
-            given = {name: ctx.params.get(name) for name in Output._fields}
-            return _unknown(error, Output(**{n: value for n, value in given.items() if value}))
+            return _unknown(error)
 
 
 def _asked(args: Sequence[str]) -> bool:
@@ -79,46 +78,16 @@ def _asked(args: Sequence[str]) -> bool:
     return os.environ.get(_VARIABLE, "").lower() in ("true", "1", "yes", "on", "t")
 
 
-class Output(NamedTuple):
-    """Where a result goes to and how, and the names that are asked for."""
+def _tell(verdict: Verdict) -> int:
+    """Print a result; the exit status."""
+    from nsqtools.cli.stats.results import nagios
 
-    format: str = "nagios"
-    outfile: str = ""
-    topic: str = ""
-    channel: str = ""
-
-    def render(self, verdict: Verdict, snapshot: Snapshot | None = None) -> str:
-        """The result in its form; ``snapshot`` is what it was made of, unless it was not."""
-        from nsqtools.cli.stats.results import RENDER
-
-        if self.format == "prometheus":
-            return _prometheus(verdict, snapshot, self)
-        return RENDER[self.format](verdict)
-
-    def tell(self, verdict: Verdict, snapshot: Snapshot | None = None) -> None:
-        """Print it, or replace the file by it; raises _OutfileError, which names it."""
-        from nsqtools.cli.stats.results import replace_file
-
-        text = self.render(verdict, snapshot)
-        if self.outfile in ("", "-"):
-            click.echo(text, nl=False)
-            return
-        try:
-            replace_file(self.outfile, text)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise _OutfileError(f"--outfile {self.outfile}: {reason}") from error
+    click.echo(nagios(verdict), nl=False)
+    return int(verdict.status)
 
 
-class _OutfileError(click.ClickException):
-    """The file could not be written: what it has is old, and the result must be told elsewhere."""
-
-
-def _unknown(error: BaseException, output: Output | None = None) -> int:
-    """Tell why there is no result; the exit status.
-
-    It replaces an older result of --outfile too, which would pass for the present one.
-    """
+def _unknown(error: BaseException) -> int:
+    """Tell why there is no result; the exit status."""
     from nsqtools.errors import OutputClosedError
     from nsqtools.policy.checks import unknown
 
@@ -131,17 +100,12 @@ def _unknown(error: BaseException, output: Output | None = None) -> int:
         print_exception(error)
     verdict = unknown(words(error))
     try:
-        if isinstance(error, _OutfileError):
-            output = None
-        (output or Output()).tell(verdict)
-    except _OutfileError as failed:
-        Output().tell(unknown(f"{verdict.summary}; {failed.message}"))
+        return _tell(verdict)
     except BrokenPipeError:
         raise
-    except OSError as failed:  # nor can standard output
+    except OSError as failed:  # standard output is full
         sys.stderr.write(f"nsqtools: standard output: {failed.strerror}\n")
         os._exit(verdict.status)
-    return int(verdict.status)
 
 
 def _refuse_idle(ctx: click.Context) -> None:
@@ -159,8 +123,7 @@ def _refuse_reports(ctx: click.Context, mode: str = "--check", more: Sequence[st
     """Raise UsageError for an option of reports; in the configuration file it may stand."""
     for name in (*_REPORTS, *more):
         if _typed(ctx, name):
-            hint = "; give --format json" if name == "json" and mode == "--check" else ""
-            raise click.UsageError(f"{mode} and --{flag_name(name)} exclude each other{hint}", ctx)
+            raise click.UsageError(f"{mode} and --{flag_name(name)} exclude each other", ctx)
 
 
 def _typed(ctx: click.Context, name: str) -> bool:
@@ -172,19 +135,7 @@ def run(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
     """Look at the cluster once, or twice for rates, and tell the result; the exit status."""
     import asyncio
 
-    output = Output(check.format, check.outfile, asked.topic, asked.channel)
-
-    async def checked() -> int:
-        verdict, snapshot = await _look(where, asked, limits_of(check))
-        output.tell(verdict, snapshot)
-        return int(verdict.status)
-
-    try:
-        return asyncio.run(checked())
-    except _ELSEWHERE:
-        raise
-    except Exception as error:
-        return _unknown(error, output)
+    return _tell(asyncio.run(_look(where, asked, limits_of(check))))
 
 
 def limits_of(check: CheckOptions) -> Limits:
@@ -221,9 +172,7 @@ def peers_of(snapshot: Snapshot) -> Peers:
     )
 
 
-async def _look(
-    where: ClusterOptions, asked: StatsOptions, limits: Limits
-) -> tuple[Verdict, Snapshot]:
+async def _look(where: ClusterOptions, asked: StatsOptions, limits: Limits) -> Verdict:
     import asyncio
 
     from nsqtools.cli.cluster import open_cluster
@@ -245,17 +194,4 @@ async def _look(
             await asyncio.sleep(asked.interval)
             snapshot = await look()
             rows = rates.record(snapshot.samples(), snapshot.topics())
-    peers = peers_of(snapshot)
-    verdict = judge(limits, rows, peers, topic=asked.topic, channel=asked.channel)
-    return verdict, snapshot
-
-
-def _prometheus(verdict: Verdict, snapshot: Snapshot | None, asked: Output) -> str:
-    from nsqtools.cli.metrics import render
-    from nsqtools.cli.stats.exporting import check_metrics, cluster_metrics
-
-    metrics = check_metrics(verdict, topic=asked.topic, channel=asked.channel)
-    if snapshot:
-        metrics += cluster_metrics(snapshot)
-    text, _ = render(metrics, process=False)
-    return text.decode()
+    return judge(limits, rows, peers_of(snapshot), topic=asked.topic, channel=asked.channel)

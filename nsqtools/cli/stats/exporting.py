@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.metrics import Metric, Sample
-from nsqtools.policy.checks import age
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.metrics import Kind
     from nsqtools.net.http import ChannelStats, Latency, TopicStats
-    from nsqtools.policy.checks import Verdict
 
 
 class _Told(NamedTuple):
@@ -76,32 +74,6 @@ def cluster_metrics(snapshot: Snapshot) -> list[Metric]:
         _latency("nsq_topic_e2e_latency_seconds", f"A topic's {_LATENCY}", topics),
         *_counted(_OF_CHANNELS, channels),
         _latency("nsq_channel_e2e_latency_seconds", f"A channel's {_LATENCY}", channels),
-    ]
-
-
-def check_metrics(verdict: Verdict, *, topic: str, channel: str) -> list[Metric]:
-    """The result of a check of a topic or channel, or of all; what is not known is left out."""
-    asked = {"topic": topic, "channel": channel}
-    waits = [({"topic": row.topic, "channel": row.channel}, age(row)) for row in verdict.rows]
-    return [
-        Metric(
-            "nsqtools_check_status",
-            "gauge",
-            "The result: 0 is OK, 1 WARNING, 2 CRITICAL and 3 UNKNOWN.",
-            [Sample(asked, int(verdict.status))],
-        ),
-        Metric(
-            "nsqtools_check_findings",
-            "gauge",
-            "How many troubles the check found.",
-            [Sample(asked, len(verdict.findings))],
-        ),
-        Metric(
-            "nsqtools_wait_seconds",
-            "gauge",
-            "Estimated time that messages wait: +Inf where some do and none is taken.",
-            [Sample(labels, value) for labels, value in waits if value is not None],
-        ),
     ]
 
 

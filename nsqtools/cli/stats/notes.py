@@ -29,16 +29,10 @@ an nsqd that says that it is not well
 a topic or channel that was named and that no nsqd has
   CRITICAL.
 
-In the form nagios, the default, the first line holds state, reason and performance data, as the
-Monitoring Plugins Development Guidelines want them; where there is more than one finding a line for
-each follows. Performance data are those of the named topic and its channels, or of the named
-channel, which alone is checked then; without --topic they are sums over all, and the highest value
-of what has a threshold.
-
-In the form json a row has null for what is not known; where messages wait and none is taken its
-"stuck" is true. In the form prometheus there are the metrics of --serve, nsqtools_check_status,
-which is 0 to 3, nsqtools_check_findings, and nsqtools_wait_seconds, the estimated age. The file of
---outfile may be in the directory that node exporter's textfile collector reads.""",
+The first line holds state, reason and performance data, as the Monitoring Plugins Development
+Guidelines want them; where there is more than one finding a line for each follows. Performance data
+are those of the named topic and its channels, or of the named channel, which alone is checked then;
+without --topic they are sums over all, and the highest value of what has a threshold.""",
     "METRICS": """\
 With --serve each scrape of /metrics asks all nsqds and nsqlookupds; one that comes while they are
 asked gets the same answer, so they are never asked twice at a time. --topic and --channel narrow it
@@ -65,10 +59,8 @@ SIGTERM.""",
     "EXIT STATUS": """\
 With --check it is that of a monitoring plugin instead, whatever happens: 0 for OK, 1 for WARNING, 2
 for CRITICAL, and 3 for UNKNOWN. That is what comes of a wrong command line or configuration file
-too, of --outfile that cannot be written, and where nobody answers; the result says
-why. It goes to --outfile, so that no older one stays there, or to standard output if that cannot be
-written or the command line is malformed. A signal, or a reader of standard output that goes away,
-ends it as any other command.""",
+too, and where nobody answers; the result says why. A signal, or a reader of standard output that
+goes away, ends it as any other command.""",
 }
 
 CHECK_EXAMPLES = (
@@ -76,10 +68,6 @@ CHECK_EXAMPLES = (
         "Tell a monitoring system of more than 10000 messages that wait in a channel",
         "nsqtools stats --check --topic events --channel archive --depth-warn 1000 "
         "--depth-crit 10000",
-    ),
-    (
-        "Leave the state of all topics where node exporter finds it, from cron",
-        "nsqtools stats --check --age-crit 15m --format prometheus --outfile nsq.prom",
     ),
     ("Serve metrics for Prometheus", "nsqtools stats --serve 127.0.0.1:9117"),
 )
