@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.spark.home import compiled_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -163,8 +162,6 @@ def _environment(master: str, conf: Mapping[str, str]) -> Iterator[None]:
         wanted["PYSPARK_PYTHON"] = python
     elif is_local(master) or "PYSPARK_PYTHON" not in os.environ:
         wanted["PYSPARK_PYTHON"] = sys.executable
-        if is_local(master) and (home := compiled_home()):
-            wanted["SPARK_HOME"] = home
     if _on_loopback(master):
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     before = {name: os.environ.get(name) for name in wanted}

@@ -124,12 +124,7 @@ Then have it used, in the configuration file:
 conf = "spark.driver.extraJavaOptions=-Xlog:disable -XX:SharedArchiveFile=/var/cache/nsqtools.jsa"
 
 Record it anew after an update of Java or Spark; until then it is not used. A run that finds nothing
-to do ends without starting Java at all.
-
-With a local master, unless SPARK_HOME is set, Spark's home is a directory of links to pyspark in
-$XDG_CACHE_HOME/nsqtools, by default ~/.cache/nsqtools. With it Spark's Python processes load
-pyspark compiled, which saves half a second for each query. What is missing there is made again;
-where nothing can be written, Spark runs without it."""
+to do ends without starting Java at all."""
 
 _STANDALONE = """\
 The package from PyPI has all that a cluster needs. On the machine of the master:
