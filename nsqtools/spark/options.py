@@ -42,9 +42,9 @@ _NUMBERS = {
 _SERVERS = ("nsqd.tcp.addresses", "nsqlookupd.http.addresses")
 _PLACES = ("stagingLocation", "checkpointPath")
 _FLAGS = "flags"
-_YES_OR_NO = ("drain", "waitForServers")
 _STREAM = "streamName"
-_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, _STREAM, *_NUMBERS, *_YES_OR_NO, _FLAGS)
+_WAIT = "waitForServers"
+_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, _STREAM, *_NUMBERS, _WAIT, _FLAGS)
 _SINK = (*_SERVERS, "topic", _FLAGS)
 
 # Spark puts what the query itself is told among the options of its sink.
@@ -110,7 +110,6 @@ class SourceSettings:
     max_read: float = 60.0
     """A partition ends after this time; 0 for no limit."""
     poll_interval: float = 0.5
-    drain: bool = False
     wait_for_servers: bool = False
     """That no server answers at the start is no error."""
     flags: bool = False
@@ -168,8 +167,7 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
             idle_timeout=_seconds(numbers["idleTimeoutMs"]),
             max_read=_seconds(numbers["maxReadMs"]),
             poll_interval=_seconds(numbers["pollIntervalMs"]),
-            drain=given.parsed("drain", Option("flag", "")),
-            wait_for_servers=given.parsed("waitForServers", Option("flag", "")),
+            wait_for_servers=given.parsed(_WAIT, Option("flag", "")),
         ),
     )
 

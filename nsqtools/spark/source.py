@@ -13,15 +13,10 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from uuid import uuid4
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -87,20 +82,20 @@ class NsqDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802
         """For ``readStream``; raises ConfigError."""
-        settings = self._settings(schema)
-        if settings.drain:
-            raise ConfigError("option drain: is for batch reads, not for streams")
-        return NsqStreamReader(settings)
-
-    def reader(self, schema: StructType) -> NsqReader:
-        """For ``read``; raises ConfigError."""
-        settings = self._settings(schema)
-        if not settings.drain:
+        if [(each.name, each.dataType) for each in schema] != [
+            (each.name, each.dataType) for each in SCHEMA
+        ]:
             raise ConfigError(
-                "source nsq: a batch read takes messages off the channel for good, anew with each "
-                "load(): set option drain to true if that is meant, or use readStream"
+                "source nsq: its columns are fixed: leave out .schema() and select after load()"
             )
-        return NsqReader(settings)
+        return NsqStreamReader(parse_source(self.options))
+
+    def reader(self, schema: StructType) -> NoReturn:
+        """For ``read``; raises ConfigError."""
+        raise ConfigError(
+            "source nsq: a batch read would take messages off the channel anew with each load(): "
+            "use readStream, with trigger(availableNow=True) to end, or nsqtools pipeline"
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
         """For ``write``; raises ConfigError or UnreachableError."""
@@ -114,15 +109,6 @@ class NsqDataSource(DataSource):
 
         return make_stream_writer(self.options, schema, overwrite)
 
-    def _settings(self, schema: StructType) -> SourceSettings:
-        if [(each.name, each.dataType) for each in schema] != [
-            (each.name, each.dataType) for each in SCHEMA
-        ]:
-            raise ConfigError(
-                "source nsq: its columns are fixed: leave out .schema() and select after load()"
-            )
-        return parse_source(self.options)
-
 
 @dataclass(frozen=True, slots=True)
 class NsqPartition(InputPartition):
@@ -132,63 +118,6 @@ class NsqPartition(InputPartition):
     batch: int
     number: int
     quota: Quota
-
-
-class _Reading:
-    """What batch and stream readers share; goes to executors, where only ``read`` is called."""
-
-    def __init__(self, settings: SourceSettings) -> None:
-        self._settings = settings
-        self._asked: Depths | None = None
-
-    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """Stage the partition unless that was done, and serve it."""
-        if not isinstance(partition, NsqPartition):
-            return  # Spark makes one of its own where none were planned
-        held = self._ledger(partition.stream).claim(partition.batch, partition.number)
-        if isinstance(held, Claim):
-            held = held.seal(receive(partition.quota, self._settings, held))
-        yield from held.batches()
-
-    def _depths(self) -> dict[tuple[str, str], int]:
-        if self._asked is None:
-            from nsqtools.spark.depths import Depths  # loads httpx, which executors may lack
-
-            self._asked = Depths(self._settings)
-        return asyncio.run(self._asked.ask())
-
-    def _ledger(self, stream: str) -> Ledger:
-        return Ledger(*make_store(self._settings.staging), stream)
-
-    def _probe(self) -> None:
-        probe(*make_store(self._settings.staging))
-
-
-def _partitions(offset: Offset) -> list[NsqPartition]:
-    return [
-        NsqPartition(offset.stream, offset.batch, number, quota)
-        for number, quota in enumerate(offset.quotas)
-    ]
-
-
-class NsqReader(_Reading, DataSourceReader):
-    """Takes what is there off the channel, once for each ``load()``.
-
-    Spark never says that it is done with the rows, so they stay in the staging, under
-    ``drain-<uuid>``, until somebody removes them.
-    """
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """Plan; raises ConfigError, OutputError or UnreachableError."""
-        self._probe()
-        settings = self._settings
-        quotas = plan(
-            self._depths(), limit=settings.max_messages or None, connections=settings.connections
-        )
-        offset = Offset(f"drain-{uuid4().hex}", 1, quotas)
-        if quotas:
-            self._ledger(offset.stream).prepare(offset)
-        return _partitions(offset)
 
 
 class _Rest(NamedTuple):
@@ -203,11 +132,12 @@ _LONGEST_REST = 30.0
 _MOST_NOTES = 20
 
 
-class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of micro-batches; one object lives through all of a query's run, on the driver."""
 
     def __init__(self, settings: SourceSettings) -> None:
-        super().__init__(settings)
+        self._settings = settings
+        self._asked: Depths | None = None
         self._stream = ""
         self._available_now = False
         # What is left of that by topic and nsqd, once it was seen.
@@ -248,7 +178,7 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         """
         offset = Offset.from_json(start)
         if not self._probed:
-            self._probe()
+            probe(*make_store(self._settings.staging))
             self._probed = True
         self._account(offset)
         self._clean(offset)
@@ -290,11 +220,32 @@ class NsqStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         self._sync("offsets")
         if offset.quotas:  # with a new checkpoint Spark makes a batch of nothing
             self._ledger(offset.stream).expect(offset)
-        return _partitions(offset)
+        return [
+            NsqPartition(offset.stream, offset.batch, number, quota)
+            for number, quota in enumerate(offset.quotas)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        """On executors: stage the partition unless that was done, and serve it."""
+        assert isinstance(partition, NsqPartition)
+        held = self._ledger(partition.stream).claim(partition.batch, partition.number)
+        if isinstance(held, Claim):
+            held = held.seal(receive(partition.quota, self._settings, held))
+        yield from held.batches()
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has done with the batch; it says so late, and never of the last one of a run."""
         self._clean(Offset.from_json(end))
+
+    def _depths(self) -> dict[tuple[str, str], int]:
+        if self._asked is None:
+            from nsqtools.spark.depths import Depths  # loads httpx, which executors may lack
+
+            self._asked = Depths(self._settings)
+        return asyncio.run(self._asked.ask())
+
+    def _ledger(self, stream: str) -> Ledger:
+        return Ledger(*make_store(self._settings.staging), stream)
 
     def _clean(self, offset: Offset) -> None:
         if offset.batch > self._cleaned:

@@ -34,7 +34,6 @@ def test_defaults_stand_where_nothing_is_given() -> None:
     assert found.lookupds == ()
     assert (found.max_messages, found.connections, found.max_in_flight) == (0, 2, 5_000)
     assert (found.idle_timeout, found.max_read, found.poll_interval) == (2.0, 60.0, 0.5)
-    assert not found.drain
 
 
 def test_all_options_are_read_in_lower_case_as_spark_gives_them() -> None:
@@ -50,7 +49,7 @@ def test_all_options_are_read_in_lower_case_as_spark_gives_them() -> None:
             "idletimeoutms": "1500",
             "maxreadms": "0",
             "pollintervalms": "100",
-            "drain": "true",
+            "waitforservers": "true",
             "nsq.msg_timeout": "5m",
             "nsq.snappy": "true",
         }
@@ -60,7 +59,7 @@ def test_all_options_are_read_in_lower_case_as_spark_gives_them() -> None:
     assert found.nsqds == ()
     assert (found.max_messages, found.connections, found.max_in_flight) == (1000, 4, 100)
     assert (found.idle_timeout, found.max_read, found.poll_interval) == (1.5, 0.0, 0.1)
-    assert found.drain
+    assert found.wait_for_servers
     assert (found.config.msg_timeout, found.config.snappy) == (300.0, True)
 
 
@@ -104,7 +103,7 @@ def test_what_is_needed_is_asked_for(missing: str) -> None:
         ({"maxinflight": "0"}, "option maxInFlight: 0 is out of range: expected at least 1"),
         ({"maxmessagespertrigger": "many"}, "option maxMessagesPerTrigger: 'many' is not a whole"),
         ({"maxreadms": ""}, "option maxReadMs: '' is not a whole number"),
-        ({"drain": "perhaps"}, "option drain: 'perhaps' is not a boolean"),
+        ({"waitForServers": "perhaps"}, "option waitForServers: 'perhaps' is not a boolean"),
         ({"nsq__msg_timeout": "60"}, "option nsq.msg_timeout: '60' is not a duration"),
         ({"nsq__msg_timeout": "1ms"}, "nsq.msg_timeout: nsqd takes 0, for its own, or at least 1s"),
         ({"nsq__tls_cert": "c.pem"}, "nsq.tls_cert and nsq.tls_key belong together"),

@@ -18,7 +18,7 @@ from nsqtools.spark.ledger import Claim, Ledger, StaleError
 from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset
 from nsqtools.spark.receive import receive
-from nsqtools.spark.source import SCHEMA, NsqDataSource, NsqReader, NsqStreamReader
+from nsqtools.spark.source import SCHEMA, NsqDataSource, NsqStreamReader
 from nsqtools.spark.stores import make_store
 from tests.spark.ledgers import counts
 from tests.support.eventually import eventually
@@ -439,9 +439,6 @@ def test_a_staging_that_cannot_work_is_said_before_a_message_moves(
     driven = Driven(options(nsqd, topic, location))
     with pytest.raises(ConfigError, match=text):
         driven.plan(driven.reader.initialOffset())
-    batch = NsqReader(parse_source(options(nsqd, topic, location)))
-    with pytest.raises(ConfigError, match=text):
-        batch.partitions()
     assert nsqd.channel(topic, "lake")["depth"] == 10
 
 
@@ -450,13 +447,9 @@ def test_readers_are_given_only_where_they_make_sense(tmp_path: Path) -> None:
     source = NsqDataSource(given)
     assert source.schema() == SCHEMA
     assert isinstance(source.streamReader(SCHEMA), NsqStreamReader)
-    with pytest.raises(ConfigError, match="set option drain to true"):
+    with pytest.raises(ConfigError, match=r"use readStream, .* or nsqtools pipeline"):
         source.reader(SCHEMA)
     with pytest.raises(ConfigError, match=r"leave out \.schema\(\)"):
         source.streamReader(StructType().add("body", "binary"))
-    drain = NsqDataSource(given | {"drain": "true"})
-    assert isinstance(drain.reader(SCHEMA), NsqReader)
-    with pytest.raises(ConfigError, match="option drain: is for batch reads"):
-        drain.streamReader(SCHEMA)
     with pytest.raises(ConfigError, match="option channel is required"):
         NsqDataSource({"subscribe": "t"}).schema()

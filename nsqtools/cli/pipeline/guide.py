@@ -216,8 +216,6 @@ idleTimeoutMs, maxReadMs, pollIntervalMs
 nsq.NAME
   What --consumer-opt NAME sets, such as nsq.tls_v1. nsq.auth_secret_file and
   nsq.auth_secret_env name a file or a variable of the executors; a secret itself is refused.
-drain
-  true for spark.read, which takes the messages away from the channel. They stay in the staging.
 topic
   Of the sink: where rows go that have no column topic. It takes the addresses and nsq.NAME too."""
 

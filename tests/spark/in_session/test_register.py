@@ -14,7 +14,7 @@ from nsqtools.spark.session import use_own_python
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
     from tests.support.servers import Nsqd
 
@@ -53,9 +53,13 @@ def test_workers_of_this_machine_run_in_the_python_that_registers_unless_told(
     options = {"nsqd.tcp.addresses": f"{nsqd.tcp}/{nsqd.http.port}"}
     body = spark.range(1).selectExpr("CAST(CAST(id AS STRING) AS BINARY) AS body")
     body.write.format("nsq").mode("append").options(**options, topic=topic).save()
-    options |= {"subscribe": topic, "channel": "c", "stagingLocation": str(tmp_path)}
-    found = spark.read.format("nsq").options(**options, drain="true").load()
-    assert [bytes(row["body"]) for row in found.collect()] == [b"0"]
+    options |= {"subscribe": topic, "channel": "c", "stagingLocation": str(tmp_path / "s")}
+    found = spark.readStream.format("nsq").options(**options).load()
+    rows: list[Row] = []
+    writer = found.writeStream.foreachBatch(lambda batch, number: rows.extend(batch.collect()))
+    writer = writer.trigger(availableNow=True).option("checkpointLocation", str(tmp_path / "c"))
+    writer.start().awaitTermination()
+    assert [bytes(row["body"]) for row in rows] == [b"0"]
 
     class Context:
         master, pythonExec = "yarn", "python3"  # noqa: N815 - as pyspark calls it

@@ -280,7 +280,7 @@ def test_wrong_options_are_one_line_before_a_message_moves(
 
     assert error(given | {"chanel": "x"}) == "unknown option 'chanel'; did you mean 'channel'?"
     assert error(given | {"channel": ""}).startswith("option channel is required: ")
-    assert error(given, batch=True).startswith("source nsq: a batch read takes messages off")
+    assert error(given, batch=True).startswith("source nsq: a batch read would take messages off")
     assert nsqd.topic(topic)["depth"] == 10
 
 
@@ -299,24 +299,12 @@ def test_what_cannot_work_ends_the_query_with_one_line(
     assert nsqd.channel(topic, "lake")["depth"] == 10
 
 
-def test_a_batch_read_drains_and_can_be_read_twice(
-    spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    nsqd.publish(topic, numbered(300))
-    query = Query(spark, tmp_path, topic, nsqd__tcp__addresses=at(nsqd), drain="true")
-    frame = spark.read.format("nsq").options(**query.options).load()
-    assert frame.count() == 300
-    assert bodies_of(frame.collect()) == Counter(numbered(300))
-    assert drained(nsqd, topic, "lake")
-    assert spark.read.format("nsq").options(**query.options).load().count() == 0
-
-
 def test_columns_have_the_types_that_are_promised(
     spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
     nsqd.publish(topic, [b"\0\xff"])
-    query = Query(spark, tmp_path, topic, nsqd__tcp__addresses=at(nsqd), drain="true")
-    frame = spark.read.format("nsq").options(**query.options).load()
+    query = Query(spark, tmp_path, topic, nsqd__tcp__addresses=at(nsqd))
+    frame = spark.readStream.format("nsq").options(**query.options).load()
     assert dict(frame.dtypes) == {
         "topic": "string",
         "channel": "string",
@@ -328,7 +316,15 @@ def test_columns_have_the_types_that_are_promised(
         "body": "binary",
     }
     seconds = "abs(unix_micros(timestamp) - timestamp_ns div 1000) as gap"
-    (row,) = frame.selectExpr("*", "current_timestamp() - timestamp as age", seconds).collect()
+    rows: list[Row] = []
+
+    def keep(found: DataFrame, number: int) -> None:
+        age = "current_timestamp() - timestamp as age"
+        rows.extend(found.selectExpr("*", age, seconds).collect())
+
+    writer = frame.writeStream.foreachBatch(keep).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(query.checkpoint)).start().awaitTermination()
+    (row,) = rows
     assert bytes(row.body) == b"\0\xff"
     assert (row.topic, row.channel, row.nsqd, row.attempts) == (topic, "lake", str(nsqd.tcp), 1)
     assert row.gap == 0
