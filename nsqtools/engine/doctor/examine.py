@@ -88,6 +88,7 @@ class _Examination:
             "tls": client_context(config) if config.uses_tls else None,
             "deadline": self._deadline,
         }
+        self._token = config.auth_secret if config.lookupd_authorization else ""
         self._greetings: dict[Address, asyncio.Future[_Greeting]] = {}  # those of fixed nsqds
         self._deaf: dict[str, HTTPError] = {}  # what need not be asked a second time, by URL
 
@@ -150,14 +151,12 @@ class _Examination:
 
     async def _ask_lookupd(self, url: str) -> LookupdFacts:
         topic = self._question.topic
-        config = self._config
-        token = config.auth_secret if config.lookupd_authorization else ""
         left_out: dict[str, bool] = {}
 
         def tell(endpoint: str, entry: str) -> None:
             left_out[entry] = endpoint == "lookup" or left_out.get(entry, False)
 
-        async with Lookupd(url, token=token, tell=tell, **self._limits) as client:
+        async with Lookupd(url, token=self._token, tell=tell, **self._limits) as client:
             address = client.address
             try:
                 topics, lookup, nodes = await asyncio.gather(
@@ -265,8 +264,7 @@ class _Examination:
 
     async def _is_lookupd(self, address: Address) -> bool:
         """Whether it tells topics, which nsqd has no endpoint for."""
-        token = self._config.auth_secret if self._config.lookupd_authorization else ""
-        async with Lookupd(str(address), token=token, **self._limits) as client:
+        async with Lookupd(str(address), token=self._token, **self._limits) as client:
             try:
                 await client.topics()
             except HTTPError:
