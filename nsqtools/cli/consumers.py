@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 # Descriptors for what is open anyway, and for directories, programs and name look-ups now and then.
 _SPARE = 24
-# Of all descriptors this part is for requests over HTTP.
-_SHARE = 16
+# Of all descriptors this part is for requests over HTTP, of so many topics at a time at most.
+_SHARE, _AT_ONCE = 16, 32
 _COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) is int]
 
 
@@ -91,7 +91,7 @@ class Consumers:
         servers: int = 1,
         dial: Dial = Connection.open,
     ) -> None:
-        self.requests = asyncio.Semaphore(max(1, limit // _SHARE // servers))
+        self.requests = asyncio.Semaphore(max(1, min(_AT_ONCE, limit // _SHARE // servers)))
         """Held during a request over HTTP that is made for each topic."""
         self._limit = limit
         self._files = files

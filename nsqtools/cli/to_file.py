@@ -61,8 +61,8 @@ new at each start, as in a container, give --host-identifier. One process at a t
 of a topic: the lock is a file in --output-dir whose name begins with a dot and the topic.
 
 The directory .nsqtools in --output-dir holds the journal: one small file for each file under way
-and for each published file that waits for --on-rotate. It is removed when nothing waits. Do not
-delete it after a crash: the next start could not find the files under way.
+and for each published file that waits for --on-rotate. Do not delete it: after a crash the next
+start could not find the files under way.
 
 The paths of --manifest and --latest-link are relative to --output-dir.""",
         "DISK FULL AND OTHER FAILURES": """\
@@ -86,12 +86,12 @@ NSQ_COUNT
 NSQ_FIRST_TIMESTAMP, NSQ_LAST_TIMESTAMP
   When the first and the last of them were published, in nanoseconds since the epoch.
 
-The command runs again when it fails or takes longer than --on-rotate-timeout, up to five times,
-after growing pauses; at the end, when it is waited for, up to three times within seconds. A file
-waits for the command until that has succeeded with it, also after a crash: the next run with the
-same topic begins with the files that wait. Until then --keep, --max-age and --max-total do not
-delete the file, and the exit status is 1. To give such files up, run once with --on-rotate true.
-After a crash the command may run twice with a file.""",
+The command runs again when it fails or takes longer than --on-rotate-timeout: after growing
+pauses, and then every ten minutes. At the end, when it is waited for, it runs up to four times
+within seconds. A file waits for the command until that has succeeded with it, also after a crash:
+the next run with the same topic begins with the files that wait. Until then --keep, --max-age and
+--max-total do not delete the file, and the exit status is 1. To stop retrying these files, run
+to-file once with --on-rotate true. After a crash the command may run twice with a file.""",
         "SIGNALS": """\
 SIGHUP
   Sync and publish all files; the next message begins new ones.

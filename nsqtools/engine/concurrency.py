@@ -16,14 +16,21 @@ AT_ONCE = 100
 
 
 async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:
-    """The results in the order of the items; at most ``AT_ONCE`` calls run at a time."""
+    """The results in the order of the items; at most ``AT_ONCE`` calls run at a time.
+
+    After a call has raised, no other begins.
+    """
     todo = list(items)
     results: dict[int, R] = {}
     numbers = iter(range(len(todo)))
 
     async def work() -> None:
-        for number in numbers:
-            results[number] = await call(todo[number])
+        try:
+            for number in numbers:
+                results[number] = await call(todo[number])
+        except BaseException:
+            list(numbers)  # nobody begins another call
+            raise
 
     await asyncio.gather(*(work() for _ in todo[:AT_ONCE]))
     return [results[number] for number in range(len(todo))]

@@ -294,6 +294,8 @@ class Archive:
         """What the journal is to know of a file before there is one."""
         rules = self._rules
         relative = self._names.path(name, revision)
+        work_dir = "" if rules.work_dir == rules.output_dir else rules.work_dir
+        publish.make_directory(work_dir)
         published = Published(
             path=rules.target_path(relative),
             name=relative,
@@ -310,7 +312,8 @@ class Archive:
             base=name,
             revision=revision,
             host=rules.host if "<HOST>" in rules.pattern.filename_format else "",
-            work_dir="" if rules.work_dir == rules.output_dir else rules.work_dir,
+            work_dir=work_dir,
+            work_dir_inode=os.stat(work_dir).st_ino if work_dir else 0,
             work=relative,
         )
 

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 RETRIES = (1.0, 2.0, 4.0, 15.0, 60.0)
 """Seconds from a failure to the next attempt."""
 
+_LATER = 600.0
+"""Seconds between attempts after those."""
 _LONG = 300.0
 _PATIENCE = 5.0
 """Seconds between attempts at the end: whoever waits for it may be a cron job."""
@@ -71,12 +73,12 @@ class Schedule:
     def retry(self, job: Job, now: float, longest: float = math.inf) -> float | None:
         """Put a job that failed back; seconds to wait.
 
-        None: it failed too often, or would have to wait for more than ``longest``, and is out.
+        None: it would have to wait for more than ``longest``, and is out.
         """
         job.failures += 1
-        if job.failures > len(self._retries) or self._retries[job.failures - 1] > longest:
+        wait = self._retries[job.failures - 1] if job.failures <= len(self._retries) else _LATER
+        if wait > longest:
             return None
-        wait = self._retries[job.failures - 1]
         job.due = now + wait
         heapq.heappush(self._jobs, job)
         return wait

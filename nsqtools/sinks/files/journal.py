@@ -1,9 +1,9 @@
 """What must survive a crash about an archive: files under way, and what published files still owe.
 
 Each file has an entry, a small file in ``.nsqtools`` below the output directory. It is written
-before the work file is made, written again with the inode before the file gets its name, and
-removed when the file is published and owes nothing. So whoever finds an entry of a process that
-has ended knows whose file it tells of and how far that had come, whatever its bytes are.
+before the work file is made, written again before the file gets its name, and removed when the
+file is published and owes nothing. An entry left by a process that has ended names its file and
+says how far it had got; contents are never compared.
 
 All calls block and raise OSError.
 """
@@ -46,9 +46,10 @@ class Entry:
 
     ``published`` is what is known so far: its name is the one that the file is to have.
     ``base`` is that of ``FileNames.at``, with ``<REV>`` in it. ``host`` is the host whose processes
-    may go on with the file, empty for any. ``work_dir`` is empty for the output directory.
-    ``inode`` is that of the file that has the name or is about to get it, 0 before. ``owes`` lists
-    what is still to be done with the published file.
+    may go on with the file, empty for any. ``work_dir`` is empty for the output directory; its
+    inode tells it from the directory on which it is mounted.
+    ``inode`` and ``mtime_ns`` are those of the file that has the name or is about to get it, 0
+    before. ``owes`` lists what is still to be done with the published file.
     """
 
     published: Published
@@ -56,22 +57,32 @@ class Entry:
     revision: int
     host: str
     work_dir: str
+    work_dir_inode: int
     work: str
     inode: int = 0
+    mtime_ns: int = 0
     owes: tuple[str, ...] = ()
     key: str = field(default="", compare=False)
 
     def is_published(self) -> bool:
-        """Whether the file has its name: the same inode, for equal bytes prove nothing."""
+        """Whether the file has its name. An inode alone may have been another file's before."""
         try:
             there = os.stat(self.published.path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return (there.st_ino, there.st_size) == (self.inode, self.published.size)
+        ours = (self.inode, self.mtime_ns, self.published.size)
+        return (there.st_ino, there.st_mtime_ns, there.st_size) == ours
 
     def work_path(self, output_dir: str) -> str:
         """Where the file is, or was, written."""
         return os.path.join(output_dir, self.work_dir, self.work) + WORK
+
+    def work_dir_is_there(self) -> bool:
+        """Whether a work file that is missing is gone, and not on a disk that is not mounted."""
+        try:
+            return not self.work_dir or os.stat(self.work_dir).st_ino == self.work_dir_inode
+        except OSError:
+            return False
 
     def copy_path(self) -> str:
         """Where it is copied before it is published on another file system."""
@@ -90,6 +101,7 @@ class Journal:
         self._folder = os.path.join(output_dir, FOLDER)
         self._owner = secrets.token_hex(4)
         self._lock = Lock(self._path(self._owner, _LOCK))
+        self._owing: tuple[int, dict[str, tuple[str, ...]]] = (0, {})
         self._numbers = count()
         self._entries: dict[str, Entry] = {}
         self._guard = threading.Lock()
@@ -168,18 +180,25 @@ class Journal:
         return sorted(entry.published.path for entry in entries if entry.owes)
 
     def owing(self) -> dict[str, tuple[str, ...]]:
-        """As ``owing`` of the output directory."""
-        return owing(self._output_dir)
+        """As ``owing`` of the output directory; it is read when an entry has come or gone."""
+        try:
+            changed = os.stat(self._folder).st_mtime_ns
+        except FileNotFoundError:
+            return {}
+        if self._owing[0] != changed:
+            self._owing = (changed, owing(self._output_dir))
+        return self._owing[1]
 
     def close(self) -> None:
         """Let others adopt what is left."""
         self._lock.release()
-        with contextlib.suppress(OSError):
-            os.rmdir(self._folder)
 
     def _hold(self) -> None:
-        if not self._lock.acquire():
-            raise OSError(errno.EAGAIN, "another process has taken the lock", self._lock.path)
+        while not self._lock.acquire():  # another looked whether this process has ended
+            if self._entries:
+                raise OSError(errno.EAGAIN, "another process has taken the lock", self._lock.path)
+            self._owner = secrets.token_hex(4)
+            self._lock = Lock(self._path(self._owner, _LOCK))
 
     def _find(self, name: str) -> Entry | None:
         """The entry in the file of this name, which nobody else writes now."""
@@ -215,11 +234,17 @@ class Journal:
 
 
 def owing_near(path: str) -> dict[str, tuple[str, ...]]:
-    """As ``owing``, of the output directory that the file is in; empty where it is in none."""
+    """As ``owing``, of the output directory that the file is in.
+
+    It is empty where the file is in none, and for those who may not read the journal.
+    """
     folder = os.path.dirname(path)
     while not os.path.isdir(os.path.join(folder, FOLDER)) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
-    return owing(folder)
+    try:
+        return owing(folder)
+    except PermissionError:
+        return {}
 
 
 def owing(output_dir: str) -> dict[str, tuple[str, ...]]:
@@ -272,7 +297,8 @@ def _read(output_dir: str, path: str) -> Entry:
         entry = Entry(published=published, key=key, **{**value, "owes": tuple(value["owes"])})
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise ValueError(f"not an entry ({error})") from None
-    numbers = (entry.revision, entry.inode, published.records, published.size)
+    numbers = [entry.revision, entry.inode, entry.mtime_ns, entry.work_dir_inode]
+    numbers += [published.records, published.size]
     texts = (entry.base, entry.host, entry.work_dir, published.topic, published.delimiter)
     if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
         raise ValueError("not an entry (wrong types)")

@@ -24,12 +24,12 @@ def give_name(
 ) -> None:
     """Publish a complete, synced work file by the first of its names that is free.
 
-    The journal knows the name and the inode before the file has the name. ``complete`` does the
-    rest. Raises OSError, or OutputError when a name without ``<REV>`` is taken.
+    The journal knows the name and the file before it has the name. ``complete`` does the rest.
+    Raises OSError, or OutputError when a name without ``<REV>`` is taken.
     """
 
-    def mark(inode: int) -> None:
-        entry.inode, entry.owes = inode, owes
+    def mark(status: os.stat_result) -> None:
+        entry.inode, entry.mtime_ns, entry.owes = status.st_ino, status.st_mtime_ns, owes
         journal.write(entry)
 
     for relative in _names(entry, rules.revisions):

@@ -10,10 +10,9 @@ import contextlib
 import errno
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Mark = Callable[[os.stat_result], object]
 
 WORK = ".part"
 TORN = ".torn"
@@ -111,17 +110,17 @@ def write_all(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
-def give_name(work: str, target: str, copy: str, mark: Callable[[int], object]) -> None:
+def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
     """Give a complete, synced file its name; raises FileExistsError if that is taken.
 
     The name lasts once its directory is synced. The work name stays until ``retire``, where there
     are hard links. To another file system the file is copied, by way of the path ``copy`` beside
-    the target. ``mark`` is told the inode that is to have the name, before it has it.
+    the target. ``mark`` is told of the file that is to have the name, before it has it.
     """
     make_directory(os.path.dirname(target))
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-    mark(os.stat(work).st_ino)
+    mark(os.stat(work))
     try:
         os.link(work, target)
     except OSError as error:
@@ -133,14 +132,14 @@ def give_name(work: str, target: str, copy: str, mark: Callable[[int], object]) 
             raise
 
 
-def _publish_copy(work: str, target: str, copy: str, mark: Callable[[int], object]) -> None:
+def _publish_copy(work: str, target: str, copy: str, mark: Mark) -> None:
     with contextlib.suppress(FileNotFoundError):  # an attempt before
         os.unlink(copy)
     fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
     try:
         with open(work, "rb") as source:
             copy_contents(source.fileno(), fd, 0, os.fstat(source.fileno()).st_size)
-        mark(os.fstat(fd).st_ino)
+        mark(os.fstat(fd))
         try:
             os.link(copy, target)
         except OSError as error:

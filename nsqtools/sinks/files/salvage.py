@@ -83,15 +83,19 @@ def _without_work_file(entry: Entry, work: str, journal: Journal, aftercare: Aft
     path = entry.published.path
     if os.path.lexists(work):
         raise OutputError("another process writes to it")
-    if entry.inode and os.path.lexists(path):
+    if entry.is_published():
         aftercare.record(entry.published)
+    if entry.inode and os.path.lexists(path):  # perhaps touched since
         if entry.owes:
             aftercare.settle(entry)
             return
+    elif not entry.work_dir_is_there():
+        raise OutputError(
+            f"the work directory {entry.work_dir} is another one now: mount the one of before, or, "
+            f"if that is gone for good, remove {entry.key}.json from the directory .nsqtools"
+        )
     elif entry.owes:
         log.warning("%s is gone: --%s is not run for it", path, " and --".join(entry.owes))
-    elif not entry.inode and entry.work_dir and not os.path.isdir(entry.work_dir):
-        raise OutputError(f"its work directory {entry.work_dir} is not there")
     journal.remove(entry)
 
 

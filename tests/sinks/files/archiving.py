@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -328,15 +328,24 @@ def entry_of(rules: Rules, name: str) -> Entry:
         revision=int(number[1]) if number else 0,
         host=rules.host,
         work_dir="" if rules.work_dir == rules.output_dir else rules.work_dir,
+        work_dir_inode=os.stat(rules.work_dir).st_ino if os.path.exists(rules.work_dir) else 0,
         work=name,
     )
 
 
-def leave(rules: Rules, data: bytes, name: str = "events.host-000000.2026-11-20_19.log") -> Path:
+def leave(
+    rules: Rules,
+    data: bytes,
+    name: str = "events.host-000000.2026-11-20_19.log",
+    *,
+    inode: int = 0,
+) -> Path:
     """A work file of a process that has ended."""
     journal = Journal(rules.output_dir, rules.host)
-    entry = entry_of(rules, name)
     Path(rules.output_dir).mkdir(exist_ok=True)
+    Path(rules.work_dir).mkdir(exist_ok=True, parents=True)
+    entry = entry_of(rules, name)
+    entry.inode, entry.published = inode, replace(entry.published, size=len(data) if inode else 0)
     journal.write(entry)
     journal.close()
     work = Path(entry.work_path(rules.output_dir))

@@ -68,6 +68,7 @@ def follow(care: Care, published: Published) -> None:
         revision=0,
         host="",
         work_dir="",
+        work_dir_inode=0,
         work=published.name,
         inode=os.stat(published.path).st_ino,
         owes=care.owes,

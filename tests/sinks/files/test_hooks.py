@@ -175,16 +175,16 @@ def test_a_failure_is_logged_and_the_command_run_again_until_it_succeeds(
     assert said() == [line] * 2
 
 
-def test_after_the_last_attempt_a_file_is_given_up(
+def test_after_the_last_attempt_of_the_run_a_file_is_given_up(
     out: Path, said: Callable[[], list[str]]
 ) -> None:
     hook = Hook(to(out, "echo {}") + "; false", retries=(0.0, 0.0))
     hook.submit(made("/data/a"), fail)
-    eventually(lambda: "given up" in "".join(said()))
+    eventually(lambda: "again in 600 s" in "".join(said()))
     hook.close()
-    assert out.read_text() == "/data/a\n" * 3
+    assert out.read_text() == "/data/a\n" * 4
     assert said()[-1] == (
-        "ERROR --on-rotate exited with status 1 for /data/a, given up after 3 attempts"
+        "ERROR --on-rotate exited with status 1 for /data/a, given up after 4 attempts"
     )
 
 
@@ -277,7 +277,7 @@ def test_a_command_that_cannot_be_started_is_a_failure(
 ) -> None:
     hook = Hook(command, retries=(0.0,))
     hook.submit(made("a"))
-    eventually(lambda: "given up" in "".join(said()))
+    eventually(lambda: "again in 600 s" in "".join(said()))
     assert said()[0].startswith("WARNING --on-rotate cannot be started (")
 
 
@@ -301,16 +301,18 @@ def test_a_command_that_runs_for_long_is_mentioned_when_more_is_to_do(
     hook.close()
 
 
-def test_the_schedule_waits_1_2_4_15_60_seconds_and_then_gives_up() -> None:
+def test_the_schedule_waits_1_2_4_15_60_seconds_and_then_10_minutes_each_time() -> None:
     schedule = Schedule()
     schedule.add(made("a"), 0.0)
-    now, waits = 0.0, []
-    while (wait := schedule.wait(now)) is not None:
+    now = 0.0
+    waits: list[float | None] = []
+    while len(waits) < 8:
+        wait = schedule.wait(now)
+        assert wait is not None
         now += wait
         waits.append(schedule.retry(schedule.pop(), now))
-    assert waits == [1, 2, 4, 15, 60, None]
-    assert tuple(waits[:-1]) == RETRIES
-    assert now == sum(RETRIES)
+    assert waits == [*RETRIES, 600, 600, 600]
+    assert schedule.retry(schedule.pop(), now, longest=5) is None
 
 
 def test_the_schedule_keeps_the_order_of_due_times_then_of_coming() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nsqtools.errors import OutputError
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.hooks import Hook
@@ -84,7 +86,7 @@ class TestFilesUnderWay:
         archiving.step()
         archiving.close()
         archiving.crash()
-        assert sorted(os.listdir(tmp_path / "out")) == archiving.names()
+        assert files_of(archiving.rules) == []
 
     @pytest.mark.parametrize("taken", [b"one\n", b"theirs\n"])
     def test_a_file_of_equal_bytes_is_another_file(self, taken: bytes, rules: Rules) -> None:
@@ -102,17 +104,36 @@ class TestFilesUnderWay:
         assert below(str(tmp_path)) == [f"out/{NAME}"]
         assert [told.records for told in notes.recorded] == [1]
 
+    @pytest.mark.parametrize("how", ["gone", "another"])
+    @pytest.mark.parametrize("marked", [False, True])
     def test_a_leftover_whose_work_directory_is_not_mounted_is_kept_for_later(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, how: str, marked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         rules = make_rules(tmp_path, work_dir=str(tmp_path / "mount" / "work"))
-        leave(rules, b"one\n")
+        leave(rules, b"one\n", inode=1 if marked else 0)
         (tmp_path / "mount").rename(tmp_path / "unmounted")
-        assert recover(rules, Notes()) == 1
-        assert "is not there" in caplog.text
+        if how == "another":
+            (tmp_path / "mount" / "work").mkdir(parents=True)
+        archives = make_archives(rules)
+        archives.open()
+        with pytest.raises(OutputError, match="are not published: 1"):
+            archives.close()
+        archives.unlock()
+        assert "is another one now" in caplog.text
+        shutil.rmtree(tmp_path / "mount")
         (tmp_path / "unmounted").rename(tmp_path / "mount")
         assert recover(rules, Notes()) == 0
         assert below(rules.output_dir) == [NAME]
+
+    def test_a_file_that_has_the_inode_of_another_is_not_taken_for_it(self, rules: Rules) -> None:
+        """A copy that a crash left is removed, and the next file may get its inode."""
+        Path(rules.output_dir).mkdir()
+        target = Path(rules.target_path(NAME))
+        target.write_bytes(b"one\n")
+        os.utime(target, ns=(1, 1))
+        leave(rules, b"one\n", inode=target.stat().st_ino)
+        assert recover(rules, Notes()) == 0
+        assert below(rules.output_dir) == [NAME, NEXT]
 
     def test_the_record_of_a_leftover_tells_its_format_whatever_the_options_are_now(
         self, tmp_path: Path

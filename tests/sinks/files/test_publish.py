@@ -189,22 +189,23 @@ class TestAcrossFileSystems:
 
 class TestMark:
     @pytest.mark.parametrize("way", ["link", "copy", "rename"])
-    def test_the_inode_is_told_before_the_file_has_the_name(
+    def test_the_file_is_told_before_the_file_has_the_name(
         self, way: str, work: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
     ) -> None:
         if way == "rename":
             request.getfixturevalue("no_links")
-        told: list[int] = []
+        told: list[os.stat_result] = []
 
-        def mark(inode: int) -> None:
+        def mark(status: os.stat_result) -> None:
             assert not os.path.lexists(target)
-            told.append(inode)
+            told.append(status)
 
         with other_disk(tmp_path) as other:
             if way == "copy":
                 work = shutil.copy(work, str(other))
             publish.give_name(work, target, copy_beside(target), mark)
-        assert told[-1] == os.stat(target).st_ino
+        assert os.path.samestat(told[-1], os.stat(target))
+        assert told[-1].st_mtime_ns == os.stat(target).st_mtime_ns
 
     @pytest.mark.parametrize("there", ["file", "link"])
     def test_a_copy_that_a_crash_left_is_made_anew(
