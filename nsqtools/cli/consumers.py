@@ -71,8 +71,8 @@ class Consumers:
     all. ``count`` stops everything after so many messages; 0 is no limit. ``on_reached`` is called
     whenever some topic was reached.
 
-    The process may have ``limit`` files open. So many are reserved that none is missing when
-    messages are written: ``files`` for each topic and one for each of its nsqds, and for requests
+    The process may have ``limit`` files open. Some are reserved, so that files to write to can
+    always be opened: ``files`` for each topic, one for each of its nsqds, and a share for requests
     over HTTP, each to ``servers`` at once. A topic for which too few are left fails.
     """
 

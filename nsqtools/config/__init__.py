@@ -53,7 +53,7 @@ def _threshold(help: str, kind: Literal["integer", "number"] = "number") -> Any:
 def _max_msg_size() -> Any:
     """The bound of what one message may take in memory, from nsqd or from a file."""
     return option(
-        64 << 20, "size", "Largest message that is read; a larger one is an error.", minimum=1
+        64 << 20, "size", "Maximum message size; a larger message is an error.", minimum=1
     )
 
 
@@ -1681,8 +1681,7 @@ def _timeout() -> Any:
     return option(
         8.0,
         "duration",
-        "Limit for asking all servers, however many there are; in stats for each report, and for "
-        "--check besides --interval.",
+        "Time limit for the whole command; in stats, for each report. --check adds --interval.",
         minimum=0.1,
     )
 

@@ -112,7 +112,7 @@ class Deadline:
     def check(self, address: Address | None) -> None:
         """Raise HTTPError, of the server that was to be asked, if no time is left."""
         if not self.left:
-            raise HTTPError("not asked in the time of --timeout", address, reason="silence")
+            raise HTTPError("not asked: --timeout had expired", address, reason="silence")
 
 
 class HTTPClient:

@@ -1,4 +1,4 @@
-"""What befalls messages, for the log: the same again and again is logged once, then as a count."""
+"""Logs a repeated event once a minute, with a count."""
 
 from __future__ import annotations
 

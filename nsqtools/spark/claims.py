@@ -155,8 +155,10 @@ def _place(output: str, checkpoint: str) -> str:
 
 
 @contextlib.contextmanager
-def only_one(checkpoint: str) -> Iterator[None]:
-    """Hold the lock of a local checkpoint; raises LockedError if another run has it.
+def only_one(checkpoint: str, flag: str = "--checkpoint") -> Iterator[None]:
+    """Hold the lock of a local checkpoint, or of what ``flag`` names instead.
+
+    Raises LockedError if another run has it.
 
     Spark itself notices two runs, but only by the failure of one of them. Directories that are made
     for it are removed again if nothing comes into them. Raises ConfigError or OutputError if it
@@ -173,7 +175,7 @@ def only_one(checkpoint: str) -> Iterator[None]:
             held = lock.acquire()
         except OSError as error:
             kind = OutputError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ConfigError
-            raise kind(f"--checkpoint {checkpoint}: {error.strerror}") from error
+            raise kind(f"{flag} {checkpoint}: {error.strerror}: give another {flag}") from error
         if not held:
             raise lock.refusal("give another --checkpoint")
         _outlive(path / _JAVA)

@@ -577,7 +577,7 @@ class TestConsole:
         place: list[str] = []
         kept = claims.only_one
 
-        def only_one(held: str) -> Any:
+        def only_one(held: str, _: str) -> Any:
             place.append(held)
             return kept(held)
 
@@ -589,7 +589,7 @@ class TestConsole:
             caplog.clear()
             assert "Spark is started" in nsqtools(*self.ASK)[2]
             said = caplog.messages[-1]
-            assert said.startswith("7 messages taken")
+            assert said.startswith("7 messages received")
             assert said.endswith(place[0])
 
     def test_a_staging_that_cannot_be_locked_needs_a_checkpoint(

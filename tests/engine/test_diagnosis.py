@@ -483,6 +483,6 @@ def test_a_backlog_that_nobody_consumes_is_a_warning() -> None:
 
 
 def test_who_has_no_time_to_be_asked_is_not_told_to_start() -> None:
-    late = HTTPError("not asked in the time of --timeout", reason="silence")
+    late = HTTPError("not asked: --timeout had expired", reason="silence")
     found = nsqd("a", features=None, tcp_error=late, http_error=late)
     assert "--timeout" in the_only(facts(found)).fix

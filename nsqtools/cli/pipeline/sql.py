@@ -58,8 +58,8 @@ Without --checkpoint, messages that are taken stay in $XDG_STATE_HOME/nsqtools, 
 ~/.local/state/nsqtools, or in --staging, until all rows of their batch are shown. In a pipe, that
 is when its reader has read them. A run that fails, is killed, or loses its reader, as with head,
 leaves them there. The next query of the same topics, channel and servers, whatever it asks, begins
-with them, and shows all rows of that batch. A run that can still say so names the directory: remove
-it to give up the messages. One such run at a time works on a channel.
+with them, and shows all rows of that batch. A run that ends early prints the directory: remove it
+to discard the messages. Only one such query at a time can use a channel.
 
 Aggregations begin anew with each run. A query whose rows wait for a watermark is refused, since
 what it has counted would be lost: give --checkpoint, or --output-mode update.""",

@@ -83,7 +83,12 @@ class StreamJob(NamedTuple):
     @property
     def held(self) -> str:
         """What one run at a time has: the checkpoint, or a staging that outlives that."""
-        return self.places.staging if "streamName" in self.source else self.places.checkpoint
+        return self.places.staging if self.is_kept else self.places.checkpoint
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the staging outlives the checkpoint, which is temporary then."""
+        return "streamName" in self.source
 
 
 def run_stream(
@@ -96,8 +101,8 @@ def run_stream(
     if job.places.output:
         check_output(job.places.output, "--output")
     make_store(job.places.staging)
-    with locked(stream.lock), only_one(job.held):
-        if job.held == job.places.staging:
+    with locked(stream.lock), only_one(job.held, "--staging" if job.is_kept else "--checkpoint"):
+        if job.is_kept:
             return _run_kept(job, stream, spark, metrics)
         check_stamp(job.places.checkpoint, job.stamp)
         check_staged(job.places.checkpoint, job.places.staging)
@@ -128,8 +133,8 @@ def _run_kept(
             Ledger(*make_store(staging), job.source["streamName"]).clean(done)
         if left := staged(staging):
             log.warning(
-                "%s taken, and not shown or not all of it: the next query of the same topics, "
-                "channel and servers begins with what is in %s",
+                "%s received but not completely shown, kept in %s: the next query of the same "
+                "topics, channel and servers shows them first",
                 *(counted(left, "message"), staging),
             )
 

@@ -76,7 +76,7 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
         for text, is_of_topic in each.left_out.items():
             lost = lost or is_of_topic
             fix = "start that nsqd with --broadcast-address=HOST and ports that consumers can reach"
-            text = f"nsqlookupd {each.address} lists what nobody can use: {text}"
+            text = f"nsqlookupd {each.address} lists a server with an unusable address: {text}"
             yield Finding("failure" if is_of_topic else "warning", "listing", text, fix)
     if facts.found:
         names = ", ".join(sorted(map(str, facts.found)))
