@@ -61,8 +61,9 @@ new at each start, as in a container, give --host-identifier. One process at a t
 of a topic: the lock is a file in --output-dir whose name begins with a dot and the topic.
 
 The directory .nsqtools in --output-dir holds the journal: one small file for each file under way
-and for each published file that waits for --on-rotate. Do not delete it: after a crash the next
-start could not find the files under way.
+and for each published file that waits for --on-rotate, and the names that were used. Do not delete
+it: after a crash the next start could not find the files under way, and the name of a file that
+was moved away or deleted could be given to another one.
 
 The paths of --manifest and --latest-link are relative to --output-dir.""",
         "DISK FULL AND OTHER FAILURES": """\

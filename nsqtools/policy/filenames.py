@@ -231,13 +231,16 @@ class Revisions:
     """Revisions handed out, so that no name is used twice when the clock comes back to it.
 
     One for all topics of an output directory. nsq_to_file starts again from 0 there, and relies
-    on the old file being where it was. The ``remembered`` names used last count; a file that an
-    earlier process left is for the sink to find, which then takes the next one.
+    on the old file being where it was. The ``remembered`` names used last count.
     """
 
     def __init__(self, remembered: int = 10_000) -> None:
         self._remembered = remembered
         self._next: dict[str, int] = {}
+
+    def skip(self, name: str, revision: int) -> None:
+        """An earlier process has used this revision, wherever its file is now."""
+        self._next[name] = max(self._next.pop(name, 0), revision + 1)
 
     def take(self, name: str) -> int:
         """The lowest revision of this name above all that were taken, from 0."""

@@ -88,7 +88,7 @@ def test_what_a_query_has_not_shown_is_shown_by_the_next_one_or_is_in_nsqd(
     said = console.log.read_text()
     assert "CAST_INVALID_INPUT" in said
     (kept,) = console.state.glob("nsqtools/sql-*")
-    assert f"{1001 - console.waiting:,} messages taken" in said
+    assert f"{1001 - console.waiting:,} messages received" in said
     assert str(kept) in said
     assert kept.stat().st_mode & 0o007 == 0
 
@@ -96,7 +96,7 @@ def test_what_a_query_has_not_shown_is_shown_by_the_next_one_or_is_in_nsqd(
     assert console.kept
 
     assert console.through_head(f"try_cast({TEXT} AS INT)") == -signal.SIGPIPE
-    assert "1,001 messages taken" in console.log.read_text()
+    assert "1,001 messages received" in console.log.read_text()
     assert console.waiting == 0
 
     shown = tmp_path / "shown"

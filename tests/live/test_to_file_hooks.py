@@ -95,3 +95,16 @@ def test_a_file_whose_command_failed_is_kept_and_the_next_run_begins_with_it(
     (last,) = archives.published(tmp_path / "a")
     assert archives.numbers([last]) == Counter(range(10, 15))
     assert b"waiting" not in nsqtools_cli("verify", str(last)).stdout
+
+
+def test_a_name_whose_file_was_taken_away_is_not_given_again(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    safe = tmp_path / "safe"
+    safe.mkdir()
+    options = ("--rotate-size", "2KB", "--on-rotate", f"mv {{}} {safe}/")
+    for run in range(3):
+        nsqd.create(topic, "c")
+        nsqd.publish(topic, archives.bodies(range(100 * run, 100 * run + 100)))
+        assert nsqtools_cli(*to_file(topic, tmp_path / "a", *options), *empty(nsqd)).code == 0
+    assert archives.numbers(archives.published(safe)) == Counter(range(300))

@@ -22,13 +22,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError
-from nsqtools.policy.filenames import inside
-from nsqtools.sinks.files.locks import Lock
+from nsqtools.policy.filenames import REV, inside
+from nsqtools.sinks.files.locks import Lock, open_locked
 from nsqtools.sinks.files.manifest import Published
 from nsqtools.sinks.files.publish import WORK, sync_directory, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["FOLDER", "ON_ROTATE", "Entry", "Journal", "owing", "owing_near"]
 
@@ -38,6 +38,8 @@ FOLDER = ".nsqtools"
 ON_ROTATE = "on-rotate"
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_RECENT = 1 << 20
+"""Bytes of used names that are remembered at least: some 15,000."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class Journal:
         self._output_dir = output_dir
         self._host = host
         self._folder = os.path.join(output_dir, FOLDER)
+        self._used = os.path.join(self._folder, "names")
         self._owner = secrets.token_hex(4)
         self._lock = Lock(self._path(self._owner, _LOCK))
         self._owing: tuple[int, dict[str, tuple[str, ...]]] = (0, {})
@@ -129,8 +132,16 @@ class Journal:
         self._entries[entry.key] = entry
 
     def remove(self, entry: Entry) -> None:
-        """Forget the file. A crash may bring the entry back: then it is published, or gone."""
-        self._entries.pop(entry.key, None)
+        """Forget the file, but not the name by which it has been published.
+
+        A crash may bring the entry back: then it is published, or gone.
+        """
+        if self._entries.pop(entry.key, None) and entry.inode and REV in entry.base:
+            try:
+                self._remember(entry.base, entry.revision)
+            except OSError as error:  # the entry remembers it until the next start
+                log.warning("%s: cannot be written: %s", self._used, error.strerror)
+                return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry.key, _ENTRY))
 
@@ -157,7 +168,8 @@ class Journal:
         Entries of other hosts are left alone. One that cannot be read is logged, and counts as
         ``damaged`` from then on.
         """
-        owners = {name.partition(".")[0] for name in _names(self._folder)} - {self._owner}
+        owners = {name.partition(".")[0] for name in _names(self._folder) if "." in name}
+        owners.discard(self._owner)
         adopted: list[tuple[int, Entry]] = []
         for owner in sorted(owners):
             lock = Lock(self._path(owner, _LOCK))
@@ -173,6 +185,37 @@ class Journal:
             finally:
                 lock.release()
         return [entry for _, entry in sorted(adopted, key=lambda each: (each[0], each[1].key))]
+
+    def revisions(self) -> Iterator[tuple[str, int]]:
+        """Names with ``<REV>`` and the revisions used, also of files that are gone."""
+        for name in _names(self._folder):
+            if name.endswith(_ENTRY):
+                with contextlib.suppress(FileNotFoundError, ValueError):
+                    entry = _read(self._output_dir, os.path.join(self._folder, name))
+                    yield entry.base, entry.revision
+        with contextlib.suppress(FileNotFoundError), open(self._used, "rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError, TypeError):  # torn
+                    base, revision = json.loads(line)
+                    yield base, revision
+
+    def _remember(self, base: str, revision: int) -> None:
+        """Whoever takes files away by their names must not get the same name for another file."""
+        fd = open_locked(self._used, os.O_APPEND, wait=True)
+        assert fd is not None
+        try:
+            size = os.fstat(fd).st_size
+            if size > 2 * _RECENT:
+                recent = os.pread(fd, _RECENT, size - _RECENT).partition(b"\n")[2]
+                new = self._path(self._owner, _NEW)
+                _write(new, recent)
+                os.rename(new, self._used)
+                os.close(fd)
+                fd = os.open(self._used, os.O_WRONLY | os.O_APPEND)
+            write_all(fd, b"\n%b\n" % json.dumps([base, revision]).encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def owed(self) -> list[str]:
         """The paths of our published files that owe something."""

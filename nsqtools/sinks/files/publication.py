@@ -32,8 +32,9 @@ def give_name(
         entry.inode, entry.mtime_ns, entry.owes = status.st_ino, status.st_mtime_ns, owes
         journal.write(entry)
 
-    for relative in _names(entry, rules.revisions):
+    for relative, revision in _names(entry, rules.revisions):
         target = rules.target_path(relative)
+        entry.revision = revision
         entry.published = replace(entry.published, name=relative, path=target)
         try:
             publish.give_name(work, target, entry.copy_path(), mark)
@@ -53,9 +54,9 @@ def complete(entry: Entry, work: str, rules: Rules, journal: Journal, aftercare:
     aftercare.follow(entry)
 
 
-def _names(entry: Entry, revisions: Revisions) -> Iterator[str]:
-    """The relative name it is to have, and those it gets while others have that."""
-    yield entry.published.name
+def _names(entry: Entry, revisions: Revisions) -> Iterator[tuple[str, int]]:
+    """The names, with revisions, that it is to have and that it gets while others have them."""
+    yield entry.published.name, entry.revision
     while REV in entry.base:
         if (revision := revisions.take(entry.base)) > entry.revision:
-            yield posixpath.normpath(entry.base.replace(REV, f"-{revision:06d}"))
+            yield posixpath.normpath(entry.base.replace(REV, f"-{revision:06d}")), revision

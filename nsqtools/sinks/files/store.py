@@ -86,6 +86,8 @@ class Archives:
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "cannot be written to", directory)
         with self._opening:
+            for name, revision in self._journal.revisions():
+                rules.revisions.skip(name, revision)
             entries = self._left_behind + self._journal.adopt(self._wanted)
             self._left_behind = salvage(entries, rules, self._journal, self._care)
             self._care.prune()

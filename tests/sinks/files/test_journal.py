@@ -12,6 +12,7 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.retention import Retention
+from nsqtools.sinks.files import journal as journal_module
 from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import FOLDER, ON_ROTATE, Journal, owing, owing_near
@@ -54,8 +55,9 @@ def recover(rules: Rules, notes: Notes, journal: Journal | None = None) -> int:
 
 
 def files_of(rules: Rules) -> list[str]:
+    """Those of entries and locks."""
     folder = Path(rules.output_dir, FOLDER)
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    return sorted(path.name for path in folder.glob("*.*"))
 
 
 class TestFilesUnderWay:
@@ -201,6 +203,55 @@ class TestWhoseEntriesTheyAre:
         Path(rules.output_dir, FOLDER, "0123abcd.7.new").write_bytes(b"{")
         recover(rules, Notes())
         assert files_of(rules) == []
+
+
+class TestUsedNames:
+    @pytest.mark.parametrize("way", ["one after another", "while it is owed something"])
+    def test_a_name_is_never_given_again_though_its_file_is_gone(
+        self, way: str, tmp_path: Path
+    ) -> None:
+        for number in range(3):
+            rules = make_rules(tmp_path)
+            archives = make_archives(rules)
+            archives.open()
+            archives.unlock()
+            archiving = Archiving(tmp_path, rules=rules)
+            archiving.notes.owes = (ON_ROTATE,) if "owed" in way else ()
+            archiving.write(b"one")
+            archiving.close()
+            archiving.crash()
+            (name,) = archiving.names()
+            assert name == NAME.replace("000000", f"{number:06d}")
+            (tmp_path / "out" / name).unlink()
+
+    def test_the_last_ones_are_remembered_and_a_torn_one_hides_no_other(
+        self, rules: Rules, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(journal_module, "_RECENT", 500)
+        journal = journal_of(rules)
+        names = Path(rules.output_dir, FOLDER, "names")
+        for number in range(100):
+            entry = entry_of(rules, NAME)
+            entry.revision, entry.inode = number, 1
+            journal.write(entry)
+            with names.open("ab") as file:
+                file.write(b'["torn')
+            journal.remove(entry)
+        revisions = [revision for _, revision in journal.revisions()]
+        assert revisions == list(range(100))[-len(revisions) :]
+        assert len(revisions) > 5
+        assert names.stat().st_size < 2000
+
+    def test_on_a_full_disk_the_entry_stays_and_remembers_it(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "small") as disk:
+            archiving = Archiving(disk)
+            archiving.write(b"one")
+            with fill(disk):
+                archiving.close()
+            archiving.crash()
+            assert list(archiving.journal.revisions()) == [(NAME.replace("-000000", "<REV>"), 0)]
+            assert recover(archiving.rules, Notes()) == 0
+            assert files_of(archiving.rules) == []
 
 
 class TestWhatFilesOwe:
