@@ -88,7 +88,8 @@ def _line(file: str, report: Report) -> str:
     if report.deleted:
         text += f", {counted(report.deleted, 'older file')} deleted"
     if report.waiting:
-        text += f", {report.waiting} waiting for --on-rotate"
+        which = "" if report.files is None else f"{counted(report.waiting, 'file')} "
+        text += f", {which}waiting for --on-rotate"
     return one_line(text)
 
 
