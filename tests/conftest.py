@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 IN_SPARK = "tests/spark/in_session/"
+CONFORMANCE = "tests/conformance/"
 SLOW = (
     *(IN_SPARK, "tests/live/test_pipeline", "tests/fuzz/", "tests/cli/test_examples.py"),
     *("tests/test_readme.py", "tests/live/", "tests/spark/", "tests/sinks/"),
@@ -54,13 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that starts servers is run with the real ones and with the sandbox's."""
+    """A test is run with the real servers, if there are any; conformance with both kinds."""
     if "server" in metafunc.fixturenames:
         build = not metafunc.config.option.collectonly
         kinds = ["nsqd", "sandbox"] if binaries.expect_nsq(build=build) else ["sandbox"]
         if metafunc.definition.get_closest_marker("nsqd_only"):
             kinds = ["nsqd"]
-        if metafunc.definition.get_closest_marker("one_server"):
+        if not metafunc.definition.nodeid.startswith(CONFORMANCE):
             kinds = kinds[:1]
         metafunc.parametrize("server", kinds, indirect=True, scope="module")
 

@@ -265,7 +265,11 @@ async def attempt(call: Awaitable[T]) -> T | HTTPError:
 
 async def ask_all(clients: Sequence[C], call: Callable[[C], Awaitable[T]]) -> Answers[T]:
     """Ask all servers at once. A dead one is among the failures and hides no other's answer."""
-    said = await asyncio.gather(*(attempt(call(client)) for client in clients))
+
+    async def ask(client: C) -> T | HTTPError:
+        return await attempt(call(client))
+
+    said = await asyncio.gather(*map(ask, clients))
     found = [(client.address, each) for client, each in zip(clients, said, strict=True)]
     return Answers(
         [(address, each) for address, each in found if not isinstance(each, HTTPError)],

@@ -44,7 +44,7 @@ def leftovers(*folders: Path) -> list[Path]:
         path
         for folder in folders
         for path in folder.rglob("*")
-        if path.suffix in UNFINISHED or (FOLDER in path.parts and path.name != "names")
+        if path.suffix in UNFINISHED or (FOLDER in path.parts and path.suffix)
     )
 
 
