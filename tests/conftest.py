@@ -8,9 +8,11 @@ import re
 import secrets
 import signal
 import tempfile
+from collections import Counter
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -37,41 +39,87 @@ SLOW = (
 """What is begun first, so that at the end of a run no process waits for one of the others."""
 
 
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("nsqtools")
+    group.addoption("--full", action="store_true", help="also what takes long, at its full sizes")
+    group.addoption("--server", choices=["nsqd", "sandbox"], help="what tests talk to")
+    group.addoption("--seed", type=int, help="of all that is random, as an earlier run printed it")
+    group.addoption(
+        "--update-golden", action="store_true", help="write what commands say to tests/golden"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job, or nohup, ignores these, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    config.stash[LEFT_OUT] = Counter()
+    if config.option.seed is None:
+        config.option.seed = secrets.randbelow(2**32)
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="nsqtools-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ[SHARED] = folder.name
-    config.addinivalue_line("markers", "live: talks to an nsqd or nsqlookupd (automatic)")
-    config.addinivalue_line(
-        "markers", "one_server(reason): not with the sandbox where there is an nsqd"
+    for marker in (
+        "full(why): only with --full",
+        "nsqd_only(reason): wants what the sandbox does not have, so there is no variant",
+    ):
+        config.addinivalue_line("markers", marker)
+    hypothesis.settings.register_profile(
+        "nsqtools",
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
-    config.addinivalue_line(
-        "markers", "nsqd_only(reason): wants what the sandbox does not have, so there is no variant"
-    )
+    hypothesis.settings.load_profile("nsqtools")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test is run with the real servers, if there are any; conformance with both kinds."""
     if "server" in metafunc.fixturenames:
-        build = not metafunc.config.option.collectonly
-        kinds = ["nsqd", "sandbox"] if binaries.expect_nsq(build=build) else ["sandbox"]
-        if metafunc.definition.get_closest_marker("nsqd_only"):
+        kinds = _servers(metafunc.config)
+        if (
+            metafunc.definition.get_closest_marker("nsqd_only")
+            and not metafunc.config.option.server
+        ):
             kinds = ["nsqd"]
         if not metafunc.definition.nodeid.startswith(CONFORMANCE):
             kinds = kinds[:1]
         metafunc.parametrize("server", kinds, indirect=True, scope="module")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _servers(config: pytest.Config) -> list[str]:
+    if config.option.server:
+        return [config.option.server]
+    build = not config.option.collectonly
+    return ["nsqd", "sandbox"] if binaries.expect_nsq(build=build) else ["sandbox"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept, left_out = [], []
     for item in items:
-        if {"nsq", "server"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker("live")
-    items[:] = [item for item in items if not _has_no_such_variant(item)]
-    items.sort(key=_turn)
+        # What has more to do with --full is of what --full adds: `pytest --full -m full`.
+        if config.option.full and "full" in getattr(item, "fixturenames", ()):
+            item.add_marker("full")
+        marker = item.get_closest_marker("full")
+        if marker and not config.option.full:
+            config.stash[LEFT_OUT][f"only with --full: {marker.args[0]}"] += 1
+            left_out.append(item)
+        elif not (only := _wants_nsqd(item)):
+            kept.append(item)
+        elif config.option.server:
+            config.stash[LEFT_OUT][f"not with the sandbox: {only}"] += 1
+            left_out.append(item)
+        test: Any = getattr(item, "obj", None)
+        test = getattr(test, "__func__", test)
+        if hypothesis.is_hypothesis_test(test):
+            hypothesis.seed(f"{config.option.seed}/{item.nodeid}")(test)
+    items[:] = sorted(kept, key=_turn)
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
@@ -88,35 +136,49 @@ def _turn(item: pytest.Item) -> int:
     return next((n for n, each in enumerate(SLOW) if item.nodeid.startswith(each)), len(SLOW))
 
 
-def _has_no_such_variant(item: pytest.Item) -> bool:
-    """Whether a mark on a parameter, which is not seen before, rules the sandbox out."""
-    found = getattr(item, "callspec", None)
+def _wants_nsqd(item: pytest.Item) -> str:
+    """Why this is not tested with the sandbox, if it is the sandbox that it would talk to."""
+    found, marker = getattr(item, "callspec", None), item.get_closest_marker("nsqd_only")
     sandbox = found is not None and found.params.get("server") == "sandbox"
-    return sandbox and item.get_closest_marker("nsqd_only") is not None
+    return str(marker.args[0]) if sandbox and marker else ""
 
 
-def pytest_report_header() -> str:
-    return f"nsq: {binaries.describe_nsq()}"
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"nsq: {binaries.describe_nsq()}; to replay what is random: --seed {config.option.seed}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process of pytest-xdist tells what it missed."""
+    """A process of pytest-xdist tells what it missed and left out."""
     if output := getattr(session.config, "workeroutput", None):
         output["missing"] = binaries.missing
+        output["left out"] = dict(session.config.stash[LEFT_OUT])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    for program, tests in getattr(node, "workeroutput", {}).get("missing", {}).items():
+    output = getattr(node, "workeroutput", {})
+    for program, tests in output.get("missing", {}).items():
         for lost in tests:
             binaries.remember(program, lost)
+    stash: pytest.Stash = node.config.stash
+    stash[LEFT_OUT] = stash[LEFT_OUT] | Counter(output.get("left out", {}))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if binaries.missing:
-        terminalreporter.section("missing programs")
-        for program, lost in sorted(binaries.missing.items()):
-            terminalreporter.line(f"{program} would have tested: {'; '.join(lost)}")
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    left_out = config.stash[LEFT_OUT]
+    if binaries.missing or left_out:
+        terminalreporter.section("left out")
+    for program, lost in sorted(binaries.missing.items()):
+        terminalreporter.line(f"{program} is missing; it would have tested: {'; '.join(lost)}")
+    for why, count in sorted(left_out.items()):
+        terminalreporter.line(f"{count} {why}")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether tests are run at their full sizes."""
+    given: bool = request.config.option.full
+    return given
 
 
 @pytest.fixture(scope="session")

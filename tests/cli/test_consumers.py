@@ -11,8 +11,8 @@ from nsqtools.cli.consumers import Consumers
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import ConfigError
-from tests.cli.gathering import Gathering, refusing
 from tests.support.clock import elapse, virtual
+from tests.support.gathering import Gathering, refusing
 from tests.support.scripted import Network, ScriptedNsqd
 
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     Scenario = Callable[["Stage", str], None]
 
-pytestmark = pytest.mark.one_server("what commands say and write is of no server")
-
 TIMEOUT = 60.0
 LINES = [line for node in walk(cli) for _, line in node.examples]
 BODIES = [b'{"user": 1}', b'{"user": 2}', b'{"user": 3}', b'{"user": 4}', b'{"user": 5}']

@@ -22,8 +22,8 @@ from nsqtools.engine.stats import ConsumerStats
 from nsqtools.errors import ConfigError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import Address
-from tests.cli.gathering import Gathering
 from tests.support.clock import elapse, virtual
+from tests.support.gathering import Gathering
 from tests.support.metrics import get, kinds, values
 from tests.support.scripted import Network, undisturbed
 

@@ -12,8 +12,8 @@ import pytest
 from nsqtools.cli.run import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
 from nsqtools.errors import ConfigError, LockedError, OutputError, PeerError, UnreachableError
-from tests.cli.gathering import Gathering, refusing, start, time
 from tests.support.clock import elapse, virtual
+from tests.support.gathering import Gathering, refusing, start, time
 from tests.support.scripted import Network, undisturbed
 
 REFUSED = "nsqd:4150: nsqd refused the connection: E_BAD_TOPIC refused"

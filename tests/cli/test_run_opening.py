@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import LockedError
-from tests.cli.gathering import Gathering, start, time
 from tests.support.clock import elapse, virtual
+from tests.support.gathering import Gathering, start, time
 from tests.support.scripted import Network, undisturbed
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import signal
 import pytest
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
-from tests.cli.gathering import Gathering, start, time
 from tests.support.clock import elapse, virtual
+from tests.support.gathering import Gathering, start, time
 from tests.support.scripted import Network, undisturbed
 
 TROUBLE = [OutputError("bad.log: Permission denied"), ConfigError("..: makes no file name")]

@@ -15,7 +15,7 @@ from nsqtools.cli.stats.report import Consumer, ConsumerRates, latencies
 from nsqtools.cli.stats.tables import aligned
 from nsqtools.engine.cluster import Snapshot
 from nsqtools.net.replies import ChannelStats, ClientStats, Latency, NsqdStats, TopicStats
-from tests.cli.reports import LOOKUPD, NSQD, SILENT, report, row
+from tests.support.reports import LOOKUPD, NSQD, SILENT, report, row
 
 if TYPE_CHECKING:
     from nsqtools.cli.stats.report import Report

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nsqtools.cli.stats.sparks import short, sparkline
 from nsqtools.cli.stats.view import HELP, SORTABLE, ViewState
 from nsqtools.cli.stats.watch import Keys
-from tests.cli.reports import report, row
+from tests.support.reports import report, row
 
 WIDE, TALL = 160, 30
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.engine.staging import Stage
+from tests.support.staging import Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

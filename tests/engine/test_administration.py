@@ -12,7 +12,7 @@ from nsqtools.errors import UnreachableError
 from nsqtools.net.http import Lookupd, NsqdHTTP
 
 if TYPE_CHECKING:
-    from tests.engine.staging import Fake, Stage
+    from tests.support.staging import Fake, Stage
 
 LIMITS = {"connect_timeout": 5.0, "request_timeout": 5.0, "tls": None}
 

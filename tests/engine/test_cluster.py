@@ -15,12 +15,12 @@ from nsqtools.names import Address
 from nsqtools.net import http
 from nsqtools.policy.rates import Counters, Rates
 from nsqtools.sandbox.http import serve
-from tests.engine.staging import Fake, listed
+from tests.support.staging import Fake, listed
 
 if TYPE_CHECKING:
     from nsqtools.net.http import NsqdHTTP
     from nsqtools.sandbox.http import Request, Response
-    from tests.engine.staging import Stage
+    from tests.support.staging import Stage
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import pytest
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.doctor.examine import Question, examine
 from nsqtools.names import Address
-from tests.net.scripted import reply, serving, v1
+from tests.support.scripted_http import reply, serving, v1
 from tests.support.servers import free_port
 
 

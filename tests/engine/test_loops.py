@@ -11,7 +11,7 @@ from nsqtools.config import ConsumerConfig, ProducerConfig
 from nsqtools.engine.loops import LoopGuard, Side
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
-from tests.net.scripted import Scripted, reply, serving, v1
+from tests.support.scripted_http import Scripted, reply, serving, v1
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,8 +11,7 @@ import re
 import pytest
 
 from nsqtools.proto.session import Session
-from tests.fuzz import fuzzer
-from tests.support import wire
+from tests.support import fuzzer, wire
 
 FULL, CI = os.environ.get("NSQTOOLS_TEST_FULL") == "1", os.environ.get("CI") == "true"
 COUNT = int(

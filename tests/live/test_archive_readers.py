@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
-pytestmark = pytest.mark.one_server("readers of files see no server")
-
 COUNT = 3000
 SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 READERS = {"none": ["cat"], "gzip": ["zcat"], "zstd": ["zstd", "-dc"]}

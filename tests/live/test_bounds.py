@@ -135,7 +135,6 @@ def test_verify_does_not_read_a_line_of_a_gibibyte(
     assert ended.peak < LIMIT
 
 
-@pytest.mark.one_server("about files")
 @pytest.mark.parametrize(("suffix", "compress"), [(".gz", "gzip"), (".zst", "zstd")])
 def test_recovery_leaves_a_line_of_a_gibibyte_as_it_is(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, suffix: str, compress: str
@@ -166,7 +165,6 @@ def test_recovery_leaves_a_line_of_a_gibibyte_as_it_is(
     assert drained(nsqd, topic, "c")
 
 
-@pytest.mark.one_server("about an option")
 def test_a_message_that_relay_may_not_publish_is_read_all_the_same(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
     from tests.support.process import Cli
 
-pytestmark = pytest.mark.one_server("its servers are scripted")
-
 TIMEOUT = 4
 SLACK = 12.0
 """Seconds besides --timeout, for a machine that is busy with much else."""

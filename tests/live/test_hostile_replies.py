@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
     from tests.support.process import Cli
 
-pytestmark = pytest.mark.one_server("its servers are scripted")
-
 NAMES = ["good", "\x1b[2J", "two\nlines", "bell\x07", "\ud800", "x" * 100]
 
 

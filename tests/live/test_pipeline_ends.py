@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.lakes import sent, to_parquet
 from tests.support.eventually import eventually
+from tests.support.lakes import sent, to_parquet
 from tests.support.servers import at
 from tests.support.spark import java_options, needs_spark
 from tests.support.trees import descendants

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
-pytestmark = pytest.mark.one_server("the reader of archives sees no server")
-
 BODIES = [bytes(range(32, 256)), b"plain", b"\0" * 3, "\N{SNOWMAN}".encode(), b"x" * 70_000]
 DAY = 86_400 * 10**9
 

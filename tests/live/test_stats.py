@@ -7,7 +7,9 @@ import ssl
 import urllib.request
 from typing import TYPE_CHECKING
 
-from tests.live.reporting import (
+from tests.support.eventually import eventually
+from tests.support.raw import Raw
+from tests.support.reporting import (
     Reports,
     ask,
     by_hand,
@@ -18,8 +20,6 @@ from tests.live.reporting import (
     lookup,
     sums_of,
 )
-from tests.support.eventually import eventually
-from tests.support.raw import Raw
 
 if TYPE_CHECKING:
     from pathlib import Path

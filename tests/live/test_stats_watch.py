@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd
 
-pytestmark = pytest.mark.one_server("the terminal is what is looked at")
-
 HELP = "q quit"
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.live.reporting import Reports, ask, channel_of, counted, http, lookup
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
+from tests.support.reporting import Reports, ask, channel_of, counted, http, lookup
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd
 
-pytestmark = pytest.mark.one_server("the disk is what fails")
-
 DISK = 8 << 20
 ROOM = 300_000  # what is left once the disk is filled, less than the archive of MESSAGES
 MESSAGES = 20_000

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.support import archives
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
 
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
-
-pytestmark = pytest.mark.one_server("files and commands are what is tested")
 
 
 def to_file(topic: str, folder: Path, *options: str) -> tuple[str, ...]:

@@ -210,7 +210,6 @@ def test_sigterm_loses_nothing_and_doubles_nothing(
     check_files(archiver, 20_000)
 
 
-@pytest.mark.one_server("kills of to-file; the server is a bystander")
 def test_kill_9_forgets_no_command_and_prunes_no_file_before_it(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
 ) -> None:
@@ -232,7 +231,6 @@ def test_kill_9_forgets_no_command_and_prunes_no_file_before_it(
     assert archives.leftovers(archiver.output) == []
 
 
-@pytest.mark.one_server("kills of to-file; the server is a bystander")
 def test_kill_9_of_a_pair_that_takes_turns_loses_no_record_that_equals_another(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
 ) -> None:

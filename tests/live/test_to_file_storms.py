@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
 
-pytestmark = pytest.mark.one_server("files are what is in the storm")
-
 
 def command(topic: str, folder: Path, nsqd: Nsqd, *options: str) -> tuple[str, ...]:
     return (

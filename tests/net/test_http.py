@@ -12,7 +12,8 @@ import pytest
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 from nsqtools.net.http import URL, Lookup, Lookupd, ask_all, parse_url
-from tests.net.scripted import (
+from tests.net.test_replies import CHANNEL, NODE, TOPIC
+from tests.support.scripted_http import (
     envelope,
     failure,
     lookupd,
@@ -22,7 +23,6 @@ from tests.net.scripted import (
     v1,
     v1_empty,
 )
-from tests.net.test_replies import CHANNEL, NODE, TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,8 @@ import pytest
 from nsqtools.config import ClientConfig
 from nsqtools.net import exchange
 from nsqtools.net.tls import client_context
-from tests.net.scripted import (
+from tests.net.test_replies import NODE
+from tests.support.scripted_http import (
     V1,
     Scripted,
     envelope,
@@ -22,7 +23,6 @@ from tests.net.scripted import (
     serving,
     v1,
 )
-from tests.net.test_replies import NODE
 
 if TYPE_CHECKING:
     from nsqtools.errors import HTTPError

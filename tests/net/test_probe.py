@@ -8,7 +8,7 @@ import pytest
 
 from nsqtools.names import Address
 from nsqtools.net.probe import what_speaks
-from tests.net.scripted import serving
+from tests.support.scripted_http import serving
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsqtools.policy.rdy import Mode, Peer, bytes_limit, is_starved
-from tests.policy.facts import (
+from tests.support.facts import (
     NOW,
     any_limit,
     any_mode,

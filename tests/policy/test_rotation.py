@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.policy.rdy import Mode, Peer
-from tests.policy.facts import (
+from tests.support.facts import (
     IDLE,
     LONG,
     NOW,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import CodecError
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
-from tests.proto.scripted import cut
+from tests.support.sessions import cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

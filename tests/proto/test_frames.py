@@ -19,8 +19,8 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address
 from nsqtools.proto.frames import FrameParser, FrameType
-from tests.proto.scripted import cut
 from tests.support import wire
+from tests.support.sessions import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

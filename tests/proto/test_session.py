@@ -21,8 +21,8 @@ from nsqtools.proto.session import (
     State,
     TLSRequested,
 )
-from tests.proto.scripted import SERVER_CODECS, closed, drain, new, ready, sent
 from tests.support import wire
+from tests.support.sessions import SERVER_CODECS, closed, drain, new, ready, sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

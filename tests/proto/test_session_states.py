@@ -34,7 +34,8 @@ from nsqtools.proto.session import (
     Session,
     State,
 )
-from tests.proto.scripted import (
+from tests.support import wire
+from tests.support.sessions import (
     ADDRESS,
     SERVER_CODECS,
     Plain,
@@ -47,7 +48,6 @@ from tests.proto.scripted import (
     ready,
     sent,
 )
-from tests.support import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 
 from nsqtools.sandbox.broker import NOT_IN_FLIGHT, NOT_OWNED, Broker
 from nsqtools.sandbox.consumer import TURN_BYTES
-from tests.sandbox.consumers import STAMP, TIMEOUT, Client, bodies, make_broker, subscribe
+from tests.support.brokers import STAMP, TIMEOUT, Client, bodies, make_broker, subscribe
 
 
 class Log:

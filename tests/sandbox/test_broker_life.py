@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nsqtools.sandbox.broker import Channel  # noqa: TC001 - hypothesis reads the annotations
-from tests.sandbox.consumers import Client, bodies, make_broker, subscribe
+from tests.support.brokers import Client, bodies, make_broker, subscribe
 
 
 @settings(max_examples=150, stateful_step_count=40, deadline=None)

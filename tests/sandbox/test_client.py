@@ -6,8 +6,8 @@ import zlib
 
 import snappy
 
-from tests.sandbox.peer import Peer, make_nsqd, turn
 from tests.support.clock import elapse, virtual
+from tests.support.peer import Peer, make_nsqd, turn
 from tests.support.raw import mpub
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from nsqtools.errors import AuthError
 from nsqtools.sandbox.auth import Grant, Question, parse_grant
-from tests.sandbox.peer import Peer, make_nsqd, turn
 from tests.support.clock import elapse, virtual
+from tests.support.peer import Peer, make_nsqd, turn
 from tests.support.raw import mpub
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.sandbox.peer import Peer, make_nsqd, turn
 from tests.support.clock import elapse, virtual
+from tests.support.peer import Peer, make_nsqd, turn
 
 BIG = b"x" * (70 << 10)  # above what a transport buffers
 

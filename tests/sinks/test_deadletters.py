@@ -22,7 +22,7 @@ from nsqtools.errors import ConfigError, HTTPError, OutputError, PublishError
 from nsqtools.names import Address
 from nsqtools.sinks.deadletters import Nowhere, ToDirectory, ToTopic, ToURL, make_dead_letters
 from nsqtools.sinks.records import JsonLines
-from tests.sinks.files.archiving import START, batch, file_limit, fill, message
+from tests.support.archiving import START, batch, file_limit, fill, message
 from tests.support.disks import small_disk
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ REASON = "too many attempts"
 WRITE = """
 import asyncio, sys
 from nsqtools.sinks.deadletters import ToDirectory
-from tests.sinks.files.archiving import batch
+from tests.support.archiving import batch
 
 async def main(folder, name, count):
     letters = ToDirectory(folder)

@@ -15,8 +15,8 @@ from nsqtools.spark.ledger import Ledger
 from nsqtools.spark.naming import Again
 from nsqtools.spark.segments import Ending
 from nsqtools.spark.stores import ArrowStore, LocalStore
-from tests.spark.hdfs import HdfsLike
-from tests.spark.ledgers import (
+from tests.support.hdfs import HdfsLike
+from tests.support.ledgers import (
     SETTLED,
     STREAM,
     Memory,

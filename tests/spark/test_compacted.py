@@ -15,7 +15,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.spark import compacted
 from nsqtools.spark.compacted import Known, Output, Part
 from nsqtools.spark.inputs import find
-from tests.spark.lakes import NINE, RAW, at, sent, to_file
+from tests.support.lakes import NINE, RAW, at, sent, to_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from nsqtools.sinks.files.manifest import Manifest, Published
 from nsqtools.sinks.verification import Layout
 from nsqtools.spark.inputs import find
 from nsqtools.spark.reading import INPUT_SCHEMA, Archive, read
-from tests.spark.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
+from tests.support.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
 
 if TYPE_CHECKING:
     from pathlib import Path

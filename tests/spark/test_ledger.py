@@ -20,8 +20,8 @@ from pyarrow import fs
 from nsqtools.errors import OutputError
 from nsqtools.spark.ledger import ROW_SCHEMA, FencedError, Ledger, Sealed, StaleError
 from nsqtools.spark.stores import ArrowStore, LocalStore
-from tests.spark.hdfs import HdfsLike
-from tests.spark.ledgers import SETTLED, STREAM, claimed, counts, filled, ids, offset, rows
+from tests.support.hdfs import HdfsLike
+from tests.support.ledgers import SETTLED, STREAM, claimed, counts, filled, ids, offset, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nsqtools.spark.ledger import Claim, Ledger, Sealed, StaleError
 from nsqtools.spark.segments import Ending
-from tests.spark.ledgers import (
+from tests.support.ledgers import (
     SETTLED,
     STREAM,
     Memory,

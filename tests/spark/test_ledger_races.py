@@ -13,8 +13,8 @@ from pyarrow import fs
 
 from nsqtools.spark.ledger import Claim, Ledger, StaleError
 from nsqtools.spark.stores import ArrowStore, Store
-from tests.spark.hdfs import HdfsLike
-from tests.spark.ledgers import SETTLED, STREAM, Actor, Late, ids, offset, rows
+from tests.support.hdfs import HdfsLike
+from tests.support.ledgers import SETTLED, STREAM, Actor, Late, ids, offset, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ from nsqtools.proto.messages import Message
 from nsqtools.spark.ledger import ROW_SCHEMA
 from nsqtools.spark.rows import Rows
 from nsqtools.spark.segments import Ending
-from tests.spark.pulling import Staging, bodies_of, depth, numbered, publish
 from tests.support import wire
+from tests.support.pulling import Staging, bodies_of, depth, numbered, publish
 from tests.support.servers import drained
 
 if TYPE_CHECKING:

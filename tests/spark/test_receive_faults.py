@@ -23,11 +23,11 @@ from nsqtools.spark import receive as receiving
 from nsqtools.spark.ledger import ROW_SCHEMA, Claim, FencedError
 from nsqtools.spark.plans import Quota
 from nsqtools.spark.receive import receive
-from tests.spark.ledgers import SETTLED
-from tests.spark.pulling import Staging, bodies_of, depth, numbered, publish, rests, settings
 from tests.support import wire
 from tests.support.eventually import eventually
+from tests.support.ledgers import SETTLED
 from tests.support.proxy import Faults, Proxy
+from tests.support.pulling import Staging, bodies_of, depth, numbered, publish, rests, settings
 from tests.support.servers import drained
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.servers import MakeNsqd, Nsqd
-
-pytestmark = pytest.mark.one_server("the staging is what is looked at")
 
 
 @pytest.fixture

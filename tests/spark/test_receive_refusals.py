@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import AuthError, ConfigError, NSQError, RefusedError
-from tests.spark.pulling import NONE, Staging, bodies_of, depth, numbered, publish
 from tests.support.proxy import Faults, Proxy
+from tests.support.pulling import NONE, Staging, bodies_of, depth, numbered, publish
 from tests.support.servers import drained
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nsqtools.names import Address
-    from tests.spark.pulling import Found
     from tests.support.authd import Authd
+    from tests.support.pulling import Found
     from tests.support.servers import MakeNsqd, Nsqd
     from tests.support.tls import Certificates
 

@@ -32,10 +32,10 @@ from nsqtools.spark.replay import (
     publish,
 )
 from nsqtools.spark.replayed import State
-from tests.spark import replays
-from tests.spark.lakes import JSON
-from tests.spark.replays import HOSTILE, Taken, nothing, numbered
+from tests.support import replays
 from tests.support.eventually import eventually
+from tests.support.lakes import JSON
+from tests.support.replays import HOSTILE, Taken, nothing, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
-
-pytestmark = pytest.mark.one_server("the reader of archives sees no server")
-
 
 QUICK = ProducerConfig(publish_timeout=0.5)
 

@@ -20,8 +20,8 @@ from nsqtools.spark.plans import Offset
 from nsqtools.spark.receive import receive
 from nsqtools.spark.source import SCHEMA, NsqDataSource, NsqStreamReader
 from nsqtools.spark.stores import make_store
-from tests.spark.ledgers import counts
 from tests.support.eventually import eventually
+from tests.support.ledgers import counts
 from tests.support.servers import drained, free_port
 
 if TYPE_CHECKING:

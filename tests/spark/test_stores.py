@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.spark.stores import ArrowStore, LocalStore, Store, make_store, probe
-from tests.spark.hdfs import HdfsLike
+from tests.support.hdfs import HdfsLike
 
 if TYPE_CHECKING:
     from collections.abc import Callable

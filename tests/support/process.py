@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tests.support.forkserver import Forked, can_fork
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -39,7 +41,10 @@ class Result:
 
 
 class Cli:
-    """Runs nsqtools in ``folder``, with no configuration file and no ``NSQTOOLS_*`` variables."""
+    """Runs nsqtools in ``folder``, with no configuration file and no ``NSQTOOLS_*`` variables.
+
+    It is forked from a process that has it loaded, where nothing of how it starts is asked for.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -83,12 +88,18 @@ class Cli:
         The process leads a group of its own, which is killed when the test ends.
         """
         null = subprocess.DEVNULL
-        process: subprocess.Popen[bytes] = subprocess.Popen(
-            [*self._prefix, *COMMAND, *args],
-            env=self._environment(env or {}),
-            start_new_session=True,
-            **{"stdin": null, "stdout": null, "stderr": null, "cwd": self._folder, **options},
-        )
+        options = {"stdin": null, "stdout": null, "stderr": null, "cwd": self._folder, **options}
+        environment = self._environment(env or {})
+        process: subprocess.Popen[bytes]
+        if not self._prefix and can_fork(environment, options):
+            process = Forked("nsqtools", *args, env=environment, **options)
+        else:
+            process = subprocess.Popen(
+                [*self._prefix, *COMMAND, *args],
+                env=environment,
+                start_new_session=True,
+                **options,
+            )
         self._started.append(process)
         return process
 

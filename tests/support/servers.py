@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import socket
 import struct
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from urllib.parse import urlencode
 
 from nsqtools.names import Address
 from tests.support.binaries import require_nsq
+from tests.support.forkserver import Forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
 START_TIMEOUT = 15.0
 REPLY_TIMEOUT = 60.0  # thousands of messages may be synced one by one
@@ -32,7 +33,6 @@ MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
 # while a killed server is away, and a client cannot connect to itself by accident.
 _PORTS = range(20000, 32768)
 _random = random.SystemRandom()
-_ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
@@ -61,15 +61,15 @@ class Server:
         self.data_path = data_path
         self.args = args
         self.log = data_path / f"{self.program}.log"
-        self._command = self._find_command()
         self._process: subprocess.Popen[bytes] | None = None
         self._new_ports()
 
     def _new_ports(self) -> None:
         self.tcp, self.http, self.https = (Address("127.0.0.1", free_port()) for _ in range(3))
 
-    def _find_command(self) -> list[str]:
-        return [require_nsq().path(self.program)]
+    def _spawn(self, **streams: Any) -> subprocess.Popen[bytes]:
+        path = require_nsq().path(self.program)
+        return subprocess.Popen([path, *self._arguments(), *self.args], **streams)
 
     def _arguments(self) -> list[str]:
         return [
@@ -103,13 +103,7 @@ class Server:
         assert not self._process, f"{self.program} runs already"
         with self.log.open("ab") as log:
             begin = log.tell()
-            self._process = subprocess.Popen(
-                [*self._command, *self._arguments(), *self.args],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=_ROOT,  # where tests.support is found
-            )
+            self._process = self._spawn(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + START_TIMEOUT
         while b": listening on" not in (said := self.log.read_bytes()[begin:]):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -270,8 +264,9 @@ class Nsqd(Server):
 class Sandboxed(Server):
     """A server of the sandbox; nothing of it survives a restart."""
 
-    def _find_command(self) -> list[str]:
-        return [sys.executable, "-m", "tests.support.sandboxed", self.program]
+    def _spawn(self, **streams: Any) -> subprocess.Popen[bytes]:
+        args = self.program, *self._arguments(), *self.args
+        return Forked("tests.support.sandboxed", *args, env=dict(os.environ), **streams)
 
 
 class SandboxNsqlookupd(Sandboxed, Nsqlookupd):

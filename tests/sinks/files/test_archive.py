@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sinks.files.archiving import (
+from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
     START,

@@ -11,7 +11,7 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import publish
-from tests.sinks.files.archiving import (
+from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
     HOUR,
@@ -24,8 +24,8 @@ from tests.sinks.files.archiving import (
     fill,
     message,
 )
-from tests.sinks.files.sinking import blocked
 from tests.support.disks import small_disk
+from tests.support.sinking import blocked
 
 if TYPE_CHECKING:
     from pathlib import Path

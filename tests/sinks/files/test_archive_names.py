@@ -8,7 +8,7 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import publish
-from tests.sinks.files.archiving import (
+from tests.support.archiving import (
     COMPRESSIONS,
     Archiving,
     Notes,

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from nsqtools.sinks.files.rules import Arrival
-from tests.sinks.files.archiving import (
+from tests.support.archiving import (
     COMPRESSIONS,
     HOUR,
     SECOND,

@@ -17,7 +17,7 @@ from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import FOLDER, ON_ROTATE, Journal, owing, owing_near
 from nsqtools.sinks.files.salvage import salvage
-from tests.sinks.files.archiving import (
+from tests.support.archiving import (
     Archiving,
     CrashError,
     Notes,
@@ -27,8 +27,8 @@ from tests.sinks.files.archiving import (
     leave,
     make_rules,
 )
-from tests.sinks.files.sinking import make_archives
 from tests.support.disks import small_disk
+from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:
     from nsqtools.sinks.files.rules import Rules

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.sinks.files.archiving import COMPRESSIONS, HOUR, SECOND, START, Archiving, message
+from tests.support.archiving import COMPRESSIONS, HOUR, SECOND, START, Archiving, message
 
 if TYPE_CHECKING:
     from pathlib import Path

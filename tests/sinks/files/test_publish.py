@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.sinks.files import publish
-from tests.sinks.files.archiving import (
+from tests.support.archiving import (
     below,
     file_limit,
     fill,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.sinks.files import publish
-from tests.sinks.files.archiving import below
+from tests.support.archiving import below
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.journal import Journal
 from nsqtools.sinks.files.manifest import Manifest, Published
 from nsqtools.sinks.files.salvage import salvage
-from tests.sinks.files.archiving import (
+from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
     Archiving,

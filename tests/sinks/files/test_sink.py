@@ -11,10 +11,10 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files.sink import FileSink
-from tests.sinks.files.archiving import HOUR, START, Settled, batch, leave, message
-from tests.sinks.files.sinking import SOON, SlowSink, blocked, make_archives, sinking
+from tests.support.archiving import HOUR, START, Settled, batch, leave, message
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
+from tests.support.sinking import SOON, SlowSink, blocked, make_archives, sinking
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import ConfigError, OutputError
-from tests.sinks.files.sinking import Sinking, SlowSink, blocked, sinking
 from tests.support.clock import elapse, virtual
+from tests.support.sinking import Sinking, SlowSink, blocked, sinking
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,10 +13,10 @@ import pytest
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.archive import Archive
-from tests.sinks.files.archiving import file_limit, fill
-from tests.sinks.files.sinking import SOON, SlowSink, blocked, sinking
+from tests.support.archiving import file_limit, fill
 from tests.support.clock import elapse, virtual
 from tests.support.disks import small_disk
+from tests.support.sinking import SOON, SlowSink, blocked, sinking
 
 if TYPE_CHECKING:
     from pathlib import Path

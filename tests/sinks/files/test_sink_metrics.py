@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from nsqtools.metrics import Measured
 from nsqtools.sinks.files.sink import FileSink
-from tests.sinks.files.archiving import leave, make_rules
-from tests.sinks.files.sinking import SOON, blocked, sinking
+from tests.support.archiving import leave, make_rules
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
+from tests.support.sinking import SOON, blocked, sinking
 
 if TYPE_CHECKING:
     from pathlib import Path

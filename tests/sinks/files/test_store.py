@@ -13,9 +13,9 @@ import pytest
 from nsqtools.errors import LockedError, OutputError
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files.hooks import Hook
-from tests.sinks.files.archiving import below, leave, make_rules
-from tests.sinks.files.sinking import make_archives
+from tests.support.archiving import below, leave, make_rules
 from tests.support.eventually import eventually_async
+from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +27,8 @@ NAME = "events.host-000000.2026-11-20_19.log"
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from tests.sinks.files.archiving import make_rules
-from tests.sinks.files.sinking import make_archives
+from tests.support.archiving import make_rules
+from tests.support.sinking import make_archives
 archives = make_archives(make_rules(Path(sys.argv[1])))
 asyncio.run(archives.lock("events"))
 print("locked", flush=True)

@@ -12,7 +12,7 @@ from nsqtools.policy.rotation import OpenFile
 from nsqtools.sinks.compression import make_encoder
 from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile
-from tests.sinks.files.archiving import (
+from tests.support.archiving import (
     COMPRESSIONS,
     START,
     batch,

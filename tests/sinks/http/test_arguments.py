@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.arguments import make_endpoints, read_headers
 from nsqtools.sinks.http.signing import Signer
-from tests.sinks.http.requesting import header, message, receive
+from tests.support.requesting import header, message, receive
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,8 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
-from tests.sinks.http.delivering import (
+from tests.support.clock import elapse, virtual
+from tests.support.delivering import (
     OK,
     REFUSES,
     RESETS,
@@ -18,7 +19,6 @@ from tests.sinks.http.delivering import (
     delivering,
     open_breaker,
 )
-from tests.support.clock import elapse, virtual
 
 MODES = ["round-robin", "hostpool", "epsilon-greedy"]
 GONE = Answer(410)

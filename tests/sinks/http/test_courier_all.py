@@ -9,8 +9,9 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
-from tests.sinks.files.archiving import message
-from tests.sinks.http.delivering import (
+from tests.support.archiving import message
+from tests.support.clock import elapse, virtual
+from tests.support.delivering import (
     OK,
     REFUSES,
     RESETS,
@@ -20,7 +21,6 @@ from tests.sinks.http.delivering import (
     open_breaker,
     unpack,
 )
-from tests.support.clock import elapse, virtual
 
 GONE = Answer(410)
 

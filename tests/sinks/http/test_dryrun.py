@@ -13,9 +13,9 @@ from nsqtools.errors import OutputError
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.dryrun import DryRun
 from nsqtools.sinks.stdout import Output
-from tests.sinks.http.delivering import SOON, delivering
-from tests.sinks.http.requesting import message
 from tests.support.clock import elapse, virtual
+from tests.support.delivering import SOON, delivering
+from tests.support.requesting import message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

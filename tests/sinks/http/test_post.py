@@ -18,9 +18,9 @@ from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.courier import OneOf
 from nsqtools.sinks.http.exchange import MAX_BODY
 from nsqtools.sinks.http.post import DONE, Post, post_letters
-from tests.sinks.files.archiving import batch
-from tests.sinks.http.delivering import OK, REFUSES, SOON, WALL, Answer, Scripted, delivering
+from tests.support.archiving import batch
 from tests.support.clock import elapse, virtual
+from tests.support.delivering import OK, REFUSES, SOON, WALL, Answer, Scripted, delivering
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

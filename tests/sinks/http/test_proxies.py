@@ -14,8 +14,8 @@ from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.post import read
 from nsqtools.sinks.http.proxies import with_proxies
-from tests.sinks.http.delivering import Scripted
-from tests.sinks.http.requesting import message
+from tests.support.delivering import Scripted
+from tests.support.requesting import message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,10 +8,10 @@ import pytest
 from nsqtools.policy.verdicts import Statuses, Verdict
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.post import DONE, MAX_REDIRECTS, Outcome, Post
-from tests.sinks.files.archiving import batch
-from tests.sinks.http.delivering import WALL, Answer, Scripted
-from tests.sinks.http.requesting import receive
+from tests.support.archiving import batch
 from tests.support.clock import virtual
+from tests.support.delivering import WALL, Answer, Scripted
+from tests.support.requesting import receive
 
 SECRETS = [(b"Authorization", b"Bearer x"), (b"cookie", b"id=1"), (b"X-Other", b"kept")]
 

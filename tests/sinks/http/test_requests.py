@@ -16,7 +16,7 @@ from nsqtools.sinks.http.arguments import make_endpoints, read_headers
 from nsqtools.sinks.http.requests import MAX_IDS
 from nsqtools.sinks.http.signing import Signer
 from nsqtools.sinks.records import LengthPrefixed
-from tests.sinks.http.requesting import ID, TIME, header, message, receive
+from tests.support.requesting import ID, TIME, header, message, receive
 
 if TYPE_CHECKING:
     from nsqtools.sinks.http.requests import Endpoint

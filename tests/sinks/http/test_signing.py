@@ -13,7 +13,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.signing import Signer
-from tests.sinks.http.requesting import ID, TIME, message
+from tests.support.requesting import ID, TIME, message
 
 if TYPE_CHECKING:
     from pathlib import Path

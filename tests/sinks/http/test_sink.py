@@ -10,7 +10,8 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Measured
 from nsqtools.policy.verdicts import Statuses
-from tests.sinks.http.delivering import (
+from tests.support.clock import elapse, virtual
+from tests.support.delivering import (
     OK,
     REFUSES,
     RESETS,
@@ -20,7 +21,6 @@ from tests.sinks.http.delivering import (
     delivering,
     open_breaker,
 )
-from tests.support.clock import elapse, virtual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,8 @@ import pytest
 
 from nsqtools.policy.verdicts import Statuses
 from nsqtools.sinks.http.courier import UNFIT
-from tests.sinks.http.delivering import (
+from tests.support.clock import elapse, virtual
+from tests.support.delivering import (
     SOON,
     Answer,
     Delivering,
@@ -17,7 +18,6 @@ from tests.sinks.http.delivering import (
     open_breaker,
     unpack,
 )
-from tests.support.clock import elapse, virtual
 
 
 def sent(running: Delivering) -> list[list[bytes]]:

@@ -12,9 +12,9 @@ from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.sinks.topic.rules import Rules, make_rules
 from nsqtools.sinks.topic.sink import TopicSink
-from tests.sinks.topic.relaying import Letters
 from tests.support import wire
 from tests.support.clock import elapse, virtual
+from tests.support.relaying import Letters
 from tests.support.scripted import Network, ScriptedNsqd, consume, flatten, running
 
 if TYPE_CHECKING:

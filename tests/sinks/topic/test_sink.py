@@ -11,8 +11,8 @@ import pytest
 from nsqtools.errors import AuthError, ConfigError, NSQError, OutputError, PublishError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.topic.rules import make_rules
-from tests.sinks.topic.relaying import SOURCE, TOO_BIG, Relaying, relaying, turns
 from tests.support.clock import elapse, virtual
+from tests.support.relaying import SOURCE, TOO_BIG, Relaying, relaying, turns
 
 if TYPE_CHECKING:
     from nsqtools.names import Address

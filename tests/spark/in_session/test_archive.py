@@ -22,11 +22,11 @@ from nsqtools.spark.archive import ArchiveSettings, Shape, Writer, archive
 from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp
 from nsqtools.spark.outputs import replace_batch
-from tests.spark.streaming import OfTopic, rows, stream
-from tests.spark.streaming import source as made
 from tests.support.disks import small_disk
 from tests.support.eventually import eventually
 from tests.support.servers import free_port
+from tests.support.streaming import OfTopic, rows, stream
+from tests.support.streaming import source as made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -17,7 +17,7 @@ import pytest
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.verification import Layout
 from nsqtools.spark.compact import Compacted, CompactSettings, compact
-from tests.spark.lakes import (
+from tests.support.lakes import (
     HOUR,
     JSON,
     NINE,

@@ -18,7 +18,7 @@ from nsqtools.spark import compact as job
 from nsqtools.spark.compact import Compacted
 from nsqtools.spark.compacted import Output
 from nsqtools.spark.interrupts import StoppedError
-from tests.spark.lakes import (
+from tests.support.lakes import (
     JSON,
     NINE,
     RAW,

@@ -17,7 +17,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.spark.frames import frame
 from nsqtools.spark.inputs import find
 from nsqtools.spark.shipping import check_executors, make_zip, readers_of, ship
-from tests.spark.lakes import RAW, sent, to_file
+from tests.support.lakes import RAW, sent, to_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

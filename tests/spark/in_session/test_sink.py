@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
 
-pytestmark = pytest.mark.one_server("Spark is what publishes")
-
 BODY = StructType([StructField("body", BinaryType())])
 ROUTED = StructType([StructField("topic", StringType()), StructField("body", BinaryType())])
 

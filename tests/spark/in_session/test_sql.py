@@ -19,8 +19,8 @@ from nsqtools.spark.sql import (
     query_archives,
     query_stream,
 )
-from tests.spark.replays import Taken
-from tests.spark.streaming import OfTopic, Told, rows, source, stream
+from tests.support.replays import Taken
+from tests.support.streaming import OfTopic, Told, rows, source, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

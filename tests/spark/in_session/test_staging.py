@@ -15,9 +15,9 @@ from nsqtools.spark import replay as job
 from nsqtools.spark.compact import CompactSettings, compact
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.replay import Replayed, ReplaySettings, is_staged, stage
-from tests.spark import replays
-from tests.spark.lakes import HOUR, JSON, PREFIXED, again, sent, to_file, to_parquet
-from tests.spark.replays import HOSTILE, Taken, nothing, numbered, replay
+from tests.support import replays
+from tests.support.lakes import HOUR, JSON, PREFIXED, again, sent, to_file, to_parquet
+from tests.support.replays import HOSTILE, Taken, nothing, numbered, replay
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from nsqtools.errors import OutputError, ServerError
 from nsqtools.names import Address
 from nsqtools.sinks.topic.rules import Rules
 from nsqtools.sinks.topic.sink import TopicSink
-from tests.sinks.files.archiving import Settled
+from tests.support.archiving import Settled
 from tests.support.clock import elapse
 from tests.support.scripted import undisturbed
 

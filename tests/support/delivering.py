@@ -19,7 +19,7 @@ from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.courier import EachOf, OneOf
 from nsqtools.sinks.http.post import Post
 from nsqtools.sinks.http.sink import HttpSink
-from tests.sinks.files.archiving import Settled, batch
+from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from nsqtools.sinks.files.journal import Journal
 from nsqtools.sinks.files.listing import find
 from nsqtools.sinks.files.sink import FileSink
 from nsqtools.sinks.files.store import Archives
-from tests.sinks.files.archiving import Settled, batch, below, make_rules, plain
+from tests.support.archiving import Settled, batch, below, make_rules, plain
 from tests.support.clock import elapse
 
 if TYPE_CHECKING:

@@ -1,0 +1,51 @@
+"""What commands say to their users, file by file: ``pytest --update-golden`` writes it anew.
+
+A better wording is a change of one line here, and no other test asks for a sentence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.cli import COMMANDS
+from tests.support.golden import Transcript
+from tests.support.servers import free_port
+
+if TYPE_CHECKING:
+    from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd, Nsqlookupd
+
+GOLDEN = Path(__file__).parent
+FILES = sorted(GOLDEN.glob("*.txt"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_what_a_command_says(
+    file: Path,
+    nsqtools_cli: Cli,
+    make_nsqd: MakeNsqd,
+    nsqlookupd: Nsqlookupd,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+) -> None:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
+    names = {
+        "NSQD": str(nsqd.tcp),
+        "NSQD_HTTP": str(nsqd.http),
+        "LOOKUPD": str(nsqlookupd.tcp),
+        "LOOKUPD_HTTP": str(nsqlookupd.http),
+        "NOBODY": f"127.0.0.1:{free_port()}",
+    }
+    expected = file.read_text()
+    found = Transcript(nsqtools_cli, tmp_path, names).run(expected)
+    if pytestconfig.option.update_golden:
+        file.write_text(found)
+    else:
+        assert found == expected
+
+
+def test_each_command_has_its_file() -> None:
+    assert {file.stem for file in FILES} == set(COMMANDS)

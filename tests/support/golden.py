@@ -1,0 +1,91 @@
+"""Transcripts: files of commands with what they say, which are run, compared and rewritten.
+
+A line that begins with ``$ `` is run, in a folder of the file's own. What it does comes after it:
+lines of stdout as they are, those of stderr after ``! ``, and the exit status, if it is not 0,
+after ``? ``. What differs from run to run is written as a name: see ``Transcript``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.support.process import Cli
+
+PLAIN = (
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?"), "TIME"),
+    (re.compile(r"\b\d+(\.\d+)? ?(ms|µs)\b"), "MOMENT"),
+    (re.compile(r"\b[0-9a-f]{16}\b"), "ID"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Runs the commands of a file.
+
+    ``names`` are variables of the commands, as NSQD for an address, and stand for their values in
+    what is said. A line that begins with nsqtools, or variables before it, may end with ``< FILE``;
+    any other is the shell's.
+    """
+
+    cli: Cli
+    folder: Path
+    names: Mapping[str, str]
+
+    def run(self, text: str) -> str:
+        """The same file, with what its commands say now."""
+        return "".join(self._lines(text))
+
+    def _lines(self, text: str) -> Iterator[str]:
+        for line in text.splitlines():
+            if line.startswith("$ "):
+                yield f"{line}\n{self._said(line[2:])}"
+            elif not line or line.startswith("#"):
+                yield f"{line}\n"
+
+    def _said(self, line: str) -> str:
+        code, stdout, stderr = self._run(line)
+        told = [self._normal(each) for each in stdout.decode().splitlines()]
+        told += [f"! {self._normal(each)}".rstrip() for each in stderr.decode().splitlines()]
+        told += [f"? {code}"] if code else []
+        return "".join(f"{each}\n" for each in told)
+
+    def _run(self, line: str) -> tuple[int, bytes, bytes]:
+        command, _, file = line.partition(" < ")
+        words = [self._filled(word) for word in shlex.split(command)]
+        own: dict[str, str] = {}
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            own[name] = value
+        if words[:1] != ["nsqtools"]:
+            environment = {**os.environ, **self.names}
+            done = subprocess.run(
+                ["sh", "-ec", line],
+                cwd=self.folder,
+                env=environment,
+                capture_output=True,
+                check=False,
+            )
+            return done.returncode, done.stdout, done.stderr
+        stdin = (self.folder / file).read_bytes() if file else b""
+        result = self.cli(*words[1:], stdin=stdin, env={"COLUMNS": "100", **own})
+        return result.code, result.stdout, result.stderr.encode()
+
+    def _filled(self, word: str) -> str:
+        return re.sub(r"\$([A-Z_]+)", lambda found: self.names[found[1]], word)
+
+    def _normal(self, said: str) -> str:
+        for name, value in self.names.items():
+            said = said.replace(value, f"${name}")
+        said = said.replace(str(self.folder), "$PWD")
+        for pattern, name in PLAIN:
+            said = pattern.sub(name, said)
+        return said
