@@ -39,7 +39,8 @@ SLOW = (
 """What is begun first, so that at the end of a run no process waits for one of the others."""
 
 
-LEFT_OUT = pytest.StashKey[Counter[str]]()
+left_out: Counter[str] = Counter()
+"""How many tests this run leaves out, by the reason."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,7 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job, or nohup, ignores these, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    config.stash[LEFT_OUT] = Counter()
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
@@ -100,26 +100,26 @@ def _servers(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept, left_out = [], []
+    kept, others = [], []
     for item in items:
         # What has more to do with --full is of what --full adds: `pytest --full -m full`.
         if config.option.full and "full" in getattr(item, "fixturenames", ()):
             item.add_marker("full")
         marker = item.get_closest_marker("full")
         if marker and not config.option.full:
-            config.stash[LEFT_OUT][f"only with --full: {marker.args[0]}"] += 1
-            left_out.append(item)
+            left_out[f"only with --full: {marker.args[0]}"] += 1
+            others.append(item)
         elif not (only := _wants_nsqd(item)):
             kept.append(item)
         elif config.option.server:
-            config.stash[LEFT_OUT][f"not with the sandbox: {only}"] += 1
-            left_out.append(item)
+            left_out[f"not with the sandbox: {only}"] += 1
+            others.append(item)
         test: Any = getattr(item, "obj", None)
         test = getattr(test, "__func__", test)
         if hypothesis.is_hypothesis_test(test):
             hypothesis.seed(f"{config.option.seed}/{item.nodeid}")(test)
     items[:] = sorted(kept, key=_turn)
-    config.hook.pytest_deselected(items=left_out)
+    config.hook.pytest_deselected(items=others)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
@@ -151,7 +151,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A process of pytest-xdist tells what it missed and left out."""
     if output := getattr(session.config, "workeroutput", None):
         output["missing"] = binaries.missing
-        output["left out"] = dict(session.config.stash[LEFT_OUT])
+        output["left out"] = dict(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -160,12 +160,11 @@ def pytest_testnodedown(node: Any) -> None:
     for program, tests in output.get("missing", {}).items():
         for lost in tests:
             binaries.remember(program, lost)
-    stash: pytest.Stash = node.config.stash
-    stash[LEFT_OUT] = stash[LEFT_OUT] | Counter(output.get("left out", {}))
+    for why, count in output.get("left out", {}).items():
+        left_out[why] = count  # each process collects all tests
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    left_out = config.stash[LEFT_OUT]
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     if binaries.missing or left_out:
         terminalreporter.section("left out")
     for program, lost in sorted(binaries.missing.items()):
