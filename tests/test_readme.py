@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
@@ -143,8 +142,9 @@ def test_every_command_named_in_prose_exists() -> None:
 
 
 def test_every_option_named_in_prose_exists() -> None:
-    bench = (ROOT / "tests/bench/__main__.py").read_text(encoding="utf-8")
-    known = options() | {*re.findall(r'"(--?[\w-]+)"', bench)}
+    known = options()
+    for own in ("bench/__main__.py", "conftest.py"):
+        known |= {*re.findall(r'"(--?[\w-]+)"', (ROOT / "tests" / own).read_text("utf-8"))}
     for code in INLINE:
         words = code.split()
         for word in [] if "python" in words[0] else words:
@@ -169,22 +169,6 @@ def test_every_variable_named_exists() -> None:
     }
     known |= {"NSQTOOLS_AUTH_SECRET"} | literal
     assert set(re.findall(r"NSQTOOLS_[A-Z_]+[A-Z]", README)) <= known
-
-
-def test_every_test_named_exists() -> None:
-    named = re.findall(r"(tests/[\w/]+\.py)::([\w:]+)", README)
-    assert named
-    for path, name in named:
-        assert name in functions(ast.parse((ROOT / path).read_bytes())), path
-
-
-def functions(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
-    """Names of functions, with those of the classes that they stand in before them."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
-        elif isinstance(node, ast.ClassDef):
-            yield from (f"{node.name}::{name}" for name in functions(node))
 
 
 def test_every_file_and_module_named_exists() -> None:
