@@ -1,4 +1,4 @@
-"""Running ``stats`` on real servers, and reading what it says."""
+"""Filling clusters that commands are asked about, running ``stats`` on them, and reading it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import json
 import subprocess
 from typing import TYPE_CHECKING, Any
+
+from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +37,19 @@ def http(nsqds: Iterable[Nsqd]) -> list[str]:
 
 def lookup(lookupds: Iterable[Nsqlookupd]) -> list[str]:
     return [word for each in lookupds for word in ("--lookupd-http-address", str(each.http))]
+
+
+def fill(nsqd: Nsqd, topic: str, channel: str = "c", count: int = 3) -> None:
+    """Create them, and publish so many messages that then are in the channel."""
+    nsqd.create(topic, channel)
+    nsqd.publish(topic, [b"x"] * count)
+    eventually(lambda: nsqd.channel(topic, channel)["depth"] == count)
+
+
+def registered(topic: str, lookupds: Iterable[Nsqlookupd], count: int = 1) -> None:
+    """Wait until each of them lists the topic at so many nsqds."""
+    for lookupd in lookupds:
+        eventually(lambda lookupd=lookupd: len(lookupd.lookup(topic)) == count)  # type: ignore[misc]
 
 
 def by_hand(nsqds: Iterable[Nsqd]) -> dict[tuple[str, str], dict[str, Any]]:
