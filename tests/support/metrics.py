@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.eventually import eventually
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nsqtools.names import Address
+    from tests.support.process import Cli
 
 Values = dict[tuple[str, ...], float]
 
@@ -48,3 +55,22 @@ def scrape(url: str) -> Values:
         raise ConnectionError(str(error)) from error
     assert reply.status_code == 200, reply.text
     return values(reply.text)
+
+
+class Serving:
+    """A command that serves metrics at a free port, which it logs: ``args`` say so."""
+
+    def __init__(self, cli: Cli, folder: Path, *args: str, **options: Any) -> None:
+        self.log = folder / "stderr"
+        with self.log.open("wb") as stderr:
+            self.process = cli.start(*args, "-v", stderr=stderr, **options)
+        found = eventually(lambda: re.search(r"http://127\.\S+/metrics", self.log.read_text()))
+        self.url = found[0] if found else ""
+
+    def all(self) -> Values:
+        return scrape(self.url)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """The exit code after this signal."""
+        self.process.send_signal(number)
+        return self.process.wait(20.0)
