@@ -14,7 +14,7 @@ from nsqtools.errors import HTTPError
 from nsqtools.names import Address
 from nsqtools.net.http import Lookup, Lookupd, NsqdHTTP, ask_all, union_producers
 from nsqtools.net.tls import client_context
-from tests.support.eventually import eventually_async
+from tests.support.eventually import eventually
 from tests.support.reporting import fill, registered
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ async def test_nsqlookupd_tells_topics_channels_and_nsqds_and_what_is_hidden(
     server = make_nsqd(lookupds=[nsqlookupd])
     server.create(topic, "archive")
     registered(topic, [nsqlookupd])
+    eventually(lambda: b"archive" in nsqlookupd.request("GET", "/channels", topic=topic))
     async with lookupd(nsqlookupd.http) as client:
         assert await client.topics() == [topic]
-        assert await eventually_async(lambda: client.channels(topic)) == ["archive"]
+        assert await client.channels(topic) == ["archive"]
         found = await client.lookup(topic)
         (node,) = await client.nodes()
         assert found.channels == ("archive",)
