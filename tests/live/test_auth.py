@@ -47,39 +47,30 @@ async def test_the_right_secret_publishes_and_consumes(
     assert {query["tls"] for query in authd.queries} == {"true" if tls else "false"}
 
 
-@pytest.mark.parametrize(
-    ("secret", "text"),
-    [("barley", "nsqd refused the AUTH secret: E_AUTH_FAILED"), ("", "nsqd requires AUTH")],
-)
+@pytest.mark.parametrize(("secret", "words"), [("barley", "E_AUTH_FAILED"), ("", "requires AUTH")])
 async def test_a_wrong_or_missing_secret_ends_the_start(
-    secret: str, text: str, guarded: Nsqd, topic: str
+    secret: str, words: str, guarded: Nsqd, topic: str
 ) -> None:
     async with undisturbed():
-        with pytest.raises(AuthError, match=f"^{guarded.tcp}: {text}"):
+        with pytest.raises(AuthError, match=f"^{guarded.tcp}: .*{words}"):
             await consume(Recorder(), guarded.tcp, topic=topic, auth_secret=secret).run()
-        with pytest.raises(AuthError, match=f"^{guarded.tcp}: {text}"):
+        with pytest.raises(AuthError, match=f"^{guarded.tcp}: .*{words}"):
             await Producer([guarded.tcp], ProducerConfig(auth_secret=secret)).connect()
 
 
-async def test_a_secret_that_may_not_subscribe_ends_the_start(
-    guarded: Nsqd, authd: Authd, topic: str
-) -> None:
-    authd.grant("writer", permissions=["publish"])
-    async with undisturbed():
-        with pytest.raises(AuthError, match="E_UNAUTHORIZED"):
-            await consume(Recorder(), guarded.tcp, topic=topic, auth_secret="writer").run()
-
-
-async def test_a_secret_that_may_not_publish_is_refused_at_once(
+async def test_a_secret_permits_no_more_than_it_was_granted(
     guarded: Nsqd, authd: Authd, topic: str
 ) -> None:
     authd.grant("reader", permissions=["subscribe"])
-    config = ProducerConfig(auth_secret="reader")
-    async with undisturbed(), Producer([guarded.tcp], config) as producer:
-        with pytest.raises(PublishError, match="E_UNAUTHORIZED") as caught:
-            await producer.publish(topic, [b"1", b"2"])
-    assert caught.value.refused == [0, 1]
-    assert caught.value.permanent
+    authd.grant("writer", permissions=["publish"])
+    reader = ProducerConfig(auth_secret="reader")
+    async with undisturbed():
+        with pytest.raises(AuthError, match="E_UNAUTHORIZED"):
+            await consume(Recorder(), guarded.tcp, topic=topic, auth_secret="writer").run()
+        async with Producer([guarded.tcp], reader) as producer:
+            with pytest.raises(PublishError, match="E_UNAUTHORIZED") as caught:
+                await producer.publish(topic, [b"1", b"2"])
+    assert (caught.value.refused, caught.value.permanent) == ([0, 1], True)
 
 
 async def test_a_secret_is_no_harm_where_none_is_wanted(nsqd: Nsqd, topic: str) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.reporting import fill, lookup
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
 pytestmark = pytest.mark.nsqd_only("it is how nsqd and nsqlookupd take such an address")
 
@@ -22,39 +24,29 @@ BAD = ("-broadcast-address=h:99", "-broadcast-address=a b", "-broadcast-tcp-port
 
 
 @pytest.fixture
-def lookupd(make_nsqlookupd: MakeNsqlookupd) -> Nsqlookupd:
-    return make_nsqlookupd()
-
-
-@pytest.fixture
-def bad(make_nsqd: MakeNsqd, lookupd: Nsqlookupd, topic: str) -> list[Nsqd]:
+def bad(make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str) -> list[Nsqd]:
     """All have the topic, and a message in its channel."""
-    made = [make_nsqd(option, lookupds=[lookupd]) for option in BAD]
+    made = [make_nsqd(option, lookupds=[nsqlookupd]) for option in BAD]
     for nsqd in made:
-        nsqd.create(topic, "c")
-        nsqd.publish(topic, [b"lost"])
-    eventually(lambda: len(listed(lookupd, topic)) == len(BAD))
+        fill(nsqd, topic, count=1)
+    eventually(lambda: len(listed(nsqlookupd, topic)) == len(BAD))
     return made
 
 
 def listed(lookupd: Nsqlookupd, topic: str) -> list[dict[str, object]]:
-    try:
+    """As it answers, for there are no addresses of the bad ones."""
+    with contextlib.suppress(LookupError):
         return json.loads(lookupd.request("GET", "/lookup", topic=topic))["producers"]  # type: ignore[no-any-return]
-    except LookupError:
-        return []
+    return []
 
 
 @pytest.fixture
-def good(make_nsqd: MakeNsqd, lookupd: Nsqlookupd, bad: list[Nsqd], topic: str) -> Nsqd:
-    nsqd = make_nsqd(lookupds=[lookupd])
+def good(make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, bad: list[Nsqd], topic: str) -> Nsqd:
+    nsqd = make_nsqd(lookupds=[nsqlookupd])
     nsqd.create(topic, "c")
     nsqd.publish(topic, [b"found"])
-    eventually(lambda: len(listed(lookupd, topic)) == len(bad) + 1)
+    eventually(lambda: len(listed(nsqlookupd, topic)) == len(bad) + 1)
     return nsqd
-
-
-def by(lookupd: Nsqlookupd) -> tuple[str, str]:
-    return "--lookupd-http-address", str(lookupd.http)
 
 
 def names_all(stderr: str) -> bool:
@@ -63,9 +55,9 @@ def names_all(stderr: str) -> bool:
 
 
 def test_they_cost_no_message_of_the_others(
-    nsqtools_cli: Cli, lookupd: Nsqlookupd, good: Nsqd, topic: str, tmp_path: Path
+    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, good: Nsqd, topic: str, tmp_path: Path
 ) -> None:
-    ends = ("--topic", topic, "--channel", "c", "-n", "1", *by(lookupd))
+    ends = ("--topic", topic, "--channel", "c", "-n", "1", *lookup([nsqlookupd]))
     tailed = nsqtools_cli("tail", *ends)
     assert (tailed.code, tailed.stdout) == (0, b"found\n"), tailed.stderr
     assert names_all(tailed.stderr)
@@ -75,10 +67,10 @@ def test_they_cost_no_message_of_the_others(
 
 
 def test_commands_that_ask_the_cluster_show_and_change_the_others(
-    nsqtools_cli: Cli, lookupd: Nsqlookupd, good: Nsqd, topic: str
+    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, good: Nsqd, topic: str
 ) -> None:
     def run(*words: str) -> str:
-        ended = nsqtools_cli(*words, *by(lookupd))
+        ended = nsqtools_cli(*words, *lookup([nsqlookupd]))
         assert ended.code == 0, ended.stderr
         assert names_all(ended.stderr)
         return ended.stdout.decode()
@@ -95,9 +87,9 @@ def test_commands_that_ask_the_cluster_show_and_change_the_others(
 
 
 def test_the_doctor_says_what_is_wrong_with_each(
-    nsqtools_cli: Cli, lookupd: Nsqlookupd, good: Nsqd, topic: str
+    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, good: Nsqd, topic: str
 ) -> None:
-    ended = nsqtools_cli("doctor", "--topic", topic, "--json", *by(lookupd))
+    ended = nsqtools_cli("doctor", "--topic", topic, "--json", *lookup([nsqlookupd]))
     findings = json.loads(ended.stdout)["findings"]
     wrong = [each for each in findings if each["level"] == "failure"]
     assert ended.code == 1
@@ -110,7 +102,7 @@ def test_the_doctor_says_what_is_wrong_with_each(
 def test_a_running_tail_finds_those_that_join_later(
     nsqtools_cli: Cli,
     make_nsqd: MakeNsqd,
-    lookupd: Nsqlookupd,
+    nsqlookupd: Nsqlookupd,
     bad: list[Nsqd],
     topic: str,
     tmp_path: Path,
@@ -118,12 +110,12 @@ def test_a_running_tail_finds_those_that_join_later(
     quick = "--consumer-opt", "lookupd_poll_interval,200ms"
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         tail = nsqtools_cli.start(
-            *("tail", "--topic", topic, "--channel", "c", "-n", "1", *quick, *by(lookupd)),
+            *("tail", "--topic", topic, "--channel", "c", "-n", "1", *quick, *lookup([nsqlookupd])),
             stdout=out,
             stderr=err,
         )
         eventually(lambda: names_all((tmp_path / "err").read_text()))
-        nsqd = make_nsqd(lookupds=[lookupd])
+        nsqd = make_nsqd(lookupds=[nsqlookupd])
         nsqd.create(topic, "c")
         nsqd.publish(topic, [b"later"])
         assert tail.wait(30) == 0
@@ -132,20 +124,24 @@ def test_a_running_tail_finds_those_that_join_later(
 
 
 def test_an_ipv6_address_in_brackets_is_used(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, lookupd: Nsqlookupd, topic: str
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:
     ports = free_port(), free_port()
     nsqd = make_nsqd(
         *("-broadcast-address=[::1]", f"-tcp-address=[::1]:{ports[0]}"),
         *(f"-broadcast-http-port={ports[1]}", "-broadcast-tcp-port=0"),
-        lookupds=[lookupd],
+        lookupds=[nsqlookupd],
     )
     nsqd.create(topic, "c")
     nsqd.publish(topic, [b"six"])
-    eventually(lambda: listed(lookupd, topic))
-    tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", "-n", "1", *by(lookupd))
+    eventually(lambda: listed(nsqlookupd, topic))
+    tailed = nsqtools_cli(
+        "tail", "--topic", topic, "--channel", "c", "-n", "1", *lookup([nsqlookupd])
+    )
     assert (tailed.code, tailed.stdout) == (0, b"six\n"), tailed.stderr
     # nsqlookupd knows it with its brackets, and so it is told.
-    node = nsqtools_cli("node", "tombstone", topic, f"[::1]:{ports[1]}", "--yes", *by(lookupd))
+    node = nsqtools_cli(
+        "node", "tombstone", topic, f"[::1]:{ports[1]}", "--yes", *lookup([nsqlookupd])
+    )
     assert node.code == 0, node.stderr
-    assert listed(lookupd, topic) == []
+    assert listed(nsqlookupd, topic) == []
