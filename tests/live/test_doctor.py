@@ -168,34 +168,33 @@ def test_an_nsqd_that_is_listed_and_dead(
     assert f"127.0.0.1:{dead}" in text
 
 
-def test_one_port_of_nsqd_given_for_another(doctor: Doctor, filled: Nsqd) -> None:
-    text, fix = doctor.only("failure", "tcp", "--nsqd-tcp-address", str(filled.http))
-    assert str(filled.http) in text
-    assert fix == f"--nsqd-tcp-address {filled.tcp}"
-    given = ("--nsqd-http-address", str(filled.tcp))
-    text, fix = doctor.only("failure", "http", *at(filled), *given)
-    assert str(filled.tcp) in text
-    assert "--nsqd-http-address" in fix
-
-
-def test_an_nsqd_given_for_nsqlookupd_and_the_reverse(
-    doctor: Doctor, nsqd: Nsqd, nsqlookupd: Nsqlookupd
-) -> None:
-    for address, whose, remedy in (
-        (nsqlookupd.tcp, "TCP port, where nsqds register", "--lookupd-http-address"),
-        (nsqd.http, "HTTP port of an nsqd", "--lookupd-http-address"),
-        (nsqd.tcp, "TCP port of an nsqd", f"--nsqd-tcp-address {nsqd.tcp}"),
+def test_one_port_given_for_another(doctor: Doctor, filled: Nsqd, nsqlookupd: Nsqlookupd) -> None:
+    nsqd, lookupd = filled, nsqlookupd
+    for given, check, whose, remedy in (
+        (("--nsqd-tcp-address", nsqd.http), "tcp", "its HTTP", f"--nsqd-tcp-address {nsqd.tcp}"),
+        (("--nsqd-http-address", nsqd.tcp), "http", "its TCP", "--nsqd-http-address"),
+        (("--nsqd-tcp-address", lookupd.http), "tcp", "an nsqlookupd", f" {lookupd.http}"),
+        (("--nsqd-tcp-address", lookupd.tcp), "tcp", "an nsqlookupd", "--lookupd-http-address"),
+        (
+            ("--lookupd-http-address", lookupd.tcp),
+            "nsqlookupd",
+            "its TCP",
+            "--lookupd-http-address",
+        ),
+        (("--lookupd-http-address", nsqd.http), "nsqlookupd", "an nsqd", "--lookupd-http-address"),
+        (("--lookupd-http-address", nsqd.tcp), "nsqlookupd", "an nsqd", f"{nsqd.tcp}"),
     ):
-        given = ("--lookupd-http-address", str(address))
-        text, fix = doctor.only("failure", "nsqlookupd", *given)
-        assert str(address) in text
+        flag, address = given
+        known = at(nsqd) if flag == "--nsqd-http-address" else ()
+        found = doctor.ask(*known, flag, str(address), code=1)
+        ((text, fix),) = (
+            (each["text"], each["fix"])
+            for each in found
+            if (each["level"], each["check"]) == ("failure", check)
+        )
+        assert f"{address} is " in text
         assert whose in text
         assert remedy in fix
-    (text,) = doctor.ask("--nsqd-tcp-address", str(nsqlookupd.tcp), code=1).said("failure", "tcp")
-    assert text.endswith(" is the TCP port of an nsqlookupd")
-    text, fix = doctor.only("failure", "tcp", "--nsqd-tcp-address", str(nsqlookupd.http))
-    assert text.endswith(" is the HTTP port of an nsqlookupd")
-    assert fix == f"--lookupd-http-address {nsqlookupd.http}"
 
 
 def test_an_nsqd_that_hangs(doctor: Doctor, filled: Nsqd) -> None:
@@ -300,18 +299,13 @@ def test_messages_in_another_channel(doctor: Doctor, filled: Nsqd) -> None:
 
 def test_messages_in_a_topic_without_a_channel(doctor: Doctor, nsqd: Nsqd) -> None:
     nsqd.create(doctor.topic)
+    doctor.only("warning", "topic", *http(nsqd))  # nor was anything published
     nsqd.publish(doctor.topic, [b"x"] * 4)
     text, fix = doctor.only("warning", "depth", *http(nsqd))
     assert "4 messages" in text
     fix = fix.replace(" NAME ", " c ")
     assert doctor.cli(*fix.partition(": nsqtools ")[2].split()).code == 0
     eventually(lambda: nsqd.channel(doctor.topic, "c")["depth"] == 4)
-
-
-def test_a_topic_that_nothing_was_published_to(doctor: Doctor, nsqd: Nsqd) -> None:
-    nsqd.create(doctor.topic, "c")
-    text, _ = doctor.only("warning", "topic", "--channel", "c", *http(nsqd))
-    assert doctor.topic in text
 
 
 @pytest.mark.parametrize(
@@ -375,11 +369,6 @@ def test_an_nsqd_that_requires_tls(
     assert str(nsqd.tcp) in text
 
 
-def test_an_nsqd_without_tls(doctor: Doctor, filled: Nsqd) -> None:
-    text, _ = doctor.only("failure", "tls", *http(filled), "--tls-v1")
-    assert str(filled.tcp) in text
-
-
 def test_an_nsqd_that_speaks_only_https(
     doctor: Doctor, make_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:
@@ -428,10 +417,15 @@ def test_more_in_flight_than_nsqd_allows(doctor: Doctor, make_nsqd: MakeNsqd) ->
     doctor.only("failure", "max-in-flight", *http(nsqd), "--max-in-flight", "0")
 
 
-@pytest.mark.parametrize("codec", ["snappy", "deflate"])
-def test_a_compression_that_nsqd_declines(doctor: Doctor, make_nsqd: MakeNsqd, codec: str) -> None:
-    nsqd = make_nsqd(f"-{codec}=false")
+@pytest.mark.parametrize(
+    ("option", "level", "check"),
+    [("snappy", "warning", "tcp"), ("deflate", "warning", "tcp"), ("tls-v1", "failure", "tls")],
+)
+def test_what_nsqd_does_not_offer(
+    doctor: Doctor, make_nsqd: MakeNsqd, option: str, level: str, check: str
+) -> None:
+    nsqd = make_nsqd("-snappy=false", "-deflate=false")
     fill(nsqd, doctor.topic)
-    text, _ = doctor.only("warning", "tcp", f"--{codec}", *http(nsqd))
-    assert f"--{codec}" in text
+    text, _ = doctor.only(level, check, f"--{option}", *http(nsqd))
+    assert str(nsqd.tcp) in text
     assert doctor.ask(*http(nsqd)).not_ok == []
