@@ -79,8 +79,13 @@ def test_its_surroundings_do_not_matter(tmp_path: Path, monkeypatch: pytest.Monk
     }.items():
         monkeypatch.setenv(name, value)
     script = f"trap '' INT HUP; exec {shlex.join([*COMMAND, 'demo'])} <&-"
-    pipe = subprocess.PIPE
-    with subprocess.Popen(["sh", "-c", script], stdout=pipe, stderr=pipe, cwd="/proc") as process:
+    with subprocess.Popen(
+        ["sh", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/proc",
+        bufsize=0,  # or what was read ahead would be lost to communicate()
+    ) as process:
         assert process.stdout
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)

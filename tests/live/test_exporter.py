@@ -64,9 +64,9 @@ def test_every_number_is_what_its_nsqd_says(
     nsqds[2].pause(topic, "c")
     with Raw(nsqds[0].tcp) as client:
         client.subscribe(topic, ready=2)
-        client.message()
-        client.send(f"REQ {client.message().id} 60000")
+        held = [client.message() for _ in range(2)]
         client.send("RDY 0")
+        client.send(f"REQ {held[0].id} 60000")
         client.settle()
         eventually(lambda: nsqds[0].channel(topic, "c")["deferred_count"] == 1)
         eventually(lambda: nsqds[1].channel(topic, "second")["depth"] == 3)
