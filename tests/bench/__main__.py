@@ -55,9 +55,7 @@ def pairs(nsqd: Nsqd, nsq: Nsq, n: int, scratch: Path) -> list[Pair]:
     drain = [python, "-m", "tests.bench.drain"]
     click = Side("import click", lambda: measure([python, "-c", "import click"], 1))
 
-    def start(flag: str) -> Side:
-        return Side(f"nsqtools {flag}", lambda: measure([python, "-m", "nsqtools", flag], 1))
-
+    help_ = Side("nsqtools --help", lambda: measure([python, "-m", "nsqtools", "--help"], 1))
     file = scratch / "config.toml"
     file.write_text(FILE)
 
@@ -80,12 +78,10 @@ def pairs(nsqd: Nsqd, nsq: Nsq, n: int, scratch: Path) -> list[Pair]:
             consuming("Consumer", [*drain, "consumer", address, "TOPIC", str(n)]),
             consuming("raw socket", [*drain, "socket", address, "TOPIC", str(n)]),
         ),
-        Pair(start("--version"), click, rounds=7),
-        Pair(start("--help"), click, rounds=7),
+        Pair(help_, click, rounds=7),
         tab("ta"),
         tab("tail --mo"),
         tab("tail --profile "),
-        tab("config show tail --max"),
     ]
 
 

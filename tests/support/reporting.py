@@ -16,20 +16,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import Nsqd, Nsqlookupd
 
-ADDED = {
-    "depth": "depth",
-    "backend_depth": "backend_depth",
-    "messages": "message_count",
-}
-ADDED_OF_CHANNELS = {
-    **ADDED,
-    "in_flight": "in_flight_count",
-    "deferred": "deferred_count",
-    "requeues": "requeue_count",
-    "timeouts": "timeout_count",
-    "clients": "client_count",
-}
-
 
 def http(nsqds: Iterable[Nsqd]) -> list[str]:
     return [word for nsqd in nsqds for word in ("--nsqd-http-address", str(nsqd.http))]
@@ -50,37 +36,6 @@ def registered(topic: str, lookupds: Iterable[Nsqlookupd], count: int = 1) -> No
     """Wait until each of them lists the topic at so many nsqds."""
     for lookupd in lookupds:
         eventually(lambda lookupd=lookupd: len(lookupd.lookup(topic)) == count)  # type: ignore[misc]
-
-
-def by_hand(nsqds: Iterable[Nsqd]) -> dict[tuple[str, str], dict[str, Any]]:
-    """The sums over what each nsqd says, by topic and channel."""
-    sums: dict[tuple[str, str], dict[str, Any]] = {}
-
-    def add(key: tuple[str, str], entry: dict[str, Any], fields: dict[str, str]) -> None:
-        total = sums.setdefault(key, dict.fromkeys(fields, 0) | {"paused": False})
-        for name, theirs in fields.items():
-            total[name] += entry[theirs]
-        total["paused"] |= entry["paused"]
-
-    for nsqd in nsqds:
-        for topic in nsqd.stats()["topics"] or ():
-            add((topic["topic_name"], ""), topic, ADDED)
-            for channel in topic["channels"]:
-                key = (topic["topic_name"], channel["channel_name"])
-                add(key, channel, ADDED_OF_CHANNELS)
-    return sums
-
-
-def sums_of(said: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """The same of a report in JSON."""
-    found = {}
-    for topic in said["topics"]:
-        found[topic["topic"], ""] = {name: topic[name] for name in (*ADDED, "paused")}
-        for channel in topic["channels"]:
-            found[topic["topic"], channel["channel"]] = {
-                name: channel[name] for name in (*ADDED_OF_CHANNELS, "paused")
-            }
-    return found
 
 
 class Reports:
