@@ -80,28 +80,19 @@ async def test_a_secret_is_no_harm_where_none_is_wanted(nsqd: Nsqd, topic: str) 
         await eventually_async(lambda: recorder.seen)
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["no secret", "secret"])
 def test_where_tls_is_required_too_it_is_named_before_the_secret(
-    given: bool,
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    authd: Authd,
-    certificates: Certificates,
-    topic: str,
-    tmp_path: Path,
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, authd: Authd, certificates: Certificates, tmp_path: Path
 ) -> None:
-    authd.grant("open sesame")
     nsqd = make_nsqd(
         *authd.nsqd_args(), *certificates.server.nsqd_args(), "-tls-required=tcp-https"
     )
-    nsqd.create(topic, "c")
     secret = tmp_path / "secret"
     secret.write_text("open sesame")
     secret.chmod(0o600)
-    options = ("--auth-secret-file", str(secret)) if given else ()
-    for name, words in (("tail", ("--channel", "c")), ("doctor", ()), ("pub", ("hello",))):
-        ended = nsqtools_cli(name, "--topic", topic, *at(nsqd), *options, *words)
-        assert ended.code
-        text = ended.stdout.decode() + ended.stderr
-        assert "--tls-v1" in text, name
-        assert "--auth-secret-file" not in text, name
+    for options in ((), ("--auth-secret-file", str(secret))):
+        for name, words in (("tail", ("--channel", "c")), ("doctor", ()), ("pub", ("hello",))):
+            ended = nsqtools_cli(name, "--topic", "t", *at(nsqd), *options, *words)
+            assert ended.code
+            text = ended.stdout.decode() + ended.stderr
+            assert "--tls-v1" in text, name
+            assert "--auth-secret-file" not in text, name

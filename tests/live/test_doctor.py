@@ -208,11 +208,8 @@ def test_an_nsqd_that_hangs(doctor: Doctor, filled: Nsqd) -> None:
 
 
 def test_nothing_that_can_be_reached(doctor: Doctor) -> None:
-    for flag, check in (
-        ("--nsqd-tcp-address", "tcp"),
-        ("--lookupd-http-address", "nsqlookupd"),
-    ):
-        dead = f"127.0.0.1:{free_port()}"
+    dead = f"127.0.0.1:{free_port()}"
+    for flag, check in (("--nsqd-tcp-address", "tcp"), ("--lookupd-http-address", "nsqlookupd")):
         (text,) = doctor.ask(flag, dead, code=3).said("failure", check)
         assert dead in text
 
@@ -373,24 +370,14 @@ def test_an_nsqd_that_speaks_only_https(
     doctor: Doctor, make_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:
     nsqd = make_nsqd("-tls-required=true", *certificates.server.nsqd_args())
-    trusting = ("--tls-root-ca-file", str(certificates.ca))
-    assert doctor.cli("pub", "--topic", doctor.topic, *at(nsqd), *trusting, "x").code == 0
-    text, fix = doctor.only("warning", "http", *http(nsqd), *trusting)
-    assert str(nsqd.http) in text
-    assert fix == f"--nsqd-http-address https://{nsqd.https}"
-    followed = doctor.ask(*at(nsqd), *trusting, *fix.split())
+    known = (*at(nsqd), "--tls-root-ca-file", str(certificates.ca))
+    assert doctor.cli("pub", "--topic", doctor.topic, *known, "x").code == 0
+    for given in (nsqd.http, nsqd.https):
+        text, fix = doctor.only("warning", "http", *known, "--nsqd-http-address", str(given))
+        assert str(given) in text
+        assert fix == f"--nsqd-http-address https://{nsqd.https}"
+    followed = doctor.ask(*known, *fix.split())
     assert len(followed.said("ok", "topic")) == 1
-
-
-def test_the_https_port_given_for_http(
-    doctor: Doctor, make_nsqd: MakeNsqd, certificates: Certificates
-) -> None:
-    nsqd = make_nsqd(*certificates.server.nsqd_args())
-    fill(nsqd, doctor.topic)
-    given = ("--nsqd-http-address", str(nsqd.https))
-    text, fix = doctor.only("warning", "http", *at(nsqd), *given)
-    assert str(nsqd.https) in text
-    assert fix == f"--nsqd-http-address https://{nsqd.https}"
 
 
 def test_an_nsqd_that_requires_auth(

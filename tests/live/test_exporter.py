@@ -188,13 +188,3 @@ def test_systemd_is_told(export: Export, tmp_path: Path, nsqd: Nsqd) -> None:
         exporter.process.terminate()
         eventually(lambda: hears("STOPPING=1"))
         assert exporter.process.wait(20) == 0
-
-
-def test_an_address_that_is_taken_is_a_usage_error(
-    export: Export, nsqtools_cli: Cli, nsqd: Nsqd
-) -> None:
-    address = export(*http([nsqd])).url.split("/")[2]
-    ended = nsqtools_cli("stats", "--serve", address, *http([nsqd]))
-    assert ended.code == 2
-    assert "--serve" in ended.stderr
-    assert address in ended.stderr

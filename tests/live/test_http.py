@@ -12,13 +12,13 @@ import pytest
 from nsqtools.config import ClientConfig
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address
-from nsqtools.net.http import Lookup, Lookupd, NsqdHTTP, ask_all, union_producers
+from nsqtools.net.http import Lookup, Lookupd, NsqdHTTP
 from nsqtools.net.tls import client_context
 from tests.support.eventually import eventually
 from tests.support.reporting import fill, registered
 
 if TYPE_CHECKING:
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
     from tests.support.tls import Certificates
 
 PATIENCE = 15.0
@@ -74,27 +74,6 @@ async def test_an_unknown_name_is_no_answer_or_a_refusal_that_says_so(
         assert (raised.value.status, raised.value.code) == (404, "CHANNEL_NOT_FOUND")
 
 
-async def test_nsqds_of_several_nsqlookupds_are_united_though_one_is_dead(
-    make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
-) -> None:
-    first, second, dead = make_nsqlookupd(), make_nsqlookupd(), make_nsqlookupd()
-    both, alone = make_nsqd(lookupds=[first, second]), make_nsqd(lookupds=[second])
-    for server in (both, alone):
-        server.create(topic)
-    registered(topic, [first])
-    registered(topic, [second], 2)
-    dead.stop()
-    async with (
-        lookupd(first.http) as one,
-        lookupd(dead.http) as two,
-        lookupd(second.http) as three,
-    ):
-        answers = await ask_all([one, two, three], lambda client: client.lookup(topic))
-    united = union_producers(answer.producers for answer in answers.values)
-    assert set(united) == {both.tcp, alone.tcp}
-    assert [address for address, _ in answers.failures] == [dead.http]
-
-
 async def test_an_nsqd_of_ipv6_is_looked_up_and_tombstoned(
     make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:
@@ -130,18 +109,6 @@ async def test_nsqd_says_who_it_is_and_what_it_has(nsqd: Nsqd, topic: str) -> No
     (channel,) = one.channels
     assert (channel.depth, channel.message_count, channel.client_count) == (3, 3, 0)
     assert (channel.in_flight, channel.deferred, channel.paused) == (0, 0, True)
-
-
-async def test_what_is_there_already_is_made_once_and_one_channel_is_deleted_alone(
-    nsqd: Nsqd, topic: str
-) -> None:
-    async with nsqd_http(nsqd.http) as client:
-        for _ in range(2):
-            await client.create_topic(topic)
-            await client.create_channel(topic, "c#ephemeral")
-            await client.create_channel(topic, "kept")
-        await client.delete_channel(topic, "c#ephemeral")
-        assert [each["channel_name"] for each in nsqd.topic(topic)["channels"]] == ["kept"]
 
 
 @pytest.mark.parametrize("verb", ["create", "delete", "empty", "pause", "unpause"])
@@ -196,24 +163,3 @@ async def test_an_nsqd_that_requires_tls_leads_to_its_https_port(
         async with nsqd_http(url, tls) as client:
             with pytest.raises(HTTPError, match=words):
                 await client.stats()
-
-
-async def test_an_nsqd_that_requires_a_client_certificate_is_shown_it_or_asks_for_it(
-    make_nsqd: MakeNsqd, certificates: Certificates
-) -> None:
-    server = make_nsqd(
-        "-tls-client-auth-policy=require-verify",
-        "-tls-required=tcp-https",
-        f"-tls-root-ca-file={certificates.ca}",
-        *certificates.server.nsqd_args(),
-    )
-    url = f"https://{server.https}"
-    config = ClientConfig(tls_root_ca_file=str(certificates.ca))
-    identity = config.with_values(
-        tls_cert=str(certificates.client.cert), tls_key=str(certificates.client.key)
-    )
-    async with nsqd_http(url, identity) as client:
-        await client.ping()
-    async with nsqd_http(url, config) as client:
-        with pytest.raises(HTTPError, match="--tls-cert"):
-            await client.ping()

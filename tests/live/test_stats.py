@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-import ssl
 import subprocess
-import urllib.request
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -170,15 +168,14 @@ def test_an_nsqd_that_requires_tls_is_a_warning_and_counts_once_where_it_is_give
     )
     plain = make_nsqd(lookupds=[nsqlookupd])
     plain.create(topic, "c")
-    context = ssl.create_default_context(cafile=str(certificates.ca))
-    for change in (f"topic/create?topic={topic}", f"channel/create?topic={topic}&channel=c"):
-        url = f"https://{secure.https}/{change}"
-        urllib.request.urlopen(url, data=b"", context=context).close()
+    https = (f"--nsqd-http-address=https://{secure.https}", "--tls-root-ca-file")
+    trusting = (*https, str(certificates.ca))
+    assert nsqtools_cli("topic", "create", topic, *trusting).code == 0
+    assert nsqtools_cli("channel", "create", topic, "c", *trusting).code == 0
     eventually(lambda: listed([nsqlookupd], [secure, plain], topic))
     refused = nsqtools_cli("stats", "--once", *lookup([nsqlookupd]))
     assert (refused.code, f"https://{secure.https}" in refused.stderr) == (0, True)
-    https = (f"--nsqd-http-address=https://{secure.https}", "--tls-root-ca-file")
-    said = ask(nsqtools_cli, *lookup([nsqlookupd]), *https, str(certificates.ca))
+    said = ask(nsqtools_cli, *lookup([nsqlookupd]), *trusting)
     assert {each["nsqd"] for each in channel_of(said, topic)["nsqds"]} == {
         str(secure.https),
         str(plain.http),
