@@ -63,8 +63,8 @@ def test_every_number_is_what_its_nsqd_says(
         nsqd.publish(topic, [b"x" * 100] * count)
     nsqds[2].pause(topic, "c")
     with Raw(nsqds[0].tcp) as client:
-        client.subscribe(topic, ready=2)
-        held = [client.message() for _ in range(2)]
+        client.subscribe(topic, ready=3)
+        held = [client.message() for _ in range(3)]
         client.send("RDY 0")
         client.send(f"REQ {held[0].id} 60000")
         client.settle()
@@ -73,7 +73,7 @@ def test_every_number_is_what_its_nsqd_says(
         exporter = export(*http(nsqds[:1]), *lookup(lookupds))
         found = exporter.all()
     for nsqd, numbers, paused in zip(
-        nsqds, ((3, 1, 1, 5), (3, 0, 0, 3), (0, 0, 0, 0)), (0, 0, 1), strict=True
+        nsqds, ((2, 2, 1, 5), (3, 0, 0, 3), (0, 0, 0, 0)), (0, 0, 1), strict=True
     ):
         name = str(nsqd.http)
         names = ("depth", "in_flight", "deferred", "messages_total", "paused")

@@ -107,7 +107,7 @@ def test_what_changes_is_drawn_over_what_was_with_its_past(window: Tmux, nsqds: 
 
 
 def test_another_size_of_the_window_is_filled_at_once(window: Tmux, nsqds: list[Nsqd]) -> None:
-    watch(window, nsqds)
+    watch(window, nsqds, "--interval", "1h")  # no report comes meanwhile
     for width, height in ((60, 8), (160, 30), (30, 5), (100, 16)):
         window.resize(width, height)
 
