@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 IN_SPARK = "tests/spark/in_session/"
 CONFORMANCE = "tests/conformance/"
 SLOW = (
-    *(IN_SPARK, "tests/live/test_pipeline", "tests/fuzz/", "tests/cli/test_examples.py"),
+    *(IN_SPARK, "tests/live/test_pipeline", "tests/proto/test_fuzz", "tests/cli/test_examples.py"),
     *("tests/test_readme.py", "tests/live/", "tests/spark/", "tests/sinks/"),
 )
 """What is begun first, so that at the end of a run no process waits for one of the others."""

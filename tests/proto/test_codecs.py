@@ -24,7 +24,6 @@ KIB, MIB = 1 << 10, 1 << 20
 PIECE = MIB
 
 both = pytest.mark.parametrize("make", [Deflate, Snappy])
-relaxed = settings(deadline=None, max_examples=60)
 CodecFactory = type[Deflate] | type[Snappy]
 
 
@@ -62,7 +61,7 @@ def uncompressed_chunk(plain: bytes) -> bytes:
 
 
 @both
-@relaxed
+@settings(max_examples=60)
 @given(writes=st.lists(st.binary(max_size=400), max_size=6), data=st.data())
 def test_what_one_side_writes_the_other_reads_whatever_the_cuts(
     make: CodecFactory, writes: list[bytes], data: st.DataObject
@@ -78,68 +77,69 @@ def test_every_write_can_be_read_at_once_and_in_single_bytes(make: CodecFactory)
     writer, reader, slow_reader = make(), make(), make()
     for write in (b"a", b"NOP\n", b"x" * 70_000, b"FIN 0123456789abcdef\n" * 100, b"\0"):
         encoded = writer.encode(write)
-        assert decode(reader, [encoded]) == write
+        assert decode(reader, [b"", encoded, b""]) == write
         assert decode(slow_reader, [bytes([byte]) for byte in encoded]) == write
 
 
 @both
 @pytest.mark.parametrize("fill", [noise, lambda size: b"x" * size], ids=["noise", "runs"])
-@pytest.mark.parametrize(
-    "size", [1, 2, 255, 65535, 65536, 65537, MIB - 1, MIB, MIB + 1, 5 * MIB + 7]
-)
-@pytest.mark.parametrize("read", [1009, 64 * KIB, 16 * MIB])
+@pytest.mark.parametrize("size", [1, 65536, 65537, MIB, 5 * MIB + 7])
 def test_bodies_of_any_size_pass(
-    make: CodecFactory, fill: Callable[[int], bytes], size: int, read: int
+    make: CodecFactory, fill: Callable[[int], bytes], size: int
 ) -> None:
     body = fill(size)
     encoded = make().encode(body)
-    reads = [encoded[n : n + read] for n in range(0, len(encoded), read)]
-    assert decode(make(), reads) == body
+    for read in (1009, 64 * KIB, len(encoded)):
+        reads = [encoded[n : n + read] for n in range(0, len(encoded), read)]
+        assert decode(make(), reads) == body
 
 
 @both
-def test_no_bytes_are_no_pieces(make: CodecFactory) -> None:
-    codec = make()
-    assert list(codec.decode(b"")) == []
-    encoded = make().encode(b"abc")
-    assert decode(codec, [b"", encoded[:3], b"", encoded[3:], b""]) == b"abc"
-
-
-@both
-@pytest.mark.parametrize("offset", range(40))
-def test_a_stream_cut_short_is_no_error_and_no_guess(make: CodecFactory, offset: int) -> None:
+def test_a_stream_cut_short_is_no_error_and_no_guess(make: CodecFactory) -> None:
     plain = b"one two three one two three"
     encoded = make().encode(plain)
-    assert plain.startswith(decode(make(), [encoded[:offset]]))
+    for offset in range(len(encoded)):
+        assert plain.startswith(decode(make(), [encoded[:offset]]))
 
 
-@both
-@settings(deadline=None, max_examples=300)
-@given(data=st.data())
-def test_damage_raises_a_codec_error_and_nothing_else(
-    make: CodecFactory, data: st.DataObject
-) -> None:
-    writer = make()
-    stream = bytearray(b"".join(writer.encode(noise(n) + b"abc" * n) for n in (1, 40, 200)))
+def damage(stream: bytes, data: st.DataObject) -> bytes:
+    damaged = bytearray(stream)
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(stream) - 1))
+        place = data.draw(st.integers(0, len(damaged) - 1))
         match data.draw(st.sampled_from(["flip", "delete", "insert"])):
             case "flip":
-                stream[place] ^= data.draw(st.integers(1, 255))
+                damaged[place] ^= data.draw(st.integers(1, 255))
             case "delete":
-                del stream[place : place + data.draw(st.integers(1, 8))]
+                del damaged[place : place + data.draw(st.integers(1, 8))]
             case "insert":
-                stream[place:place] = data.draw(st.binary(max_size=8))
-    with suppress(CodecError):
-        decode(make(), cut(bytes(stream), [len(stream) // 3]))
+                damaged[place:place] = data.draw(st.binary(max_size=8))
+    return bytes(damaged)
 
 
 @both
-@settings(deadline=None)
-@given(st.binary(max_size=200))
-def test_random_bytes_raise_a_codec_error_and_nothing_else(make: CodecFactory, data: bytes) -> None:
+@given(data=st.data())
+def test_damage_raises_only_codec_errors_and_never_alters_what_has_a_checksum(
+    make: CodecFactory, data: st.DataObject
+) -> None:
+    writer, reader = make(), make()
+    first, *writes = [noise(n) + b"abc" * n for n in (1, 40, 200)]
+    assert decode(reader, [writer.encode(first)]) == first
+    stream = damage(b"".join(map(writer.encode, writes)), data)
+    pieces = [b""]
     with suppress(CodecError):
-        decode(make(), [data])
+        for read in cut(stream, [len(stream) // 3]):
+            pieces += reader.decode(read)
+    if make is Snappy:
+        assert b"".join(pieces) in (b"", *writes, b"".join(writes))
+
+
+@both
+@given(st.binary(max_size=200))
+def test_random_bytes_are_nothing_or_a_codec_error(make: CodecFactory, data: bytes) -> None:
+    pieces: list[bytes] = []
+    with suppress(CodecError):
+        pieces += make().decode(data)
+    assert make is Deflate or pieces == []
 
 
 CORRUPT = {
@@ -163,10 +163,10 @@ CORRUPT = {
 def test_a_corrupt_stream_is_refused(make: CodecFactory, data: bytes) -> None:
     with pytest.raises(CodecError) as caught:
         decode(make(), [data])
-    assert str(caught.value).startswith(("corrupt ", "the deflate stream ended"))
     assert "\n" not in str(caught.value)
+    width = 1 + len(data) // 1000
     with pytest.raises(CodecError):
-        decode(make(), [data[n : n + 1] for n in range(len(data))])
+        decode(make(), [data[n : n + width] for n in range(0, len(data), width)])
 
 
 def test_what_stood_before_the_damage_is_delivered() -> None:
@@ -177,7 +177,7 @@ def test_what_stood_before_the_damage_is_delivered() -> None:
         decode(codec, [b"\x02\x01\x00\x00x"])
     pieces = Deflate().decode(zlib.compress(b"good", wbits=-15))
     assert next(pieces) == b"good"
-    with pytest.raises(CodecError, match="ended"):
+    with pytest.raises(CodecError):
         next(pieces)
 
 
@@ -192,7 +192,7 @@ def test_snappy_reads_every_kind_of_chunk_of_the_framing_format() -> None:
         + uncompressed_chunk(b"!")
     )
     assert decode(Snappy(), [stream]) == b"plain pack!"
-    for width in (1, 2, 3, 4, 5, 7):
+    for width in (1, 3, 5):
         reads = [stream[n : n + width] for n in range(0, len(stream), width)]
         assert decode(Snappy(), reads) == b"plain pack!"
 
@@ -212,7 +212,7 @@ def deflated_zeros(size: int) -> bytes:
 
 
 def test_a_deflate_bomb_comes_in_bounded_pieces_and_only_as_they_are_asked_for() -> None:
-    bomb = deflated_zeros(256 * MIB)
+    bomb = deflated_zeros(64 * MIB)
     assert len(bomb) < 300 * KIB
     tracemalloc.start()
     try:
@@ -224,18 +224,14 @@ def test_a_deflate_bomb_comes_in_bounded_pieces_and_only_as_they_are_asked_for()
         tracemalloc.stop()
 
 
-def test_a_deflate_bomb_is_whole_in_the_end() -> None:
-    lengths = [len(piece) for piece in Deflate().decode(deflated_zeros(20 * MIB + 5))]
-    assert sum(lengths) == 20 * MIB + 5
-    assert max(lengths) <= PIECE
-
-
-@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, PIECE + 258, 2 * PIECE + 3])
+@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
 def test_nothing_stays_behind_when_a_piece_is_exactly_full(size: int) -> None:
     bomb = deflated_zeros(size)
-    assert decode(Deflate(), [bomb]) == bytes(size)
+    pieces = list(Deflate().decode(bomb))
+    assert b"".join(pieces) == bytes(size)
+    assert max(map(len, pieces)) <= PIECE
     # What zlib keeps at a cut comes with the rest of the flush marker, so nothing can stall.
-    for offset in range(len(bomb) - 8, len(bomb)):
+    for offset in range(len(bomb) - 6, len(bomb)):
         assert decode(Deflate(), [bomb[:offset], bomb[offset:]]) == bytes(size)
 
 

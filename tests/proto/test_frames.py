@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import (
@@ -85,111 +85,81 @@ def parse_failing(
 WHOLE = expected(frame for _, frame in FRAMES)
 
 
-@pytest.mark.parametrize("offset", range(len(STREAM) + 1))
-def test_a_dialogue_cut_in_two_anywhere_gives_the_same_frames(offset: int) -> None:
-    parser = FrameParser(address=ADDRESS)
-    assert parse(parser, cut(STREAM, [offset])) == WHOLE
-    assert parser.take_rest() == b""
+def test_a_dialogue_cut_in_any_way_gives_the_same_frames() -> None:
+    for offset in range(len(STREAM) + 1):
+        parser = FrameParser(address=ADDRESS)
+        assert parse(parser, cut(STREAM, [offset])) == WHOLE
+        assert parser.take_rest() == b""
+    for width in (1, 2, 3, 4, 5, 7, 8, 29, 30, 31):
+        assert parse(FrameParser(), cut(STREAM, range(0, len(STREAM), width))) == WHOLE
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 7, 8, 29, 30, 31, len(STREAM)])
-def test_a_dialogue_in_reads_of_any_width_gives_the_same_frames(width: int) -> None:
-    reads = [STREAM[n : n + width] for n in range(0, len(STREAM), width)]
-    assert parse(FrameParser(), reads) == WHOLE
-
-
-@settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=20))
 def test_after_any_read_exactly_the_incomplete_frame_is_held(offsets: list[int]) -> None:
-    parser = FrameParser()
     arrived = 0
     pieces = cut(STREAM, offsets)
     for count, piece in enumerate(pieces, 1):
         arrived += len(piece)
         done = sum(end <= arrived for end in ENDS)
-        fresh = FrameParser()
-        assert parse(fresh, pieces[:count]) == expected(frame for _, frame in FRAMES[:done])
-        assert fresh.take_rest() == STREAM[([0, *ENDS])[done] : arrived]
-        parse(parser, [piece])
-    assert parser.take_rest() == b""
-
-
-@settings(deadline=None)
-@given(
-    st.lists(
-        st.builds(lambda n, body: wire.message(n, body), st.integers(0, 99), st.binary())
-        | st.builds(wire.response, st.binary())
-        | st.builds(lambda data: wire.frame(1, data), st.binary()),
-        max_size=8,
-    ),
-    st.data(),
-)
-def test_random_frames_survive_random_cuts(frames: list[bytes], data: st.DataObject) -> None:
-    stream = b"".join(frames)
-    offsets = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
-    messages, replies = parse(FrameParser(), cut(stream, offsets))
-    assert (messages, replies) == parse(FrameParser(), [stream])
-    assert len(messages) + len(replies) == len(frames)
+        parser = FrameParser()
+        assert parse(parser, pieces[:count]) == expected(frame for _, frame in FRAMES[:done])
+        assert parser.take_rest() == STREAM[([0, *ENDS])[done] : arrived]
 
 
 def header(size: int, kind: int | None = None) -> bytes:
     return struct.pack(">I", size) + (b"" if kind is None else struct.pack(">I", kind))
 
 
-# name: the shortest beginning that can be refused, the limit, the error, its words
+# name: the shortest beginning that can be refused, the limit, the error
 MALFORMED = {
-    "an unknown type": (header(30, 3), UNLIMITED, UnknownFrameError, "type 3"),
-    "a negative type": (header(30, 2**32 - 1), UNLIMITED, UnknownFrameError, "type -1"),
-    "a huge unknown type": (header(30, 0x02000000), UNLIMITED, UnknownFrameError, "type 33554432"),
-    "an empty message": (header(4, 2), UNLIMITED, FrameSizeError, "message frame of 4 bytes"),
-    "a message too short": (header(29, 2), UNLIMITED, FrameSizeError, "message frame of 29 bytes"),
-    "size 0": (header(0), UNLIMITED, FrameSizeError, "frame of 0 bytes"),
-    "size 3": (header(3), UNLIMITED, FrameSizeError, "frame of 3 bytes"),
-    "size -1": (header(2**32 - 1), UNLIMITED, FrameSizeError, "frame of -1 bytes"),
-    "the lowest size": (header(2**31), UNLIMITED, FrameSizeError, "frame of -2147483648 bytes"),
-    "HTTP": (b"HTTP", UNLIMITED, HTTPPortError, "not nsqd's TCP port"),
-    "HTTP under a limit": (b"HTTP", 100, HTTPPortError, "not nsqd's TCP port"),
-    "a message over the limit": (header(131, 2), 100, FrameSizeError, "over --max-msg-size 100"),
-    "the largest size": (header(2**31 - 1, 2), MIB, FrameSizeError, "over --max-msg-size 1MiB"),
-    "a response over 1 MiB": (header(MIB + 1, 0), UNLIMITED, FrameSizeError, "frame of 1048577"),
-    "an error over 1 MiB": (header(MIB + 1, 1), UNLIMITED, FrameSizeError, "frame of 1048577"),
+    "an unknown type": (header(30, 3), UNLIMITED, UnknownFrameError),
+    "a negative type": (header(30, 2**32 - 1), UNLIMITED, UnknownFrameError),
+    "a message too short": (header(29, 2), UNLIMITED, FrameSizeError),
+    "size 3": (header(3), UNLIMITED, FrameSizeError),
+    "size -1": (header(2**32 - 1), UNLIMITED, FrameSizeError),
+    "the lowest size": (header(2**31), UNLIMITED, FrameSizeError),
+    "HTTP": (b"HTTP", UNLIMITED, HTTPPortError),
+    "HTTP under a limit": (b"HTTP", 100, HTTPPortError),
+    "a message over the limit": (header(131, 2), 100, FrameSizeError),
+    "the largest size": (header(2**31 - 1, 2), MIB, FrameSizeError),
+    "a response over 1 MiB": (header(MIB + 1, 0), UNLIMITED, FrameSizeError),
+    "an error over 1 MiB": (header(MIB + 1, 1), UNLIMITED, FrameSizeError),
+    "a message where none is due": (header(30, 2), 0, UnknownFrameError),
+    "a huge message where none is due": (header(2**31 - 1, 2), 0, UnknownFrameError),
 }
-malformed = pytest.mark.parametrize(
-    ("data", "limit", "kind", "words"), MALFORMED.values(), ids=MALFORMED
-)
+malformed = pytest.mark.parametrize(("data", "limit", "kind"), MALFORMED.values(), ids=MALFORMED)
 
 
 @malformed
-@pytest.mark.parametrize("before", [b"", wire.OK, wire.message(7) * 3, STREAM])
 def test_a_malformed_frame_is_refused_at_its_first_telling_byte(
-    data: bytes, limit: int, kind: type[ProtocolError], words: str, before: bytes
+    data: bytes, limit: int, kind: type[ProtocolError]
 ) -> None:
+    for before in (b"", wire.OK, *([STREAM] if limit == UNLIMITED else [])):
+        parser = FrameParser(limit, ADDRESS)
+        parse(parser, [before, data[:-1]])
+        with pytest.raises(kind) as caught:
+            parser.parse(data[-1:], [], [])
+        assert type(caught.value) is kind
+        assert str(caught.value).startswith("nsqd.example:4150: ")
+        assert "\n" not in str(caught.value)
+        assert caught.value.address == ADDRESS
     parser = FrameParser(limit, ADDRESS)
-    parse(parser, [before, data[:-1]])
-    with pytest.raises(kind) as caught:
-        parser.parse(data[-1:], [], [])
-    assert type(caught.value) is kind
-    assert words in str(caught.value)
-    assert str(caught.value).startswith("nsqd.example:4150: ")
-    assert "\n" not in str(caught.value)
-    assert caught.value.address == ADDRESS
+    assert parser.parse_reply(data[:-1]) is None
+    with pytest.raises(kind):
+        parser.parse_reply(data[-1:])
 
 
 @malformed
-def test_a_malformed_frame_is_refused_alike_whether_complete_or_cut(
-    data: bytes, limit: int, kind: type[ProtocolError], words: str
+def test_what_stood_before_a_malformed_frame_is_taken_whatever_the_cut(
+    data: bytes, limit: int, kind: type[ProtocolError]
 ) -> None:
-    before = wire.OK + wire.message(1)
+    before = wire.OK + (wire.message(1) if limit else b"")
     stream = before + data + b"\0" * 200 + STREAM
-    messages, replies, error = parse_failing([stream], limit)
-    assert plain_ids(messages) == [wire.message_id(1)]
-    assert replies == [b"OK"]
-    assert type(error) is kind
-    assert words in str(error)
     for offset in range(len(before) + len(data) + 40):
-        again = parse_failing(cut(stream, [offset]), limit)
-        assert again[:2] == (messages, replies)
-        assert (type(again[2]), str(again[2])) == (kind, str(error))
+        messages, replies, error = parse_failing(cut(stream, [offset]), limit)
+        assert plain_ids(messages) == [wire.message_id(1)] * bool(limit)
+        assert replies == [b"OK"]
+        assert type(error) is kind
 
 
 def plain_ids(messages: list[Delivery]) -> list[bytes]:
@@ -279,34 +249,13 @@ def test_parse_reply_takes_one_reply_and_keeps_what_is_behind_it() -> None:
     assert parser.parse_reply(b"") is None
 
 
-@pytest.mark.parametrize("offset", range(len(wire.OK)))
-def test_parse_reply_waits_for_the_whole_reply_and_parse_goes_on_behind_it(offset: int) -> None:
-    parser = FrameParser()
-    assert parser.parse_reply(wire.OK[:offset]) is None
-    assert parser.parse_reply(wire.OK[offset:] + STREAM[:-1]) == (FrameType.RESPONSE, b"OK")
-    assert parse(parser, [STREAM[-1:]]) == WHOLE
-
-
-@pytest.mark.parametrize("size", [30, 34, 1000, 2**31 - 1])
-@pytest.mark.parametrize("how", ["parse", "parse_reply"])
-def test_a_message_where_none_is_due_is_refused_by_its_header(size: int, how: str) -> None:
-    parser = FrameParser(0, ADDRESS)
-    feed = parser.parse_reply if how == "parse_reply" else lambda data: parser.parse(data, [], [])
-    data = header(size, 2) + b"\0" * 40
-    assert feed(data[:7]) is None
-    with pytest.raises(UnknownFrameError, match=r"nsqd\.example:4150: .*nothing was subscribed"):
-        feed(data[7:])
+def test_parse_reply_waits_for_the_whole_reply_and_parse_goes_on_behind_it() -> None:
+    for offset in range(len(wire.OK)):
+        parser = FrameParser()
+        assert parser.parse_reply(wire.OK[:offset]) is None
+        assert parser.parse_reply(wire.OK[offset:] + STREAM[:-1]) == (FrameType.RESPONSE, b"OK")
+        assert parse(parser, [STREAM[-1:]]) == WHOLE
 
 
 def test_replies_are_taken_where_no_message_is_due() -> None:
     assert parse(FrameParser(0), [wire.OK + wire.HEARTBEAT])[1] == [(0, b"OK"), (0, b"_heartbeat_")]
-
-
-@malformed
-def test_parse_reply_refuses_what_parse_refuses(
-    data: bytes, limit: int, kind: type[ProtocolError], words: str
-) -> None:
-    parser = FrameParser(limit, ADDRESS)
-    assert parser.parse_reply(data[:-1]) is None
-    with pytest.raises(kind, match=words):
-        parser.parse_reply(data[-1:])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from nsqtools.errors import (
     AuthError,
-    ConnectError,
-    HTTPPortError,
     ProtocolError,
     RefusedError,
 )
@@ -23,9 +19,6 @@ from nsqtools.proto.session import (
 )
 from tests.support import wire
 from tests.support.sessions import SERVER_CODECS, closed, drain, new, ready, sent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # The paths of the handshake
 
@@ -77,8 +70,7 @@ def test_an_old_nsqd_that_says_only_ok_has_negotiated_nothing() -> None:
 
 
 @pytest.mark.parametrize("codec", SERVER_CODECS)
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize("auth", [False, True], ids=["open", "auth"])
+@pytest.mark.parametrize(("tls", "auth"), [(False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("bytewise", [False, True], ids=["whole", "bytewise"])
 def test_every_combination_of_tls_compression_and_auth(
     codec: str, tls: bool, auth: bool, bytewise: bool
@@ -147,110 +139,42 @@ def test_compressed_bytes_right_behind_the_identify_reply_are_decoded(codec: str
         assert server.__class__().decode(session.take_output()) == b"NOP\n"
 
 
-def test_a_whole_dialogue_in_one_read_or_in_two_or_in_bytes_is_the_same() -> None:
-    stream = (
-        wire.HEARTBEAT
-        + wire.negotiated(auth_required=True)
-        + wire.response(b"{}")
-        + wire.error("E_FIN_FAILED too early")
-        + wire.OK
-        + wire.message(1)
-        + wire.error("E_TOUCH_FAILED x")
-        + wire.message(2)
-        + wire.HEARTBEAT
-        + wire.error("E_INVALID bye")
-    )
-
-    def outcome(reads: Iterable[bytes]) -> tuple[list[str], list[bytes]]:
-        session = new(secret="s")
-        for read in reads:
-            session.receive_data(read)
-        events = [repr(event) for event in session.take_events()]
-        return events, [m.id for m in session.take_messages()]
-
-    events, ids = outcome([stream])
-    assert ids == [wire.message_id(1), wire.message_id(2)]
-    assert [event.partition("(")[0] for event in events] == [
-        "CommandFailed",
-        "Ready",
-        "CommandFailed",
-        "Closed",
-    ]
-    assert outcome(stream[n : n + 1] for n in range(len(stream))) == (events, ids)
-    for offset in range(len(stream)):
-        assert outcome([stream[:offset], stream[offset:]]) == (events, ids)
-
-
 # Refusals of the handshake
 
+AUTH = wire.negotiated(auth_required=True)
+REFUSALS = [
+    ({"tls_v1": True}, "", [wire.OK], RefusedError, "does not offer TLS"),
+    ({"tls_v1": True}, "", [wire.negotiated(tls_v1=None)], RefusedError, "does not offer TLS"),
+    ({}, "", [AUTH, wire.error("E_BAD_BODY AUTH body size 0")], AuthError, "--auth-secret-file"),
+    ({}, "", [AUTH, wire.error("E_INVALID no AUTH (TLS required)")], RefusedError, "--tls-v1"),
+    ({}, "wrong", [AUTH, wire.error("E_INVALID (TLS required)")], RefusedError, "--tls-v1"),
+    ({}, "wrong", [AUTH, wire.error("E_AUTH_FAILED no")], AuthError, "E_AUTH_FAILED no"),
+    ({}, "wrong", [AUTH, wire.error("E_UNAUTHORIZED no")], AuthError, "E_UNAUTHORIZED no"),
+    ({}, "wrong", [AUTH, wire.error("E_AUTH_ERROR")], AuthError, "E_AUTH_ERROR"),
+    ({}, "", [wire.negotiated(), wire.error("E_BAD_TOPIC SUB")], RefusedError, "E_BAD_TOPIC SUB"),
+]
 
-def test_tls_that_is_not_offered_is_refused_with_the_fix() -> None:
-    for reply in (wire.OK, wire.negotiated(), wire.negotiated(tls_v1=None)):
-        session = new({"tls_v1": True})
+
+@pytest.mark.parametrize(("asked", "secret", "replies", "kind", "culprit"), REFUSALS)
+def test_a_refusal_names_the_option_or_quotes_nsqd_and_never_the_secret(
+    asked: dict[str, object], secret: str, replies: list[bytes], kind: type, culprit: str
+) -> None:
+    session = new(asked, secret=secret)
+    for reply in replies:
         session.receive_data(reply)
-        error = closed(session)
-        assert type(error) is RefusedError
-        assert "does not offer TLS" in str(error)
-
-
-def test_auth_that_is_required_and_not_configured_names_the_option() -> None:
-    session = new()
-    session.receive_data(wire.negotiated(auth_required=True))
-    assert sent(session)[-1] == "AUTH "
-    session.receive_data(wire.error("E_BAD_BODY AUTH invalid body size 0"))
     error = closed(session)
-    assert type(error) is AuthError
-    assert "--auth-secret-file" in str(error)
-
-
-@pytest.mark.parametrize("secret", ["", "s3cret"])
-def test_where_auth_and_tls_are_required_tls_is_what_is_asked_for(secret: str) -> None:
-    session = new(secret=secret)
-    session.receive_data(wire.negotiated(auth_required=True))
-    session.receive_data(wire.error("E_INVALID cannot AUTH in current state (TLS required)"))
-    error = closed(session)
-    assert type(error) is RefusedError
-    assert "--tls-v1" in str(error)
-    assert "--auth-secret-file" not in str(error)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["E_AUTH_FAILED AUTH failed", "E_UNAUTHORIZED AUTH no authorizations found", "E_AUTH_ERROR"],
-)
-def test_a_refused_secret_is_an_auth_error_that_quotes_nsqd(text: str) -> None:
-    session = new(secret="wrong")
-    session.receive_data(wire.negotiated(auth_required=True))
-    session.receive_data(wire.error(text))
-    error = closed(session)
-    assert type(error) is AuthError
-    assert text in str(error)
+    assert type(error) is kind
+    assert culprit in str(error)
     assert "wrong" not in str(error)
-
-
-@pytest.mark.parametrize("text", ["E_BAD_TOPIC SUB topic name", "E_SUB_FAILED", "E_INVALID x"])
-def test_a_refused_sub_is_a_refusal_that_quotes_nsqd(text: str) -> None:
-    session = new()
-    session.receive_data(wire.negotiated())
-    session.receive_data(wire.error(text))
-    error = closed(session)
-    assert type(error) is RefusedError
-    assert text in str(error)
 
 
 GARBAGE = {
     "text": b"KO",
-    "nothing": b"",
-    "CLOSE_WAIT": b"CLOSE_WAIT",
     "a list": b"[]",
-    "null": b"null",
-    "a number": b"1",
-    "a string": b'"OK"',
     "cut JSON": b'{"version":',
     "not UTF-8": b"\xff\xfe\x00",
     "words for numbers": b'{"max_rdy_count":"many"}',
     "a list for a number": b'{"max_rdy_count":[1]}',
-    "an object for a number": b'{"msg_timeout":{"ms":1}}',
     "infinity": b'{"max_rdy_count":Infinity}',
     "NaN": b'{"msg_timeout":NaN}',
     "a number of 5000 digits": b'{"max_rdy_count":' + b"9" * 5000 + b"}",
@@ -269,7 +193,7 @@ def test_garbage_in_answer_to_identify_is_a_protocol_error(data: bytes) -> None:
     assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("number", [None, 0, -1, -(10**30), False])
+@pytest.mark.parametrize("number", [None, 0, -(10**30)])
 def test_numbers_nsqd_cannot_mean_are_taken_as_not_said(number: object) -> None:
     session = new()
     session.receive_data(
@@ -284,14 +208,10 @@ def test_numbers_nsqd_cannot_mean_are_taken_as_not_said(number: object) -> None:
     ("version", "down"),
     [
         ("0.2.24", True),
-        ("0.2.30-rc.1", True),
         ("0.3.0", False),
-        ("0.3", False),
         ("1.0.0-compat", False),
-        ("1.3.0", False),
         ("10.0", False),
         ("", True),
-        ("1", True),
         ("x.y", True),
         ("9" * 5000 + ".0", True),
     ],
@@ -302,41 +222,12 @@ def test_an_nsqd_before_0_3_counts_rdy_down(version: str, down: bool) -> None:
     assert session.features.counts_rdy_down is down
 
 
-EXTRA = {
-    "a heartbeat": wire.HEARTBEAT,
-    "an OK": wire.OK,
-    "one byte": b"\0",
-    "a TLS record": b"\x16",
-}
-
-
-@pytest.mark.parametrize("extra", EXTRA.values(), ids=EXTRA)
-@pytest.mark.parametrize("together", [True, False], ids=["in one read", "in the next read"])
-def test_plain_bytes_before_the_tls_handshake_are_not_taken_for_secured_ones(
-    extra: bytes, together: bool
-) -> None:
-    session = new({"tls_v1": True})
+@pytest.mark.parametrize("extra", [wire.HEARTBEAT, wire.OK, b"\0", b"\x16"])
+def test_plain_bytes_before_the_tls_handshake_are_not_taken_for_secured_ones(extra: bytes) -> None:
     reply = wire.negotiated(tls_v1=True)
-    for read in [reply + extra] if together else [reply, extra]:
-        session.receive_data(read)
-    session.tls_established()
-    error = closed(session)
-    assert type(error) is ProtocolError
-    assert "before the TLS handshake" in str(error)
-
-
-def test_tls_established_does_not_raise_a_closed_session_from_the_dead() -> None:
-    session = new({"tls_v1": True})
-    session.receive_data(wire.negotiated(tls_v1=True))
-    session.receive_eof()
-    assert type(closed(session)) is ConnectError
-    session.tls_established()
-    session.receive_data(wire.OK)
-    assert session.state is State.CLOSED
-    assert session.take_events() == []
-
-
-def test_an_http_server_is_told_from_nsqd_by_four_bytes() -> None:
-    session = new()
-    session.receive_data(b"HTTP")
-    assert type(closed(session)) is HTTPPortError
+    for reads in ([reply + extra], [reply, extra]):
+        session = new({"tls_v1": True})
+        for read in reads:
+            session.receive_data(read)
+        session.tls_established()
+        assert type(closed(session)) is ProtocolError

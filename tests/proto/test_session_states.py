@@ -89,12 +89,6 @@ TABLE: dict[State, list[State | type[PeerError]]] = {
 }
 # fmt: on
 
-CELLS = [
-    pytest.param(state, data, outcome, id=f"{state.name}-{name}")
-    for state, row in TABLE.items()
-    for (name, data), outcome in zip(INPUTS.items(), row, strict=True)
-]
-
 
 def feed(session: Session, server: Plain, data: bytes | None) -> None:
     if data is None:
@@ -103,10 +97,10 @@ def feed(session: Session, server: Plain, data: bytes | None) -> None:
         session.receive_data(server.encode(data))
 
 
-@pytest.mark.parametrize(("state", "data", "outcome"), CELLS)
-def test_every_input_in_every_state_has_the_outcome_of_the_table(
-    state: State, data: bytes | None, outcome: State | type[PeerError]
-) -> None:
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_input_in_every_state_has_the_outcome_of_the_table(state: State, name: str) -> None:
+    data, outcome = INPUTS[name], TABLE[state][list(INPUTS).index(name)]
     session = reach(state)
     server = ServerDeflate() if state is State.COMPRESSING else Plain()
     feed(session, server, data)
@@ -151,27 +145,14 @@ def test_a_heartbeat_cut_anywhere_is_answered_in_every_state(state: State) -> No
         assert session.state is state
 
 
-def test_heartbeats_amid_every_step_of_the_handshake_are_answered() -> None:
-    session = new(secret="s3cret")
-    drain(session)
-    for reply in (wire.negotiated(auth_required=True), wire.response(b"{}"), wire.OK):
-        session.receive_data(wire.HEARTBEAT + reply + wire.HEARTBEAT)
-    assert sent(session) == ["NOP", "AUTH s3cret", "NOP", "NOP", "SUB t c", "NOP", "NOP", "NOP"]
-    assert session.state is State.READY
-
-
-# Errors by their first word
-
-
-@pytest.mark.parametrize("reply", [b"CLOSE_WAIT", b"", b"ok", b"{}", b"OK\n"])
+@pytest.mark.parametrize("reply", [b"CLOSE_WAIT", b"", b"ok", b"OK\n"])
 def test_nothing_but_ok_is_the_answer_to_a_publish(reply: bytes) -> None:
     session = ready(subscription=None)
     session.receive_data(wire.OK + wire.response(reply) + wire.OK)
-    events = session.take_events()
-    assert events[0] == Reply(b"OK")
-    assert [type(event) for event in events] == [Reply, Closed]
-    assert isinstance(events[-1], Closed)
-    assert type(events[-1].error) is ProtocolError
+    first, last = session.take_events()
+    assert first == Reply(b"OK")
+    assert isinstance(last, Closed)
+    assert type(last.error) is ProtocolError
 
 
 def test_a_long_error_of_a_server_is_cut_and_what_is_in_it_escaped() -> None:
@@ -186,48 +167,38 @@ def test_a_long_error_of_a_server_is_cut_and_what_is_in_it_escaped() -> None:
 
 @pytest.mark.parametrize("make", [ready, closing])
 @pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
-@pytest.mark.parametrize("tail", ["", " ", " FIN 1 failed ID not in flight", "\tx", "\nE_INVALID"])
 def test_three_errors_are_not_fatal_whatever_follows_the_code(
-    make: Callable[[], Session], code: str, tail: str
+    make: Callable[[], Session], code: str
 ) -> None:
     session = make()
     state = session.state
-    session.receive_data(wire.error(code + tail) + wire.message(1))
-    (event,) = session.take_events()
-    assert isinstance(event, CommandFailed)
-    assert (event.error.code, event.error.text) == (code, " ".join([code, *tail.split()]))
-    assert str(event.error).startswith("nsqd.example:4150: E_")
-    assert len(session.take_messages()) == 1
-    assert session.state is state
+    for tail in ("", " ", " FIN 1 failed ID not in flight", "\tx", "\nE_INVALID"):
+        session.receive_data(wire.error(code + tail) + wire.message(1))
+        (event,) = session.take_events()
+        assert isinstance(event, CommandFailed)
+        assert (event.error.code, event.error.text) == (code, " ".join([code, *tail.split()]))
+        assert event.error.address == ADDRESS
+        assert len(session.take_messages()) == 1
+        assert session.state is state
 
 
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("E_BAD_TOPIC E_BAD_TOPIC MPUB topic name", "E_BAD_TOPIC"),
-        ("E_BAD_MESSAGE PUB", "E_BAD_MESSAGE"),
-        ("E_FIN_FAILEDX", "E_FIN_FAILEDX"),
-        ("e_fin_failed x", "e_fin_failed"),
-        ("E_INVALID E_FIN_FAILED", "E_INVALID"),
-        ("", "E_UNKNOWN"),
-        ("  \n", "E_UNKNOWN"),
-        ("\U0001f600 \U0001f600", "\U0001f600"),
+        (b"E_BAD_TOPIC E_BAD_TOPIC MPUB topic name", "E_BAD_TOPIC"),
+        (b"E_FIN_FAILEDX", "E_FIN_FAILEDX"),
+        (b"e_fin_failed x", "e_fin_failed"),
+        (b"E_INVALID E_FIN_FAILED", "E_INVALID"),
+        (b"E_INVALID \xff\xfe", "E_INVALID"),
+        (b"  \n", "E_UNKNOWN"),
     ],
 )
-def test_any_other_first_word_is_fatal(text: str, code: str) -> None:
+def test_any_other_first_word_is_fatal(text: bytes, code: str) -> None:
     session = ready(subscription=None)
-    session.receive_data(wire.error(text))
+    session.receive_data(wire.frame(wire.ERROR, text))
     error = closed(session)
     assert isinstance(error, ServerError)
     assert (error.code, error.fatal, error.address) == (code, True, ADDRESS)
-
-
-def test_an_error_that_is_not_utf_8_is_still_read() -> None:
-    session = ready()
-    session.receive_data(wire.frame(1, b"E_INVALID \xff\xfe"))
-    error = closed(session)
-    assert isinstance(error, ServerError)
-    assert error.code == "E_INVALID"
 
 
 # The end
@@ -277,18 +248,6 @@ def test_nothing_follows_the_closed_event_from_later_pieces_of_the_same_read(cod
     behind = wire.message(1, bytes(3 << 20)) + wire.HEARTBEAT + wire.error("E_FIN_FAILED x")
     session.receive_data(server.encode(wire.error("E_INVALID x") + behind))
     assert type(closed(session)) is ServerError
-
-
-def test_after_the_end_nothing_more_happens() -> None:
-    session = reach(State.CLOSED)
-    for data in INPUTS.values():
-        feed(session, Plain(), data)
-    session.send(commands.ready(1))
-    session.close()
-    session.tls_established()
-    session.receive_eof()
-    assert session.state is State.CLOSED
-    assert (session.take_events(), session.take_messages(), session.take_output()) == ([], [], b"")
 
 
 def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
@@ -345,7 +304,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(max_examples=300)
 @given(st.sampled_from(State), st.booleans(), steps)
 def test_any_sequence_leads_to_a_valid_state_or_to_one_closed_event(
     state: State, encoded: bool, sequence: list[bytes | str | None]
@@ -369,10 +328,11 @@ def test_any_sequence_leads_to_a_valid_state_or_to_one_closed_event(
                 feed(session, server, step)
         events += session.take_events()
         assert session.take_events() == []
-        session.take_output()
+        output = session.take_output()
         assert session.take_output() == b""
         assert session.take_messages() == [] or step != "take"
-        assert before is not State.CLOSED or session.state is State.CLOSED
+        if before is State.CLOSED:
+            assert (session.state, output) == (State.CLOSED, b"")
     endings = [event for event in events if isinstance(event, Closed)]
     assert len(endings) == (session.state is State.CLOSED and not already_closed)
     assert endings == [] or endings[0] is events[-1]
