@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
-from nsqtools.names import Address
 from nsqtools.policy.backoff import Backoff, Change, State, exponential, full_jitter
-from nsqtools.policy.rdy import Mode, Peer, RdyPlanner
+from nsqtools.policy.rdy import Mode
 
 RNG = Random(1)
 
@@ -40,44 +39,29 @@ def at_level(level: int, max_duration: float = 120.0) -> Backoff:
     return backoff
 
 
-def test_repeated_failures_wait_2_4_8_16_32_64_and_no_longer() -> None:
+def test_waits_double_to_the_longest_and_each_success_takes_a_level_back() -> None:
     backoff = Backoff("exponential", 1.0, 120.0)
     waits = []
-    for _ in range(8):
-        change = record(backoff, failed=1)
+    for results in [{"failed": 1}] * 8 + [{"succeeded": 1}] * 5:
+        change = record(backoff, **results)
         assert change is not None
         waits.append(change.wait)
         end_wait(backoff)
-    assert waits == [2, 4, 8, 16, 32, 64, 64, 64]
-
-
-def test_successes_wait_their_way_back_one_level_each() -> None:
-    backoff = at_level(4)
-    waits = []
-    while change := record(backoff, succeeded=1):
-        if change.state is State.NONE:
-            break
-        waits.append(change.wait)
-        end_wait(backoff)
-    assert waits == [8, 4, 2]
-    assert change == Change(State.NONE, 0.0, 0)
+    assert waits == [2, 4, 8, 16, 32, 64, 64, 64, 32, 16, 8, 4, 2]
+    assert record(backoff, succeeded=1) == Change(State.NONE, 0.0, 0)
 
 
 @pytest.mark.parametrize(
     ("level", "results", "expected"),
     [
         (0, {"succeeded": 3}, None),
-        (0, {"neutral": 3}, None),
         (0, {"failed": 1}, Change(State.WAITING, 2.0, 1)),
         (0, {"failed": 5, "succeeded": 5}, Change(State.WAITING, 2.0, 1)),
         (1, {}, None),
-        (1, {"succeeded": 1}, Change(State.NONE, 0.0, 0)),
         (1, {"succeeded": 9}, Change(State.NONE, 0.0, 0)),
         (1, {"failed": 1, "succeeded": 9}, Change(State.WAITING, 4.0, 2)),
-        (1, {"neutral": 1}, Change(State.WAITING, 2.0, 1)),
         (1, {"neutral": 1, "succeeded": 1}, Change(State.WAITING, 2.0, 1)),
         (2, {"succeeded": 9}, Change(State.WAITING, 2.0, 1)),
-        (2, {"neutral": 4}, Change(State.WAITING, 4.0, 2)),
         (2, {"failed": 4, "neutral": 4}, Change(State.WAITING, 8.0, 3)),
         (6, {"failed": 1}, Change(State.WAITING, 64.0, 6)),
     ],
@@ -86,15 +70,6 @@ def test_one_batch_is_one_result(
     level: int, results: dict[str, int], expected: Change | None
 ) -> None:
     assert record(at_level(level), **results) == expected
-
-
-def test_results_during_the_wait_are_ignored() -> None:
-    backoff = Backoff("exponential", 1.0, 120.0)
-    record(backoff, failed=1, now=10.0)
-    assert record(backoff, failed=1, now=11.0) is None
-    assert record(backoff, succeeded=5, now=11.0) is None
-    assert record(backoff, neutral=5, now=11.0) is None
-    assert (backoff.counter, backoff.until) == (1, 12.0)
 
 
 def test_the_wait_ends_on_time_and_once() -> None:
@@ -116,41 +91,16 @@ def test_settings_that_mean_no_backoff_at_all(multiplier: float, max_duration: f
     assert backoff.mode is Mode.RUNNING
 
 
-def test_modes_follow_the_state() -> None:
-    backoff = Backoff("exponential", 1.0, 120.0)
-    seen = [backoff.mode]
-    record(backoff, failed=1)
-    seen.append(backoff.mode)
-    end_wait(backoff)
-    seen.append(backoff.mode)
-    record(backoff, succeeded=1)
-    seen.append(backoff.mode)
-    assert seen == [Mode.RUNNING, Mode.STOPPED, Mode.PROBING, Mode.RUNNING]
-
-
 def test_an_unknown_strategy_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"'linear' is not one of exponential, full_jitter"):
         Backoff("linear", 1.0, 120.0)
 
 
 @given(st.integers(1, 20), st.floats(0.001, 3600), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_full_jitter_lies_between_0_and_the_exponential_wait(
     counter: int, multiplier: float, rng: Random
 ) -> None:
     assert 0 <= full_jitter(counter, multiplier, rng) <= exponential(counter, multiplier, rng)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (Change(State.WAITING, 2.0, 1), "waiting 2 s, level 1"),
-        (Change(State.PROBING, 0.0, 1), "probing one connection, level 1"),
-        (Change(State.NONE, 0.0, 0), "over"),
-    ],
-)
-def test_a_change_reads_well_in_a_log(change: Change, text: str) -> None:
-    assert str(change) == text
 
 
 @dataclass
@@ -177,7 +127,7 @@ class Model:
 few = st.sampled_from([0, 0, 1, 3])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     multiplier=st.sampled_from([0.5, 1.0, 3.0, 100.0]),
     max_duration=st.sampled_from([0.0, 1.0, 10.0, 120.0]),
@@ -199,10 +149,10 @@ def test_every_history_agrees_with_go_nsq(
         if model.until is not None and now >= model.until:
             model.until = None
         assert backoff.until == model.until
-        assert (backoff.mode is Mode.RUNNING) == (model.counter == 0)
+        waiting = Mode.PROBING if model.until is None else Mode.STOPPED
+        assert backoff.mode is (waiting if model.counter else Mode.RUNNING)
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     seed=st.integers(0, 9999),
     multiplier=st.sampled_from([1.0, 100.0]),
@@ -227,108 +177,3 @@ def test_with_jitter_each_failure_of_a_batch_may_be_the_one_that_counts() -> Non
     for seed in range(20):
         backoff = Backoff("full_jitter", 600.0, 120.0)
         assert backoff.record(succeeded=0, failed=200, now=0.0, rng=Random(seed))
-
-
-class Cluster:
-    """Connections, planner and backoff; ``sent`` is every RDY in order."""
-
-    def __init__(self, count: int, max_in_flight: int) -> None:
-        self.peers = [self.peer(number) for number in range(count)]
-        self.backoff = Backoff("exponential", 1.0, 120.0)
-        self.max_in_flight = max_in_flight
-        self.now = 0.0
-        self.sent: list[tuple[int, int]] = []
-        self.plan()
-
-    def peer(self, number: int) -> Peer:
-        return Peer(Address("nsqd", number), fresh=False)
-
-    def plan(self) -> None:
-        plan = RdyPlanner(10.0, 30.0).plan(
-            self.peers,
-            max_in_flight=self.max_in_flight,
-            mode=self.backoff.mode,
-            now=self.now,
-            rng=Random(1),
-        )
-        for address, count in plan.items():
-            peer = next(peer for peer in self.peers if peer.address == address)
-            peer.served = self.now if peer.rdy else peer.served
-            peer.rdy, peer.rdy_since, peer.received = count, self.now, 0
-            self.sent.append((address.port, count))
-
-    def result(self, succeeded: int = 0, failed: int = 0) -> None:
-        if record(self.backoff, succeeded, failed, now=self.now):
-            self.plan()
-
-    def pass_wait(self) -> None:
-        assert self.backoff.until is not None
-        self.now = self.backoff.until
-        self.backoff.due(self.now)
-        self.plan()
-
-    def lose(self, peer: Peer) -> None:
-        self.peers.remove(peer)
-        self.plan()
-
-    def probe(self) -> list[Peer]:
-        return [peer for peer in self.peers if peer.rdy]
-
-
-def test_rdy_goes_as_in_go_nsqs_own_backoff_test() -> None:
-    cluster = Cluster(1, 5)
-    cluster.result(succeeded=1)
-    cluster.result(failed=1)
-    cluster.pass_wait()
-    cluster.result(failed=1)
-    cluster.pass_wait()
-    cluster.result(succeeded=1)
-    cluster.pass_wait()
-    cluster.result(succeeded=1)
-    assert [count for _, count in cluster.sent] == [5, 0, 1, 0, 1, 0, 1, 5]
-
-
-def test_all_connections_stop_and_one_probes() -> None:
-    cluster = Cluster(3, 9)
-    cluster.result(failed=1)
-    assert not cluster.probe()
-    cluster.pass_wait()
-    assert [peer.rdy for peer in cluster.probe()] == [1]
-    cluster.result(succeeded=1)
-    assert [peer.rdy for peer in cluster.peers] == [3, 3, 3]
-
-
-@pytest.mark.parametrize("moment", ["running", "waiting", "probing"])
-@pytest.mark.parametrize("others", [0, 2])
-def test_losing_a_connection_in_any_state_never_leaves_backoff_stuck(
-    moment: str, others: int
-) -> None:
-    cluster = Cluster(1 + others, 6)
-    lost = cluster.peers[0]
-    if moment == "running":
-        cluster.lose(lost)
-        cluster.result(failed=1)
-    else:
-        cluster.result(failed=1)
-        if moment == "waiting":
-            cluster.lose(lost)
-    cluster.pass_wait()
-    if moment == "probing":
-        cluster.lose(cluster.probe()[0])
-    if not others:
-        cluster.peers.append(cluster.peer(7))
-        cluster.plan()
-    assert [peer.rdy for peer in cluster.probe()] == [1]
-    cluster.result(succeeded=1)
-    assert sum(peer.rdy for peer in cluster.peers) == 6
-
-
-def test_a_silent_probe_passes_to_another_connection() -> None:
-    cluster = Cluster(2, 6)
-    cluster.result(failed=1)
-    cluster.pass_wait()
-    first = cluster.probe()
-    cluster.now += 10.0
-    cluster.plan()
-    assert len(cluster.probe()) == 1
-    assert cluster.probe() != first

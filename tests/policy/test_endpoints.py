@@ -1,6 +1,6 @@
 """Endpoints that fail, hang and come back, on a clock of the test's own.
 
-Over 400 lines, since the modes share their rules, and these the world they are tested in.
+The modes share their rules, and the world they are tested in, so there are over 400 lines.
 """
 
 from __future__ import annotations
@@ -103,34 +103,16 @@ def all_but(*names: str) -> Callable[[str], bool]:
 
 @any_mode
 def test_all_are_up_at_first_and_a_choice_names_each_once(mode: str) -> None:
-    w = world(mode)
-    assert set(w.endpoints.states(w.now).values()) == {"up"}
-    assert sorted(w.choose()) == NAMES
+    w = world(mode, [A, B, A, C])
+    assert w.endpoints.states(w.now) == {A: "up", B: "up", C: "up"}
+    assert sorted(w.choose()) == [A, B, C]
     assert w.endpoints.due(w.now) == w.now
 
 
-@pytest.mark.parametrize("mode", ["round-robin", "hostpool"])
-def test_each_choice_begins_with_the_next_one(mode: str) -> None:
-    w = world(mode, [A, B, C])
-    assert [w.choose() for _ in range(4)] == [(A, B, C), (B, C, A), (C, A, B), (A, B, C)]
-
-
-@any_mode
-def test_an_endpoint_given_twice_counts_once(mode: str) -> None:
-    assert sorted(world(mode, [A, B, A]).choose()) == [A, B]
-
-
-def test_a_mode_that_is_none_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_endpoints("roundrobin", [A])
-    expected = "mode 'roundrobin' is not one of hostpool, round-robin, epsilon-greedy"
-    assert str(caught.value) == expected
-
-
-@any_mode
-def test_no_endpoint_is_refused(mode: str) -> None:
-    with pytest.raises(ConfigError, match="no endpoint"):
-        make_endpoints(mode, [])
+@pytest.mark.parametrize(("mode", "names"), [("roundrobin", [A]), *[(mode, []) for mode in MODES]])
+def test_an_unknown_mode_and_no_endpoint_are_refused(mode: str, names: list[str]) -> None:
+    with pytest.raises(ConfigError, match="roundrobin" if names else "endpoint"):
+        make_endpoints(mode, names)
 
 
 @any_mode
@@ -195,12 +177,6 @@ def test_the_pauses_of_a_single_endpoint_double_from_one_second_to_thirty(mode: 
         assert w.choose() == (A,)
         w.fail(A)
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
-
-
-@any_mode
-def test_after_a_success_the_pauses_begin_again_with_one_second(mode: str) -> None:
-    w = world(mode, [A])
-    w.run(100, none_answers)
     w.run(31, all_answer)
     assert w.state(A) == "up"
     w.fail(A, 5)
@@ -222,7 +198,7 @@ def test_a_probe_of_which_nothing_is_heard_is_given_to_another_after_a_minute(mo
 
 
 @any_mode
-def test_failures_of_requests_sent_before_the_breaker_opened_lengthen_nothing(mode: str) -> None:
+def test_failures_of_requests_sent_before_the_breaker_turned_change_nothing(mode: str) -> None:
     w = world(mode, [A])
     w.fail(A, 100)
     assert w.endpoints.due(w.now) == w.now + 1
@@ -231,18 +207,6 @@ def test_failures_of_requests_sent_before_the_breaker_opened_lengthen_nothing(mo
     for _ in range(100):
         w.report(A, ok=False, took=20.0)
     assert w.state(A) == "trying"
-    w.report(A, ok=True)
-    for _ in range(100):
-        w.report(A, ok=False, took=20.0)
-    assert w.state(A) == "up"
-
-
-@any_mode
-def test_failures_of_requests_sent_before_the_breaker_closed_do_not_open_it(mode: str) -> None:
-    w = world(mode, [A])
-    w.fail(A, 5)
-    w.now += 1
-    w.choose()
     w.now += 1
     w.report(A, ok=True, took=1.0)
     w.now += 1
@@ -262,48 +226,24 @@ def test_a_success_of_a_request_sent_before_the_breaker_opened_does_not_close_it
     assert w.choose() == (A,)
 
 
-def test_an_endpoint_to_be_probed_is_only_ever_the_first() -> None:
-    w = world("round-robin", [A, B, C])
-    w.fail(A, 5)
-    w.fail(B, 5)
-    w.now += 1
-    assert [w.choose() for _ in range(3)] == [(A, C), (B, C), (C,)]
-
-
 # Dead and alive in a host pool.
 
 
 @pool_mode
-def test_one_failure_takes_an_endpoint_out_of_the_pool_for_30_seconds(mode: str) -> None:
+def test_the_delays_of_a_dead_one_double_from_30_to_900_seconds_while_another_lives(
+    mode: str,
+) -> None:
     w = world(mode, [A, B])
-    w.fail(A)
+    w.fail(A, 4)  # of requests that were under way together
     assert w.state(A) == "down"
-    began = w.now
-    w.run(29.5, all_answer)
-    assert w.times(A) == []
-    w.run(1, all_answer)
-    assert w.times(A)[0] == pytest.approx(began + 30, abs=0.11)
-    assert w.state(A) == "up"
-
-
-@pool_mode
-def test_the_delays_of_a_dead_one_double_to_900_seconds_while_another_lives(mode: str) -> None:
-    w = world(mode, [A, B])
-    w.fail(A)
     began = w.now
     w.run(4000, all_but(A), step=1.0)
     tried = [began, *w.times(A)]
     delays = [later - earlier for earlier, later in pairwise(tried)]
     assert delays == [30, 60, 120, 240, 480, 900, 900, 900]
-
-
-@pool_mode
-@pytest.mark.parametrize("times", [4, 100])
-def test_failures_of_requests_that_were_under_way_do_not_lengthen_the_delay(
-    mode: str, times: int
-) -> None:
-    w = world(mode, [A, B])
-    w.fail(A, times)
+    w.report(A, ok=True, took=3.0)
+    assert w.state(A) == "up"
+    w.fail(A)
     w.now += 30
     assert w.choose() == (A, B)
 
@@ -318,26 +258,6 @@ def test_one_that_is_being_probed_is_no_last_resort(mode: str) -> None:
     assert w.choose() == (B,)
     w.now += 60
     assert [w.choose(), w.choose()] == [(A, B), (B,)]
-
-
-@pool_mode
-def test_a_success_forgets_the_delays(mode: str) -> None:
-    w = world(mode, [A, B])
-    w.fail(A)
-    w.run(1000, all_but(A), step=1.0)
-    w.report(A, ok=True)
-    assert w.state(A) == "up"
-    w.fail(A)
-    w.now += 30
-    assert w.choose() == (A, B)
-
-
-@pool_mode
-def test_a_success_of_any_request_revives_one_whose_breaker_is_closed(mode: str) -> None:
-    w = world(mode, [A, B])
-    w.fail(A)
-    w.report(A, ok=True, took=3.0)
-    assert w.state(A) == "up"
 
 
 @pool_mode
@@ -386,12 +306,6 @@ def test_requests_are_shared_in_proportion_to_speed() -> None:
     assert shares == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.02)
 
 
-def test_a_slow_endpoint_gets_little_more_than_what_explores() -> None:
-    took = {A: 0.001, B: 10.0}
-    w = measured(took=took)
-    assert 0.001 < share(w, B, took) < 0.01
-
-
 def test_shares_follow_when_an_endpoint_becomes_slow() -> None:
     took = {A: 0.01, B: 0.1}
     w = measured(took=took)
@@ -422,14 +336,6 @@ def test_an_endpoint_that_got_nothing_for_a_while_is_as_fast_as_it_was() -> None
         w.report(A, ok=True, took=0.01)
     chosen = Counter(w.choose()[0] for _ in range(3000))
     assert chosen[B] / 3000 == pytest.approx(1 / 3, abs=0.03)
-
-
-def test_a_fast_endpoint_that_fails_is_out_at_once() -> None:
-    w = measured(took={A: 0.001, B: 1.0})
-    w.now += 1
-    w.choose()
-    w.fail(A)
-    assert {w.choose() for _ in range(200)} == {(B,)}
 
 
 def test_what_nobody_measured_for_five_minutes_is_forgotten() -> None:
@@ -476,12 +382,11 @@ def test_a_removed_endpoint_is_never_chosen_whatever_is_reported_of_it(mode: str
     w = world(mode)
     w.endpoints.remove(B)
     w.endpoints.remove(B)
-    w.report(B, ok=True)
-    assert all(B not in w.choose() for _ in range(50))
     w.fail(B, 20)
     w.report(B, ok=True)
-    w.now += 1000
-    assert all(B not in w.choose() for _ in range(50))
+    for _ in range(50):
+        w.now += 100
+        assert B not in w.choose()
     assert w.state(B) == "gone"
 
 
@@ -493,15 +398,6 @@ def test_removing_the_only_one_that_is_up_leaves_those_that_are_down(mode: str) 
     assert w.endpoints.due(w.now) == w.now + 1
     w.now += 1
     assert w.choose() == (A,)
-
-
-@any_mode
-def test_when_all_are_removed_there_is_never_one(mode: str) -> None:
-    w = world(mode, [A, B])
-    w.endpoints.remove(A)
-    w.endpoints.remove(B)
-    assert (w.choose(), w.endpoints.due(w.now)) == ((), math.inf)
-    assert w.endpoints.states(w.now) == {A: "gone", B: "gone"}
 
 
 # Whatever happens.
@@ -606,18 +502,20 @@ def test_a_breaker_that_is_open_is_kept_to(mode: str, count: int, results: list[
             opened[name] = w.now, min(2.0 ** (failures[name] - 5), 30.0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(mode=modes, dead=st.sets(st.sampled_from(NAMES), max_size=3), seed=st.integers(0, 99))
-def test_every_endpoint_that_answers_is_tried_again_and_again(
+def test_who_answers_is_tried_again_and_again_and_who_is_dead_a_handful_of_times_an_hour(
     mode: str, dead: set[str], seed: int
 ) -> None:
     w = world(mode)
     w.rng = Random(seed)
     took = {A: 0.001, B: 0.01, C: 0.1, D: 1.0}
-    w.run(30, all_but(*dead), took=took)
-    w.tried.clear()
-    w.run(3000, all_but(*dead), took=took, step=0.5)
-    assert set(NAMES) - dead <= {name for _, name in w.tried}
+    w.run(3600, all_but(*dead), took=took, step=0.5)
+    # Doubling delays: 1 + 6 in an hour; the breaker alone: 5 + 5, then one in 30 seconds.
+    most = 130 if mode == "round-robin" else 8
+    for name in NAMES:
+        times = len([when for when in w.times(name) if when > 1030 or name in dead])
+        assert times <= most if name in dead else times > 0
 
 
 @given(
@@ -641,21 +539,8 @@ def test_however_others_come_and_go_an_endpoint_that_is_up_has_its_turn(
             assert waited <= 2
 
 
-@settings(max_examples=20)
-@given(dead=st.integers(1, 3), seed=st.integers(0, 9))
-@any_mode
-def test_a_dead_endpoint_gets_a_handful_of_requests_in_an_hour(
-    mode: str, dead: int, seed: int
-) -> None:
-    w = world(mode)
-    w.rng = Random(seed)
-    w.run(3600, all_but(*NAMES[:dead]), step=0.5)
-    # Doubling delays: 1 + 6 in an hour; the breaker alone: 5 + 5, then one in 30 seconds.
-    most = 130 if mode == "round-robin" else 8
-    assert max(len(w.times(name)) for name in NAMES[:dead]) <= most
-
-
-@given(mode=modes, count=st.integers(1, 4), outage=st.floats(0, 2000), seed=st.integers(0, 9))
+@settings(max_examples=25)
+@given(mode=modes, count=st.integers(1, 4), outage=st.floats(0, 1000), seed=st.integers(0, 9))
 def test_when_all_were_dead_and_are_back_it_takes_30_seconds_to_find_out(
     mode: str, count: int, outage: float, seed: int
 ) -> None:

@@ -25,79 +25,38 @@ from tests.support.facts import (
 if TYPE_CHECKING:
     from random import Random
 
-relaxed = settings(deadline=None, max_examples=200)
-
 
 # Properties of every single plan.
 
 
-@relaxed
-@given(any_peers(), any_limit, any_mode)
-def test_the_sum_never_exceeds_max_in_flight_after_any_command(
-    peers: list[Peer], limit: int, mode: Mode
+@settings(max_examples=300)
+@given(any_peers(), any_limit, any_mode, st.randoms(use_true_random=False))
+def test_a_plan_keeps_to_every_bound_and_is_made_once(
+    peers: list[Peer], limit: int, mode: Mode, rng: Random
 ) -> None:
-    rdy = {peer.address: peer.rdy for peer in peers if not peer.closing}
+    known = {peer.address: peer for peer in peers if not peer.closing}
+    rdy = {address: peer.rdy for address, peer in known.items()}
     before = sum(rdy.values())
-    for address, count in plan(peers, limit, mode).items():
+    commands = plan(peers, limit, mode)
+    for address, count in commands.items():
+        peer = known[address]
+        assert 0 <= count <= peer.max_rdy
+        assert count != peer.rdy or (peer.counts_down and count)
         rdy[address] = count
         assert sum(rdy.values()) <= max(limit, before)
         before = sum(rdy.values())
     assert before <= limit
-
-
-@relaxed
-@given(any_peers(), any_limit, any_mode)
-def test_a_command_is_within_max_rdy_and_worth_sending(
-    peers: list[Peer], limit: int, mode: Mode
-) -> None:
-    known = {peer.address: peer for peer in peers}
-    commands = plan(peers, limit, mode)
-    for address, count in commands.items():
-        peer = known[address]
-        assert not peer.closing
-        assert 0 <= count <= peer.max_rdy
-        assert count != peer.rdy or (peer.counts_down and count)
     changes = [count - known[address].rdy for address, count in commands.items()]
     assert changes == sorted(changes, key=lambda change: change >= 0)
-
-
-@relaxed
-@given(any_peers(), any_limit, any_mode, st.randoms(use_true_random=False))
-def test_planning_again_with_unchanged_facts_sends_nothing(
-    peers: list[Peer], limit: int, mode: Mode, rng: Random
-) -> None:
-    apply(peers, plan(peers, limit, mode))
+    if mode is Mode.STOPPED:
+        assert before == 0
+    elif mode is Mode.PROBING and limit:
+        assert before == any(peer.max_rdy for peer in known.values())
+    apply(peers, commands)
     rng.shuffle(peers)
     assert plan(peers, limit, mode, rng=rng) == {}
 
 
-@relaxed
-@given(any_peers(), st.integers(1, 6000))
-def test_probing_is_rdy_1_on_exactly_one_connection_whatever_went_before(
-    peers: list[Peer], limit: int
-) -> None:
-    settle_down(peers, limit, Mode.PROBING)
-    rdy = [peer.rdy for peer in peers if not peer.closing]
-    able = any(peer.max_rdy for peer in peers if not peer.closing)
-    assert sorted(rdy, reverse=True)[:1] == ([1] if able else [0] if rdy else [])
-    assert sum(rdy) == able
-
-
-@relaxed
-@given(any_peers(), any_limit)
-def test_stopped_is_rdy_0_everywhere(peers: list[Peer], limit: int) -> None:
-    settle_down(peers, limit, Mode.STOPPED)
-    assert not any(peer.rdy for peer in peers if not peer.closing)
-
-
-@relaxed
-@given(any_peers(), any_mode)
-def test_max_in_flight_0_is_rdy_0_everywhere(peers: list[Peer], mode: Mode) -> None:
-    settle_down(peers, 0, mode)
-    assert not any(peer.rdy for peer in peers if not peer.closing)
-
-
-@relaxed
 @given(any_peers(), any_limit)
 def test_running_shares_all_slots_evenly_among_peers_that_keep_up(
     peers: list[Peer], limit: int
@@ -119,9 +78,6 @@ def test_running_shares_all_slots_evenly_among_peers_that_keep_up(
     ("limit", "caps", "expected"),
     [
         (5, [2500] * 3, [2, 2, 1]),
-        (1, [2500], [1]),
-        (3, [2500] * 3, [1, 1, 1]),
-        (2500, [2500] * 2, [1250, 1250]),
         (6000, [2500] * 2, [2500, 2500]),
         (10, [1, 2500, 2500], [1, 5, 4]),
         (10, [2500, 2500, 2], [4, 4, 2]),
@@ -150,26 +106,6 @@ def test_a_fresh_peer_gets_1_and_others_do_not_get_its_share() -> None:
 def test_the_remainder_goes_to_who_can_use_it() -> None:
     peers = [make(0, fresh=True), make(1, fresh=True), make(2)]
     assert settle_down(peers, 4) == [1, 1, 2]
-
-
-def test_a_lost_peers_share_goes_to_the_others() -> None:
-    peers = [make(n) for n in range(3)]
-    settle_down(peers, 9)
-    assert settle_down(peers[1:], 9) == [5, 4]
-
-
-def test_others_are_lowered_before_one_is_raised() -> None:
-    peers = [make(0), make(1, rdy=6), make(2, rdy=6)]
-    assert list(plan(peers, 12).items()) == [
-        (peers[1].address, 4),
-        (peers[2].address, 4),
-        (peers[0].address, 4),
-    ]
-
-
-def test_a_closing_peer_gets_nothing_and_holds_nothing() -> None:
-    peers = [make(0, rdy=5, closing=True), make(1, rdy=5)]
-    assert plan(peers, 10) == {peers[1].address: 10}
 
 
 # Falling behind.
@@ -213,7 +149,6 @@ def test_the_slot_of_a_resting_peer_goes_to_one_that_waits() -> None:
     assert settle_down(peers, 1) == [0, 1, 0]
 
 
-@relaxed
 @given(
     share=st.integers(1, 50),
     steps=st.lists(st.sampled_from(["time out", "settle", "settle one"]), max_size=60),
@@ -250,12 +185,9 @@ def test_a_handler_that_is_behind_never_has_much_over_its_share(
     [
         (100, 75, False),
         (100, 76, True),
-        (100, 100, True),
         (1, 0, False),
         (1, 1, True),
-        (2, 1, False),
         (2, 2, True),
-        (3, 2, False),
     ],
 )
 def test_an_old_nsqd_gets_rdy_again_below_a_quarter_of_it(
@@ -275,7 +207,6 @@ def test_an_old_nsqd_that_exceeds_rdy_is_stopped_instead() -> None:
 # Bytes and starvation.
 
 
-@relaxed
 @example(limit=30, budget=33, mean=1.1)
 @given(limit=any_limit, budget=st.integers(1, 1 << 30), mean=st.floats(0, 1 << 31))
 def test_bytes_in_flight_stay_within_the_budget(limit: int, budget: int, mean: float) -> None:
@@ -293,8 +224,6 @@ def test_bytes_in_flight_stay_within_the_budget(limit: int, budget: int, mean: f
         (200, 64 << 20, 200.0, 200),
         (200, 64 << 20, 1 << 20, 64),
         (200, 1000, 5000.0, 1),
-        (0, 1000, 5000.0, 0),
-        (200, 1000, 0.0, 200),
         (200, 1000, 1e-300, 200),
     ],
 )
@@ -304,7 +233,7 @@ def test_bytes_lower_max_in_flight(limit: int, budget: int, mean: float, expecte
 
 @pytest.mark.parametrize(
     ("rdy", "in_flight", "starved"),
-    [(100, 84, False), (100, 85, True), (1, 1, True), (1, 0, False), (0, 0, False), (0, 1, True)],
+    [(100, 84, False), (100, 85, True), (0, 0, False), (0, 1, True)],
 )
 def test_starvation_is_seen_at_85_percent(rdy: int, in_flight: int, starved: bool) -> None:
     assert is_starved([make(0), make(1, rdy=rdy, in_flight=in_flight)]) is starved

@@ -80,12 +80,7 @@ def test_the_probe_goes_first_to_a_connection_with_nothing_in_flight() -> None:
     assert settle_down(peers, 100, Mode.PROBING) == [0, 1, 0]
 
 
-def test_the_probe_moves_at_once_when_its_connection_is_lost() -> None:
-    peers = [make(0, rdy=1), make(1), make(2)]
-    assert sum(settle_down(peers[1:], 100, Mode.PROBING)) == 1
-
-
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=40)
 @given(
     peers=st.integers(2, 9),
     slots=st.integers(1, 8),
@@ -116,7 +111,6 @@ def test_every_connection_is_served_within_the_bound(
         now += period * rng.uniform(0.1, 1)
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_no_history_leaves_slots_unused_for_good(data: st.DataObject) -> None:
     peers: list[Peer] = []

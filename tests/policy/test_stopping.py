@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.policy.stopping import StopRule
@@ -25,14 +25,11 @@ def decide(
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({}, None),
-        ({"empties": 1}, None),
         ({"empties": 2}, "empty"),
         ({"now": 104.9}, None),
         ({"now": 105.0}, "idle-timeout"),
         ({"now": 105.0, "last_message": 103.0}, None),
         ({"now": 105.0, "last_message": 0.0}, "idle-timeout"),
-        ({"now": 104.9, "last_message": 0.0}, None),
         ({"now": 159.9, "last_message": 159.0}, None),
         ({"now": 160.0, "last_message": 159.0}, "max-duration"),
         ({"now": 160.0, "empties": 2}, "empty"),
@@ -69,7 +66,6 @@ limits = st.none() | st.floats(0, 1e6)
 times = st.floats(0, 1e9)
 
 
-@settings(deadline=None)
 @given(max_duration=limits, idle_timeout=limits, started=times, last_message=times)
 def test_the_run_stops_at_the_time_of_the_next_check_and_not_before(
     max_duration: float | None, idle_timeout: float | None, started: float, last_message: float

@@ -5,10 +5,10 @@ its full share with its first message.
 """
 
 import asyncio
-from typing import Any
 
 import pytest
 
+from nsqtools.engine.handler import Batch
 from tests.support.clock import elapse, virtual
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
@@ -42,61 +42,24 @@ async def test_a_failure_stops_all_and_recovery_takes_a_success_per_level() -> N
 
 
 @virtual
-async def test_requeueing_without_backoff_never_lowers_rdy() -> None:
+async def test_requeueing_without_backoff_lowers_no_rdy_and_ends_no_probing() -> None:
     nsqd = Network().nsqd()
 
-    async def requeue(batch: object) -> None:
-        recorder.batches[-1].requeue(backoff=False)
-
-    recorder = Recorder(requeue)
-    async with running(consume(recorder, nsqd, max_in_flight=5, default_requeue_delay=600)):
-        await feed(nsqd, b"1", b"2", b"3")
-        assert nsqd.commands == [
-            "RDY 1",
-            "RDY 5",
-            "REQ 1 600000",
-            "REQ 2 600000",
-            "REQ 3 600000",
-        ]
-
-
-@virtual
-async def test_requeueing_without_backoff_while_probing_starts_another_wait() -> None:
-    nsqd = Network().nsqd()
-
-    async def act(batch: object) -> None:
-        if len(recorder.batches) == 1:
-            raise ValueError
+    async def act(batch: Batch) -> None:
         if len(recorder.batches) == 2:
-            recorder.batches[-1].requeue(backoff=False)
+            raise ValueError
+        if len(recorder.batches) < 4:
+            batch.requeue(backoff=False)
 
     recorder = Recorder(act)
     async with running(consume(recorder, nsqd, max_in_flight=5, default_requeue_delay=600)):
-        await feed(nsqd, b"1", b"2", b"3")
+        await feed(nsqd, b"1", b"2", b"3", b"4")
         await elapse(10)
         assert nsqd.commands == [
-            *("RDY 1", "RDY 5", "RDY 0", "REQ 1 600000"),
-            *("RDY 1", "RDY 0", "REQ 2 600000"),
-            *("RDY 1", "RDY 5", "FIN 3"),
+            *("RDY 1", "RDY 5", "REQ 1 600000", "RDY 0", "REQ 2 600000"),
+            *("RDY 1", "RDY 0", "REQ 3 600000"),
+            *("RDY 1", "RDY 5", "FIN 4"),
         ]
-
-
-@virtual
-async def test_a_connection_lost_in_backoff_probes_when_it_is_back() -> None:
-    nsqd = Network().nsqd()
-    recorder = Recorder()
-    options: dict[str, Any] = {
-        "max_in_flight": 5,
-        "reconnect_delay": 1.0,
-        "default_requeue_delay": 600,
-    }
-    async with running(consume(recorder, nsqd, **options)):
-        await feed(nsqd, b"1", b"bad")
-        assert nsqd.commands[-2:] == ["RDY 0", "REQ 2 600000"]
-        nsqd.break_off()
-        nsqd.publish(b"3", b"4")
-        await elapse(10)
-        assert nsqd.commands[-4:] == ["RDY 1", "RDY 5", "FIN 3", "FIN 4"]
 
 
 @pytest.mark.parametrize("state", ["waiting", "probing", "probe in hand"])
@@ -114,11 +77,7 @@ async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: s
             await gate.wait()
 
     recorder = Recorder(act)
-    options: dict[str, Any] = {
-        "max_in_flight": 10,
-        "reconnect_delay": 20.0,
-        "default_requeue_delay": 600,
-    }
+    options = {"max_in_flight": 10, "reconnect_delay": 20, "default_requeue_delay": 600}
     async with running(consume(recorder, first, second, **options)):
         first.publish(b"1")
         second.publish(b"1")
@@ -154,11 +113,7 @@ async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: s
 async def test_losing_every_connection_in_backoff_never_leaves_it_stuck() -> None:
     nsqd = Network().nsqd()
     recorder = Recorder()
-    options: dict[str, Any] = {
-        "max_in_flight": 5,
-        "reconnect_delay": 8.0,
-        "default_requeue_delay": 600,
-    }
+    options = {"max_in_flight": 5, "reconnect_delay": 8, "default_requeue_delay": 600}
     async with running(consume(recorder, nsqd, **options)):
         await feed(nsqd, b"1", b"bad")
         nsqd.down = True
@@ -171,40 +126,6 @@ async def test_losing_every_connection_in_backoff_never_leaves_it_stuck() -> Non
         assert recorder.seen == [(1, 1), (2, 1), (3, 1), (4, 1)]
 
 
-@virtual
-async def test_one_connection_of_many_probes_and_then_all_get_their_share() -> None:
-    network = Network()
-    nsqds = [network.nsqd(name) for name in ("a", "b", "c")]
-    network.max_ready = 9
-    recorder = Recorder()
-    async with running(consume(recorder, *nsqds, max_in_flight=9, default_requeue_delay=600)):
-        for nsqd in nsqds:
-            await feed(nsqd, b"1")
-        assert [nsqd.ready for nsqd in nsqds] == [3, 3, 3]
-        await feed(nsqds[1], b"bad")
-        assert [nsqd.ready for nsqd in nsqds] == [0, 0, 0]
-        await elapse(2.1)
-        assert sorted(nsqd.ready for nsqd in nsqds) == [0, 0, 1]
-        for nsqd in nsqds:
-            nsqd.publish(b"2")
-        await elapse(1)
-        assert [nsqd.ready for nsqd in nsqds] == [3, 3, 3]
-
-
-@virtual
-async def test_without_a_backoff_duration_failures_only_requeue() -> None:
-    nsqd = Network().nsqd()
-    recorder = Recorder()
-    options: dict[str, Any] = {
-        "max_in_flight": 5,
-        "max_backoff_duration": 0,
-        "default_requeue_delay": 1,
-    }
-    async with running(consume(recorder, nsqd, **options)):
-        await feed(nsqd, b"bad", b"bad")
-        assert nsqd.commands == ["RDY 1", "RDY 5", "REQ 1 1000", "REQ 2 1000"]
-
-
 @pytest.mark.parametrize("command", ["FIN", "REQ", "TOUCH"])
 @virtual
 async def test_a_command_that_came_too_late_is_counted_and_never_causes_backoff(
@@ -213,8 +134,7 @@ async def test_a_command_that_came_too_late_is_counted_and_never_causes_backoff(
     nsqd = Network().nsqd()
     nsqd.refuses = lambda text: f"E_{command}_FAILED x" if text.startswith(command) else None
 
-    async def act(batch: object) -> None:
-        batch = recorder.batches[-1]
+    async def act(batch: Batch) -> None:
         batch.touch()
         if command == "REQ":
             batch.requeue(backoff=False)

@@ -133,7 +133,10 @@ async def live_through(seed: int, *, discovered: bool) -> None:
             assert sum(nsqd.ready for nsqd in nsqds) == final
 
 
+more = pytest.mark.full("more lives of a consumer")
+
+
 @pytest.mark.parametrize("discovered", [False, True], ids=["fixed", "discovered"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [1, 3, *(pytest.param(n, marks=more) for n in range(4, 24))])
 def test_a_consumer_lives_through_anything(seed: int, discovered: bool) -> None:
     run_virtual(live_through(seed, discovered=discovered), limit=10**6)

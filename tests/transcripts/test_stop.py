@@ -36,8 +36,10 @@ def loop_time() -> float:
 async def test_an_idle_consumer_says_cls_and_ends_its_stream() -> None:
     nsqd = Network().nsqd()
     recorder = Recorder()
-    async with running(consume(recorder, nsqd, max_in_flight=5)):
-        pass
+    consumer = consume(recorder, nsqd, max_in_flight=5)
+    async with running(consumer):
+        consumer.stop()
+        consumer.stop()
     assert nsqd.commands == ["RDY 1", "CLS", END]
     assert recorder.closed == 1
     assert loop_time() < 1
@@ -176,25 +178,6 @@ async def test_a_handler_that_returns_when_cancelled_gets_no_other_batch() -> No
 
 
 @virtual
-async def test_an_nsqd_that_does_not_answer_cls_costs_a_moment() -> None:
-    nsqd = Network().nsqd()
-    async with running(consume(Recorder(), nsqd, drain_timeout=7)):
-        await elapse(1)
-        nsqd.silent = True
-    assert loop_time() < 8
-    assert nsqd.commands == ["RDY 1", "CLS", END]
-
-
-@virtual
-async def test_a_heartbeat_behind_our_end_of_stream_gets_no_answer_and_does_no_harm() -> None:
-    nsqd = Network().nsqd()
-    nsqd.lingers = 0.5
-    async with running(consume(Recorder(), nsqd)):
-        await elapse(1)
-    assert nsqd.log[-1][1] == END
-
-
-@virtual
 async def test_a_client_that_nsqd_does_not_let_go_is_gone_after_two_seconds() -> None:
     nsqd = Network().nsqd()
     nsqd.lingers = 100.0
@@ -216,32 +199,6 @@ async def test_settling_after_the_run_does_nothing(how: str) -> None:
             nsqd.clients[0].transport.on_write = lambda _: None  # nsqd reads the REQ too late
         getattr(recorder.batches[0], how)()
         await elapse(10)
-
-
-@virtual
-async def test_a_sink_that_settles_behind_the_end_of_stream_does_no_harm() -> None:
-    nsqd = Network().nsqd()
-    nsqd.lingers = 0.5
-
-    class Late(Recorder):
-        async def close(self) -> None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(0.1, self.batches[0].finish, [self.batches[0][0]])
-
-    async with running(consume(Late(hold), nsqd)):
-        nsqd.publish(b"1")
-        await elapse(1)
-
-
-@virtual
-async def test_stopping_twice_or_without_need_changes_nothing() -> None:
-    nsqd = Network().nsqd()
-    consumer = consume(Recorder(), nsqd)
-    async with running(consumer):
-        consumer.stop()
-        consumer.stop()
-    consumer.stop()
-    assert nsqd.commands.count("CLS") == 1
 
 
 @virtual
@@ -302,25 +259,9 @@ async def test_nothing_reconnects_after_stop_not_even_what_is_lost_while_drainin
     assert first.clients == second.clients == []
 
 
+@pytest.mark.parametrize("draining", [False, True])
 @virtual
-async def test_cancelling_the_run_drops_the_connections_at_once() -> None:
-    nsqd = Network().nsqd()
-    consumer = consume(Recorder(partial(sleep, 10**9)), nsqd)
-    async with undisturbed():
-        task = asyncio.create_task(consumer.run())
-        await elapse(1)
-        nsqd.publish(b"x")
-        await elapse(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await elapse(0.01)
-    assert nsqd.commands == ["RDY 1", "abort"]
-    assert loop_time() < 3
-
-
-@virtual
-async def test_cancelling_the_run_while_it_drains_ends_it_at_once() -> None:
+async def test_cancelling_the_run_drops_the_connections_at_once(draining: bool) -> None:
     nsqd = Network().nsqd()
     consumer = consume(Recorder(partial(sleep, 10**9)), nsqd, drain_timeout=100)
     async with undisturbed():
@@ -328,13 +269,15 @@ async def test_cancelling_the_run_while_it_drains_ends_it_at_once() -> None:
         await elapse(1)
         nsqd.publish(b"x")
         await elapse(1)
-        consumer.stop()
-        await elapse(1)
+        if draining:
+            consumer.stop()
+            await elapse(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert loop_time() < 4
-    assert nsqd.clients == []
+        await elapse(0.01)
+    assert nsqd.commands == ["RDY 1", *["CLS"] * draining, "abort"]
+    assert loop_time() < 4
 
 
 @virtual
@@ -347,20 +290,6 @@ async def test_an_error_of_nsqd_while_closing_does_not_stop_the_drain() -> None:
         await elapse(1)
     assert recorder.closed == 1
     assert loop_time() < 7
-
-
-@virtual
-async def test_a_message_after_close_wait_goes_back_at_once() -> None:
-    nsqd = Network().nsqd()
-    recorder = Recorder(partial(sleep, 5))
-    consumer = consume(recorder, nsqd, max_in_flight=2)
-    async with running(consumer):
-        nsqd.publish(b"x")
-        await elapse(1)
-        consumer.stop()
-        await elapse(1)
-        nsqd.send(wire.message(9))
-    assert nsqd.commands[2:] == ["CLS", "REQ 9 0", "FIN 1", END]
 
 
 @virtual
