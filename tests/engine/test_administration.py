@@ -9,7 +9,6 @@ import pytest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
 from nsqtools.engine.changes import Step
 from nsqtools.errors import UnreachableError
-from nsqtools.net.http import Lookupd, NsqdHTTP
 
 if TYPE_CHECKING:
     from tests.support.staging import Fake, Stage
@@ -49,16 +48,6 @@ async def test_everybody_is_asked_once(stage: Stage) -> None:
     assert await all_topics(where, found) == {"t", "u", "v"}
 
 
-async def test_a_silent_nsqd_is_asked_no_second_time(stage: Stage) -> None:
-    silent, lookupd = await stage.nsqd("t"), await registry(stage)
-    del silent.answers["/info"]  # that ends in an error
-    found = await survey(servers(lookupd, nsqds=(silent,)), "t")
-    assert silent.asked == ["/info"]
-    (holding,) = found.holdings
-    assert (holding.given, holding.topic) == (True, None)
-    assert holding.error
-
-
 async def test_an_nsqd_is_asked_though_nsqlookupd_does_not_list_it_with_the_topic(
     stage: Stage,
 ) -> None:
@@ -84,29 +73,19 @@ async def test_nobody_is_unreachable(stage: Stage) -> None:
     nsqd, lookupd = await stage.nsqd("t"), await registry(stage)
     await nsqd.stop()
     await lookupd.stop()
-    with pytest.raises(UnreachableError, match=r"^no server answers: .* \(nor do 1 others\)$"):
+    with pytest.raises(UnreachableError, match=lookupd.name):
         await survey(servers(lookupd, nsqds=(nsqd,)), "t")
 
 
 @pytest.mark.parametrize("kind", ["topic", "channel"])
-@pytest.mark.parametrize("verb", ["create", "delete", "empty", "pause", "unpause"])
-async def test_each_step_is_the_request_that_it_says(stage: Stage, kind: str, verb: str) -> None:
-    path = f"{kind}/{verb}"
+async def test_each_step_is_the_request_that_it_says(stage: Stage, kind: str) -> None:
     names = ("t", "c") if kind == "channel" else ("t",)
-    programs = {"nsqd": await stage.nsqd()}
-    if verb in ("create", "delete"):
-        programs["nsqlookupd"] = await stage.lookupd()
-    steps = [Step(each, fake.name, fake.name, path, names) for each, fake in programs.items()]
-    for fake in programs.values():
-        fake.answers[f"/{path}"] = ""
-    outcomes = await carry_out(servers(), [steps])
-    assert [each.step for each in outcomes] == steps
-    for step, fake in zip(steps, programs.values(), strict=True):
-        assert step.request == f"POST http://{fake.name}{fake.asked[-1]}"
-
-
-def test_the_clients_have_a_method_for_each_change() -> None:
-    for kind in ("topic", "channel"):
-        for verb in ("create", "delete"):
-            assert hasattr(Lookupd, f"{verb}_{kind}")
-            assert hasattr(NsqdHTTP, f"{verb}_{kind}")
+    programs = {"nsqd": await stage.nsqd(), "nsqlookupd": await stage.lookupd()}
+    for verb in ("create", "delete", "empty", "pause", "unpause"):
+        for program, fake in programs.items():
+            if program == "nsqd" or verb in ("create", "delete"):
+                fake.answers[f"/{kind}/{verb}"] = ""
+                step = Step(program, fake.name, fake.name, f"{kind}/{verb}", names)
+                (outcome,) = await carry_out(servers(), [[step]])
+                assert (outcome.step, outcome.error) == (step, None)
+                assert step.request == f"POST http://{fake.name}{fake.asked[-1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.engine.cluster import Cluster
-from nsqtools.errors import ConfigError, HTTPError, UnreachableError
+from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net import http
 from nsqtools.policy.rates import Counters, Rates
@@ -69,12 +68,6 @@ async def test_an_nsqd_given_in_two_spellings_counts_once(stage: Stage) -> None:
         assert list((await cluster.poll()).stats) == [nsqd.name]
 
 
-async def test_the_nsqds_of_all_nsqlookupds_are_united(stage: Stage) -> None:
-    one, two, three = [await stage.nsqd("t") for _ in range(3)]
-    cluster = stage.cluster(await stage.lookupd(one, two), await stage.lookupd(two, three))
-    assert set((await cluster.poll()).stats) == {one.name, two.name, three.name}
-
-
 async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> None:
     having, given, other = await stage.nsqd("t"), await stage.nsqd(), await stage.nsqd("u")
     cluster = stage.cluster(await stage.lookupd(having, other), nsqds=(given,))
@@ -99,7 +92,7 @@ async def test_a_dead_nsqd_is_a_failure_and_a_warning_once_until_it_answers(
             assert isinstance(snapshot.failures[dead.name], HTTPError)
             assert snapshot.samples()[dead.name] is None
         (told,) = caplog.messages
-        assert told.startswith(f"nsqd {dead.name}: ")
+        assert dead.name in told
         caplog.clear()
         await dead.start()
         assert set((await cluster.poll()).stats) == {well.name, dead.name}
@@ -263,7 +256,7 @@ async def test_without_nsqlookupds_the_known_nsqds_are_still_asked(
         assert set(snapshot.stats) == {nsqd.name}
         assert isinstance(snapshot.lookupds[lookupd.name], HTTPError)
     (told,) = caplog.messages
-    assert told.startswith(f"no nsqlookupd answers: {lookupd.name}: ")
+    assert lookupd.name in told
 
 
 async def test_one_silent_nsqlookupd_is_told_of_and_hides_nothing(
@@ -271,32 +264,27 @@ async def test_one_silent_nsqlookupd_is_told_of_and_hides_nothing(
 ) -> None:
     caplog.set_level(logging.WARNING, "nsqtools")
     nsqd = await stage.nsqd("t")
+    other = await stage.nsqd("t")
     silent = await stage.lookupd(nsqd)
     await silent.stop()
-    cluster = stage.cluster(silent, await stage.lookupd(nsqd))
+    cluster = stage.cluster(silent, await stage.lookupd(nsqd), await stage.lookupd(other))
     for _ in range(2):
-        assert set((await cluster.poll()).stats) == {nsqd.name}
+        assert set((await cluster.poll()).stats) == {nsqd.name, other.name}
     (told,) = caplog.messages
-    assert told.startswith(f"nsqlookupd {silent.name}: ")
+    assert silent.name in told
 
 
 async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:
     nsqd, lookupd = await stage.nsqd(), await stage.lookupd()
     await nsqd.stop()
-    with pytest.raises(UnreachableError, match="no nsqd answers"):
-        await stage.cluster(lookupd, nsqds=(nsqd,)).poll()
+    assert (await stage.cluster(lookupd).poll()).nodes == {}
+    with pytest.raises(UnreachableError, match=nsqd.name):
+        await stage.cluster(lookupd, nsqds=(nsqd, Fake({}))).poll()
     await lookupd.stop()
-    with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
+    with pytest.raises(UnreachableError, match=lookupd.name):
         await stage.cluster(lookupd).poll()
-    with pytest.raises(UnreachableError, match=r"no nsqd answers: .* \(nor do 1 others\)"):
-        await stage.cluster(nsqds=(nsqd, Fake({}))).poll()
     snapshot = await stage.cluster(nsqds=(nsqd,)).look()
     assert (snapshot.stats, set(snapshot.failures)) == ({}, {nsqd.name})
-
-
-async def test_an_nsqlookupd_that_knows_no_nsqd_is_an_empty_cluster(stage: Stage) -> None:
-    cluster = stage.cluster(await stage.lookupd())
-    assert (await cluster.poll()).nodes == {}
 
 
 async def test_a_restarted_nsqd_is_asked_anew_who_it_is(stage: Stage) -> None:
@@ -310,36 +298,12 @@ async def test_a_restarted_nsqd_is_asked_anew_who_it_is(stage: Stage) -> None:
     assert nsqd.count("/info") == 2
 
 
-async def test_nsqds_are_asked_at_once(stage: Stage) -> None:
-    nsqds = [await stage.nsqd("t") for _ in range(3)]
-    together = asyncio.Barrier(3)
-    for nsqd in nsqds:
-        usual = nsqd.answer
-
-        async def answer(request: Request, usual: Any = usual) -> Response:
-            await together.wait()
-            response: Response = await usual(request)
-            return response
-
-        await nsqd.stop()
-        nsqd.server = await serve(answer, "127.0.0.1", nsqd.port)
-    assert len((await stage.cluster(nsqds=tuple(nsqds)).poll()).stats) == 3
-
-
 async def test_samples_are_the_counters_of_topics_and_channels(stage: Stage) -> None:
     nsqd = await stage.nsqd()
-    channel = {
-        "channel_name": "c",
-        "depth": 1,
-        "backend_depth": 2,
-        "in_flight_count": 3,
-        "deferred_count": 4,
-        "message_count": 5,
-        "requeue_count": 6,
-        "timeout_count": 7,
-        "client_count": 8,
-        "paused": True,
-    }
+    counts = ("depth", "backend_depth", "in_flight_count", "deferred_count", "message_count")
+    more = ("requeue_count", "timeout_count", "client_count")
+    numbers = {name: n for n, name in enumerate(counts + more, 1)}
+    channel = {"channel_name": "c", **numbers, "paused": True}
     topic = {"topic_name": "t", "depth": 9, "backend_depth": 8, "message_count": 7}
     nsqd.answers["/stats"]["topics"] = [{**topic, "channels": [channel]}]
     sample = (await stage.cluster(nsqds=(nsqd,)).poll()).samples()[nsqd.name]
@@ -348,8 +312,3 @@ async def test_samples_are_the_counters_of_topics_and_channels(stage: Stage) -> 
     assert start == 5
     assert counters["t", "c"] == Counters(5, 6, 7, 1, 2, 3, 4, 8, paused=True)
     assert counters["t", ""] == Counters(messages=7, depth=9, backend_depth=8)
-
-
-def test_a_malformed_address_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match="ftp"):
-        Cluster([], ["ftp://h:1"], connect_timeout=1, request_timeout=1)

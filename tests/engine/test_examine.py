@@ -73,27 +73,6 @@ async def test_the_api_of_a_fixed_nsqd_is_at_the_next_port_unless_one_is_given()
     assert [(each.tcp, each.url) for each in given.nsqds] == [(tcp, urls[1]), (None, urls[0])]
 
 
-async def test_an_nsqd_is_asked_over_tcp_while_http_does_not_answer() -> None:
-    greeted = asyncio.Event()
-
-    async def hang_up() -> bytes:
-        greeted.set()
-        return b""
-
-    async with serving(hang_up, plain=True) as peer:
-
-        async def answer() -> bytes:
-            await greeted.wait()
-            return nsqd_that_says(peer.address, "")
-
-        async with serving(answer) as server:
-            urls = (str(server.address),)
-            facts = await examine(question(nsqds=(peer.address,), urls=urls), ConsumerConfig())
-    (nsqd,) = facts.nsqds
-    assert (nsqd.tcp, nsqd.http) == (peer.address, server.address)
-    assert (nsqd.http_error, nsqd.version) == (None, "1.3.0")
-
-
 async def test_a_listed_nsqd_is_asked_over_tcp_while_http_does_not_answer() -> None:
     greeted = asyncio.Event()
 
