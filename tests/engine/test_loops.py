@@ -63,7 +63,7 @@ def guard(
 
 @contextlib.asynccontextmanager
 async def refusal() -> AsyncIterator[None]:
-    with pytest.raises(ConfigError, match="topic t .* t of"):
+    with pytest.raises(ConfigError, match=r"topic t .* t of"):
         yield
 
 

@@ -77,8 +77,10 @@ async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: s
             await gate.wait()
 
     recorder = Recorder(act)
-    options = {"max_in_flight": 10, "reconnect_delay": 20, "default_requeue_delay": 600}
-    async with running(consume(recorder, first, second, **options)):
+    consumer = consume(
+        recorder, first, second, max_in_flight=10, reconnect_delay=20, default_requeue_delay=600
+    )
+    async with running(consumer):
         first.publish(b"1")
         second.publish(b"1")
         await elapse(0.01)
@@ -113,8 +115,10 @@ async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: s
 async def test_losing_every_connection_in_backoff_never_leaves_it_stuck() -> None:
     nsqd = Network().nsqd()
     recorder = Recorder()
-    options = {"max_in_flight": 5, "reconnect_delay": 8, "default_requeue_delay": 600}
-    async with running(consume(recorder, nsqd, **options)):
+    consumer = consume(
+        recorder, nsqd, max_in_flight=5, reconnect_delay=8, default_requeue_delay=600
+    )
+    async with running(consumer):
         await feed(nsqd, b"1", b"bad")
         nsqd.down = True
         nsqd.break_off()
