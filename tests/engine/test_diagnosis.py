@@ -134,10 +134,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         facts(nsqd("a", WELL), nsqd("b", WELL, version="1.2.1")),
         [("warning", "version", "1.2.1, 1.3.0", "")],
     ),
-    "a stranger that is dead": (
-        facts(nsqd("a", WELL), nsqd("b", given=False, tcp_error=AWAY)),
-        [],
-    ),
+    "a stranger that is dead": (facts(nsqd("a", WELL), nsqd("b", given=False, tcp_error=AWAY)), []),
     "fewer slots than nsqds": (
         facts(*(nsqd(host, WELL) for host in "abc"), max_in_flight=2),
         [("warning", "max-in-flight", "--max-in-flight 2 is less than 3", "")],
@@ -228,9 +225,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
             unresolved("3f0a", given=False, producer=producer("3f0a", "events")),
             lookupds=[lookupd(topics=frozenset({"events"}), producers=(producer("3f0a"),))],
         ),
-        [
-            ("failure", "tcp", "'3f0a', its broadcast address; it registered from 172.17", ""),
-        ],
+        [("failure", "tcp", "'3f0a', its broadcast address; it registered from 172.17", "")],
     ),
     "a given name that cannot be resolved": (
         facts(unresolved("wbe1")),
@@ -290,9 +285,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
         [("failure", "http", "", "--nsqd-http-address")],
     ),
     "a topic that is not listed": (
-        facts(
-            lookupds=[lookupd(nodes=(producer("b", "other"),), topics=frozenset({"other"}))],
-        ),
+        facts(lookupds=[lookupd(nodes=(producer("b", "other"),), topics=frozenset({"other"}))]),
         [("failure", "listing", "events", f": nsqtools lookup topics {L}")],
     ),
     "messages that wait for the missing channel": (

@@ -34,10 +34,7 @@ def test_a_pause_is_not_made_up_for() -> None:
     assert pace.delay(1, now=100.0) == pytest.approx(0.1)
 
 
-@given(
-    rate=st.floats(0.1, 1e6),
-    counts=st.lists(st.integers(1, 1000), min_size=2, max_size=50),
-)
+@given(rate=st.floats(0.1, 1e6), counts=st.lists(st.integers(1, 1000), min_size=2, max_size=50))
 def test_over_any_run_the_rate_is_not_exceeded(rate: float, counts: list[int]) -> None:
     pace, now = Pace(rate), 0.0
     for count in counts:

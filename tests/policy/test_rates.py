@@ -84,9 +84,7 @@ def test_what_is_still_held_has_not_left(held: Counters) -> None:
     ],
     ids=["another start", "messages fell", "requeues fell", "timeouts fell"],
 )
-def test_a_restarted_nsqd_begins_anew(
-    again: tuple[int, dict[tuple[str, str], Counters]],
-) -> None:
+def test_a_restarted_nsqd_begins_anew(again: tuple[int, dict[tuple[str, str], Counters]]) -> None:
     rates = Rates()
     rates.record({"a": sample(Counters(100, 5, 5)), "b": sample(Counters(100))}, now=0.0)
     row = only(rates.record({"a": again, "b": sample(Counters(110))}, now=1.0))

@@ -182,13 +182,7 @@ def test_a_handler_that_is_behind_never_has_much_over_its_share(
 
 @pytest.mark.parametrize(
     ("rdy", "received", "refreshed"),
-    [
-        (100, 75, False),
-        (100, 76, True),
-        (1, 0, False),
-        (1, 1, True),
-        (2, 2, True),
-    ],
+    [(100, 75, False), (100, 76, True), (1, 0, False), (1, 1, True), (2, 2, True)],
 )
 def test_an_old_nsqd_gets_rdy_again_below_a_quarter_of_it(
     rdy: int, received: int, refreshed: bool

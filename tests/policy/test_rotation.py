@@ -9,17 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.policy.rdy import Mode, Peer
-from tests.support.facts import (
-    IDLE,
-    LONG,
-    NOW,
-    any_mode,
-    apply,
-    deliver,
-    make,
-    plan,
-    settle_down,
-)
+from tests.support.facts import IDLE, LONG, NOW, any_mode, apply, deliver, make, plan, settle_down
 
 
 def test_holders_are_kept_when_slots_become_scarce_and_the_rest_is_lowered() -> None:

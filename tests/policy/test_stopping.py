@@ -13,11 +13,7 @@ EVERYTHING = StopRule(max_duration=60.0, idle_timeout=5.0, until_empty=True)
 
 
 def decide(
-    rule: StopRule,
-    *,
-    last_message: float = START,
-    empties: int = 0,
-    now: float = START,
+    rule: StopRule, *, last_message: float = START, empties: int = 0, now: float = START
 ) -> str | None:
     return rule.decide(started=START, last_message=last_message, empties=empties, now=now)
 

@@ -152,10 +152,7 @@ CORRUPT = {
     "snappy, a wrong identifier": (Snappy, b"\xff\x06\x00\x00sNaPpX" + uncompressed_chunk(b"a")),
     "snappy, a reserved chunk": (Snappy, SNAPPY_ID + b"\x02\x01\x00\x00x"),
     "snappy, no block inside": (Snappy, SNAPPY_ID + snappy_chunk(0, b"\xff\xff", b"")),
-    "snappy, a chunk of more than 64 KiB": (
-        Snappy,
-        SNAPPY_ID + uncompressed_chunk(b"x" * 65537),
-    ),
+    "snappy, a chunk of more than 64 KiB": (Snappy, SNAPPY_ID + uncompressed_chunk(b"x" * 65537)),
 }
 
 

@@ -24,14 +24,8 @@ EXACT = {
     "AUTH": (commands.auth(b"s\n\xff"), b"AUTH\n\x00\x00\x00\x03s\n\xff"),
     "SUB": (commands.subscribe("t", "c#ephemeral"), b"SUB t c#ephemeral\n"),
     "RDY": (commands.ready(2500), b"RDY 2500\n"),
-    "FIN": (
-        commands.finish([ID, OTHER]),
-        b"FIN 0123456789abcdef\nFIN fedcba9876543210\n",
-    ),
-    "TOUCH": (
-        commands.touch([ID, OTHER]),
-        b"TOUCH 0123456789abcdef\nTOUCH fedcba9876543210\n",
-    ),
+    "FIN": (commands.finish([ID, OTHER]), b"FIN 0123456789abcdef\nFIN fedcba9876543210\n"),
+    "TOUCH": (commands.touch([ID, OTHER]), b"TOUCH 0123456789abcdef\nTOUCH fedcba9876543210\n"),
     "REQ": (
         commands.requeue([(ID, 90000), (OTHER, 1)]),
         b"REQ 0123456789abcdef 90000\nREQ fedcba9876543210 1\n",

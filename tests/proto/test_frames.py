@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.errors import (
-    FrameSizeError,
-    HTTPPortError,
-    ProtocolError,
-    UnknownFrameError,
-)
+from nsqtools.errors import FrameSizeError, HTTPPortError, ProtocolError, UnknownFrameError
 from nsqtools.names import Address
 from nsqtools.proto.frames import FrameParser, FrameType
 from tests.support import wire

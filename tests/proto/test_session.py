@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nsqtools.errors import (
-    AuthError,
-    ProtocolError,
-    RefusedError,
-)
+from nsqtools.errors import AuthError, ProtocolError, RefusedError
 from nsqtools.proto import commands
-from nsqtools.proto.session import (
-    Features,
-    Ready,
-    Reply,
-    State,
-    TLSRequested,
-)
+from nsqtools.proto.session import Features, Ready, Reply, State, TLSRequested
 from tests.support import wire
 from tests.support.sessions import SERVER_CODECS, closed, drain, new, ready, sent
 
