@@ -65,16 +65,7 @@ def test_the_threshold_itself_is_still_ok() -> None:
         "age": Limit(5),
     }
     assert found(judged(CHANNEL, **limits, clients_min=2, nsqds_min=1, paused=True)) == []
-
-
-def test_a_topic_has_a_depth_and_an_age_of_its_own_but_no_clients() -> None:
-    limits: dict[str, Any] = {"depth": Limit(3), "age": Limit(1)}
-    verdict = judged(TOPIC, **limits, in_flight=Limit(-1), clients_min=1)
-    assert found(verdict) == [(WARNING, "t", "")] * 2
-
-
-def test_thresholds_are_for_each_channel_not_for_their_sum() -> None:
-    rows = [Row("t", name, Counters(depth=10), 1, 0) for name in "abc"]
+    rows = [Row("t", name, Counters(depth=10), 1, 0) for name in "abc"]  # of each, not of all
     assert found(judged(*rows, depth=Limit(10))) == []
 
 
@@ -82,6 +73,12 @@ def test_a_pause_is_critical_where_that_is_asked_for() -> None:
     rows = [Row("t", name, Counters(paused=True), 1, 0) for name in ("", "c")]
     assert found(judged(*rows, paused=True)) == [(CRITICAL, "t", ""), (CRITICAL, "t", "c")]
     assert found(judged(*rows)) == []
+
+
+def test_a_topic_has_a_depth_and_an_age_of_its_own_but_no_clients() -> None:
+    limits: dict[str, Any] = {"depth": Limit(3), "age": Limit(1)}
+    verdict = judged(TOPIC, **limits, in_flight=Limit(-1), clients_min=1)
+    assert found(verdict) == [(WARNING, "t", "")] * 2
 
 
 @pytest.mark.parametrize("kind", ["requeue_rate", "timeout_rate", "age"])
@@ -185,12 +182,9 @@ def test_fewer_nsqds_than_there_should_be_is_critical() -> None:
 def test_what_was_named_and_is_nowhere_is_critical(topic: str, channel: str, missing: bool) -> None:
     verdict = judged(TOPIC, CHANNEL, topic=topic, channel=channel)
     assert found(verdict) == [(CRITICAL, topic, channel)] * missing
-
-
-def test_what_was_named_may_be_on_an_nsqd_that_is_silent() -> None:
+    silent = replace(TOPIC, nodes=0, missing=1)
     peers = Peers({"a:1": None, "b:1": "b:1: x"})
-    row = Row("t", "", Counters(), nodes=0, missing=1)
-    assert found(judged(row, peers=peers, topic="t"))[0] == (CRITICAL, "t", "")
+    assert found(judged(silent, peers=peers, topic="t"))[0] == (CRITICAL, "t", "")
 
 
 def test_of_a_named_channel_the_topic_itself_is_not_judged() -> None:

@@ -93,10 +93,6 @@ def all_answer(_: str) -> bool:
     return True
 
 
-def none_answers(_: str) -> bool:
-    return False
-
-
 def all_but(*names: str) -> Callable[[str], bool]:
     return lambda name: name not in names
 
@@ -115,21 +111,13 @@ def test_an_unknown_mode_and_no_endpoint_are_refused(mode: str, names: list[str]
         make_endpoints(mode, names)
 
 
-@any_mode
-def test_an_unknown_endpoint_is_a_mistake_of_the_caller(mode: str) -> None:
-    w = world(mode)
-    for ok in (True, False):
-        with pytest.raises(KeyError):
-            w.report("http://stranger/", ok=ok)
-    with pytest.raises(KeyError):
-        w.endpoints.remove("http://stranger/")
-
-
 # The breaker, the only rule of round-robin.
 
 
 def test_four_failures_change_nothing_and_the_fifth_opens_the_breaker_for_a_second() -> None:
     w = world("round-robin", [A, B])
+    w.fail(A, 4)
+    w.report(A, ok=True)
     w.fail(A, 4)
     assert w.state(A) == "up"
     w.fail(A)
@@ -139,15 +127,6 @@ def test_four_failures_change_nothing_and_the_fifth_opens_the_breaker_for_a_seco
     assert w.choose() == (B,)
     w.now += 0.01
     assert w.choose() == (A, B)
-
-
-def test_a_success_in_between_starts_the_count_anew() -> None:
-    w = world("round-robin", [A])
-    for _ in range(10):
-        w.fail(A, 4)
-        w.report(A, ok=True)
-    w.fail(A, 4)
-    assert w.choose() == (A,)
 
 
 @any_mode
@@ -273,23 +252,13 @@ def test_when_all_are_dead_they_are_used_until_their_breakers_open(mode: str) ->
     assert (w.choose(), w.endpoints.due(w.now)) == ((), w.now + 1)
 
 
-@pool_mode
-def test_an_outage_of_all_does_not_lengthen_the_delays_of_the_pool(mode: str) -> None:
-    w = world(mode, [A, B])
-    w.run(3600, none_answers)
-    while w.state(A) != "up":
-        w.run(0.1, all_but(B))
-    w.run(31, all_answer)
-    assert w.state(B) == "up"
-
-
 # Fast and slow ones.
 
 
-def measured(seconds: float = 200.0, took: Mapping[str, float] | None = None) -> World:
+def measured(took: Mapping[str, float]) -> World:
     """With epsilon at its least and a latency known of each."""
-    w = world("epsilon-greedy", list(took or {}))
-    w.run(seconds, all_answer, took=took, step=0.05)
+    w = world("epsilon-greedy", list(took))
+    w.run(200, all_answer, took=took, step=0.05)
     return w
 
 
@@ -298,21 +267,18 @@ def share(w: World, endpoint: str, took: Mapping[str, float], seconds: float = 5
     return asked[endpoint] / asked.total()
 
 
-def test_requests_are_shared_in_proportion_to_speed() -> None:
+def test_requests_are_shared_in_proportion_to_speed_and_follow_when_it_changes() -> None:
     took = {A: 0.01, B: 0.02, C: 0.04}
-    w = measured(took=took)
-    asked = w.run(100, all_answer, took=took, step=0.01)
-    shares = [asked[name] / asked.total() for name in (A, B, C)]
-    assert shares == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.02)
-
-
-def test_shares_follow_when_an_endpoint_becomes_slow() -> None:
-    took = {A: 0.01, B: 0.1}
-    w = measured(took=took)
-    assert share(w, A, took) > 0.85
-    took = {A: 0.1, B: 0.01}
+    w = measured(took)
+    for _ in range(2):
+        asked = w.run(100, all_answer, took=took, step=0.01)
+        shares = [asked[name] / asked.total() for name in sorted(took, key=took.__getitem__)]
+        assert shares == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=0.02)
+        took = {A: 0.04, B: 0.02, C: 0.01}
+        w.run(300, all_answer, took=took, step=0.05)
+    took = {A: 0.0, B: -0.001, C: 0.0}
     w.run(300, all_answer, took=took, step=0.05)
-    assert share(w, A, took) < 0.15
+    assert share(w, A, took) == pytest.approx(1 / 3, abs=0.1)
 
 
 def test_little_knowledge_of_an_endpoint_does_not_make_it_look_fast() -> None:
@@ -340,7 +306,7 @@ def test_an_endpoint_that_got_nothing_for_a_while_is_as_fast_as_it_was() -> None
 
 def test_what_nobody_measured_for_five_minutes_is_forgotten() -> None:
     took = {A: 0.001, B: 10.0}
-    w = measured(took=took)
+    w = measured(took)
     w.now += 301
     chosen = Counter(w.choose()[0] for _ in range(100))
     assert chosen == {A: 50, B: 50}
@@ -369,25 +335,7 @@ def test_a_choice_ends_with_the_others_by_speed_and_those_of_which_nothing_is_kn
     assert {(A, B, C, D), (B, A, C, D), (C, A, B, D)} <= orders
 
 
-def test_a_latency_of_nothing_is_no_division_by_zero() -> None:
-    took = {A: 0.0, B: -0.001}
-    assert share(measured(took=took), A, took) == pytest.approx(0.5, abs=0.1)
-
-
 # Gone.
-
-
-@any_mode
-def test_a_removed_endpoint_is_never_chosen_whatever_is_reported_of_it(mode: str) -> None:
-    w = world(mode)
-    w.endpoints.remove(B)
-    w.endpoints.remove(B)
-    w.fail(B, 20)
-    w.report(B, ok=True)
-    for _ in range(50):
-        w.now += 100
-        assert B not in w.choose()
-    assert w.state(B) == "gone"
 
 
 @any_mode
@@ -464,7 +412,7 @@ def test_none_that_is_gone_or_down_is_chosen_but_for_one_probe_at_a_time(
             if chosen:
                 flights.append(Flight(chosen[0], w.now, before[chosen[0]] != "up"))
         elif what == "remove":
-            if not which:
+            if which < 4:
                 w.endpoints.remove(NAMES[which % count])
         elif flights:
             flight = flights.pop(which % len(flights))
@@ -475,31 +423,6 @@ def test_none_that_is_gone_or_down_is_chosen_but_for_one_probe_at_a_time(
         assert w.choose()
     else:
         assert set(w.endpoints.states(w.now).values()) == {"gone"}
-
-
-@given(mode=modes, count=st.integers(1, 4), results=st.lists(st.booleans(), max_size=80))
-def test_a_breaker_that_is_open_is_kept_to(mode: str, count: int, results: list[bool]) -> None:
-    """One request at a time, against a breaker written down here."""
-    w = world(mode, NAMES[:count])
-    failures: Counter[str] = Counter()
-    opened: dict[str, tuple[float, float]] = {}
-    for ok in results:
-        w.now += 0.4
-        chosen = w.choose()
-        for name in chosen:
-            assert name not in opened or w.now >= sum(opened[name])
-            assert name not in opened or name == chosen[0]
-        if not chosen:
-            continue
-        name = chosen[0]
-        w.report(name, ok=ok)
-        if ok:
-            failures[name] = 0
-            opened.pop(name, None)
-            continue
-        failures[name] += 1
-        if failures[name] >= 5:
-            opened[name] = w.now, min(2.0 ** (failures[name] - 5), 30.0)
 
 
 @settings(max_examples=12)
@@ -547,7 +470,7 @@ def test_when_all_were_dead_and_are_back_it_takes_30_seconds_to_find_out(
     w = world(mode, NAMES[:count])
     w.rng = Random(seed)
     w.run(5, all_answer)
-    w.run(outage, none_answers, step=0.5)
+    w.run(outage, all_but(*NAMES), step=0.5)
     back = w.now
     while w.ask(all_answer) is None:
         w.now = w.endpoints.due(w.now)

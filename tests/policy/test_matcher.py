@@ -182,27 +182,19 @@ def test_a_known_topic_is_better_than_a_revision_and_that_than_a_guess() -> None
     assert read("a-000001", "a", "a-000001", of=of) == "a-000001"
     assert read("a-000001", of=of, matching="a") == "a"
     assert read("a-000001", of=of, matching="1$") == "a-000001"
-
-
-def test_numbered_files_are_told_apart_from_topics_that_end_in_a_number() -> None:
-    of = pattern("<TOPIC><REV>", repeated_by="--gzip")
-    assert read("a-000001-000000", "a", "a-000001", of=of) == "a-000001"
-    assert read("a-000001", "a", "a-000001", of=of) == "a"
-
-
-def test_any_topic_that_the_pattern_wants_is_found_in_an_ambiguous_name() -> None:
-    of = pattern("<TOPIC><PID>")
-    assert read("a123", of=of, matching=".") == "a"
-    assert read("a123", of=of, matching="^a1$") == "a1"
-    assert read("a123", of=of, matching="3") is None
+    numbered = pattern("<TOPIC><REV>", repeated_by="--gzip")
+    assert read("a-000001-000000", "a", "a-000001", of=numbered) == "a-000001"
+    assert read("a-000001", "a", "a-000001", of=numbered) == "a"
+    ambiguous = pattern("<TOPIC><PID>")
+    assert read("a123", of=ambiguous, matching=".") == "a"
+    assert read("a123", of=ambiguous, matching="^a1$") == "a1"
+    assert read("a123", of=ambiguous, matching="3") is None
 
 
 def test_revisions_that_other_options_wrote_are_read() -> None:
     numbered = pattern(repeated_by="--rotate-size")
     assert read("a.web1.2026-11-20_12.log", "a", of=numbered) == "a"
     assert read("a.web1-000000.2026-11-20_12.log", "a") == "a"
-    alone = pattern("<TOPIC>/<REV>", repeated_by="--rotate-size")
-    assert read("a", "a", of=alone) is None
 
 
 def test_a_format_without_topic_tells_only_of_a_single_one() -> None:

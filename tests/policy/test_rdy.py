@@ -111,11 +111,6 @@ def test_the_remainder_goes_to_who_can_use_it() -> None:
 # Falling behind.
 
 
-def test_a_saturated_peer_is_left_alone() -> None:
-    peers = [make(0, rdy=100, in_flight=100, received=5000), make(1, rdy=100)]
-    assert plan(peers, 200) == {}
-
-
 def test_lowering_sends_the_target_and_not_0_although_more_is_in_flight() -> None:
     peers = [make(0, rdy=2500, in_flight=2500, received=9999), make(1)]
     assert settle_down(peers, 2500) == [1250, 1250]
@@ -132,16 +127,14 @@ def test_a_peer_that_exceeds_rdy_rests_until_half_its_share_is_settled() -> None
         assert plan(peers, 20) == {}
     peers[0].in_flight = 5
     assert settle_down(peers, 20) == [10, 10]
+    # What exceeds the old RDY but not the new one is no reason to rest, nor is what fills it.
+    assert settle_down([make(0, rdy=10, in_flight=11, received=11)], 100) == [100]
+    assert plan([make(0, rdy=100, in_flight=100, received=5000)], 100) == {}
 
 
 def test_a_resting_peer_keeps_its_share_but_not_the_remainder() -> None:
     peers = [make(0, rdy=2, in_flight=3, received=3), make(1, rdy=2), make(2, rdy=1)]
     assert settle_down(peers, 5) == [0, 2, 2]
-
-
-def test_what_exceeds_the_old_rdy_but_not_the_new_one_is_no_reason_to_rest() -> None:
-    peers = [make(0, rdy=10, in_flight=11, received=11)]
-    assert settle_down(peers, 100) == [100]
 
 
 def test_the_slot_of_a_resting_peer_goes_to_one_that_waits() -> None:
@@ -191,11 +184,9 @@ def test_an_old_nsqd_gets_rdy_again_below_a_quarter_of_it(
     assert plan(peers, rdy) == ({peers[0].address: rdy} if refreshed else {})
     peers[0].counts_down = False
     assert plan(peers, rdy) == {}
-
-
-def test_an_old_nsqd_that_exceeds_rdy_is_stopped_instead() -> None:
-    peers = [make(0, rdy=4, in_flight=5, received=4, counts_down=True)]
-    assert plan(peers, 4) == {peers[0].address: 0}
+    # One that exceeds RDY is stopped instead.
+    over = make(0, rdy=4, in_flight=5, received=4, counts_down=True)
+    assert plan([over], 4) == {over.address: 0}
 
 
 # Bytes and starvation.

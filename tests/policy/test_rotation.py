@@ -33,17 +33,10 @@ def test_a_busy_holder_gives_its_slot_up_later() -> None:
 
 
 def test_of_two_expired_holders_the_idle_one_gives_up_first() -> None:
-    busy, idle = make(0, rdy=1, last_message=NOW + LONG), make(1, rdy=1)
-    assert settle_down([busy, idle, make(2)], 2, now=NOW + LONG) == [1, 0, 1]
-    busy, idle = make(1, rdy=1, last_message=NOW + LONG), make(0, rdy=1)
-    assert settle_down([idle, busy, make(2)], 2, now=NOW + LONG) == [0, 1, 1]
-
-
-def test_a_new_holder_keeps_its_slot_for_a_while_however_old_its_last_message_is() -> None:
-    peers = [make(n, last_message=0.0, rdy_since=0.0) for n in range(3)]
-    first = settle_down(peers, 1)
-    assert plan(peers, 1, now=NOW + IDLE - 0.1) == {}
-    assert settle_down(peers, 1, now=NOW + IDLE) != first
+    for number, expected in ((0, [1, 0, 1]), (1, [0, 1, 1])):
+        peers = [make(0, rdy=1), make(1, rdy=1), make(2)]
+        peers[number].last_message = NOW + LONG
+        assert settle_down(peers, 2, now=NOW + LONG) == expected
 
 
 def test_a_holder_keeps_its_slot_when_nobody_can_take_it() -> None:

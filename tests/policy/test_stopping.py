@@ -45,7 +45,6 @@ def test_without_limits_nothing_stops_the_run() -> None:
     ("rule", "last_message", "when"),
     [
         (StopRule(until_empty=True), START, None),
-        (StopRule(max_duration=60.0), 150.0, 160.0),
         (StopRule(idle_timeout=5.0), 0.0, 105.0),
         (StopRule(idle_timeout=5.0), 150.0, 155.0),
         (EVERYTHING, START, 105.0),

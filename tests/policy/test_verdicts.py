@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import format_datetime
 
 import pytest
@@ -109,22 +109,16 @@ def test_a_date_of_any_of_the_three_forms_is_the_time_until_then(
     ("text", "seconds"),
     [
         ("Sat, 14 Mar 2026 15:09:56 GMT", 30),
-        ("Saturday, 14-Mar-26 15:09:56 GMT", 30),
-        ("Sat Mar 14 15:09:56 2026", 30),
         ("Sat, 14 Mar 2026 15:09:26 GMT", 0),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
         ("Sunday, 06-Nov-94 08:49:37 GMT", 0),
         ("Sat, 14 Mar 2026 15:09:60 GMT", 34),
+        ("Saturday, 14-Mar-76 15:09:26 GMT", 1_577_923_200),  # at most 50 years ahead
+        ("Saturday, 14-Mar-77 15:09:26 GMT", 0),
     ],
 )
 def test_examples_of_dates(text: str, seconds: float) -> None:
     assert retry_after(text, now=NOW.timestamp()) == seconds
-
-
-def test_two_digits_of_a_year_are_never_over_50_years_ahead() -> None:
-    in_76 = retry_after("Saturday, 14-Mar-76 15:09:26 GMT", now=NOW.timestamp())
-    assert in_76 == (NOW.replace(year=2076) - NOW) / timedelta(seconds=1)
-    assert retry_after("Saturday, 14-Mar-77 15:09:26 GMT", now=NOW.timestamp()) == 0
 
 
 @pytest.mark.parametrize(
