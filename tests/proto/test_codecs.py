@@ -73,12 +73,10 @@ def test_what_one_side_writes_the_other_reads_whatever_the_cuts(
 
 
 @both
-def test_every_write_can_be_read_at_once_and_in_single_bytes(make: CodecFactory) -> None:
-    writer, reader, slow_reader = make(), make(), make()
+def test_every_write_can_be_read_at_once(make: CodecFactory) -> None:
+    writer, reader = make(), make()
     for write in (b"a", b"NOP\n", b"x" * 70_000, b"FIN 0123456789abcdef\n" * 100, b"\0"):
-        encoded = writer.encode(write)
-        assert decode(reader, [b"", encoded, b""]) == write
-        assert decode(slow_reader, [bytes([byte]) for byte in encoded]) == write
+        assert decode(reader, [b"", writer.encode(write), b""]) == write
 
 
 @both
@@ -146,7 +144,6 @@ CORRUPT = {
     "deflate, reserved block type": (Deflate, b"\x07"),
     "deflate, lengths that disagree": (Deflate, b"\x00\x05\x00\x00\x00hello"),
     "deflate, the stream ended": (Deflate, zlib.compress(b"hello", wbits=-15)),
-    "deflate, plain frames": (Deflate, b"\x00\x00\x00\x06\x00\x00\x00\x00OK"),
     "deflate, zlib's header": (Deflate, zlib.compress(b"hello" * 20)),
     "snappy, a wrong checksum": (Snappy, SNAPPY_ID + b"\x01\x09\x00\x00\0\0\0\0hello"),
     "snappy, a wrong identifier": (Snappy, b"\xff\x06\x00\x00sNaPpX" + uncompressed_chunk(b"a")),
@@ -208,6 +205,12 @@ def deflated_zeros(size: int) -> bytes:
     return packer.compress(bytes(size)) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
+def test_snappy_grows_a_read_by_a_bounded_factor() -> None:
+    read = Snappy().encode(bytes(8 * MIB))[: 64 * KIB]
+    (piece,) = Snappy().decode(read)
+    assert len(piece) <= 32 * len(read)
+
+
 def test_a_deflate_bomb_comes_in_bounded_pieces_and_only_as_they_are_asked_for() -> None:
     bomb = deflated_zeros(64 * MIB)
     assert len(bomb) < 300 * KIB
@@ -230,10 +233,3 @@ def test_nothing_stays_behind_when_a_piece_is_exactly_full(size: int) -> None:
     # What zlib keeps at a cut comes with the rest of the flush marker, so nothing can stall.
     for offset in range(len(bomb) - 6, len(bomb)):
         assert decode(Deflate(), [bomb[:offset], bomb[offset:]]) == bytes(size)
-
-
-def test_snappy_grows_a_read_by_a_bounded_factor() -> None:
-    encoded = Snappy().encode(bytes(8 * MIB))
-    read = encoded[: 64 * KIB]
-    (piece,) = Snappy().decode(read)
-    assert len(piece) <= 32 * len(read)
