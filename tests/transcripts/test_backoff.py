@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from nsqtools.engine.handler import Batch
-from tests.support.clock import elapse, virtual
+from tests.support.clock import elapse
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
@@ -20,9 +20,7 @@ async def feed(nsqd: ScriptedNsqd, *bodies: bytes) -> None:
         await elapse(0.01)
 
 
-@virtual
-async def test_a_failure_stops_all_and_recovery_takes_a_success_per_level() -> None:
-    nsqd = Network().nsqd()
+async def test_a_failure_stops_all_and_each_success_takes_a_level_back(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     async with running(consume(recorder, nsqd, max_in_flight=5, default_requeue_delay=600)):
         await feed(nsqd, b"1", b"2", b"3", b"bad")
@@ -41,9 +39,7 @@ async def test_a_failure_stops_all_and_recovery_takes_a_success_per_level() -> N
     assert times == [2, 2 + 4, 2 + 4 + 2]
 
 
-@virtual
-async def test_requeueing_without_backoff_lowers_no_rdy_and_ends_no_probing() -> None:
-    nsqd = Network().nsqd()
+async def test_requeueing_without_backoff_lowers_no_rdy_ends_no_probing(nsqd: ScriptedNsqd) -> None:
 
     async def act(batch: Batch) -> None:
         if len(recorder.batches) == 2:
@@ -63,9 +59,9 @@ async def test_requeueing_without_backoff_lowers_no_rdy_and_ends_no_probing() ->
 
 
 @pytest.mark.parametrize("state", ["waiting", "probing", "probe in hand"])
-@virtual
-async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: str) -> None:
-    network = Network()
+async def test_losing_the_probing_connection_never_leaves_backoff_stuck(
+    network: Network, state: str
+) -> None:
     first, second = network.nsqd("first"), network.nsqd("second")
     network.max_ready = 10
     gate = asyncio.Event()
@@ -111,9 +107,7 @@ async def test_losing_the_probing_connection_never_leaves_backoff_stuck(state: s
         assert (first.ready, second.ready) == (5, 5)
 
 
-@virtual
-async def test_losing_every_connection_in_backoff_never_leaves_it_stuck() -> None:
-    nsqd = Network().nsqd()
+async def test_losing_every_connection_in_backoff_never_leaves_it_stuck(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(
         recorder, nsqd, max_in_flight=5, reconnect_delay=8, default_requeue_delay=600
@@ -131,11 +125,9 @@ async def test_losing_every_connection_in_backoff_never_leaves_it_stuck() -> Non
 
 
 @pytest.mark.parametrize("command", ["FIN", "REQ", "TOUCH"])
-@virtual
 async def test_a_command_that_came_too_late_is_counted_and_never_causes_backoff(
-    command: str,
+    nsqd: ScriptedNsqd, command: str
 ) -> None:
-    nsqd = Network().nsqd()
     nsqd.refuses = lambda text: f"E_{command}_FAILED x" if text.startswith(command) else None
 
     async def act(batch: Batch) -> None:

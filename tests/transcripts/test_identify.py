@@ -10,8 +10,8 @@ import pytest
 
 from nsqtools.errors import RefusedError
 from nsqtools.net import tls
-from tests.support.clock import elapse, virtual
-from tests.support.scripted import Network, Recorder, consume, running, undisturbed
+from tests.support.clock import elapse
+from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,12 +41,10 @@ def identified(nsqd: ScriptedNsqd) -> list[set[str]]:
     return [set(ASKED) & json.loads(body).keys() for body in bodies]
 
 
-@virtual
 async def test_each_value_that_is_refused_is_left_out_once(
-    caplog: pytest.LogCaptureFixture,
+    nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    nsqd = Network().nsqd()
     nsqd.refuses = refusing(*ASKED)
     nsqd.publish(b"1")
     recorder = Recorder()
@@ -63,7 +61,6 @@ async def test_each_value_that_is_refused_is_left_out_once(
         assert len(nsqd.dials) == 4
 
 
-@virtual
 @pytest.mark.parametrize(
     "text",
     [
@@ -72,30 +69,27 @@ async def test_each_value_that_is_refused_is_left_out_once(
         "E_BAD_BODY IDENTIFY failed to decode JSON body",
     ],
 )
-async def test_an_nsqd_that_refuses_whatever_is_asked_is_not_asked_for_ever(text: str) -> None:
-    nsqd = Network().nsqd()
+async def test_an_nsqd_that_refuses_whatever_is_asked_is_not_asked_for_ever(
+    nsqd: ScriptedNsqd, text: str
+) -> None:
     nsqd.refuses = lambda said: text if said.startswith("IDENTIFY") else None
-    async with undisturbed():
-        with pytest.raises(RefusedError, match="E_BAD_BODY IDENTIFY"):
-            await consume(Recorder(), nsqd).run()
+    with pytest.raises(RefusedError, match="E_BAD_BODY IDENTIFY"):
+        await consume(Recorder(), nsqd).run()
     assert len(nsqd.dials) == (2 if "output" in text or "client" in text else 1)
 
 
-@virtual
-async def test_a_value_that_was_given_is_named_and_not_left_out() -> None:
-    nsqd = Network().nsqd()
+async def test_a_value_that_was_given_is_named_and_not_left_out(nsqd: ScriptedNsqd) -> None:
     nsqd.refuses = refusing("output_buffer_size")
-    async with undisturbed():
-        with pytest.raises(RefusedError, match="another --consumer-opt output_buffer_size"):
-            await consume(Recorder(), nsqd, output_buffer_size=70_000).run()
+    with pytest.raises(RefusedError, match="another --consumer-opt output_buffer_size"):
+        await consume(Recorder(), nsqd, output_buffer_size=70_000).run()
     assert len(nsqd.dials) == 1
 
 
-@virtual
 @pytest.mark.parametrize(
     ("name", "auth", "warned"), [("nsqd", True, 1), ("nsqd", False, 0), ("127.0.0.9", True, 0)]
 )
 async def test_a_secret_that_others_can_read_is_warned_of_once(
+    network: Network,
     name: str,
     auth: bool,
     warned: int,
@@ -103,7 +97,6 @@ async def test_a_secret_that_others_can_read_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tls, "_in_clear", [])
-    network = Network()
     nsqds = [network.nsqd(name, auth_required=auth), network.nsqd("other", auth_required=False)]
     for _ in range(2):
         async with running(consume(Recorder(), *nsqds, auth_secret="s3cret")):

@@ -8,8 +8,8 @@ import pytest
 from nsqtools.errors import AuthError, ConnectError, NSQError, ProtocolError, UnreachableError
 from nsqtools.names import Address
 from tests.support import wire
-from tests.support.clock import elapse, virtual
-from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running, undisturbed
+from tests.support.clock import elapse
+from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
 class Directory:
@@ -31,9 +31,7 @@ def times(nsqd: ScriptedNsqd) -> list[int]:
     return [round(at) for at in nsqd.dials]
 
 
-@virtual
-async def test_a_lost_fixed_nsqd_is_dialled_again_after_8_16_32_seconds_and_so_on() -> None:
-    nsqd = Network().nsqd()
+async def test_a_lost_fixed_nsqd_is_dialled_after_8_16_32_seconds(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     async with running(consume(recorder, nsqd)):
         nsqd.down = True
@@ -50,9 +48,7 @@ async def test_a_lost_fixed_nsqd_is_dialled_again_after_8_16_32_seconds_and_so_o
         assert times(nsqd)[-1] - times(nsqd)[-2] == 611 - 600 + 8
 
 
-@virtual
-async def test_one_of_two_that_refuses_at_the_start_is_fine_and_found_later() -> None:
-    network = Network()
+async def test_one_of_two_may_refuse_at_the_start_and_is_found_later(network: Network) -> None:
     up, down = network.nsqd("up"), network.nsqd("down")
     down.down = True
     async with running(consume(Recorder(), up, down, max_in_flight=4)):
@@ -64,16 +60,13 @@ async def test_one_of_two_that_refuses_at_the_start_is_fine_and_found_later() ->
         assert times(down) == [0, 8]
 
 
-@virtual
-async def test_everybody_refusing_at_the_start_is_an_error_that_names_one() -> None:
-    network = Network()
+async def test_everybody_refusing_at_the_start_is_an_error_that_names_one(network: Network) -> None:
     nsqds = [network.nsqd(name) for name in "ab"]
     for nsqd in nsqds:
         nsqd.down = True
-    async with undisturbed():
-        with pytest.raises(ConnectError, match=r"^a:4150: "):
-            await consume(Recorder(), *nsqds).run()
-        await elapse(100)
+    with pytest.raises(ConnectError, match=r"^a:4150: "):
+        await consume(Recorder(), *nsqds).run()
+    await elapse(100)
     assert [times(nsqd) for nsqd in nsqds] == [[0], [0]]
 
 
@@ -89,7 +82,6 @@ async def test_everybody_refusing_at_the_start_is_an_error_that_names_one() -> N
         ("HTTP/1.1 400 Bad Request", ProtocolError, 0),
     ],
 )
-@virtual
 async def test_a_start_that_fails_ends_the_run_with_an_error_that_names_the_nsqd(
     fault: str, kind: type[NSQError], seconds: int, discovered: bool
 ) -> None:
@@ -104,21 +96,18 @@ async def test_a_start_that_fails_ends_the_run_with_an_error_that_names_the_nsqd
     if hasattr(nsqd, fault):
         setattr(nsqd, fault, True)
     find = Directory(nsqd).find if discovered else None
-    async with undisturbed():
-        with pytest.raises(kind, match=r"^nsqd:4150: ") as caught:
-            await consume(Recorder(), nsqd, find=find, auth_secret="barley", dial_timeout=3).run()
-        assert asyncio.get_running_loop().time() == pytest.approx(seconds, abs=0.01)
+    with pytest.raises(kind, match=r"^nsqd:4150: ") as caught:
+        await consume(Recorder(), nsqd, find=find, auth_secret="barley", dial_timeout=3).run()
+    assert asyncio.get_running_loop().time() == pytest.approx(seconds, abs=0.01)
     assert "barley" not in str(caught.value)
     assert nsqd.clients == []
 
 
-@virtual
 async def test_a_find_that_fails_at_the_start_ends_the_run() -> None:
     directory = Directory()
     directory.failing = True
-    async with undisturbed():
-        with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
-            await consume(Recorder(), find=directory.find).run()
+    with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
+        await consume(Recorder(), find=directory.find).run()
 
 
 @pytest.mark.parametrize(
@@ -130,11 +119,9 @@ async def test_a_find_that_fails_at_the_start_ends_the_run() -> None:
         (wire.response(b"surprise"), False),
     ],
 )
-@virtual
 async def test_bytes_that_are_not_the_protocol_cost_the_connection_and_no_more(
-    data: bytes, fatal: bool, caplog: pytest.LogCaptureFixture
+    nsqd: ScriptedNsqd, data: bytes, fatal: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nsqd = Network().nsqd()
     recorder = Recorder()
     async with running(consume(recorder, nsqd, max_in_flight=5)):
         nsqd.send(wire.message(1) + data)
@@ -145,9 +132,7 @@ async def test_bytes_that_are_not_the_protocol_cost_the_connection_and_no_more(
     assert ("connection lost: nsqd:4150: " in caplog.text) is fatal
 
 
-@virtual
-async def test_a_message_before_any_rdy_breaks_nothing() -> None:
-    nsqd = Network().nsqd()
+async def test_a_message_before_any_rdy_breaks_nothing(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     nsqd.refuses = lambda text: nsqd.send(wire.message(1)) if text.startswith("RDY") else None
     async with running(consume(recorder, nsqd)):
@@ -156,11 +141,9 @@ async def test_a_message_before_any_rdy_breaks_nothing() -> None:
         assert times(nsqd) == [0]
 
 
-@virtual
 async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again(
-    caplog: pytest.LogCaptureFixture,
+    nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nsqd = Network().nsqd()
     recorder = Recorder()
     consumer = consume(recorder, nsqd, heartbeat_interval=10, read_timeout=25)
     async with running(consumer):
@@ -178,20 +161,16 @@ async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again
     assert "silent for 25 s" in caplog.text
 
 
-@virtual
-async def test_heartbeats_alone_keep_a_connection_for_ever() -> None:
-    nsqd = Network().nsqd()
+async def test_heartbeats_alone_keep_a_connection_for_ever(nsqd: ScriptedNsqd) -> None:
     async with running(consume(Recorder(), nsqd)):
         await elapse(7200)
         assert times(nsqd) == [0]
 
 
 @pytest.mark.parametrize("slow", ["refuses", "hangs"])
-@virtual
 async def test_a_connection_lost_while_another_is_still_dialled_is_made_again_once(
-    slow: str,
+    network: Network, slow: str
 ) -> None:
-    network = Network()
     quick, hole = network.nsqd("quick"), network.nsqd("hole")
     network.max_ready = 2
     hole.hole = True
@@ -208,9 +187,7 @@ async def test_a_connection_lost_while_another_is_still_dialled_is_made_again_on
         assert len(quick.clients) == 1
 
 
-@virtual
-async def test_a_lost_nsqd_returns_only_when_it_is_listed_again() -> None:
-    network = Network()
+async def test_a_lost_nsqd_returns_only_when_it_is_listed_again(network: Network) -> None:
     lost, kept = network.nsqd("lost"), network.nsqd("kept")
     directory = Directory(lost, kept)
     async with running(consume(Recorder(), find=directory.find, max_in_flight=4)):
@@ -226,9 +203,7 @@ async def test_a_lost_nsqd_returns_only_when_it_is_listed_again() -> None:
         assert len(kept.clients) == 1
 
 
-@virtual
-async def test_a_restarted_nsqd_is_back_within_seconds() -> None:
-    nsqd = Network().nsqd()
+async def test_a_restarted_nsqd_is_back_within_seconds(nsqd: ScriptedNsqd) -> None:
     directory = Directory(nsqd)
     async with running(consume(Recorder(), find=directory.find)):
         await elapse(100)
@@ -240,9 +215,7 @@ async def test_a_restarted_nsqd_is_back_within_seconds() -> None:
         assert len(nsqd.clients) == 1
 
 
-@virtual
-async def test_a_failing_find_keeps_the_connections_and_is_asked_again() -> None:
-    network = Network()
+async def test_a_failing_find_keeps_the_connections_and_is_asked_again(network: Network) -> None:
     old, new = network.nsqd("old"), network.nsqd("new")
     directory = Directory(old)
     async with running(consume(Recorder(), find=directory.find, max_in_flight=4)):
@@ -256,9 +229,7 @@ async def test_a_failing_find_keeps_the_connections_and_is_asked_again() -> None
         assert len(new.clients) == len(old.clients) == 1
 
 
-@virtual
-async def test_an_nsqd_that_is_no_longer_listed_is_kept_while_it_works() -> None:
-    nsqd = Network().nsqd()
+async def test_an_nsqd_that_is_no_longer_listed_is_kept_while_it_works(nsqd: ScriptedNsqd) -> None:
     directory = Directory(nsqd)
     recorder = Recorder()
     async with running(consume(recorder, find=directory.find)):
@@ -269,9 +240,7 @@ async def test_an_nsqd_that_is_no_longer_listed_is_kept_while_it_works() -> None
         assert recorder.seen == [(1, 1)]
 
 
-@virtual
-async def test_an_nsqd_listed_twice_is_one_connection() -> None:
-    nsqd = Network().nsqd()
+async def test_an_nsqd_listed_twice_is_one_connection(nsqd: ScriptedNsqd) -> None:
     directory = Directory(nsqd, nsqd)
     async with running(consume(Recorder(), find=directory.find)):
         assert len(nsqd.clients) == 1
@@ -280,9 +249,7 @@ async def test_an_nsqd_listed_twice_is_one_connection() -> None:
         assert len(nsqd.clients) == 1
 
 
-@virtual
-async def test_a_listed_nsqd_that_refuses_is_tried_each_round_and_harms_nobody() -> None:
-    network = Network()
+async def test_a_listed_nsqd_that_refuses_is_tried_each_round(network: Network) -> None:
     good, bad = network.nsqd("good"), network.nsqd("bad")
     bad.down = True
     directory = Directory(good, bad)
@@ -292,9 +259,7 @@ async def test_a_listed_nsqd_that_refuses_is_tried_each_round_and_harms_nobody()
         assert times(good) == [0]
 
 
-@virtual
-async def test_nothing_is_asked_or_dialled_after_stop() -> None:
-    nsqd = Network().nsqd()
+async def test_nothing_is_asked_or_dialled_after_stop(nsqd: ScriptedNsqd) -> None:
     directory = Directory(nsqd)
     async with running(consume(Recorder(), find=directory.find)):
         nsqd.break_off()
@@ -305,9 +270,7 @@ async def test_nothing_is_asked_or_dialled_after_stop() -> None:
     assert nsqd.clients == []
 
 
-@virtual
-async def test_a_find_with_a_bug_ends_the_run_instead_of_discovery_alone() -> None:
-    nsqd = Network().nsqd()
+async def test_a_find_with_a_bug_ends_the_run_not_discovery_alone(nsqd: ScriptedNsqd) -> None:
     directory = Directory(nsqd)
 
     async def find() -> Iterable[Address]:
@@ -315,7 +278,6 @@ async def test_a_find_with_a_bug_ends_the_run_instead_of_discovery_alone() -> No
             raise ZeroDivisionError
         return await directory.find()
 
-    async with undisturbed():
-        with pytest.raises(ZeroDivisionError):
-            await consume(Recorder(), find=find).run()
+    with pytest.raises(ZeroDivisionError):
+        await consume(Recorder(), find=find).run()
     assert nsqd.commands == ["RDY 1", "CLS", "end of stream"]

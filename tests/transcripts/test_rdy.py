@@ -3,7 +3,7 @@
 import asyncio
 
 from nsqtools.engine.handler import Batch
-from tests.support.clock import elapse, virtual
+from tests.support.clock import elapse
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
@@ -14,9 +14,7 @@ async def warm(*nsqds: ScriptedNsqd) -> None:
         await elapse(0.01)
 
 
-@virtual
-async def test_connections_share_max_in_flight_and_a_right_rdy_is_not_sent_again() -> None:
-    network = Network()
+async def test_connections_share_max_in_flight_and_rdy_is_sent_once(network: Network) -> None:
     network.max_ready = 5
     nsqds = [network.nsqd(name) for name in "abc"]
     async with running(consume(Recorder(), *nsqds, max_in_flight=5)):
@@ -31,9 +29,7 @@ async def test_connections_share_max_in_flight_and_a_right_rdy_is_not_sent_again
         assert network.peak_ready == 5
 
 
-@virtual
-async def test_the_share_of_a_lost_connection_goes_to_the_others_and_comes_back() -> None:
-    network = Network()
+async def test_the_share_of_a_lost_connection_goes_to_the_others(network: Network) -> None:
     network.max_ready = 6
     nsqds = [network.nsqd(name) for name in "abc"]
     async with running(consume(Recorder(), *nsqds, max_in_flight=6)):
@@ -47,18 +43,14 @@ async def test_the_share_of_a_lost_connection_goes_to_the_others_and_comes_back(
         assert [nsqd.ready for nsqd in nsqds] == [2, 2, 2]
 
 
-@virtual
-async def test_no_nsqd_is_given_more_than_its_max_rdy_count() -> None:
-    network = Network()
+async def test_no_nsqd_is_given_more_than_its_max_rdy_count(network: Network) -> None:
     small, big = network.nsqd("small", max_rdy_count=10), network.nsqd("big")
     async with running(consume(Recorder(), small, big, max_in_flight=3000)):
         await warm(small, big)
         assert (small.ready, big.ready) == (10, 2500)
 
 
-@virtual
-async def test_with_fewer_slots_than_connections_everybody_is_served_in_time() -> None:
-    network = Network()
+async def test_with_fewer_slots_than_connections_everybody_is_served(network: Network) -> None:
     network.max_ready = 2
     nsqds = [network.nsqd(name) for name in "abcde"]
     recorder = Recorder()
@@ -70,9 +62,7 @@ async def test_with_fewer_slots_than_connections_everybody_is_served_in_time() -
     assert network.peak_ready == 2
 
 
-@virtual
-async def test_max_in_flight_of_0_pauses_and_another_value_resumes() -> None:
-    nsqd = Network().nsqd()
+async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: ScriptedNsqd) -> None:
     consumer = consume(Recorder(), nsqd, max_in_flight=5)
     async with running(consumer):
         await warm(nsqd)
@@ -86,9 +76,7 @@ async def test_max_in_flight_of_0_pauses_and_another_value_resumes() -> None:
         assert nsqd.commands[4:] == ["RDY 3", "FIN 2"]
 
 
-@virtual
-async def test_max_in_flight_set_inside_a_handler_precedes_its_fin() -> None:
-    nsqd = Network().nsqd()
+async def test_max_in_flight_set_inside_a_handler_precedes_its_fin(nsqd: ScriptedNsqd) -> None:
 
     async def lower(batch: Batch) -> None:
         consumer.set_max_in_flight(2)
@@ -99,7 +87,6 @@ async def test_max_in_flight_set_inside_a_handler_precedes_its_fin() -> None:
         assert nsqd.commands == ["RDY 1", "RDY 5", "RDY 2", "FIN 1"]
 
 
-@virtual
 async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_nothing() -> None:
     nsqd = Network().nsqd(msg_timeout=60_000)
     nsqd.one_by_one = True
@@ -129,9 +116,7 @@ async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_no
     assert {number for number, _ in recorder.seen} == set(range(1, 23))
 
 
-@virtual
-async def test_big_bodies_lower_rdy_to_the_byte_budget_and_small_ones_raise_it_again() -> None:
-    network = Network()
+async def test_big_bodies_lower_rdy_and_small_ones_raise_it_again(network: Network) -> None:
     network.max_ready = 100
     nsqd = network.nsqd()
     consumer = consume(Recorder(), nsqd, max_in_flight=100, max_in_flight_bytes=100_000)
@@ -148,9 +133,7 @@ async def test_big_bodies_lower_rdy_to_the_byte_budget_and_small_ones_raise_it_a
         assert nsqd.ready == 100
 
 
-@virtual
-async def test_a_lowered_max_in_flight_holds_at_once_also_near_the_byte_budget() -> None:
-    nsqd = Network().nsqd()
+async def test_a_lowered_max_in_flight_holds_also_near_the_byte_budget(nsqd: ScriptedNsqd) -> None:
     consumer = consume(Recorder(), nsqd, max_in_flight=1000, max_in_flight_bytes=100_000)
     async with running(consumer):
         nsqd.publish(*[b"x" * 1000] * 300)
@@ -164,9 +147,7 @@ async def test_a_lowered_max_in_flight_holds_at_once_also_near_the_byte_budget()
         assert nsqd.ready <= 95
 
 
-@virtual
-async def test_an_nsqd_that_counts_rdy_down_gets_it_renewed_in_time() -> None:
-    nsqd = Network().nsqd()
+async def test_an_nsqd_that_counts_rdy_down_gets_it_renewed_in_time(nsqd: ScriptedNsqd) -> None:
     nsqd.old = nsqd.one_by_one = True
     async with running(consume(Recorder(), nsqd, max_in_flight=8)):
         for _ in range(100):
@@ -178,9 +159,7 @@ async def test_an_nsqd_that_counts_rdy_down_gets_it_renewed_in_time() -> None:
         assert 10 <= len(renewed) <= 20
 
 
-@virtual
-async def test_starvation_shows_in_the_batch_and_in_the_consumer() -> None:
-    nsqd = Network().nsqd()
+async def test_starvation_shows_in_the_batch_and_in_the_consumer(nsqd: ScriptedNsqd) -> None:
 
     async def hold(batch: Batch) -> None:
         batch.hold()

@@ -9,8 +9,8 @@ import pytest
 
 from nsqtools.engine.handler import Batch
 from nsqtools.errors import OutputError
-from tests.support.clock import elapse, virtual
-from tests.support.scripted import Network, Recorder, consume, running
+from tests.support.clock import elapse
+from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -21,9 +21,7 @@ async def hold(batch: Batch) -> None:
     batch.hold()
 
 
-@virtual
-async def test_what_a_handler_leaves_is_finished_in_one_write() -> None:
-    nsqd = Network().nsqd()
+async def test_what_a_handler_leaves_is_finished_in_one_write(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(recorder, nsqd, max_in_flight=10)
     async with running(consumer):
@@ -37,9 +35,7 @@ async def test_what_a_handler_leaves_is_finished_in_one_write() -> None:
         assert stats.received_bytes == 10
 
 
-@virtual
-async def test_a_handler_that_raises_keeps_what_it_finished() -> None:
-    nsqd = Network().nsqd()
+async def test_a_handler_that_raises_keeps_what_it_finished(nsqd: ScriptedNsqd) -> None:
 
     async def act(batch: Batch) -> None:
         if len(batch) == 3:
@@ -58,14 +54,12 @@ async def test_a_handler_that_raises_keeps_what_it_finished() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("bad body"), OutputError("out.log: no space")])
-@virtual
 async def test_a_failure_is_logged_with_a_traceback_unless_it_is_written_for_users(
-    error: Exception, caplog: pytest.LogCaptureFixture
+    nsqd: ScriptedNsqd, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def act(_: Batch) -> None:
         raise error
 
-    nsqd = Network().nsqd()
     async with running(consume(Recorder(act), nsqd)):
         nsqd.publish(b"x")
         await elapse(0.01)
@@ -75,15 +69,13 @@ async def test_a_failure_is_logged_with_a_traceback_unless_it_is_written_for_use
     assert bool(record.exc_info) is isinstance(error, ValueError)
 
 
-@virtual
 async def test_the_same_failure_is_logged_once_a_minute_and_another_at_once(
-    caplog: pytest.LogCaptureFixture,
+    nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def act(_: Batch) -> None:
         raise ValueError(text)
 
     text = "first"
-    nsqd = Network().nsqd()
     options: dict[str, Any] = {"max_backoff_duration": 0, "max_attempts": 0}
     consumer = consume(Recorder(act), nsqd, default_requeue_delay=1, **options)
     async with running(consumer):
@@ -98,9 +90,7 @@ async def test_the_same_failure_is_logged_once_a_minute_and_another_at_once(
         assert len(errors(caplog)) == 3
 
 
-@virtual
-async def test_a_cancelled_inner_task_is_a_failure_of_the_handler_not_the_end() -> None:
-    nsqd = Network().nsqd()
+async def test_a_cancelled_inner_task_is_a_failure_of_the_handler(nsqd: ScriptedNsqd) -> None:
 
     async def act(batch: Batch) -> None:
         if len(recorder.batches) == 1:
@@ -114,9 +104,7 @@ async def test_a_cancelled_inner_task_is_a_failure_of_the_handler_not_the_end() 
         assert nsqd.commands[-1] == "FIN 1"
 
 
-@virtual
-async def test_requeue_delays_grow_with_the_attempts_up_to_the_cap() -> None:
-    nsqd = Network().nsqd()
+async def test_requeue_delays_grow_with_the_attempts_up_to_the_cap(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     options: dict[str, Any] = {"max_backoff_duration": 0, "max_attempts": 0}
     async with running(consume(recorder, nsqd, **options)):
@@ -127,11 +115,9 @@ async def test_requeue_delays_grow_with_the_attempts_up_to_the_cap() -> None:
 
 
 @pytest.mark.parametrize(("delay", "sent"), [(None, 3000), (0.5, 500), (-1, 0), (7200, 7_200_000)])
-@virtual
 async def test_a_handler_may_choose_the_delay_and_nsqd_never_gets_a_negative_one(
-    delay: float | None, sent: int
+    nsqd: ScriptedNsqd, delay: float | None, sent: int
 ) -> None:
-    nsqd = Network().nsqd()
 
     async def act(batch: Batch) -> None:
         batch.requeue(delay=delay)
@@ -142,9 +128,7 @@ async def test_a_handler_may_choose_the_delay_and_nsqd_never_gets_a_negative_one
         assert f"REQ 1 {sent}" in nsqd.commands
 
 
-@virtual
-async def test_a_handler_sees_exactly_max_attempts_deliveries() -> None:
-    nsqd = Network().nsqd()
+async def test_a_handler_sees_exactly_max_attempts_deliveries(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(recorder, nsqd, default_requeue_delay=1, max_attempts=3)
     async with running(consumer):
@@ -157,9 +141,7 @@ async def test_a_handler_sees_exactly_max_attempts_deliveries() -> None:
         assert consumer.stats().given_up == 1
 
 
-@virtual
-async def test_the_given_up_are_told_apart_from_others_of_the_same_read() -> None:
-    nsqd = Network().nsqd()
+async def test_the_given_up_are_told_apart_from_others_of_the_same_read(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     async with running(consume(recorder, nsqd, max_in_flight=10, max_attempts=2)):
         nsqd.publish(b"warm")
@@ -175,9 +157,7 @@ async def test_the_given_up_are_told_apart_from_others_of_the_same_read() -> Non
     ]
 
 
-@virtual
-async def test_giving_up_that_fails_requeues() -> None:
-    nsqd = Network().nsqd()
+async def test_giving_up_that_fails_requeues(nsqd: ScriptedNsqd) -> None:
 
     class Full(Recorder):
         async def gave_up(self, messages: object) -> None:
@@ -198,9 +178,7 @@ async def test_giving_up_that_fails_requeues() -> None:
         assert consumer.stats().given_up == 1
 
 
-@virtual
-async def test_a_held_batch_is_settled_later_and_meanwhile_counts_as_in_flight() -> None:
-    nsqd = Network().nsqd()
+async def test_a_held_batch_counts_as_in_flight_until_it_is_settled(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder(hold)
     consumer = consume(recorder, nsqd, max_in_flight=2)
     async with running(consumer):
@@ -216,7 +194,6 @@ async def test_a_held_batch_is_settled_later_and_meanwhile_counts_as_in_flight()
         assert "RDY 0" not in nsqd.commands
 
 
-@virtual
 async def test_touching_keeps_a_held_message_beyond_its_timeout() -> None:
     nsqd = Network().nsqd(msg_timeout=10_000)
     recorder = Recorder(hold)
@@ -232,7 +209,6 @@ async def test_touching_keeps_a_held_message_beyond_its_timeout() -> None:
         assert (consumer.stats().touched, consumer.stats().too_late) == (5, 0)
 
 
-@virtual
 async def test_a_message_that_timed_out_comes_again_and_its_first_fin_is_too_late() -> None:
     nsqd = Network().nsqd(msg_timeout=10_000)
     recorder = Recorder(hold)
@@ -256,9 +232,7 @@ async def test_a_message_that_timed_out_comes_again_and_its_first_fin_is_too_lat
 
 
 @pytest.mark.parametrize("how", ["finish", "requeue", "touch"])
-@virtual
-async def test_settling_for_a_lost_connection_goes_nowhere(how: str) -> None:
-    nsqd = Network().nsqd()
+async def test_settling_for_a_lost_connection_goes_nowhere(nsqd: ScriptedNsqd, how: str) -> None:
     recorder = Recorder(hold)
     consumer = consume(recorder, nsqd, max_in_flight=5)
     async with running(consumer):
@@ -274,9 +248,7 @@ async def test_settling_for_a_lost_connection_goes_nowhere(how: str) -> None:
         assert consumer.stats().in_flight == 0
 
 
-@virtual
-async def test_what_is_forgotten_is_in_flight_no_more_and_nothing_is_sent() -> None:
-    nsqd = Network().nsqd()
+async def test_what_is_forgotten_is_in_flight_no_more_without_a_command(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder(hold)
     consumer = consume(recorder, nsqd, max_in_flight=10)
     async with running(consumer):

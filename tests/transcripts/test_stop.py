@@ -14,8 +14,8 @@ from nsqtools.engine.handler import Batch
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.rdy import RdyPlanner
 from tests.support import wire
-from tests.support.clock import elapse, virtual
-from tests.support.scripted import Network, Recorder, consume, running, undisturbed
+from tests.support.clock import elapse
+from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 END = "end of stream"
 
@@ -32,9 +32,7 @@ def loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-@virtual
-async def test_an_idle_consumer_says_cls_and_ends_its_stream() -> None:
-    nsqd = Network().nsqd()
+async def test_an_idle_consumer_says_cls_and_ends_its_stream(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(recorder, nsqd, max_in_flight=5)
     async with running(consumer):
@@ -45,9 +43,7 @@ async def test_an_idle_consumer_says_cls_and_ends_its_stream() -> None:
     assert loop_time() < 1
 
 
-@virtual
-async def test_what_was_delivered_is_handled_before_the_end() -> None:
-    nsqd = Network().nsqd()
+async def test_what_was_delivered_is_handled_before_the_end(nsqd: ScriptedNsqd) -> None:
     nsqd.one_by_one = True
     recorder = Recorder(partial(sleep, 1))
     async with running(consume(recorder, nsqd, max_in_flight=3)):
@@ -58,9 +54,7 @@ async def test_what_was_delivered_is_handled_before_the_end() -> None:
     assert nsqd.depth == 6
 
 
-@virtual
-async def test_a_handler_that_never_returns_is_given_the_drain_timeout_and_all_goes_back() -> None:
-    nsqd = Network().nsqd()
+async def test_a_handler_that_never_returns_has_the_drain_timeout(nsqd: ScriptedNsqd) -> None:
     nsqd.one_by_one = True
     recorder = Recorder(partial(sleep, 10**9))
     consumer = consume(recorder, nsqd, max_in_flight=5, drain_timeout=7)
@@ -73,9 +67,7 @@ async def test_a_handler_that_never_returns_is_given_the_drain_timeout_and_all_g
     assert consumer.stats().in_flight == 0
 
 
-@virtual
-async def test_the_unfinished_part_of_the_batch_in_hand_goes_back() -> None:
-    nsqd = Network().nsqd()
+async def test_the_unfinished_part_of_the_batch_in_hand_goes_back(nsqd: ScriptedNsqd) -> None:
 
     async def act(batch: Batch) -> None:
         if len(batch) == 3:
@@ -90,9 +82,7 @@ async def test_the_unfinished_part_of_the_batch_in_hand_goes_back() -> None:
     assert nsqd.commands[3:] == ["FIN 3", "CLS", "REQ 2 0", "REQ 4 0", END]
 
 
-@virtual
-async def test_what_is_held_and_not_settled_by_close_goes_back() -> None:
-    nsqd = Network().nsqd()
+async def test_what_is_held_and_not_settled_by_close_goes_back(nsqd: ScriptedNsqd) -> None:
 
     class Sink(Recorder):
         async def close(self) -> None:
@@ -107,29 +97,24 @@ async def test_what_is_held_and_not_settled_by_close_goes_back() -> None:
     assert nsqd.depth == 2
 
 
-@virtual
-async def test_a_sink_whose_close_fails_gives_all_back_before_the_error_is_raised() -> None:
-    nsqd = Network().nsqd()
+async def test_a_sink_whose_close_fails_gives_all_back_first(nsqd: ScriptedNsqd) -> None:
 
     class Sink(Recorder):
         async def close(self) -> None:
             raise OSError("no space left on device")
 
-    async with undisturbed():
-        consumer = consume(Sink(hold), nsqd, max_in_flight=5)
-        task = asyncio.create_task(consumer.run())
-        await elapse(1)
-        nsqd.publish(b"1")
-        await elapse(1)
-        consumer.stop()
-        with pytest.raises(OSError, match="no space left"):
-            await task
+    consumer = consume(Sink(hold), nsqd, max_in_flight=5)
+    task = asyncio.create_task(consumer.run())
+    await elapse(1)
+    nsqd.publish(b"1")
+    await elapse(1)
+    consumer.stop()
+    with pytest.raises(OSError, match="no space left"):
+        await task
     assert nsqd.commands[2:] == ["CLS", "REQ 1 0", END]
 
 
-@virtual
-async def test_messages_that_cross_the_cls_are_not_lost() -> None:
-    nsqd = Network().nsqd()
+async def test_messages_that_cross_the_cls_are_not_lost(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(recorder, nsqd, max_in_flight=5)
     async with running(consumer):
@@ -143,9 +128,7 @@ async def test_messages_that_cross_the_cls_are_not_lost() -> None:
     assert [number for number, _ in recorder.seen] == [1, 2, 3]
 
 
-@virtual
-async def test_what_comes_before_the_answer_to_cls_is_still_handled() -> None:
-    nsqd = Network().nsqd()
+async def test_what_comes_before_the_answer_to_cls_is_still_handled(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(recorder, nsqd, max_in_flight=5)
     async with running(consumer) as task:
@@ -160,9 +143,7 @@ async def test_what_comes_before_the_answer_to_cls_is_still_handled() -> None:
     assert nsqd.commands == ["RDY 1", "CLS", "FIN 7", "FIN 8", "REQ 9 0", END]
 
 
-@virtual
-async def test_a_handler_that_returns_when_cancelled_gets_no_other_batch() -> None:
-    nsqd = Network().nsqd()
+async def test_a_handler_returning_when_cancelled_gets_no_other_batch(nsqd: ScriptedNsqd) -> None:
     nsqd.one_by_one = True
 
     async def give_in(batch: Batch) -> None:
@@ -177,9 +158,7 @@ async def test_a_handler_that_returns_when_cancelled_gets_no_other_batch() -> No
     assert nsqd.commands[2:] == ["CLS", "FIN 1", "REQ 2 0", END]
 
 
-@virtual
-async def test_a_client_that_nsqd_does_not_let_go_is_gone_after_two_seconds() -> None:
-    nsqd = Network().nsqd()
+async def test_a_client_that_nsqd_keeps_is_gone_after_two_seconds(nsqd: ScriptedNsqd) -> None:
     nsqd.lingers = 100.0
     async with running(consume(Recorder(), nsqd)):
         await elapse(1)
@@ -187,23 +166,18 @@ async def test_a_client_that_nsqd_does_not_let_go_is_gone_after_two_seconds() ->
 
 
 @pytest.mark.parametrize("how", ["finish", "requeue", "touch"])
-@virtual
-async def test_settling_after_the_run_does_nothing(how: str) -> None:
-    nsqd = Network().nsqd()
+async def test_settling_after_the_run_does_nothing(nsqd: ScriptedNsqd, how: str) -> None:
     nsqd.lingers = 0.5
     recorder = Recorder(hold)
-    async with undisturbed():
-        async with running(consume(recorder, nsqd)):
-            nsqd.publish(b"1")
-            await elapse(1)
-            nsqd.clients[0].transport.on_write = lambda _: None  # nsqd reads the REQ too late
-        getattr(recorder.batches[0], how)()
-        await elapse(10)
+    async with running(consume(recorder, nsqd)):
+        nsqd.publish(b"1")
+        await elapse(1)
+        nsqd.clients[0].transport.on_write = lambda _: None  # nsqd reads the REQ too late
+    getattr(recorder.batches[0], how)()
+    await elapse(10)
 
 
-@virtual
-async def test_stopping_in_backoff_sends_no_rdy_any_more() -> None:
-    nsqd = Network().nsqd()
+async def test_stopping_in_backoff_sends_no_rdy_any_more(nsqd: ScriptedNsqd) -> None:
     async with running(consume(Recorder(), nsqd, max_in_flight=5)):
         nsqd.publish(b"bad")
         await elapse(1)
@@ -211,23 +185,18 @@ async def test_stopping_in_backoff_sends_no_rdy_any_more() -> None:
     assert nsqd.commands[-2:] == ["CLS", END]
 
 
-@virtual
-async def test_stopping_before_the_run_connects_to_nobody_for_long() -> None:
-    nsqd = Network().nsqd()
+async def test_stopping_before_the_run_connects_to_nobody_for_long(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(recorder, nsqd)
-    async with undisturbed():
-        consumer.stop()
-        await consumer.run()
-        await elapse(100)
+    consumer.stop()
+    await consumer.run()
+    await elapse(100)
     assert nsqd.clients == []
     assert nsqd.ready == 0
     assert recorder.closed == 1
 
 
-@virtual
-async def test_stopping_while_a_dial_hangs_ends_at_once() -> None:
-    network = Network()
+async def test_stopping_while_a_dial_hangs_ends_at_once(network: Network) -> None:
     nsqd, hole = network.nsqd("nsqd"), network.nsqd("hole")
     hole.hole = True
     async with running(consume(Recorder(), nsqd, hole, dial_timeout=50)):
@@ -237,9 +206,7 @@ async def test_stopping_while_a_dial_hangs_ends_at_once() -> None:
     assert nsqd.commands == ["RDY 1", "CLS", END]
 
 
-@virtual
-async def test_nothing_reconnects_after_stop_not_even_what_is_lost_while_draining() -> None:
-    network = Network()
+async def test_nothing_reconnects_after_stop_nor_while_draining(network: Network) -> None:
     first, second = network.nsqd("first"), network.nsqd("second")
     consumer = consume(Recorder(partial(sleep, 20)), first, second, reconnect_delay=1)
     async with running(consumer):
@@ -260,29 +227,26 @@ async def test_nothing_reconnects_after_stop_not_even_what_is_lost_while_drainin
 
 
 @pytest.mark.parametrize("draining", [False, True])
-@virtual
-async def test_cancelling_the_run_drops_the_connections_at_once(draining: bool) -> None:
-    nsqd = Network().nsqd()
+async def test_cancelling_the_run_drops_the_connections_at_once(
+    nsqd: ScriptedNsqd, draining: bool
+) -> None:
     consumer = consume(Recorder(partial(sleep, 10**9)), nsqd, drain_timeout=100)
-    async with undisturbed():
-        task = asyncio.create_task(consumer.run())
+    task = asyncio.create_task(consumer.run())
+    await elapse(1)
+    nsqd.publish(b"x")
+    await elapse(1)
+    if draining:
+        consumer.stop()
         await elapse(1)
-        nsqd.publish(b"x")
-        await elapse(1)
-        if draining:
-            consumer.stop()
-            await elapse(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await elapse(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await elapse(0.01)
     assert nsqd.commands == ["RDY 1", *["CLS"] * draining, "abort"]
     assert loop_time() < 4
 
 
-@virtual
-async def test_an_error_of_nsqd_while_closing_does_not_stop_the_drain() -> None:
-    nsqd = Network().nsqd()
+async def test_an_error_of_nsqd_while_closing_does_not_stop_the_drain(nsqd: ScriptedNsqd) -> None:
     nsqd.refuses = lambda text: "E_INVALID cannot CLS in current state" if text == "CLS" else None
     recorder = Recorder(partial(sleep, 5))
     async with running(consume(recorder, nsqd)):
@@ -292,9 +256,7 @@ async def test_an_error_of_nsqd_while_closing_does_not_stop_the_drain() -> None:
     assert loop_time() < 7
 
 
-@virtual
-async def test_a_handler_that_cannot_be_cancelled_does_not_keep_the_consumer() -> None:
-    nsqd = Network().nsqd()
+async def test_a_handler_that_cannot_be_cancelled_keeps_nobody(nsqd: ScriptedNsqd) -> None:
 
     async def stubborn(batch: Batch) -> None:
         for _ in range(100):
@@ -302,24 +264,21 @@ async def test_a_handler_that_cannot_be_cancelled_does_not_keep_the_consumer() -
                 await elapse(1000)
 
     consumer = consume(Recorder(stubborn), nsqd, max_in_flight=5, drain_timeout=7)
-    async with undisturbed():
-        task = asyncio.create_task(consumer.run())
-        await elapse(0.1)
-        nsqd.publish(b"1")
-        await elapse(1)
-        consumer.stop()
-        await task
-        assert loop_time() < 15
-        assert nsqd.clients == []
-        for left in asyncio.all_tasks() - {asyncio.current_task()}:
-            for _ in range(200):
-                left.cancel()
-                await asyncio.sleep(0)
+    task = asyncio.create_task(consumer.run())
+    await elapse(0.1)
+    nsqd.publish(b"1")
+    await elapse(1)
+    consumer.stop()
+    await task
+    assert loop_time() < 15
+    assert nsqd.clients == []
+    for left in asyncio.all_tasks() - {asyncio.current_task()}:
+        for _ in range(200):
+            left.cancel()
+            await asyncio.sleep(0)
 
 
-@virtual
-async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over() -> None:
-    nsqd = Network().nsqd()
+async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over(nsqd: ScriptedNsqd) -> None:
 
     class Stuck(Recorder):
         async def close(self) -> None:
@@ -333,9 +292,7 @@ async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over() -> Non
     assert loop_time() == pytest.approx(8, abs=0.5)
 
 
-@virtual
-async def test_an_nsqd_that_does_not_answer_cls_costs_the_messages_of_others_no_time() -> None:
-    network = Network()
+async def test_an_nsqd_that_does_not_answer_cls_costs_others_no_time(network: Network) -> None:
     dead, alive = network.nsqd("dead"), network.nsqd("alive")
     recorder = Recorder(partial(sleep, 20))
     async with running(consume(recorder, dead, alive, max_in_flight=2, drain_timeout=30)):
@@ -350,9 +307,8 @@ async def test_an_nsqd_that_does_not_answer_cls_costs_the_messages_of_others_no_
 @pytest.mark.parametrize(
     ("policy", "method", "body"), [(RdyPlanner, "plan", b"good"), (Backoff, "due", b"bad")]
 )
-@virtual
 async def test_planning_that_breaks_ends_the_consumer_with_the_error_after_draining(
-    policy: type, method: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+    nsqd: ScriptedNsqd, policy: type, method: str, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def act(batch: Batch) -> None:
         batch.hold()
@@ -362,17 +318,15 @@ async def test_planning_that_breaks_ends_the_consumer_with_the_error_after_drain
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    nsqd = Network().nsqd()
     consumer = consume(Recorder(act), nsqd, max_in_flight=5)
-    async with undisturbed():
-        run = asyncio.create_task(consumer.run())
-        await elapse(1)
-        nsqd.publish(b"held", body)
-        await elapse(0.1)
-        monkeypatch.setattr(policy, method, fail)
-        await elapse(6)  # a tick comes every 5 s, and the first backoff takes less
-        assert run.done()
-        with pytest.raises(ZeroDivisionError):
-            run.result()
-        assert nsqd.clients == []
-        assert "REQ 1 0" in nsqd.commands
+    run = asyncio.create_task(consumer.run())
+    await elapse(1)
+    nsqd.publish(b"held", body)
+    await elapse(0.1)
+    monkeypatch.setattr(policy, method, fail)
+    await elapse(6)  # a tick comes every 5 s, and the first backoff takes less
+    assert run.done()
+    with pytest.raises(ZeroDivisionError):
+        run.result()
+    assert nsqd.clients == []
+    assert "REQ 1 0" in nsqd.commands

@@ -14,15 +14,15 @@ from nsqtools.errors import AuthError, ConfigError, ConnectError, PublishError, 
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from tests.support import wire
-from tests.support.clock import elapse, virtual
-from tests.support.scripted import Network, ScriptedNsqd, flatten, undisturbed
+from tests.support.clock import elapse
+from tests.support.scripted import Network, ScriptedNsqd, flatten
 
 
 @contextlib.asynccontextmanager
 async def producing(*nsqds: ScriptedNsqd, **options: Any) -> AsyncIterator[Producer]:
     addresses = [nsqd.address for nsqd in nsqds]
     config = ProducerConfig(**options)
-    async with undisturbed(), Producer(addresses, config, rng=Random(1)) as made:
+    async with Producer(addresses, config, rng=Random(1)) as made:
         yield made
 
 
@@ -37,9 +37,7 @@ def refuse_bad(text: str) -> str | None:
     return "E_BAD_MESSAGE PUB message too big"
 
 
-@virtual
-async def test_one_body_is_a_pub_and_more_are_one_mpub() -> None:
-    nsqd = Network().nsqd()
+async def test_one_body_is_a_pub_and_more_are_one_mpub(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd) as producer:
         await producer.publish("t", [b"one"])
         await producer.publish("t", [b"one", b"two"])
@@ -47,18 +45,14 @@ async def test_one_body_is_a_pub_and_more_are_one_mpub() -> None:
     assert nsqd.commands == ["PUB t b'one'", "MPUB t [b'one', b'two']", "end of stream"]
 
 
-@virtual
-async def test_a_deferred_message_is_a_dpub_each() -> None:
-    nsqd = Network().nsqd()
+async def test_a_deferred_message_is_a_dpub_each(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd) as producer:
         await producer.publish("t", [b"one", b"two"], defer=1.5)
         await producer.publish("t", [b"three"], defer=0)
     assert nsqd.commands[:3] == ["DPUB t 1500 b'one'", "DPUB t 1500 b'two'", "DPUB t 0 b'three'"]
 
 
-@virtual
-async def test_a_refused_deferred_message_costs_no_other_and_sends_none_twice() -> None:
-    nsqd = Network().nsqd()
+async def test_a_refused_deferred_message_costs_no_other(nsqd: ScriptedNsqd) -> None:
     nsqd.refuses = refuse_bad
     bodies = [b"0", b"1", b"bad", b"3", b"bad", b"bad", b"6"]
     async with producing(nsqd) as producer:
@@ -69,9 +63,7 @@ async def test_a_refused_deferred_message_costs_no_other_and_sends_none_twice() 
     assert list(flatten(nsqd.published)) == [b"0", b"1", b"3", b"6"]
 
 
-@virtual
-async def test_after_a_lost_connection_only_unanswered_deferred_messages_are_sent_again() -> None:
-    nsqd = Network().nsqd()
+async def test_only_unanswered_deferred_messages_are_sent_again(nsqd: ScriptedNsqd) -> None:
     nsqd.answers = False
     async with producing(nsqd) as producer:
         first = asyncio.create_task(producer.publish("t", [b"a", b"b"], defer=1))
@@ -88,9 +80,7 @@ async def test_after_a_lost_connection_only_unanswered_deferred_messages_are_sen
     assert sorted(flatten(nsqd.published)) == [b"e", b"f", b"g"]
 
 
-@virtual
-async def test_batches_go_to_the_nsqds_in_turn() -> None:
-    network = Network()
+async def test_batches_go_to_the_nsqds_in_turn(network: Network) -> None:
     nsqds = [network.nsqd(name) for name in "abc"]
     async with producing(*nsqds) as producer:
         for n in range(9):
@@ -98,9 +88,7 @@ async def test_batches_go_to_the_nsqds_in_turn() -> None:
     assert [len(nsqd.published) for nsqd in nsqds] == [3, 3, 3]
 
 
-@virtual
-async def test_publishes_overlap_and_answers_belong_to_them_in_order() -> None:
-    nsqd = Network().nsqd()
+async def test_publishes_overlap_and_answers_belong_to_them_in_order(nsqd: ScriptedNsqd) -> None:
     nsqd.answers = False
     async with producing(nsqd) as producer:
         tasks = [asyncio.create_task(producer.publish("t", [b"%d" % n])) for n in range(4)]
@@ -113,9 +101,7 @@ async def test_publishes_overlap_and_answers_belong_to_them_in_order() -> None:
             assert [task.done() for task in tasks] == list(map(bool, done))
 
 
-@virtual
-async def test_an_error_is_not_blamed_on_the_publish_behind_the_one_it_answers() -> None:
-    nsqd = Network().nsqd()
+async def test_an_error_is_not_blamed_on_the_publish_behind(nsqd: ScriptedNsqd) -> None:
     nsqd.answers = False
     async with producing(nsqd) as producer:
         first, second = [asyncio.create_task(producer.publish("t", [b"x"])) for _ in range(2)]
@@ -129,9 +115,9 @@ async def test_an_error_is_not_blamed_on_the_publish_behind_the_one_it_answers()
 
 
 @pytest.mark.parametrize("how", ["break_off", "hang_up"])
-@virtual
-async def test_a_batch_whose_connection_breaks_goes_to_another_nsqd(how: str) -> None:
-    network = Network()
+async def test_a_batch_whose_connection_breaks_goes_to_another_nsqd(
+    network: Network, how: str
+) -> None:
     nsqds = [network.nsqd(name) for name in "ab"]
     async with producing(*nsqds) as producer:
         for nsqd in nsqds:
@@ -146,9 +132,7 @@ async def test_a_batch_whose_connection_breaks_goes_to_another_nsqd(how: str) ->
         assert first.published == other.published == [[b"one", b"two"]]
 
 
-@virtual
-async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back() -> None:
-    nsqd = Network().nsqd()
+async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd) as producer:
         nsqd.down = True
         nsqd.break_off()
@@ -174,9 +158,9 @@ async def test_with_one_nsqd_a_batch_waits_for_it_to_come_back() -> None:
 
 
 @pytest.mark.parametrize("nsqds", [1, 2])
-@virtual
-async def test_a_refused_batch_is_halved_until_the_culprits_stand_alone(nsqds: int) -> None:
-    network = Network()
+async def test_a_refused_batch_is_halved_until_the_culprits_stand_alone(
+    network: Network, nsqds: int
+) -> None:
     all_nsqds = [network.nsqd(name) for name in "ab"[:nsqds]]
     for nsqd in all_nsqds:
         nsqd.refuses = refuse_bad
@@ -192,9 +176,7 @@ async def test_a_refused_batch_is_halved_until_the_culprits_stand_alone(nsqds: i
     assert sorted(published) == sorted(body for body in bodies if not body.startswith(b"bad"))
 
 
-@virtual
-async def test_a_timeout_while_halving_reports_only_what_was_not_taken() -> None:
-    nsqd = Network().nsqd()
+async def test_a_timeout_while_halving_reports_only_what_was_not_taken(nsqd: ScriptedNsqd) -> None:
 
     def refuse(text: str) -> str | None:
         nsqd.answers = "[b'd', b'e', b'f', b'g']" not in text
@@ -211,9 +193,9 @@ async def test_a_timeout_while_halving_reports_only_what_was_not_taken() -> None
 
 
 @pytest.mark.parametrize("error", ["E_BAD_TOPIC PUB topic", "E_UNAUTHORIZED AUTH failed for PUB"])
-@virtual
-async def test_what_every_nsqd_would_refuse_is_refused_at_once(error: str) -> None:
-    network = Network()
+async def test_what_every_nsqd_would_refuse_is_refused_at_once(
+    network: Network, error: str
+) -> None:
     nsqds = [network.nsqd(name) for name in "ab"]
     for nsqd in nsqds:
         nsqd.refuses = lambda text: error if "PUB" in text else None
@@ -225,9 +207,7 @@ async def test_what_every_nsqd_would_refuse_is_refused_at_once(error: str) -> No
     assert caught.value.permanent
 
 
-@virtual
-async def test_a_temporary_error_is_tried_elsewhere_and_then_again() -> None:
-    network = Network()
+async def test_a_temporary_error_is_tried_elsewhere_and_then_again(network: Network) -> None:
     nsqds = [network.nsqd(name) for name in "ab"]
     for nsqd in nsqds:
         nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
@@ -242,9 +222,7 @@ async def test_a_temporary_error_is_tried_elsewhere_and_then_again() -> None:
         await task
 
 
-@virtual
-async def test_what_nobody_takes_is_given_up_at_the_timeout_and_says_what_went_wrong() -> None:
-    nsqd = Network().nsqd()
+async def test_what_nobody_takes_is_given_up_with_what_went_wrong(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd, publish_timeout=30) as producer:
 
         async def give_up(why: str) -> None:
@@ -264,9 +242,7 @@ async def test_what_nobody_takes_is_given_up_at_the_timeout_and_says_what_went_w
         await give_up("nsqd:4150: E_MPUB_FAILED exiting")
 
 
-@virtual
-async def test_in_mode_all_each_nsqd_gets_everything() -> None:
-    network = Network()
+async def test_in_mode_all_each_nsqd_gets_everything(network: Network) -> None:
     nsqds = [network.nsqd(name) for name in "abc"]
     async with producing(*nsqds, mode="all") as producer:
         await producer.publish("t", [b"1", b"2"])
@@ -274,9 +250,7 @@ async def test_in_mode_all_each_nsqd_gets_everything() -> None:
     assert [nsqd.published for nsqd in nsqds] == [[[b"1", b"2"], [b"3"]]] * 3
 
 
-@virtual
-async def test_in_mode_all_a_lost_nsqd_is_waited_for_and_only_it_gets_the_batch_again() -> None:
-    network = Network()
+async def test_in_mode_all_a_lost_nsqd_is_waited_for(network: Network) -> None:
     good, bad = network.nsqd("good"), network.nsqd("bad")
     async with producing(good, bad, mode="all") as producer:
         bad.down = True
@@ -289,9 +263,7 @@ async def test_in_mode_all_a_lost_nsqd_is_waited_for_and_only_it_gets_the_batch_
     assert good.published == bad.published == [[b"x"]]
 
 
-@virtual
-async def test_in_mode_all_what_one_nsqd_did_not_take_is_refused() -> None:
-    network = Network()
+async def test_in_mode_all_what_one_nsqd_did_not_take_is_refused(network: Network) -> None:
     good, bad = network.nsqd("good"), network.nsqd("bad")
     bad.refuses = refuse_bad
     async with producing(good, bad, mode="all") as producer:
@@ -302,9 +274,7 @@ async def test_in_mode_all_what_one_nsqd_did_not_take_is_refused() -> None:
     assert list(flatten(bad.published)) == [b"1"]
 
 
-@virtual
-async def test_batches_stay_under_the_size_of_a_body_to_the_byte() -> None:
-    nsqd = Network().nsqd()
+async def test_batches_stay_under_the_size_of_a_body_to_the_byte(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd, max_msg_size=100, max_body_size=4 + 3 * (4 + 20)) as producer:
         bodies = [b"%020d" % n for n in range(7)]
         await producer.publish("t", bodies)
@@ -315,9 +285,7 @@ async def test_batches_stay_under_the_size_of_a_body_to_the_byte() -> None:
         assert [len(part) for part in nsqd.published] == [2, 2]
 
 
-@virtual
-async def test_a_body_nobody_takes_is_refused_without_being_sent_and_the_others_are_sent() -> None:
-    nsqd = Network().nsqd()
+async def test_a_body_nobody_takes_is_refused_without_being_sent(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd, max_msg_size=10) as producer:
         with pytest.raises(PublishError, match="11 bytes") as caught:
             await producer.publish("t", [b"1", b"x" * 11, b"x" * 10, b"", b"2"])
@@ -326,9 +294,7 @@ async def test_a_body_nobody_takes_is_refused_without_being_sent_and_the_others_
     assert nsqd.published == [[b"1", b"x" * 10, b"2"]]
 
 
-@virtual
-async def test_connecting_fails_only_if_nobody_can_be_reached() -> None:
-    network = Network()
+async def test_connecting_fails_only_if_nobody_can_be_reached(network: Network) -> None:
     good, bad = network.nsqd("good"), network.nsqd("bad")
     bad.down = True
     async with producing(good, bad) as producer:
@@ -346,9 +312,7 @@ async def test_connecting_fails_only_if_nobody_can_be_reached() -> None:
             raise AssertionError
 
 
-@virtual
-async def test_connecting_in_mode_all_fails_if_one_cannot_be_reached() -> None:
-    network = Network()
+async def test_connecting_in_mode_all_fails_if_one_cannot_be_reached(network: Network) -> None:
     good, bad = network.nsqd("good"), network.nsqd("bad")
     bad.down = True
     with pytest.raises(ConnectError, match="bad:4150"):
@@ -359,9 +323,7 @@ async def test_connecting_in_mode_all_fails_if_one_cannot_be_reached() -> None:
     assert len(bad.dials) == 1
 
 
-@virtual
-async def test_publishing_without_having_connected_fails_at_once() -> None:
-    nsqd = Network().nsqd()
+async def test_publishing_without_having_connected_fails_at_once(nsqd: ScriptedNsqd) -> None:
     producer = Producer([nsqd.address], ProducerConfig())
     with pytest.raises(PublishError, match="never connected") as caught:
         await producer.publish("t", [b"a", b"b"])
@@ -374,11 +336,9 @@ async def test_publishing_without_having_connected_fails_at_once() -> None:
     ("topic", "bodies", "culprit"),
     [("no spaces", [b"x"], "'no spaces'"), ("t", b"one", "bodies"), ("t", "one", "bodies")],
 )
-@virtual
 async def test_a_bad_topic_or_a_single_body_is_an_error_of_the_caller(
-    topic: str, bodies: Any, culprit: str
+    nsqd: ScriptedNsqd, topic: str, bodies: Any, culprit: str
 ) -> None:
-    nsqd = Network().nsqd()
     async with producing(nsqd) as producer:
         await producer.connect()  # once more, which does nothing
         with pytest.raises(ConfigError, match=culprit):
@@ -387,29 +347,26 @@ async def test_a_bad_topic_or_a_single_body_is_an_error_of_the_caller(
 
 
 @pytest.mark.parametrize("turns", range(12))
-@virtual
-async def test_connecting_that_is_cancelled_leaves_no_connection_behind(turns: int) -> None:
-    network = Network()
+async def test_connecting_that_is_cancelled_leaves_no_connection_behind(
+    network: Network, turns: int
+) -> None:
     nsqds = [network.nsqd(name) for name in ("a", "b", "hole")]
     nsqds[2].hole = True
     producer = Producer([nsqd.address for nsqd in nsqds], ProducerConfig())
-    async with undisturbed():
-        connecting = asyncio.create_task(producer.connect())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        connecting.cancel()
-        await asyncio.wait([connecting])
-        assert connecting.cancelled()
-        await elapse(0.1)
-        assert [nsqd.clients for nsqd in nsqds] == [[], [], []]
-        nsqds[2].hole = False
-        async with producer:  # it can be tried again
-            await producer.publish("t", [b"x"])
+    connecting = asyncio.create_task(producer.connect())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    connecting.cancel()
+    await asyncio.wait([connecting])
+    assert connecting.cancelled()
+    await elapse(0.1)
+    assert [nsqd.clients for nsqd in nsqds] == [[], [], []]
+    nsqds[2].hole = False
+    async with producer:  # it can be tried again
+        await producer.publish("t", [b"x"])
 
 
-@virtual
-async def test_connecting_that_fails_in_an_unforeseen_way_leaves_no_connection_behind() -> None:
-    network = Network()
+async def test_connecting_that_fails_leaves_no_connection_behind(network: Network) -> None:
     nsqds = [network.nsqd(name) for name in "ab"]
 
     async def dial(address: Address, *args: Any, **options: Any) -> Connection:
@@ -425,9 +382,7 @@ async def test_connecting_that_fails_in_an_unforeseen_way_leaves_no_connection_b
     assert nsqds[0].clients == []
 
 
-@virtual
-async def test_closing_fails_what_is_under_way_at_once_and_reconnects_to_nobody() -> None:
-    network = Network()
+async def test_closing_fails_what_is_under_way_and_reconnects_to_nobody(network: Network) -> None:
     nsqd, away = network.nsqd("nsqd"), network.nsqd("away")
     away.down = True
     nsqd.answers = False
@@ -471,9 +426,9 @@ POOLS = pytest.mark.parametrize("mode", ["hostpool", "epsilon-greedy"])
 
 
 @POOLS
-@virtual
-async def test_a_pool_leaves_an_nsqd_that_fails_alone_for_half_a_minute(mode: str) -> None:
-    network = Network()
+async def test_a_pool_leaves_an_nsqd_that_fails_alone_for_half_a_minute(
+    network: Network, mode: str
+) -> None:
     good, bad = network.nsqd("good"), network.nsqd("bad")
     bad.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
     async with producing(good, bad, mode=mode, reconnect_delay=100) as producer:
@@ -483,9 +438,9 @@ async def test_a_pool_leaves_an_nsqd_that_fails_alone_for_half_a_minute(mode: st
 
 
 @POOLS
-@virtual
-async def test_an_nsqd_of_a_pool_that_is_back_takes_part_at_once(mode: str) -> None:
-    network = Network()
+async def test_an_nsqd_of_a_pool_that_is_back_takes_part_at_once(
+    network: Network, mode: str
+) -> None:
     nsqd, other = network.nsqd("nsqd"), network.nsqd("other")
     async with producing(nsqd, other, mode=mode) as producer:
         other.down = True
@@ -499,9 +454,9 @@ async def test_an_nsqd_of_a_pool_that_is_back_takes_part_at_once(mode: str) -> N
 
 
 @POOLS
-@virtual
-async def test_a_refused_body_is_no_fault_of_the_nsqd_of_a_pool(mode: str) -> None:
-    network = Network()
+async def test_a_refused_body_is_no_fault_of_the_nsqd_of_a_pool(
+    network: Network, mode: str
+) -> None:
     nsqds = [network.nsqd(name) for name in "ab"]
     for nsqd in nsqds:
         nsqd.refuses = refuse_bad
@@ -520,9 +475,7 @@ async def test_a_refused_body_is_no_fault_of_the_nsqd_of_a_pool(mode: str) -> No
     assert min(counts) > 75
 
 
-@virtual
-async def test_a_greedy_pool_prefers_the_fast_nsqd_and_still_knows_the_other() -> None:
-    network = Network()
+async def test_a_greedy_pool_prefers_the_fast_nsqd(network: Network) -> None:
     fast, lame = network.nsqd("fast"), network.nsqd("lame")
     slow(fast, 0.01)
     slow(lame, 0.2)
@@ -532,9 +485,7 @@ async def test_a_greedy_pool_prefers_the_fast_nsqd_and_still_knows_the_other() -
     assert len(lame.published) > 5
 
 
-@virtual
-async def test_the_cause_of_a_refusal_blames_bodies_only_if_nothing_else_is_to_blame() -> None:
-    nsqd = Network().nsqd()
+async def test_a_refusal_blames_bodies_only_if_nothing_else_is_to_blame(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd, max_msg_size=10) as producer:
         with pytest.raises(PublishError) as caught:
             await producer.publish("t", [b"x" * 11])
@@ -552,9 +503,9 @@ async def test_the_cause_of_a_refusal_blames_bodies_only_if_nothing_else_is_to_b
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
-@virtual
-async def test_a_thousand_publishes_at_once_through_flapping_nsqds_all_arrive(mode: str) -> None:
-    network = Network()
+async def test_a_thousand_publishes_at_once_through_flapping_nsqds_all_arrive(
+    network: Network, mode: str
+) -> None:
     nsqds = [network.nsqd(name) for name in "abc"]
     async with producing(*nsqds, mode=mode) as producer:
         tasks = []

@@ -9,7 +9,7 @@ from nsqtools.engine.consumer import Consumer
 from nsqtools.engine.handler import Batch
 from nsqtools.engine.limit import Limit
 from tests.support import wire
-from tests.support.clock import elapse, virtual
+from tests.support.clock import elapse
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
@@ -39,9 +39,9 @@ def failing(*turns: int) -> Recorder:
 
 
 @pytest.mark.parametrize(("count", "one_by_one"), [(1, False), (10, True), (11, False), (37, True)])
-@virtual
-async def test_one_nsqd_delivers_exactly_the_number(count: int, one_by_one: bool) -> None:
-    nsqd = Network().nsqd()
+async def test_one_nsqd_delivers_exactly_the_number(
+    nsqd: ScriptedNsqd, count: int, one_by_one: bool
+) -> None:
     nsqd.one_by_one = one_by_one
     nsqd.publish(*[b"x"] * 100)
     recorder = Recorder()
@@ -55,9 +55,7 @@ async def test_one_nsqd_delivers_exactly_the_number(count: int, one_by_one: bool
     assert not any(text.startswith("REQ") for text in nsqd.commands)
 
 
-@virtual
-async def test_several_nsqds_deliver_exactly_the_number() -> None:
-    network = Network()
+async def test_several_nsqds_deliver_exactly_the_number(network: Network) -> None:
     nsqds = [network.nsqd(name) for name in "abc"]
     for nsqd in nsqds:
         nsqd.publish(*[b"x"] * 20)
@@ -69,9 +67,7 @@ async def test_several_nsqds_deliver_exactly_the_number() -> None:
     assert sum(nsqd.in_flight for nsqd in nsqds) == 0
 
 
-@virtual
-async def test_what_is_delivered_beyond_goes_back_at_once() -> None:
-    nsqd = Network().nsqd()
+async def test_what_is_delivered_beyond_goes_back_at_once(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     async with running(limited(3, recorder, nsqd)) as task:
         nsqd.send(b"".join(map(wire.message, range(1, 6))))
@@ -82,9 +78,9 @@ async def test_what_is_delivered_beyond_goes_back_at_once() -> None:
 
 
 @pytest.mark.parametrize(("count", "turn"), [(6, 2), (1, 1)])
-@virtual
-async def test_a_failure_does_not_count_and_its_messages_come_again(count: int, turn: int) -> None:
-    nsqd = Network().nsqd()
+async def test_a_failure_does_not_count_and_its_messages_come_again(
+    nsqd: ScriptedNsqd, count: int, turn: int
+) -> None:
     nsqd.publish(*[b"x"] * 10)
     recorder = failing(turn)
     options: dict[str, Any] = {"default_requeue_delay": 1, "max_in_flight": 4}
@@ -94,9 +90,7 @@ async def test_a_failure_does_not_count_and_its_messages_come_again(count: int, 
     assert (nsqd.depth, nsqd.in_flight) == (10 - count, 0)
 
 
-@virtual
-async def test_messages_given_up_do_not_count() -> None:
-    nsqd = Network().nsqd()
+async def test_messages_given_up_do_not_count(nsqd: ScriptedNsqd) -> None:
     nsqd.publish(b"old", b"old", attempts=9)
     nsqd.publish(*[b"x"] * 5)
     recorder = Recorder()
@@ -106,9 +100,7 @@ async def test_messages_given_up_do_not_count() -> None:
     assert [number for number, _ in recorder.seen] == [3, 4, 5]
 
 
-@virtual
-async def test_consumers_may_share_a_limit() -> None:
-    network = Network()
+async def test_consumers_may_share_a_limit(network: Network) -> None:
     first, second = network.nsqd("first"), network.nsqd("second")
     for nsqd in (first, second):
         nsqd.publish(*[b"x"] * 20)
@@ -129,9 +121,7 @@ async def test_consumers_may_share_a_limit() -> None:
     assert first.in_flight + second.in_flight == 0
 
 
-@virtual
-async def test_the_last_message_does_not_end_it_while_another_batch_may_still_fail() -> None:
-    network = Network()
+async def test_it_does_not_end_while_another_batch_may_still_fail(network: Network) -> None:
     slow, quick = network.nsqd("slow"), network.nsqd("quick")
     slow.publish(b"x")
     may_fail = asyncio.Event()
@@ -156,11 +146,9 @@ async def test_the_last_message_does_not_end_it_while_another_batch_may_still_fa
 
 
 @pytest.mark.parametrize("failures", [0, 3])
-@virtual
 async def test_what_is_held_counts_when_it_is_finished_and_not_when_it_is_given_back(
-    failures: int,
+    nsqd: ScriptedNsqd, failures: int
 ) -> None:
-    nsqd = Network().nsqd()
     nsqd.publish(*[b"x"] * 30)
     left = failures
 
@@ -184,7 +172,6 @@ async def test_what_is_held_counts_when_it_is_finished_and_not_when_it_is_given_
     assert (nsqd.depth, nsqd.in_flight) == (20, 0)
 
 
-@virtual
 async def test_what_is_settled_after_its_connection_was_lost_does_not_count() -> None:
     nsqd = Network().nsqd(msg_timeout=5000)
     nsqd.publish(*[b"x"] * 3)
