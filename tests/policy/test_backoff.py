@@ -51,6 +51,12 @@ def test_waits_double_to_the_longest_and_each_success_takes_a_level_back() -> No
     assert record(backoff, succeeded=1) == Change(State.NONE, 0.0, 0)
 
 
+def test_a_change_says_how_long_and_how_deep() -> None:
+    assert "2 s, level 1" in str(Change(State.WAITING, 2.0, 1))
+    assert "level 3" in str(Change(State.PROBING, 0.0, 3))
+    assert "level" not in str(Change(State.NONE, 0.0, 0))
+
+
 @pytest.mark.parametrize(
     ("level", "results", "expected"),
     [

@@ -46,8 +46,8 @@ def only(rows: list[Row]) -> Row:
 def test_rates_are_per_second_of_the_time_between_the_answers_of_each_nsqd() -> None:
     rates = RatesOfSamples()
 
-    def counted(at: float, *counts: int) -> Sample:
-        return Sample(at, 1, {KEY: Counters(*counts)})
+    def counted(at: float, messages: int, requeues: int = 0, timeouts: int = 0) -> Sample:
+        return Sample(at, 1, {KEY: Counters(messages, requeues, timeouts)})
 
     rates.record({"a": counted(10.0, 100, 10, 20), "b": counted(10.5, 0)})
     row = only(rates.record({"a": counted(12.0, 300, 14, 28), "b": counted(14.5, 400)}))

@@ -453,6 +453,20 @@ async def test_an_nsqd_of_a_pool_that_is_back_takes_part_at_once(
         assert len(other.published) > 25
 
 
+async def test_a_pool_of_nsqds_that_all_fail_recovers_soon_after_they_do(network: Network) -> None:
+    nsqds = [network.nsqd(name) for name in "ab"]
+    for nsqd in nsqds:
+        nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
+    async with producing(*nsqds, mode="hostpool", publish_timeout=1000) as producer:
+        task = asyncio.create_task(producer.publish("t", [b"x"]))
+        await elapse(600)
+        assert not task.done()
+        for nsqd in nsqds:
+            nsqd.refuses = lambda _: None
+        await elapse(31)
+        assert task.done()
+
+
 @POOLS
 async def test_a_refused_body_is_no_fault_of_the_nsqd_of_a_pool(
     network: Network, mode: str
