@@ -30,15 +30,6 @@ def end_wait(backoff: Backoff) -> float:
     return now
 
 
-def at_level(level: int, max_duration: float = 120.0) -> Backoff:
-    """Probing, with the counter at this level."""
-    backoff = Backoff("exponential", 1.0, max_duration)
-    for _ in range(level):
-        record(backoff, failed=1)
-        end_wait(backoff)
-    return backoff
-
-
 def test_waits_double_to_the_longest_and_each_success_takes_a_level_back() -> None:
     backoff = Backoff("exponential", 1.0, 120.0)
     waits = []
@@ -55,36 +46,6 @@ def test_a_change_says_how_long_and_how_deep() -> None:
     assert "2 s, level 1" in str(Change(State.WAITING, 2.0, 1))
     assert "level 3" in str(Change(State.PROBING, 0.0, 3))
     assert "level" not in str(Change(State.NONE, 0.0, 0))
-
-
-@pytest.mark.parametrize(
-    ("level", "results", "expected"),
-    [
-        (0, {"succeeded": 3}, None),
-        (0, {"failed": 1}, Change(State.WAITING, 2.0, 1)),
-        (0, {"failed": 5, "succeeded": 5}, Change(State.WAITING, 2.0, 1)),
-        (1, {}, None),
-        (1, {"succeeded": 9}, Change(State.NONE, 0.0, 0)),
-        (1, {"failed": 1, "succeeded": 9}, Change(State.WAITING, 4.0, 2)),
-        (1, {"neutral": 1, "succeeded": 1}, Change(State.WAITING, 2.0, 1)),
-        (2, {"succeeded": 9}, Change(State.WAITING, 2.0, 1)),
-        (2, {"failed": 4, "neutral": 4}, Change(State.WAITING, 8.0, 3)),
-        (6, {"failed": 1}, Change(State.WAITING, 64.0, 6)),
-    ],
-)
-def test_one_batch_is_one_result(
-    level: int, results: dict[str, int], expected: Change | None
-) -> None:
-    assert record(at_level(level), **results) == expected
-
-
-@pytest.mark.parametrize(
-    ("multiplier", "max_duration"), [(1.0, 0.0), (0.0, 120.0), (1.0, 1.9), (61.0, 120.0)]
-)
-def test_settings_that_mean_no_backoff_at_all(multiplier: float, max_duration: float) -> None:
-    backoff = Backoff("exponential", multiplier, max_duration)
-    assert record(backoff, failed=100) is None
-    assert backoff.mode is Mode.RUNNING
 
 
 def test_an_unknown_strategy_is_refused_by_name() -> None:

@@ -293,17 +293,6 @@ def test_little_knowledge_of_an_endpoint_does_not_make_it_look_fast() -> None:
     assert share(w, B, took, seconds=2.0) == pytest.approx(0.5, abs=0.1)
 
 
-def test_an_endpoint_that_got_nothing_for_a_while_is_as_fast_as_it_was() -> None:
-    w = world("epsilon-greedy", [A, B])
-    w.report(B, ok=True, took=0.02)
-    for _ in range(1000):
-        w.now += 0.1
-        w.choose()
-        w.report(A, ok=True, took=0.01)
-    chosen = Counter(w.choose()[0] for _ in range(3000))
-    assert chosen[B] / 3000 == pytest.approx(1 / 3, abs=0.03)
-
-
 def test_what_nobody_measured_for_five_minutes_is_forgotten() -> None:
     took = {A: 0.001, B: 10.0}
     w = measured(took)

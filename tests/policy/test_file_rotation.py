@@ -104,22 +104,6 @@ def test_setting_the_clock_makes_no_interval_longer_or_shorter(hours: int) -> No
     assert decide(rotation, opened(), after=61.0, set_by=hours * HOUR) == Rotate("interval")
 
 
-@pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
-        ({"name": "y", "after": 61.0}, "name"),
-        ({"after": 61.0}, "interval"),
-        ({"after": 30.0}, "boundary"),
-        ({"after": 1.0}, "size"),
-    ],
-)
-def test_the_first_reason_is_given(facts: dict[str, float], reason: str) -> None:
-    rotation = Rotation(size=1, compressed_size=1, interval=60, boundary=900, zone=UTC)
-    found = decide(rotation, opened(NOON - 20 * SECOND), **facts)  # type: ignore[arg-type]
-    assert found is not None
-    assert found.reason == reason
-
-
 def test_an_empty_file_is_published_unless_that_is_to_be_skipped() -> None:
     empty = opened(size=0, compressed=20, records=0)
     keeps, skips = (Rotation(interval=60, skip_empty=skip) for skip in (False, True))

@@ -1,29 +1,92 @@
-"""RDY: what is sent at all, shares, caps, and handlers that fall behind."""
+"""RDY: what is sent at all, shares, caps, slow handlers, and turns where slots are few."""
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nsqtools.policy.rdy import Mode, Peer, bytes_limit, is_starved
-from tests.support.facts import (
-    NOW,
-    any_limit,
-    any_mode,
-    any_peers,
-    apply,
-    deliver,
-    make,
-    plan,
-    settle_down,
-)
+from nsqtools.names import Address
+from nsqtools.policy.rdy import Mode, Peer, RdyPlanner, bytes_limit, is_starved
 
-if TYPE_CHECKING:
-    from random import Random
+IDLE, LONG = 10.0, 30.0
+NOW = 1000.0
+planner = RdyPlanner(IDLE, LONG)
+
+
+def make(number: int, **facts: object) -> Peer:
+    facts = {"fresh": False, "last_message": NOW, "rdy_since": NOW} | facts
+    return Peer(Address("nsqd", 4150 + number), **facts)  # type: ignore[arg-type]
+
+
+def plan(
+    peers: list[Peer],
+    max_in_flight: int,
+    mode: Mode = Mode.RUNNING,
+    now: float = NOW,
+    rng: Random | None = None,
+) -> dict[Address, int]:
+    rng = rng or Random(1)
+    return planner.plan(peers, max_in_flight=max_in_flight, mode=mode, now=now, rng=rng)
+
+
+def apply(peers: list[Peer], commands: dict[Address, int], now: float = NOW) -> None:
+    for peer in peers:
+        if peer.address in commands:
+            count = commands[peer.address]
+            if peer.rdy:
+                peer.served = now
+            if count != peer.rdy:
+                peer.rdy_since = now
+            peer.rdy, peer.received = count, 0
+
+
+def settle_down(
+    peers: list[Peer], max_in_flight: int, mode: Mode = Mode.RUNNING, now: float = NOW
+) -> list[int]:
+    """Plan, send, and return everyone's RDY."""
+    apply(peers, plan(peers, max_in_flight, mode, now), now)
+    return [peer.rdy for peer in peers]
+
+
+def deliver(peer: Peer, now: float = NOW, count: int = 1) -> None:
+    peer.in_flight += count
+    peer.received += count
+    peer.last_message = now
+    peer.fresh = False
+
+
+moments = st.floats(0, NOW)
+counts = st.sampled_from([0, 0, 0, 1]) | st.integers(0, 12) | st.integers(0, 3000)
+
+
+@st.composite
+def any_peers(draw: st.DrawFn) -> list[Peer]:
+    """Peers with arbitrary facts, even such as no history leads to."""
+    return [
+        Peer(
+            Address("nsqd", number),
+            rdy=draw(counts),
+            max_rdy=draw(st.sampled_from([0, 1, 2, 5, 100, 2500])),
+            in_flight=draw(counts),
+            received=draw(counts),
+            counts_down=draw(st.booleans()),
+            fresh=draw(st.booleans()),
+            last_message=draw(moments),
+            rdy_since=draw(moments),
+            served=draw(moments | st.just(-math.inf)),
+            closing=draw(st.sampled_from([False, False, False, True])),
+        )
+        for number in range(draw(st.integers(0, 8)))
+    ]
+
+
+any_limit = st.integers(0, 12) | st.integers(0, 6000)
+any_mode = st.sampled_from(Mode)
 
 
 # Properties of every single plan.
@@ -74,22 +137,8 @@ def test_running_shares_all_slots_evenly_among_peers_that_keep_up(
 # Sharing, by example.
 
 
-@pytest.mark.parametrize(
-    ("limit", "caps", "expected"),
-    [
-        (5, [2500] * 3, [2, 2, 1]),
-        (6000, [2500] * 2, [2500, 2500]),
-        (10, [1, 2500, 2500], [1, 5, 4]),
-        (10, [2500, 2500, 2], [4, 4, 2]),
-        (12, [2, 4, 2500], [2, 4, 6]),
-    ],
-)
-def test_slots_are_shared(limit: int, caps: list[int], expected: list[int]) -> None:
-    peers = [make(n, max_rdy=cap) for n, cap in enumerate(caps)]
-    assert settle_down(peers, limit) == expected
-
-
 def test_who_has_the_bigger_share_keeps_it() -> None:
+    assert settle_down([make(n) for n in range(3)], 5) == [2, 2, 1]
     peers = [make(0, rdy=1), make(1, rdy=2), make(2, rdy=2)]
     assert plan(peers, 5) == {}
     peers.append(make(3))
@@ -193,6 +242,7 @@ def test_an_old_nsqd_gets_rdy_again_below_a_quarter_of_it(
 
 
 @example(limit=30, budget=33, mean=1.1)
+@example(limit=200, budget=1000, mean=1e-300)
 @given(limit=any_limit, budget=st.integers(1, 1 << 30), mean=st.floats(0, 1 << 31))
 def test_bytes_in_flight_stay_within_the_budget(limit: int, budget: int, mean: float) -> None:
     allowed = bytes_limit(limit, budget, mean)
@@ -204,22 +254,133 @@ def test_bytes_in_flight_stay_within_the_budget(limit: int, budget: int, mean: f
 
 
 @pytest.mark.parametrize(
-    ("limit", "budget", "mean", "expected"),
-    [
-        (200, 64 << 20, 200.0, 200),
-        (200, 64 << 20, 1 << 20, 64),
-        (200, 1000, 5000.0, 1),
-        (200, 1000, 1e-300, 200),
-    ],
-)
-def test_bytes_lower_max_in_flight(limit: int, budget: int, mean: float, expected: int) -> None:
-    assert bytes_limit(limit, budget, mean) == expected
-
-
-@pytest.mark.parametrize(
     ("rdy", "in_flight", "starved"),
     [(100, 84, False), (100, 85, True), (0, 0, False), (0, 1, True)],
 )
 def test_starvation_is_seen_at_85_percent(rdy: int, in_flight: int, starved: bool) -> None:
     assert is_starved([make(0), make(1, rdy=rdy, in_flight=in_flight)]) is starved
     assert not is_starved([make(1, rdy=rdy, in_flight=in_flight, closing=True)])
+
+
+# Fewer slots than connections, and whole histories.
+
+
+def test_holders_are_kept_when_slots_become_scarce_and_the_rest_is_lowered() -> None:
+    peers = [make(0, rdy=50, in_flight=40), make(1, rdy=50, last_message=NOW + 1), make(2)]
+    assert settle_down(peers, 2, now=NOW + 2) == [1, 1, 0]
+    deliver(peers[1], NOW + 3)
+    assert settle_down(peers, 1, now=NOW + 4) == [0, 1, 0]
+
+
+def test_an_idle_holder_gives_its_slot_to_who_waited_longest() -> None:
+    peers = [make(0, rdy=1), make(1, served=NOW - 20), make(2, served=NOW - 21)]
+    assert plan(peers, 1, now=NOW + IDLE - 0.1) == {}
+    assert settle_down(peers, 1, now=NOW + IDLE) == [0, 0, 1]
+
+
+def test_a_busy_holder_gives_its_slot_up_later() -> None:
+    peers = [make(0, rdy=1), make(1)]
+    peers[0].last_message = NOW + LONG
+    assert plan(peers, 1, now=NOW + LONG - 0.1) == {}
+    assert settle_down(peers, 1, now=NOW + LONG) == [0, 1]
+
+
+def test_of_two_expired_holders_the_idle_one_gives_up_first() -> None:
+    for number, expected in ((0, [1, 0, 1]), (1, [0, 1, 1])):
+        peers = [make(0, rdy=1), make(1, rdy=1), make(2)]
+        peers[number].last_message = NOW + LONG
+        assert settle_down(peers, 2, now=NOW + LONG) == expected
+
+
+def test_a_holder_keeps_its_slot_when_nobody_can_take_it() -> None:
+    peers = [make(0, rdy=1), make(1, in_flight=1), make(2, closing=True)]
+    assert plan(peers, 1, now=NOW + 10 * LONG) == {}
+
+
+def test_who_was_just_emptied_takes_no_slot_from_another_holder() -> None:
+    peers = [make(0, rdy=1), make(1, rdy=1), make(2)]
+    later = NOW + LONG
+    assert sum(settle_down(peers, 2, now=later)) == 2
+    assert peers[2].rdy == 1
+    assert plan(peers, 2, now=later + IDLE - 0.1) == {}
+    assert plan(peers, 2, now=later + IDLE) != {}
+
+
+def test_equal_waiters_are_picked_at_random() -> None:
+    picked = {next(iter(plan([make(n) for n in range(5)], 1, rng=Random(n)))) for n in range(60)}
+    assert len(picked) == 5
+
+
+def test_the_probe_goes_first_to_a_connection_with_nothing_in_flight() -> None:
+    peers = [make(0, in_flight=3), make(1, served=NOW), make(2, in_flight=1)]
+    assert settle_down(peers, 100, Mode.PROBING) == [0, 1, 0]
+
+
+@settings(max_examples=40)
+@given(
+    peers=st.integers(2, 9),
+    slots=st.integers(1, 8),
+    mode=st.sampled_from([Mode.RUNNING, Mode.PROBING]),
+    period=st.floats(0.5, 5),
+    seed=st.integers(0, 9999),
+)
+def test_every_connection_is_served_within_the_bound(
+    peers: int, slots: int, mode: Mode, period: float, seed: int
+) -> None:
+    rng = Random(seed)
+    slots = 1 if mode is Mode.PROBING else min(slots, peers - 1)
+    bound = IDLE + math.ceil((peers - slots) / slots) * (LONG + period)
+    everyone = [make(n, fresh=True) for n in range(peers)]
+    busy = {peer.address for peer in everyone if rng.random() < 0.5}
+    waiting_since = {peer.address: NOW for peer in everyone}
+    now = NOW
+    while now < NOW + 3 * bound:
+        apply(everyone, plan(everyone, slots, mode, now, rng), now)
+        assert sum(peer.rdy for peer in everyone) == slots
+        for peer in everyone:
+            if peer.rdy:
+                waiting_since[peer.address] = now
+                if peer.address in busy:
+                    deliver(peer, now)
+                    peer.in_flight = 0
+            assert now - waiting_since[peer.address] <= bound
+        now += period * rng.uniform(0.1, 1)
+
+
+@given(st.data())
+def test_no_history_leaves_slots_unused_for_good(data: st.DataObject) -> None:
+    peers: list[Peer] = []
+    now, limit, mode, made = NOW, 5, Mode.RUNNING, 0
+    rng = Random(data.draw(st.integers(0, 99)))
+    steps = ["join", "lose", "mode", "limit", "time", "deliver", "deliver", "settle", "close"]
+    for step in data.draw(st.lists(st.sampled_from(steps), max_size=40)):
+        if step == "join":
+            old = data.draw(st.booleans())
+            peers.append(make(made, fresh=True, last_message=now, rdy_since=now, counts_down=old))
+            made += 1
+        elif step == "mode":
+            mode = data.draw(any_mode)
+        elif step == "limit":
+            limit = data.draw(st.integers(0, 20))
+        elif step == "time":
+            now += data.draw(st.sampled_from([0.1, 5.0, 31.0]))
+        elif peers:
+            peer = data.draw(st.sampled_from(peers))
+            if step == "lose":
+                peers.remove(peer)
+            elif step == "close":
+                peer.closing = True
+            elif step == "settle":
+                peer.in_flight = 0
+            elif peer.rdy and not peer.closing:
+                deliver(peer, now, data.draw(st.integers(1, 2 * peer.rdy)))
+        apply(peers, plan(peers, limit, mode, now, rng), now)
+        live = [peer.rdy for peer in peers if not peer.closing]
+        assert sum(live) <= limit
+        if mode is Mode.PROBING and live and limit:
+            assert sum(live) == 1
+    for peer in peers:
+        peer.in_flight, peer.fresh = 0, False
+    settle_down(peers, limit, now=now)
+    live = [peer.rdy for peer in peers if not peer.closing]
+    assert sum(live) == (limit if live else 0)

@@ -41,14 +41,6 @@ def test_too_old_or_too_much_goes_oldest_first() -> None:
     assert Retention(max_age=1).surplus(aged(-5, -1), NOW) == []
 
 
-def test_the_newest_file_stays_however_old_and_large() -> None:
-    files = aged(1000, 2000, size=1 << 40)
-    retention = Retention(keep=1, max_age=1, max_total=1)
-    assert paths(retention.surplus(files, NOW)) == ["file-1"]
-    assert retention.surplus(files[:1], NOW) == []
-    assert retention.surplus([], NOW) == []
-
-
 def test_a_busy_file_stays_and_no_newer_one_goes_in_its_place() -> None:
     newest, middle, oldest = aged(1, 2, 3)
     busy = replace(oldest, busy=True)

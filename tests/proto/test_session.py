@@ -1,14 +1,61 @@
-"""Session against a scripted nsqd: each path, each state and input, and hostile peers."""
+"""Session against a scripted nsqd: each path, each state with every input, any sequence.
+
+It is one state machine, so its tests are over 400 lines.
+"""
 
 from __future__ import annotations
 
-import pytest
+import struct
+import tracemalloc
+from typing import TYPE_CHECKING
 
-from nsqtools.errors import AuthError, ProtocolError, RefusedError
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsqtools.errors import (
+    AuthError,
+    ConnectError,
+    ConnectionLostError,
+    FrameSizeError,
+    HTTPPortError,
+    PeerError,
+    ProtocolError,
+    RefusedError,
+    ServerError,
+    UnknownFrameError,
+)
 from nsqtools.proto import commands
-from nsqtools.proto.session import Features, Ready, Reply, State, TLSRequested
+from nsqtools.proto.session import (
+    Closed,
+    CloseWait,
+    CommandFailed,
+    Event,
+    Features,
+    Ready,
+    Reply,
+    Session,
+    State,
+    TLSRequested,
+)
 from tests.support import wire
-from tests.support.sessions import SERVER_CODECS, closed, drain, new, sent
+from tests.support.sessions import (
+    ADDRESS,
+    SERVER_CODECS,
+    Plain,
+    ServerDeflate,
+    closed,
+    closing,
+    drain,
+    new,
+    reach,
+    ready,
+    sent,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 # The paths of the handshake
 
@@ -215,3 +262,265 @@ def test_plain_bytes_before_the_tls_handshake_are_not_taken_for_secured_ones(ext
             session.receive_data(read)
         session.tls_established()
         assert type(closed(session)) is ProtocolError
+
+
+# Each state with every input.
+
+I, SEC, TLS, Z, AU, SUB, RUN, CLS, END = State  # noqa: E741 - as short as a table needs
+
+INPUTS = {
+    "OK": wire.OK,
+    "JSON": wire.negotiated(),
+    "CLOSE_WAIT": wire.CLOSE_WAIT,
+    "heartbeat": wire.HEARTBEAT,
+    "E_FIN_FAILED": wire.error("E_FIN_FAILED FIN 0123456789abcdef failed not in flight"),
+    "E_INVALID": wire.error("E_INVALID cannot RDY in current state"),
+    "E_UNAUTHORIZED": wire.error("E_UNAUTHORIZED AUTH failed"),
+    "message": wire.message(1),
+    "bad size": struct.pack(">I", 2**32 - 1),
+    "bad type": struct.pack(">II", 30, 7),
+    "HTTP": b"HTTP/1.1 400 Bad Request\r\n",
+    "EOF": None,
+}
+"""What may come, in the order of the columns below. None is the end of the stream."""
+
+P, F, U, H = ProtocolError, FrameSizeError, UnknownFrameError, HTTPPortError
+C, R, A, L, S = ConnectError, RefusedError, AuthError, ConnectionLostError, ServerError
+
+# The next state, or the type of the error that the session ends with; END is without an error.
+# fmt: off
+TABLE: dict[State, list[State | type[PeerError]]] = {
+    #     OK   JSON CW   hb   FIN  INV  UNA  msg  size type HTTP EOF
+    I:   [SUB, SUB, P,   I,   I,   R,   A,   U,   F,   U,   H,   C],
+    SEC: [P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   P,   C],
+    TLS: [SUB, P,   P,   TLS, TLS, R,   A,   U,   F,   U,   H,   C],
+    Z:   [SUB, P,   P,   Z,   Z,   R,   A,   U,   F,   U,   H,   C],
+    AU:  [SUB, SUB, SUB, AU,  AU,  R,   A,   U,   F,   U,   H,   C],
+    SUB: [RUN, P,   P,   SUB, SUB, R,   A,   U,   F,   U,   H,   C],
+    RUN: [RUN, RUN, RUN, RUN, RUN, S,   A,   RUN, F,   U,   H,   L],
+    CLS: [P,   P,   CLS, CLS, CLS, S,   A,   CLS, F,   U,   H,   END],
+    END: [END, END, END, END, END, END, END, END, END, END, END, END],
+}
+# fmt: on
+
+
+def feed(session: Session, server: Plain, data: bytes | None) -> None:
+    if data is None:
+        session.receive_eof()
+    else:
+        session.receive_data(server.encode(data))
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_input_in_every_state_has_the_outcome_of_the_table(state: State, name: str) -> None:
+    data, outcome = INPUTS[name], TABLE[state][list(INPUTS).index(name)]
+    session = reach(state)
+    server = ServerDeflate() if state is State.COMPRESSING else Plain()
+    feed(session, server, data)
+    if state is State.CLOSED:
+        assert (session.take_events(), session.take_output()) == ([], b"")
+        assert session.state is State.CLOSED
+    elif isinstance(outcome, State) and outcome is not State.CLOSED:
+        assert session.state is outcome
+        output = server.decode(session.take_output())
+        assert (output == commands.NOP) is (data == wire.HEARTBEAT)
+        assert [type(event) for event in session.take_events()] == events_of(state, data)
+        assert len(session.take_messages()) == (data == INPUTS["message"])
+    else:
+        error = closed(session)
+        assert (error and type(error)) == (None if outcome is State.CLOSED else outcome)
+
+
+def events_of(state: State, data: bytes | None) -> list[type[Event]]:
+    if data == INPUTS["E_FIN_FAILED"]:
+        return [CommandFailed]
+    if data in (wire.HEARTBEAT, INPUTS["message"]):
+        return []
+    match state:
+        case State.READY:
+            return [Reply]
+        case State.SUBSCRIBING:
+            return [Ready]
+        case State.CLOSING:
+            return [CloseWait]
+    return []
+
+
+@pytest.mark.parametrize("reply", [b"CLOSE_WAIT", b"", b"ok", b"OK\n"])
+def test_nothing_but_ok_is_the_answer_to_a_publish(reply: bytes) -> None:
+    session = ready(subscription=None)
+    session.receive_data(wire.OK + wire.response(reply) + wire.OK)
+    first, last = session.take_events()
+    assert first == Reply(b"OK")
+    assert isinstance(last, Closed)
+    assert type(last.error) is ProtocolError
+
+
+def test_a_long_error_of_a_server_is_cut_and_what_is_in_it_escaped() -> None:
+    session = ready()
+    session.receive_data(wire.error("E_INVALID \x1b[2J\r\n\u202e" + "x" * 100_000))
+    error = closed(session)
+    assert isinstance(error, ServerError)
+    assert error.code == "E_INVALID"
+    assert error.text.startswith(r"E_INVALID \x1b[2J \u202exxx")
+    assert len(error.text) == 200
+
+
+@pytest.mark.parametrize("make", [ready, closing])
+@pytest.mark.parametrize("code", ["E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"])
+def test_three_errors_are_not_fatal_whatever_follows_the_code(
+    make: Callable[[], Session], code: str
+) -> None:
+    session = make()
+    state = session.state
+    for tail in ("", " ", " FIN 1 failed ID not in flight", "\tx", "\nE_INVALID"):
+        session.receive_data(wire.error(code + tail) + wire.message(1))
+        (event,) = session.take_events()
+        assert isinstance(event, CommandFailed)
+        assert (event.error.code, event.error.text) == (code, " ".join([code, *tail.split()]))
+        assert event.error.address == ADDRESS
+        assert len(session.take_messages()) == 1
+        assert session.state is state
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"E_BAD_TOPIC E_BAD_TOPIC MPUB topic name", "E_BAD_TOPIC"),
+        (b"E_FIN_FAILEDX", "E_FIN_FAILEDX"),
+        (b"e_fin_failed x", "e_fin_failed"),
+        (b"E_INVALID E_FIN_FAILED", "E_INVALID"),
+        (b"E_INVALID \xff\xfe", "E_INVALID"),
+        (b"  \n", "E_UNKNOWN"),
+    ],
+)
+def test_any_other_first_word_is_fatal(text: bytes, code: str) -> None:
+    session = ready(subscription=None)
+    session.receive_data(wire.frame(wire.ERROR, text))
+    error = closed(session)
+    assert isinstance(error, ServerError)
+    assert (error.code, error.fatal, error.address) == (code, True, ADDRESS)
+
+
+# The end
+
+
+BEHIND = wire.HEARTBEAT + wire.error("E_FIN_FAILED x") + wire.OK + wire.CLOSE_WAIT
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind"),
+    [
+        (b"\xff\xff\xff\xff", FrameSizeError),
+        (b"HTTP", HTTPPortError),
+        (wire.error("E_INVALID x") + BEHIND + wire.error("E_AUTH_FAILED y") + b"HTTP", ServerError),
+    ],
+)
+def test_what_stood_before_the_failure_in_the_same_read_is_delivered_and_nothing_behind_it(
+    ending: bytes, kind: type[PeerError]
+) -> None:
+    session = ready()
+    failed = wire.error("E_REQ_FAILED x")
+    session.receive_data(wire.message(1) + failed + wire.OK + wire.message(2) + ending)
+    assert session.take_output() == b""
+    assert [m.id for m in session.take_messages()] == [wire.message_id(1), wire.message_id(2)]
+    events = session.take_events()
+    assert [type(event) for event in events] == [CommandFailed, Reply, Closed]
+    assert isinstance(events[-1], Closed)
+    assert type(events[-1].error) is kind
+
+
+@pytest.mark.parametrize("codec", ["snappy", "deflate"])
+def test_nothing_follows_the_closed_event_from_later_pieces_of_the_same_read(codec: str) -> None:
+    session = new({codec: True})
+    drain(session)
+    session.receive_data(wire.negotiated(**{codec: True}))
+    server = SERVER_CODECS[codec]()
+    session.receive_data(server.encode(wire.OK) + server.encode(wire.OK))
+    drain(session)
+    behind = wire.message(1, bytes(3 << 20)) + BEHIND
+    session.receive_data(server.encode(wire.error("E_INVALID x") + behind))
+    assert type(closed(session)) is ServerError
+
+
+def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
+    session = ready()
+    session.send(commands.ready(5))
+    session.close()
+    session.close()
+    assert sent(session) == ["RDY 5", "CLS"]
+    session.receive_data(wire.message(1) + wire.CLOSE_WAIT + wire.HEARTBEAT)
+    assert session.take_events() == [CloseWait()]
+    assert len(session.take_messages()) == 1
+    session.send(commands.finish([wire.message_id(1)]))
+    assert sent(session) == ["NOP", f"FIN {wire.message_id(1).decode()}"]
+    session.receive_eof()
+    assert session.take_events() == [Closed(None)]
+    early = new()
+    early.close()
+    assert sent(early) == ["  V2", "IDENTIFY {}"]
+
+
+def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() -> None:
+    session = new({"deflate": True}, limit=1000)
+    drain(session)
+    server = ServerDeflate()
+    bomb = server.encode(
+        2 * wire.OK + struct.pack(">II", 31 + 1000, wire.MESSAGE) + bytes(64 << 20)
+    )
+    tracemalloc.start()
+    try:
+        session.receive_data(wire.negotiated(deflate=True) + bomb)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert type(closed(session)) is FrameSizeError
+
+
+# Any sequence
+
+
+steps = st.lists(
+    st.sampled_from([*INPUTS.values(), b"", b"\0", wire.OK + wire.OK, wire.OK[:5], wire.OK[5:]])
+    | st.binary(max_size=40)
+    | st.sampled_from(["close", "send", "tls", "take"]),
+    max_size=12,
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(State), st.booleans(), steps)
+def test_any_sequence_leads_to_a_valid_state_or_to_one_closed_event(
+    state: State, encoded: bool, sequence: list[bytes | str | None]
+) -> None:
+    session = reach(state)
+    server = ServerDeflate() if state is State.COMPRESSING and encoded else Plain()
+    already_closed = state is State.CLOSED
+    events: list[Event] = []
+    for step in sequence:
+        before = session.state
+        match step:
+            case "close":
+                session.close()
+            case "send":
+                session.send(commands.NOP)
+            case "tls":
+                session.tls_established()
+            case str():
+                session.take_messages()
+            case _:
+                feed(session, server, step)
+        events += session.take_events()
+        assert session.take_events() == []
+        output = session.take_output()
+        assert session.take_output() == b""
+        assert session.take_messages() == [] or step != "take"
+        if before is State.CLOSED:
+            assert (session.state, output) == (State.CLOSED, b"")
+    endings = [event for event in events if isinstance(event, Closed)]
+    assert len(endings) == (session.state is State.CLOSED and not already_closed)
+    assert endings == [] or endings[0] is events[-1]
+    assert all(event.error is None or isinstance(event.error, PeerError) for event in endings)
+    if endings and endings[0].error:
+        assert endings[0].error.address == ADDRESS

@@ -103,9 +103,6 @@ class FakeTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self._buffered
 
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
-
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         if high is None:
             high = 64 << 10 if low is None else 4 * low
@@ -135,12 +132,6 @@ class FakeTransport(asyncio.Transport):
     def abort(self) -> None:
         self.aborted = True
         self.lose(None)
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol
 
     def _pass_on(self) -> None:
         while self._undelivered and self.is_reading():
