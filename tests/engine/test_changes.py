@@ -20,26 +20,15 @@ from nsqtools.engine.changes import (
 from nsqtools.engine.cluster import Node
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address
-from nsqtools.net.http import ChannelStats, Producer, TopicStats
+from tests.support.staging import channel, events, producer
 
 if TYPE_CHECKING:
     from nsqtools.engine.changes import Stages, Verb
+    from nsqtools.net.http import TopicStats
 
 EVENTS = Target("events")
-ARCHIVE = Target("events", "archive")
+ARCHIVE = Target("events", "c")
 DEAD = HTTPError("connection refused", Address("dead", 4151))
-
-
-def channel(name: str = "archive", **values: Any) -> ChannelStats:
-    numbers = ("depth", "backend_depth", "in_flight", "deferred", "message_count")
-    more = ("requeue_count", "timeout_count", "client_count")
-    return ChannelStats(
-        **{"name": name, "paused": False, **dict.fromkeys(numbers + more, 0), **values}
-    )
-
-
-def events(*channels: ChannelStats, depth: int = 0, paused: bool = False) -> TopicStats:
-    return TopicStats("events", depth, 0, 0, paused, channels)
 
 
 def holding(
@@ -57,11 +46,6 @@ def holding(
 
 def registry(*topics: str, channels: tuple[str, ...] = (), **rest: Any) -> Registry:
     return Registry("lookup:4161", topics, channels, **rest)
-
-
-def producer(host: str, *topics: str, hostname: str = "") -> Producer:
-    marks = (False,) * len(topics)
-    return Producer(host, hostname or host, "", 4150, 4151, "1.3.0", topics, marks)
 
 
 def words(stages: Stages) -> list[list[str]]:
@@ -105,7 +89,7 @@ def test_a_topic_is_made_on_nsqlookupds_and_on_given_nsqds_alone() -> None:
 
 def test_a_channel_is_made_on_all_nsqds_that_have_the_topic() -> None:
     survey = Survey(
-        (registry("events", channels=("archive",)),),
+        (registry("events", channels=("c",)),),
         (
             holding("a", events()),
             holding("b", events(channel())),

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.engine.cluster import Cluster
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net import http
-from nsqtools.policy.rates import Counters, Rates
+from nsqtools.policy.rates import Rates
 from nsqtools.sandbox.http import serve
 from tests.support.staging import Fake, listed
 
@@ -61,13 +60,6 @@ async def test_a_given_nsqd_is_asked_where_it_was_given_and_counts_once(stage: S
     assert nsqd.count("/info") == 1
 
 
-async def test_an_nsqd_given_in_two_spellings_counts_once(stage: Stage) -> None:
-    nsqd = await stage.nsqd("t")
-    urls = [nsqd.name, f"http://{nsqd.name}/", f"http://localhost:{nsqd.port}"]
-    async with Cluster([], urls, connect_timeout=5, request_timeout=5) as cluster:
-        assert list((await cluster.poll()).stats) == [nsqd.name]
-
-
 async def test_of_those_listed_only_who_has_the_topic_is_asked(stage: Stage) -> None:
     having, given, other = await stage.nsqd("t"), await stage.nsqd(), await stage.nsqd("u")
     cluster = stage.cluster(await stage.lookupd(having, other), nsqds=(given,))
@@ -96,19 +88,6 @@ async def test_a_dead_nsqd_is_a_failure_and_a_warning_once_until_it_answers(
         caplog.clear()
         await dead.start()
         assert set((await cluster.poll()).stats) == {well.name, dead.name}
-
-
-async def test_a_quiet_cluster_leaves_it_to_the_caller_to_tell(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, "nsqtools")
-    well, dead = await stage.nsqd("t"), await stage.nsqd("t")
-    silent = await stage.lookupd()
-    await dead.stop()
-    await silent.stop()
-    cluster = stage.cluster(silent, await stage.lookupd(dead), nsqds=(well,), quiet=True)
-    snapshot = await cluster.poll()
-    assert (set(snapshot.failures), caplog.messages) == ({dead.name}, [])
 
 
 async def test_an_nsqd_that_vanishes_from_nsqlookupd_is_asked_for_a_while(
@@ -159,30 +138,24 @@ async def test_while_no_nsqlookupd_answers_nobody_is_forgotten(stage: Stage, clo
 async def test_connections_to_who_is_forgotten_are_closed(
     stage: Stage, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_clients: set[NsqdHTTP] = set()
-    opened, closed = http.NsqdHTTP.__init__, http.NsqdHTTP.close
-
-    def opening(self: NsqdHTTP, *args: Any, **limits: Any) -> None:
-        opened(self, *args, **limits)
-        open_clients.add(self)
+    closed: list[str] = []
+    close = http.NsqdHTTP.close
 
     async def closing(self: NsqdHTTP) -> None:
-        await closed(self)
-        open_clients.discard(self)
+        await close(self)
+        closed.append(str(self.address))
 
-    monkeypatch.setattr(http.NsqdHTTP, "__init__", opening)
     monkeypatch.setattr(http.NsqdHTTP, "close", closing)
     given, lookupd = await stage.nsqd("t"), await stage.lookupd()
     cluster = stage.cluster(lookupd, nsqds=(given,))
-    for _ in range(5):
-        passing = await stage.nsqd("t")
-        lookupd.answers["/nodes"] = {"producers": [listed(passing)]}
-        snapshot = await cluster.poll()
-        assert set(snapshot.stats) == {given.name, passing.name}
-        assert {str(each.address) for each in open_clients} == set(snapshot.stats)
+    passing = [await stage.nsqd("t") for _ in range(4)]
+    for number, each in enumerate(passing):
+        lookupd.answers["/nodes"] = {"producers": [listed(each)]}
+        assert set((await cluster.poll()).stats) == {given.name, each.name}
+        assert closed == [gone.name for gone in passing[:number]]
         clock.now += 1000.0
     await cluster.close()
-    assert open_clients == set()
+    assert sorted(closed) == sorted(each.name for each in [given, *passing])
 
 
 @pytest.mark.parametrize("host", ["256.1.1.1", "a,b", "xn--ls8h"])
@@ -296,19 +269,3 @@ async def test_a_restarted_nsqd_is_asked_anew_who_it_is(stage: Stage) -> None:
     await cluster.poll()
     assert (await cluster.poll()).nodes[nsqd.name].version == "1.4.0"
     assert nsqd.count("/info") == 2
-
-
-async def test_samples_are_the_counters_of_topics_and_channels(stage: Stage) -> None:
-    nsqd = await stage.nsqd()
-    counts = ("depth", "backend_depth", "in_flight_count", "deferred_count", "message_count")
-    more = ("requeue_count", "timeout_count", "client_count")
-    numbers = {name: n for n, name in enumerate(counts + more, 1)}
-    channel = {"channel_name": "c", **numbers, "paused": True}
-    topic = {"topic_name": "t", "depth": 9, "backend_depth": 8, "message_count": 7}
-    nsqd.answers["/stats"]["topics"] = [{**topic, "channels": [channel]}]
-    sample = (await stage.cluster(nsqds=(nsqd,)).poll()).samples()[nsqd.name]
-    assert sample is not None
-    _, start, counters = sample
-    assert start == 5
-    assert counters["t", "c"] == Counters(5, 6, 7, 1, 2, 3, 4, 8, paused=True)
-    assert counters["t", ""] == Counters(messages=7, depth=9, backend_depth=8)

@@ -152,21 +152,12 @@ def test_each_directive_is_matched_all_year_round() -> None:
         "events.web1.2026-11-20_1२.log",
         "events.web1.2026-11-20_12.log.gz",
         "events.web1.2026-11-20_12.log\n",
-        "events.web1.2026-11-20_12xlog",
         "a/events.web1.2026-11-20_12.log",
         "",
     ],
 )
 def test_files_of_other_hosts_topics_and_makers_are_not_ours(path: str) -> None:
     assert read(path, "events") is None
-
-
-def test_a_topic_that_begins_like_another_has_its_own_files() -> None:
-    for topic in ("a", "a.b", "a.web1"):
-        path = f"{topic}.web1-000003.2026-11-20_12.log"
-        assert read(path, "a", "a.b", "a.web1") == topic
-        assert read(path, matching="^a") == topic
-        assert read(path, "b") is None
 
 
 def test_what_stands_twice_in_a_name_is_the_same_in_both_places() -> None:

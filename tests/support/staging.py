@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.cluster import Cluster
+from nsqtools.net.http import ChannelStats, Producer, TopicStats
 from nsqtools.sandbox.http import json_reply, serve
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
+    from nsqtools.net.http import ClientStats
     from nsqtools.sandbox.http import Request, Response
 
 
@@ -93,3 +95,24 @@ def listed(nsqd: Fake) -> dict[str, Any]:
     info, stats = nsqd.answers["/info"], nsqd.answers["/stats"]
     topics = [each["topic_name"] for each in stats["topics"]]
     return {**info, "topics": topics, "tombstones": [False] * len(topics)}
+
+
+def channel(name: str = "c", *clients: ClientStats, **values: Any) -> ChannelStats:
+    numbers = ("depth", "backend_depth", "in_flight", "deferred", "message_count")
+    more = ("requeue_count", "timeout_count")
+    zeros = dict.fromkeys(numbers + more, 0)
+    known = {"name": name, "paused": False, "clients": clients, "client_count": len(clients)}
+    return ChannelStats(**{**zeros, **known, **values})
+
+
+def events(*channels: ChannelStats, published: int = 1, **values: Any) -> TopicStats:
+    """Topic events of an nsqd."""
+    known = {"depth": 0, "backend_depth": 0, "message_count": published, "paused": False}
+    return TopicStats(**{"name": "events", "channels": channels, **known, **values})
+
+
+def producer(host: str, *topics: str, hidden: bool = False, hostname: str = "") -> Producer:
+    """An nsqd as nsqlookupd lists it."""
+    marks = (hidden,) * len(topics)
+    remote = "172.17.0.5:33000"
+    return Producer(host, hostname or host, remote, 4150, 4151, "1.3.0", topics, marks)
