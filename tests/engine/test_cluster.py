@@ -106,21 +106,6 @@ async def test_an_nsqd_that_vanishes_from_nsqlookupd_is_asked_for_a_while(
     assert (await cluster.poll("t")).nodes == {}
 
 
-async def test_an_nsqd_whose_address_changed_counts_twice_only_for_a_while(
-    stage: Stage, clock: Clock
-) -> None:
-    nsqd = await stage.nsqd("t")
-    lookupd = await stage.lookupd(nsqd)
-    cluster = stage.cluster(lookupd)
-    await cluster.poll()
-    lookupd.answers["/nodes"]["producers"][0]["broadcast_address"] = "localhost"
-    new = f"localhost:{nsqd.port}"
-    for _ in range(4):  # it answers at both, all the time
-        assert set((await cluster.poll()).stats) == {nsqd.name, new}
-        clock.now += 100.0
-    assert set((await cluster.poll()).nodes) == {new}
-
-
 async def test_while_no_nsqlookupd_answers_nobody_is_forgotten(stage: Stage, clock: Clock) -> None:
     nsqd = await stage.nsqd("t")
     lookupd = await stage.lookupd(nsqd)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.policy.checks import Limit, Limits, Peers, Status, Verdict, age, judge, number
-from nsqtools.policy.rates import Counters, Rates, Row, Sample
+from nsqtools.policy.rates import Counters, Row
 
 OK, WARNING, CRITICAL, UNKNOWN = Status
 ONE = Peers({"n1:4151": None})
@@ -124,19 +124,6 @@ def test_rates_are_not_known_while_one_of_the_nsqds_has_none() -> None:
     assert found(verdict) == [(UNKNOWN, "t", "c")] * 3
     numbers = data(verdict)
     assert {numbers[f"t/c:{name}"] for name in ("age", "requeue_rate", "timeout_rate")} == {None}
-
-
-def test_a_restart_during_the_check_is_no_age() -> None:
-    rates = Rates()
-
-    def counted(at: float, start: int, messages: int) -> Sample:
-        return Sample(at, start, {("t", "c"): Counters(messages, depth=500)})
-
-    rates.record({"a": counted(0.0, 1, 1000), "b": counted(0.0, 1, 1000)})
-    rows = rates.record({"a": counted(1.0, 1, 1010), "b": counted(1.0, 2, 500)})
-    assert judged(*rows, age=Limit(None, 60)).status is UNKNOWN
-    rows = rates.record({"a": counted(2.0, 1, 1020), "b": counted(2.0, 2, 510)})
-    assert "50 s" in judged(*rows, age=Limit(49)).summary
 
 
 def test_that_nothing_is_taken_exceeds_every_threshold() -> None:

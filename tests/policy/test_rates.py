@@ -121,13 +121,6 @@ def test_an_nsqd_that_never_answered_is_missing_from_what_nsqlookupd_lists_for_i
     assert (second.topic, second.nodes, second.missing) == ("t", 1, 1)
 
 
-def test_an_nsqd_that_is_left_out_is_forgotten() -> None:
-    rates = Rates()
-    rates.record({"a": sample(Counters(1)), "b": sample(Counters(1))}, now=0.0)
-    assert only(rates.record({"a": sample(Counters(1))}, now=1.0)).missing == 0
-    assert rates.record({}, now=2.0) == []
-
-
 def test_a_topic_that_is_made_between_samples_began_with_nothing() -> None:
     rates = Rates()
     rates.record({"a": (1, {})}, now=0.0)

@@ -163,18 +163,6 @@ def test_a_corrupt_stream_is_refused(make: CodecFactory, data: bytes) -> None:
         decode(make(), [data[n : n + width] for n in range(0, len(data), width)])
 
 
-def test_what_stood_before_the_damage_is_delivered() -> None:
-    good = SNAPPY_ID + uncompressed_chunk(b"good")
-    codec = Snappy()
-    assert decode(codec, [good]) == b"good"
-    with pytest.raises(CodecError):
-        decode(codec, [b"\x02\x01\x00\x00x"])
-    pieces = Deflate().decode(zlib.compress(b"good", wbits=-15))
-    assert next(pieces) == b"good"
-    with pytest.raises(CodecError):
-        next(pieces)
-
-
 def test_snappy_reads_every_kind_of_chunk_of_the_framing_format() -> None:
     stream = (
         SNAPPY_ID

@@ -55,18 +55,6 @@ async def test_one_nsqd_delivers_exactly_the_number(
     assert not any(text.startswith("REQ") for text in nsqd.commands)
 
 
-async def test_several_nsqds_deliver_exactly_the_number(network: Network) -> None:
-    nsqds = [network.nsqd(name) for name in "abc"]
-    for nsqd in nsqds:
-        nsqd.publish(*[b"x"] * 20)
-    recorder = Recorder()
-    async with running(limited(25, recorder, *nsqds, max_in_flight=30)) as task:
-        stats = await task
-    assert len(recorder.seen) == stats.finished == 25
-    assert sum(nsqd.depth for nsqd in nsqds) == 60 - 25
-    assert sum(nsqd.in_flight for nsqd in nsqds) == 0
-
-
 async def test_what_is_delivered_beyond_goes_back_at_once(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     async with running(limited(3, recorder, nsqd)) as task:

@@ -80,14 +80,6 @@ async def test_only_unanswered_deferred_messages_are_sent_again(nsqd: ScriptedNs
     assert sorted(flatten(nsqd.published)) == [b"e", b"f", b"g"]
 
 
-async def test_batches_go_to_the_nsqds_in_turn(network: Network) -> None:
-    nsqds = [network.nsqd(name) for name in "abc"]
-    async with producing(*nsqds) as producer:
-        for n in range(9):
-            await producer.publish("t", [b"%d" % n])
-    assert [len(nsqd.published) for nsqd in nsqds] == [3, 3, 3]
-
-
 async def test_publishes_overlap_and_answers_belong_to_them_in_order(nsqd: ScriptedNsqd) -> None:
     nsqd.answers = False
     async with producing(nsqd) as producer:
@@ -240,14 +232,6 @@ async def test_what_nobody_takes_is_given_up_with_what_went_wrong(nsqd: Scripted
         nsqd.down = False
         nsqd.refuses = lambda text: "E_MPUB_FAILED exiting" if "PUB" in text else None
         await give_up("nsqd:4150: E_MPUB_FAILED exiting")
-
-
-async def test_in_mode_all_each_nsqd_gets_everything(network: Network) -> None:
-    nsqds = [network.nsqd(name) for name in "abc"]
-    async with producing(*nsqds, mode="all") as producer:
-        await producer.publish("t", [b"1", b"2"])
-        await producer.publish("t", [b"3"])
-    assert [nsqd.published for nsqd in nsqds] == [[[b"1", b"2"], [b"3"]]] * 3
 
 
 async def test_in_mode_all_a_lost_nsqd_is_waited_for(network: Network) -> None:
@@ -435,22 +419,6 @@ async def test_a_pool_leaves_an_nsqd_that_fails_alone_for_half_a_minute(
         await publish_each(producer, 1000, every=0.025)
         assert len(good.published) == 1000
         assert sum(text.startswith("PUB") for _, text in bad.log) == 1
-
-
-@POOLS
-async def test_an_nsqd_of_a_pool_that_is_back_takes_part_at_once(
-    network: Network, mode: str
-) -> None:
-    nsqd, other = network.nsqd("nsqd"), network.nsqd("other")
-    async with producing(nsqd, other, mode=mode) as producer:
-        other.down = True
-        other.break_off()
-        await publish_each(producer, 100)
-        assert len(nsqd.published) == 100
-        other.down = False
-        await elapse(10)
-        await publish_each(producer, 100)
-        assert len(other.published) > 25
 
 
 async def test_a_pool_of_nsqds_that_all_fail_recovers_soon_after_they_do(network: Network) -> None:

@@ -50,18 +50,6 @@ async def test_no_nsqd_is_given_more_than_its_max_rdy_count(network: Network) ->
         assert (small.ready, big.ready) == (10, 2500)
 
 
-async def test_with_fewer_slots_than_connections_everybody_is_served(network: Network) -> None:
-    network.max_ready = 2
-    nsqds = [network.nsqd(name) for name in "abcde"]
-    recorder = Recorder()
-    async with running(consume(recorder, *nsqds, max_in_flight=2)):
-        for nsqd in nsqds:
-            nsqd.publish(b"x", b"y", b"z")
-        await elapse(120)
-        assert [nsqd.depth for nsqd in nsqds] == [0] * 5
-    assert network.peak_ready == 2
-
-
 async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: ScriptedNsqd) -> None:
     consumer = consume(Recorder(), nsqd, max_in_flight=5)
     async with running(consumer):

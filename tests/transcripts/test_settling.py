@@ -104,16 +104,6 @@ async def test_a_cancelled_inner_task_is_a_failure_of_the_handler(nsqd: Scripted
         assert nsqd.commands[-1] == "FIN 1"
 
 
-async def test_requeue_delays_grow_with_the_attempts_up_to_the_cap(nsqd: ScriptedNsqd) -> None:
-    recorder = Recorder()
-    options: dict[str, Any] = {"max_backoff_duration": 0, "max_attempts": 0}
-    async with running(consume(recorder, nsqd, **options)):
-        nsqd.publish(b"bad")
-        await elapse(90 * sum(range(1, 11)) + 900 * 2 + 10)
-    delays = [int(text.split()[2]) for text in nsqd.commands if text.startswith("REQ")]
-    assert delays == [min(90_000 * n, 900_000) for n in range(1, 14)]
-
-
 @pytest.mark.parametrize(("delay", "sent"), [(None, 3000), (0.5, 500), (-1, 0), (7200, 7_200_000)])
 async def test_a_handler_may_choose_the_delay_and_nsqd_never_gets_a_negative_one(
     nsqd: ScriptedNsqd, delay: float | None, sent: int

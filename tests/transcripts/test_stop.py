@@ -177,14 +177,6 @@ async def test_settling_after_the_run_does_nothing(nsqd: ScriptedNsqd, how: str)
     await elapse(10)
 
 
-async def test_stopping_in_backoff_sends_no_rdy_any_more(nsqd: ScriptedNsqd) -> None:
-    async with running(consume(Recorder(), nsqd, max_in_flight=5)):
-        nsqd.publish(b"bad")
-        await elapse(1)
-    await elapse(100)
-    assert nsqd.commands[-2:] == ["CLS", END]
-
-
 async def test_stopping_before_the_run_connects_to_nobody_for_long(nsqd: ScriptedNsqd) -> None:
     recorder = Recorder()
     consumer = consume(recorder, nsqd)
