@@ -244,40 +244,6 @@ def test_messages_are_dealt_out_by_name_in_their_order(
     assert list(found) == list(expected)
 
 
-class OddZone(tzinfo):
-    """Counts what it is asked; changes at 12:35:07 UTC in its name alone."""
-
-    asked = 0
-
-    def utcoffset(self, when: datetime | None, /) -> timedelta:
-        self.asked += 1
-        return timedelta(0)
-
-    def tzname(self, when: datetime | None, /) -> str:
-        return "NEW" if when and when.replace(tzinfo=None) >= CHANGE else "OLD"
-
-    def dst(self, when: datetime | None, /) -> timedelta:
-        return timedelta(0)
-
-    def fromutc(self, when: datetime, /) -> datetime:
-        return when
-
-
-CHANGE = datetime(2026, 11, 20, 12, 35, 7)
-
-
-def test_a_zone_may_change_at_any_second_and_is_asked_once_a_quarter_of_an_hour() -> None:
-    zone = OddZone()
-    of = names("<DATETIME>", "%H%Z", zone=zone)
-    old, new = ([Stamp(NOON + after * SECOND) for after in pair] for pair in ((0, 10), (11, 12)))
-    assert of.by_name(old + new) == {"12OLD": old, "12NEW": new}
-    assert of.next_change(NOON) == NOON + 11 * SECOND
-    zone.asked = 0
-    for _ in range(2):
-        of.by_name([Stamp(NOON + (3600 + n) * SECOND) for n in range(3600)])
-    assert zone.asked < 100
-
-
 @settings(max_examples=40)
 @given(NS, st.sampled_from(ZONES), st.sampled_from(FORMATS))
 @example(ns("2026-10-25T00:10:00+00:00"), BERLIN, "%H")

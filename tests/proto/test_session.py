@@ -199,12 +199,10 @@ def test_a_refusal_names_the_option_or_quotes_nsqd_and_never_the_secret(
 
 GARBAGE = {
     "text": b"KO",
-    "a list": b"[]",
     "cut JSON": b'{"version":',
     "not UTF-8": b"\xff\xfe\x00",
     "words for numbers": b'{"max_rdy_count":"many"}',
     "a list for a number": b'{"max_rdy_count":[1]}',
-    "infinity": b'{"max_rdy_count":Infinity}',
     "NaN": b'{"msg_timeout":NaN}',
     "a number of 5000 digits": b'{"max_rdy_count":' + b"9" * 5000 + b"}",
     "a number no float holds": b'{"msg_timeout":1' + b"0" * 400 + b"}",
@@ -238,9 +236,7 @@ def test_numbers_nsqd_cannot_mean_are_taken_as_not_said(number: object) -> None:
     [
         ("0.2.24", True),
         ("0.3.0", False),
-        ("1.0.0-compat", False),
-        ("10.0", False),
-        ("", True),
+        ("10.0.0-compat", False),
         ("x.y", True),
         ("9" * 5000 + ".0", True),
     ],

@@ -40,7 +40,6 @@ async def test_a_failure_stops_all_and_each_success_takes_a_level_back(nsqd: Scr
 
 
 async def test_requeueing_without_backoff_lowers_no_rdy_ends_no_probing(nsqd: ScriptedNsqd) -> None:
-
     async def act(batch: Batch) -> None:
         if len(recorder.batches) == 2:
             raise ValueError

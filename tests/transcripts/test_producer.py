@@ -169,7 +169,6 @@ async def test_a_refused_batch_is_halved_until_the_culprits_stand_alone(
 
 
 async def test_a_timeout_while_halving_reports_only_what_was_not_taken(nsqd: ScriptedNsqd) -> None:
-
     def refuse(text: str) -> str | None:
         nsqd.answers = "[b'd', b'e', b'f', b'g']" not in text
         return refuse_bad(text)

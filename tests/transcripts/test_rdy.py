@@ -65,7 +65,6 @@ async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: Scripte
 
 
 async def test_max_in_flight_set_inside_a_handler_precedes_its_fin(nsqd: ScriptedNsqd) -> None:
-
     async def lower(batch: Batch) -> None:
         consumer.set_max_in_flight(2)
 
@@ -148,7 +147,6 @@ async def test_an_nsqd_that_counts_rdy_down_gets_it_renewed_in_time(nsqd: Script
 
 
 async def test_starvation_shows_in_the_batch_and_in_the_consumer(nsqd: ScriptedNsqd) -> None:
-
     async def hold(batch: Batch) -> None:
         batch.hold()
 

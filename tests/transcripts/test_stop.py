@@ -68,7 +68,6 @@ async def test_a_handler_that_never_returns_has_the_drain_timeout(nsqd: Scripted
 
 
 async def test_the_unfinished_part_of_the_batch_in_hand_goes_back(nsqd: ScriptedNsqd) -> None:
-
     async def act(batch: Batch) -> None:
         if len(batch) == 3:
             batch.finish([batch[1]])
@@ -83,7 +82,6 @@ async def test_the_unfinished_part_of_the_batch_in_hand_goes_back(nsqd: Scripted
 
 
 async def test_what_is_held_and_not_settled_by_close_goes_back(nsqd: ScriptedNsqd) -> None:
-
     class Sink(Recorder):
         async def close(self) -> None:
             self.batches[0].finish()
@@ -98,7 +96,6 @@ async def test_what_is_held_and_not_settled_by_close_goes_back(nsqd: ScriptedNsq
 
 
 async def test_a_sink_whose_close_fails_gives_all_back_first(nsqd: ScriptedNsqd) -> None:
-
     class Sink(Recorder):
         async def close(self) -> None:
             raise OSError("no space left on device")
@@ -249,7 +246,6 @@ async def test_an_error_of_nsqd_while_closing_does_not_stop_the_drain(nsqd: Scri
 
 
 async def test_a_handler_that_cannot_be_cancelled_keeps_nobody(nsqd: ScriptedNsqd) -> None:
-
     async def stubborn(batch: Batch) -> None:
         for _ in range(100):
             with contextlib.suppress(asyncio.CancelledError):
@@ -271,7 +267,6 @@ async def test_a_handler_that_cannot_be_cancelled_keeps_nobody(nsqd: ScriptedNsq
 
 
 async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over(nsqd: ScriptedNsqd) -> None:
-
     class Stuck(Recorder):
         async def close(self) -> None:
             await elapse(10**9)
