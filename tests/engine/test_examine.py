@@ -18,16 +18,9 @@ from tests.support.servers import free_port
 
 
 def question(**values: Any) -> Question:
-    known: dict[str, Any] = {
-        "topic": "events",
-        "channel": "",
-        "nsqds": (),
-        "lookupds": (),
-        "urls": (),
-        "connect_timeout": 5.0,
-        "request_timeout": 5.0,
-    }
-    return Question(**(known | values))
+    nobody: dict[str, Any] = dict.fromkeys(("nsqds", "lookupds", "urls"), ())
+    timeouts = {"connect_timeout": 5.0, "request_timeout": 5.0}
+    return Question(topic="events", channel="", **{**nobody, **timeouts, **values})
 
 
 def nsqd_that_says(tcp: Address, date: str) -> bytes:
@@ -57,11 +50,9 @@ async def test_the_api_of_a_fixed_nsqd_is_at_the_next_port_unless_one_is_given()
     tcp = Address("127.0.0.1", free_port())
     here = await examine(question(nsqds=(tcp,)), ConsumerConfig())
     assert here.nsqds[0].url == f"127.0.0.1:{tcp.port + 1}"
-    async with serving(nsqd_that_says(tcp, "")) as server, serving(None) as other:
+    async with serving(nsqd_that_says(tcp, "")) as server, serving(reply("hello")) as other:
         urls = str(other.address), str(server.address)
-        given = await examine(
-            question(nsqds=(tcp,), urls=urls, request_timeout=0.2), ConsumerConfig()
-        )
+        given = await examine(question(nsqds=(tcp,), urls=urls), ConsumerConfig())
     assert [(each.tcp, each.url) for each in given.nsqds] == [(tcp, urls[1]), (None, urls[0])]
 
 

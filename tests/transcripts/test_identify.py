@@ -16,8 +16,6 @@ from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.scripted import ScriptedNsqd
-
 ASKED = ("heartbeat_interval", "output_buffer_timeout", "output_buffer_size")
 
 
