@@ -13,7 +13,7 @@ from nsqtools.errors import UnreachableError
 if TYPE_CHECKING:
     from tests.support.staging import Fake, Stage
 
-LIMITS = {"connect_timeout": 5.0, "request_timeout": 5.0, "tls": None}
+LIMITS = {"connect_timeout": 60.0, "request_timeout": 60.0, "tls": None}
 
 
 def servers(*lookupds: Fake, nsqds: tuple[Fake, ...] = ()) -> Servers:

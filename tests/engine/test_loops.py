@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.config import ConsumerConfig, ProducerConfig
+from nsqtools.engine import loops
 from nsqtools.engine.loops import LoopGuard, Side
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 NOWHERE, ELSEWHERE = Address("127.0.0.1", 1), Address("127.0.0.1", 3)
 """Nobody answers at the ports after these."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer to answer than a command would wait."""
+    monkeypatch.setattr(loops, "_CONNECT_TIMEOUT", 60.0)
+    monkeypatch.setattr(loops, "_REQUEST_TIMEOUT", 60.0)
 
 
 def about(tcp_port: int = 4150, start_time: int = 1_700_000_000, **more: Any) -> dict[str, Any]:

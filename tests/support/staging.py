@@ -83,8 +83,8 @@ class Stage:
         made = Cluster(
             [each.name for each in lookupds],
             [each.name for each in nsqds],
-            connect_timeout=5,
-            request_timeout=5,
+            connect_timeout=60,
+            request_timeout=60,
             quiet=quiet,
         )
         self.stack.push_async_callback(made.close)
