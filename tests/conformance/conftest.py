@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,13 +14,8 @@ from tests.support.servers import Nsqlookupd, SandboxNsqlookupd
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.support.raw import Connect
     from tests.support.servers import Nsqd
-
-
-class Connect(Protocol):
-    """Connects to an nsqd, to the module's unless told."""
-
-    def __call__(self, nsqd: Nsqd | None = None, magic: bytes = wire.MAGIC) -> Raw: ...
 
 
 @pytest.fixture(scope="module")

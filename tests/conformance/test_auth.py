@@ -15,8 +15,7 @@ from tests.support.raw import mpub
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.conformance.conftest import Connect
-    from tests.support.raw import Raw
+    from tests.support.raw import Connect, Raw
     from tests.support.servers import Nsqd
     from tests.support.tls import Certificates
 

@@ -11,8 +11,7 @@ from tests.support.raw import mpub
 from tests.support.servers import drained
 
 if TYPE_CHECKING:
-    from tests.conformance.conftest import Connect
-    from tests.support.raw import Raw
+    from tests.support.raw import Connect, Raw
     from tests.support.servers import Nsqd
 
 

@@ -9,48 +9,15 @@ import pytest
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
-    from tests.conformance.conftest import Connect
-    from tests.support.raw import Raw
+    from tests.support.raw import Connect, Raw
     from tests.support.servers import MakeNsqd, Nsqd
 
 SETTLING = ["FIN {}", "REQ {} 0", "TOUCH {}"]
-NOWHERE = "0123456789abcdef"
-
-
-@pytest.mark.parametrize("command", ["SUB", "SUB t"])
-def test_sub_without_its_parameters_is_refused(command: str, client: Raw) -> None:
-    assert client.fatal(command) == "E_INVALID SUB insufficient number of parameters"
-
-
-def test_sub_to_a_bad_name_is_refused(connect: Connect) -> None:
-    for line, text in (
-        ("SUB bad! c", 'E_BAD_TOPIC SUB topic name "bad!" is not valid'),
-        ("SUB  c", 'E_BAD_TOPIC SUB topic name "" is not valid'),
-        ("SUB t bad!", 'E_BAD_CHANNEL SUB channel name "bad!" is not valid'),
-        ("SUB t ", 'E_BAD_CHANNEL SUB channel name "" is not valid'),
-        (f"SUB t {'c' * 65}", f'E_BAD_CHANNEL SUB channel name "{"c" * 65}" is not valid'),
-    ):
-        assert connect().fatal(line) == text
 
 
 def test_sub_creates_topic_and_channel(client: Raw, nsqd: Nsqd, topic: str) -> None:
     client.subscribe(topic)
     assert nsqd.channel(topic, "c")["client_count"] == 1
-
-
-def test_sub_with_heartbeats_switched_off_is_refused(client: Raw, topic: str) -> None:
-    client.identify(heartbeat_interval=-1)
-    assert client.fatal(f"SUB {topic} c") == "E_INVALID cannot SUB with heartbeats disabled"
-
-
-def test_a_second_sub_is_refused(client: Raw, topic: str) -> None:
-    client.subscribe(topic)
-    assert client.fatal(f"SUB {topic} d") == "E_INVALID cannot SUB in current state"
-
-
-def test_auth_after_sub_is_refused(client: Raw, topic: str) -> None:
-    client.subscribe(topic)
-    assert client.fatal("AUTH", b"x") == "E_INVALID cannot AUTH in current state"
 
 
 def test_a_channel_takes_no_more_than_max_channel_consumers(
@@ -63,12 +30,6 @@ def test_a_channel_takes_no_more_than_max_channel_consumers(
         f"E_SUB_FAILED SUB failed consumers for {topic}:c exceeds limit of 2"
     )
     connect(nsqd).subscribe(topic, "d")
-
-
-@pytest.mark.parametrize("command", ["RDY 1", "FIN x", "REQ x 0", "TOUCH x", "CLS", "FIN", "REQ"])
-def test_a_consumers_command_before_sub_is_refused(command: str, client: Raw) -> None:
-    name = command.partition(" ")[0]
-    assert client.fatal(command) == f"E_INVALID cannot {name} in current state"
 
 
 def test_nothing_is_delivered_before_rdy(client: Raw, nsqd: Nsqd, topic: str) -> None:
@@ -133,38 +94,6 @@ def test_rdy_without_a_number_is_1_and_with_an_empty_one_0(
         assert shown["ready_count"] == count
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        ("2501", "E_INVALID RDY count 2501 out of range 0-2500"),
-        ("-1", "E_INVALID RDY could not parse count -1"),
-        ("x", "E_INVALID RDY could not parse count x"),
-        ("+1", "E_INVALID RDY could not parse count +1"),
-        ("1_0", "E_INVALID RDY could not parse count 1_0"),
-    ],
-)
-def test_rdy_out_of_range_is_refused(count: str, text: str, client: Raw, topic: str) -> None:
-    assert client.subscribe(topic).fatal(f"RDY {count}") == text
-
-
-def test_max_rdy_count_is_the_limit_of_rdy(
-    make_nsqd: MakeNsqd, connect: Connect, topic: str
-) -> None:
-    client = connect(make_nsqd("-max-rdy-count=7")).subscribe(topic, ready=7)
-    assert client.fatal("RDY 8") == "E_INVALID RDY count 8 out of range 0-7"
-
-
-@pytest.mark.parametrize("command", SETTLING)
-def test_settling_what_is_not_in_flight_fails_and_is_not_fatal(
-    command: str, client: Raw, topic: str
-) -> None:
-    name = command.partition(" ")[0]
-    client.subscribe(topic)
-    text = f"E_{name}_FAILED {name} {NOWHERE} failed ID not in flight"
-    assert client.error(command.format(NOWHERE)) == text
-    client.settle()
-
-
 @pytest.mark.parametrize("command", SETTLING)
 def test_settling_what_another_consumer_holds_fails_and_is_not_fatal(
     command: str, connect: Connect, topic: str
@@ -178,28 +107,6 @@ def test_settling_what_another_consumer_holds_fails_and_is_not_fatal(
     one.send(f"FIN {message.id}")
     one.settle()
     other.settle()
-
-
-@pytest.mark.parametrize("command", SETTLING)
-@pytest.mark.parametrize("name", ["", "short", "x" * 17])
-def test_settling_an_id_of_another_length_is_refused(
-    command: str, name: str, client: Raw, topic: str
-) -> None:
-    client.subscribe(topic)
-    assert client.fatal(command.format(name)) == "E_INVALID invalid message ID"
-
-
-@pytest.mark.parametrize("command", ["FIN", "TOUCH", "REQ", f"REQ {NOWHERE}"])
-def test_settling_without_parameters_is_refused(command: str, client: Raw, topic: str) -> None:
-    name = command.partition(" ")[0]
-    client.subscribe(topic)
-    assert client.fatal(command) == f"E_INVALID {name} insufficient number of params"
-
-
-@pytest.mark.parametrize("delay", ["-1", "x", "1.5"])
-def test_a_requeue_with_a_bad_delay_is_refused(delay: str, client: Raw, topic: str) -> None:
-    text = f"E_INVALID REQ could not parse timeout {delay}"
-    assert client.subscribe(topic).fatal(f"REQ {NOWHERE} {delay}") == text
 
 
 def test_fin_ends_a_message_and_is_not_answered(client: Raw, nsqd: Nsqd, topic: str) -> None:
@@ -266,14 +173,6 @@ def test_req_with_a_delay_defers_the_message(client: Raw, nsqd: Nsqd, topic: str
     assert client.error(f"FIN {message.id}").endswith("ID not in flight")
 
 
-def test_a_delay_over_max_req_timeout_is_cut_to_it(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    client.send(f"REQ {client.message().id} 99999999999")
-    client.settle()
-    assert nsqd.channel(topic, "c")["deferred_count"] == 1
-
-
 def test_touch_is_not_answered_and_keeps_the_message_in_flight(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:
@@ -314,20 +213,6 @@ def test_after_cls_messages_are_still_settled_and_rdy_is_ignored(
     assert client.settle() == 0
     found = nsqd.channel(topic, "c")
     assert (found["depth"], found["in_flight_count"]) == (1, 1)
-
-
-@pytest.mark.parametrize("command", ["CLS", "SUB t c", "IDENTIFY"])
-def test_a_second_cls_or_a_new_beginning_is_refused(command: str, client: Raw, topic: str) -> None:
-    client.subscribe(topic)
-    assert client.ask("CLS") == b"CLOSE_WAIT"
-    name = command.partition(" ")[0]
-    assert client.fatal(command) == f"E_INVALID cannot {name} in current state"
-
-
-def test_publishing_goes_on_after_cls(client: Raw, topic: str) -> None:
-    client.subscribe(topic)
-    assert client.ask("CLS") == b"CLOSE_WAIT"
-    assert client.ask(f"PUB {topic}", b"x") == b"OK"
 
 
 def test_what_was_in_flight_stays_so_when_its_consumer_leaves(

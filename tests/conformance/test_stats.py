@@ -10,8 +10,7 @@ from tests.support.eventually import eventually
 from tests.support.raw import http_ask, mpub
 
 if TYPE_CHECKING:
-    from tests.conformance.conftest import Connect
-    from tests.support.raw import Raw
+    from tests.support.raw import Connect, Raw
     from tests.support.servers import MakeNsqd, Nsqd
 
 TOPIC = ["topic_name", "channels", "depth", "backend_depth", "message_count", "message_bytes"]

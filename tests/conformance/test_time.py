@@ -18,7 +18,7 @@ from tests.support.servers import drained
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.conformance.conftest import Connect
+    from tests.support.raw import Connect
     from tests.support.servers import Nsqd
 
 POOL = 13
