@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import wire
+from tests.support.authd import Authd
 from tests.support.eventually import eventually
-from tests.support.raw import mpub
+from tests.support.raw import mpub, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from tests.support.raw import Connect, Raw
     from tests.support.servers import Nsqd
     from tests.support.tls import Certificates
-
-from tests.support.authd import Authd
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +39,34 @@ def nsqd(
         yield running
 
 
-def test_identify_says_that_auth_is_required(client: Raw) -> None:
+def test_the_reply_to_auth_says_who_one_is_and_so_do_stats(
+    client: Raw, authd: Authd, nsqd: Nsqd, topic: str
+) -> None:
     assert client.identify()["auth_required"] is True
-
-
-def test_the_reply_to_auth_says_who_one_is(client: Raw, authd: Authd) -> None:
     authd.grant("sesame", identity="ali")
-    assert (
-        client.ask("AUTH", b"sesame")
-        == json.dumps(
-            {"identity": "ali", "identity_url": "http://ali.test/", "permission_count": 1},
-            separators=(",", ":"),
-        ).encode()
+    assert client.ask("AUTH", b"sesame") == (
+        b'{"identity":"ali","identity_url":"http://ali.test/","permission_count":1}'
     )
+    client.subscribe(topic)
+    (shown,) = nsqd.channel(topic, "c")["clients"]
+    told = list(shown.items())
+    begin = [name for name, _ in told].index("user_agent") + 1
+    assert told[begin : begin + 3] == [
+        ("authed", True),
+        ("auth_identity", "ali"),
+        ("auth_identity_url", "http://ali.test/"),
+    ]
+
+
+def test_auth_is_taken_once(client: Raw, authd: Authd) -> None:
+    authd.grant("sesame")
+    client.ask("AUTH", b"sesame")
+    assert client.fatal("AUTH", b"sesame") == "E_INVALID AUTH already set"
 
 
 @pytest.mark.parametrize(
     ("command", "body"),
-    [("SUB {} c", None), ("PUB {}", b"x"), ("MPUB {}", mpub(b"x")), ("DPUB {} 1", b"x")],
+    [("SUB {} c", None), ("PUB {}", b"x"), ("MPUB {}", None), ("DPUB {} 1", b"x")],
 )
 def test_before_auth_nothing_is_published_or_subscribed_to(
     command: str, body: bytes | None, client: Raw, nsqd: Nsqd, topic: str
@@ -69,70 +78,62 @@ def test_before_auth_nothing_is_published_or_subscribed_to(
         nsqd.topic(topic)
 
 
-def test_mpub_is_refused_before_its_body_arrives(client: Raw, topic: str) -> None:
-    assert client.fatal(f"MPUB {topic}") == "E_AUTH_FIRST AUTH required before MPUB"
-
-
-def test_a_wrong_secret_is_refused(client: Raw) -> None:
-    assert client.fatal("AUTH", b"barley") == "E_AUTH_FAILED AUTH failed"
-
-
-def test_a_ttl_of_0_is_refused(client: Raw, authd: Authd) -> None:
-    authd.grant("no time", ttl=0)
-    assert client.fatal("AUTH", b"no time") == "E_AUTH_FAILED AUTH failed"
-
-
-def test_a_secret_without_authorizations_is_refused(client: Raw, authd: Authd) -> None:
-    authd.grant("nothing")
-    authd._replies["nothing"]["authorizations"] = []
-    assert client.fatal("AUTH", b"nothing") == "E_UNAUTHORIZED AUTH no authorizations found"
-
-
-@pytest.mark.parametrize("wrong", [{"topic": "("}, {"channels": ["["]}, {"permissions": ["fly"]}])
-def test_an_authorization_that_makes_no_sense_is_refused(
-    wrong: dict[str, object], client: Raw, authd: Authd
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        [],
+        {},
+        {"ttl": "5"},
+        {"ttl": 0},
+        {"ttl": -1},
+        {"ttl": 1, "identity": 3},
+        {"ttl": 1, "authorizations": 3},
+        {"ttl": 1, "authorizations": [3]},
+        {"ttl": 1, "authorizations": [{"topic": "("}]},
+        {"ttl": 1, "authorizations": [{"channels": ["["]}]},
+        {"ttl": 1, "authorizations": [{"permissions": ["fly"]}]},
+    ],
+)
+def test_a_reply_that_makes_no_sense_or_refuses_is_a_failure(
+    reply: Any, client: Raw, authd: Authd
 ) -> None:
-    authd.grant("nonsense")
-    authd._replies["nonsense"]["authorizations"][0].update(wrong)
+    authd.replies["nonsense"] = reply
     assert client.fatal("AUTH", b"nonsense") == "E_AUTH_FAILED AUTH failed"
 
 
-def test_auth_is_taken_once(client: Raw, authd: Authd) -> None:
-    authd.grant("sesame")
-    client.ask("AUTH", b"sesame")
-    assert client.fatal("AUTH", b"sesame") == "E_INVALID AUTH already set"
-
-
-def test_stats_show_who_a_client_is(client: Raw, authd: Authd, nsqd: Nsqd, topic: str) -> None:
-    authd.grant("sesame", identity="ali")
-    client.ask("AUTH", b"sesame")
-    client.subscribe(topic)
-    (shown,) = nsqd.channel(topic, "c")["clients"]
-    assert (shown["authed"], shown["auth_identity"]) == (True, "ali")
-    assert shown["auth_identity_url"] == "http://ali.test/"
-    names = list(shown)
-    assert names[names.index("user_agent") + 1 :][:3] == [
-        "authed",
-        "auth_identity",
-        "auth_identity_url",
-    ]
+def test_a_secret_without_authorizations_is_refused(client: Raw, authd: Authd) -> None:
+    authd.replies["nothing"] = {"ttl": 1}
+    assert client.fatal("AUTH", b"nothing") == "E_UNAUTHORIZED AUTH no authorizations found"
 
 
 def test_a_subscriber_may_not_publish_and_a_publisher_not_subscribe(
-    connect: Connect, authd: Authd, topic: str
+    connect: Connect, authd: Authd, nsqd: Nsqd, topic: str
 ) -> None:
     authd.grant("reader", permissions=["subscribe"])
     authd.grant("writer", permissions=["publish"])
-    reader, writer = connect(), connect()
-    reader.ask("AUTH", b"reader")
+    for command, body in (("PUB", b"x"), ("MPUB", mpub(b"x")), ("DPUB", b"x")):
+        reader = connect()
+        reader.ask("AUTH", b"reader")
+        assert reader.fatal(f"{command} {topic} 0", body) == (
+            f'E_UNAUTHORIZED AUTH failed for {command} on "{topic}" ""'
+        )
+    with pytest.raises(LookupError):
+        nsqd.topic(topic)
+    writer = connect()
     writer.ask("AUTH", b"writer")
-    assert reader.fatal(f"PUB {topic}", b"x") == (
-        f'E_UNAUTHORIZED AUTH failed for PUB on "{topic}" ""'
-    )
     assert writer.ask(f"PUB {topic}", b"x") == b"OK"
     assert writer.fatal(f"SUB {topic} c") == (
         f'E_UNAUTHORIZED AUTH failed for SUB on "{topic}" "c"'
     )
+
+
+def test_commands_behind_auth_wait_for_it(client: Raw, authd: Authd, topic: str) -> None:
+    authd.grant("sesame")
+    client.write(
+        b"AUTH\n" + sized(b"sesame") + f"SUB {topic} c\nPUB {topic}\n".encode() + sized(b"x")
+    )
+    assert [client.response()[:11] for _ in range(3)] == [b'{"identity"', b"OK", b"OK"]
 
 
 def test_topics_and_channels_are_regular_expressions_that_match_anywhere(
@@ -151,66 +152,61 @@ def test_topics_and_channels_are_regular_expressions_that_match_anywhere(
         assert try_sub(topic, channel) == b"E_UNAUTHORIZED"
 
 
+@pytest.mark.parametrize("channels", [["archive"], []])
 def test_publishing_wants_a_channel_expression_that_matches_nothing(
-    connect: Connect, authd: Authd, topic: str
+    channels: list[str], client: Raw, authd: Authd, topic: str
 ) -> None:
-    authd.grant("one channel", channels=["archive"])
-    client = connect()
+    authd.grant("one channel", channels=channels)
     client.ask("AUTH", b"one channel")
     assert client.fatal(f"PUB {topic}", b"x").startswith("E_UNAUTHORIZED")
 
 
-def test_several_authorizations_add_up(connect: Connect, authd: Authd) -> None:
+def test_several_authorizations_add_up(client: Raw, authd: Authd) -> None:
     authd.grant("two", topic="^orders$", permissions=["subscribe"])
     more = {"topic": "^events$", "channels": [".*"], "permissions": ["publish"]}
-    authd._replies["two"]["authorizations"].append(more)
-    client = connect()
+    authd.replies["two"]["authorizations"].append(more)
     assert json.loads(client.ask("AUTH", b"two"))["permission_count"] == 2
     assert client.ask("PUB events", b"x") == b"OK"
     client.subscribe("orders")
     assert client.fatal("PUB orders", b"x").startswith("E_UNAUTHORIZED")
 
 
-def test_the_auth_server_is_told_address_tls_and_secret(client: Raw, authd: Authd) -> None:
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_auth_server_is_told_address_tls_secret_and_name_of_the_certificate(
+    secure: bool, client: Raw, authd: Authd, certificates: Certificates
+) -> None:
     authd.grant("ask & tell")
+    if secure:
+        client.identify(tls_v1=True)
+        context = ssl.create_default_context(cafile=str(certificates.ca))
+        context.load_cert_chain(certificates.client.cert, certificates.client.key)
+        client.start_tls(context)
+        assert client.response() == b"OK"
     client.ask("AUTH", b"ask & tell")
     assert authd.queries[-1] == {
         "remote_ip": "127.0.0.1",
-        "tls": "false",
+        "tls": "true" if secure else "false",
         "secret": "ask & tell",
-        "common_name": "",
+        "common_name": "",  # as no client's certificate is asked for
     }
 
 
-def test_the_auth_server_is_told_the_name_in_the_client_s_certificate(
-    client: Raw, authd: Authd, certificates: Certificates
-) -> None:
-    authd.grant("sesame")
-    client.identify(tls_v1=True)
-    context = ssl.create_default_context(cafile=str(certificates.ca))
-    client.start_tls(context)
-    assert client.response() == b"OK"
-    client.ask("AUTH", b"sesame")
-    assert (authd.queries[-1]["tls"], authd.queries[-1]["common_name"]) == ("true", "")
-
-
 def test_after_the_ttl_the_auth_server_is_asked_again(
-    client: Raw, authd: Authd, topic: str
+    connect: Connect, authd: Authd, topic: str
 ) -> None:
-    authd.grant("short", ttl=1)
-    client.ask("AUTH", b"short")
+    kept, revoked = connect(), connect()
+    for client, secret in ((kept, "short"), (revoked, "gone")):
+        authd.grant(secret, ttl=1)
+        client.ask("AUTH", secret.encode())
+    authd.revoke("gone")
     asked = len(authd.queries)
-
-    def publish() -> bool:
-        assert client.ask(f"PUB {topic}", b"x") == b"OK"
-        return len(authd.queries) > asked
-
-    eventually(publish)
-    authd.revoke("short")
+    assert kept.ask(f"PUB {topic}", b"x") == b"OK"
 
     def refused() -> bool:
-        client.send(f"PUB {topic}", b"x")
-        return client.next() == (wire.ERROR, b"E_AUTH_FAILED AUTH failed")
+        revoked.send(f"PUB {topic}", b"x")
+        return revoked.next() == (wire.ERROR, b"E_AUTH_FAILED AUTH failed")
 
     eventually(refused)
-    assert client.ended()
+    assert revoked.ended()
+    assert kept.ask(f"MPUB {topic}", mpub(b"y")) == b"OK"
+    assert {each["secret"] for each in authd.queries[asked:]} == {"gone", "short"}

@@ -78,26 +78,17 @@ def test_a_later_channel_gets_only_what_comes_after_it(client: Raw, nsqd: Nsqd, 
 
 
 def test_a_paused_channel_delivers_nothing_and_keeps_what_comes(
-    client: Raw, nsqd: Nsqd, topic: str
+    client: Raw, connect: Connect, nsqd: Nsqd, topic: str
 ) -> None:
     client.subscribe(topic, ready=5)
+    other = connect().subscribe(topic, "other", ready=1)
     nsqd.pause(topic, "c")
     nsqd.publish(topic, [b"1", b"2"])
     eventually(lambda: depth(nsqd, topic, "c") == 2)
+    other.message()
     assert client.settle() == 0
     nsqd.unpause(topic, "c")
     assert {client.message().body for _ in range(2)} == {b"1", b"2"}
-
-
-def test_a_pause_of_one_channel_is_none_of_another(
-    connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "a")
-    nsqd.pause(topic, "a")
-    client = connect().subscribe(topic, "b", ready=1)
-    nsqd.publish(topic, [b"x"])
-    client.message()
-    eventually(lambda: depth(nsqd, topic, "a") == 1)
 
 
 def test_a_paused_topic_keeps_messages_from_its_channels(
@@ -145,12 +136,11 @@ def test_emptying_a_channel_drops_waiting_deferred_and_in_flight_messages(
 
 def test_an_emptied_channel_goes_on(client: Raw, nsqd: Nsqd, topic: str) -> None:
     client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"1", b"2"])
+    nsqd.publish(topic, [b"1"])
     client.message()
     nsqd.empty(topic, "c")
-    nsqd.publish(topic, [b"3"])
-    while client.message().body != b"3":
-        pass
+    nsqd.publish(topic, [b"2"])
+    assert client.message().body == b"2"
 
 
 def test_emptying_a_topic_drops_its_own_messages_but_not_its_channels_ones(
@@ -280,10 +270,3 @@ def test_a_sample_rate_delivers_that_part_and_one_percent_more_and_drops_the_res
         client.send(f"FIN {client.message().id}")
     assert client.settle() == 0
     assert drained(nsqd, topic, "c")
-
-
-def test_a_sample_rate_of_99_drops_nothing(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.identify(sample_rate=99)
-    client.subscribe(topic, ready=2500)
-    nsqd.publish(topic, [b"x"] * 1000)
-    assert len([client.message() for _ in range(1000)]) == 1000

@@ -24,12 +24,14 @@ def test_a_channel_takes_no_more_than_max_channel_consumers(
     make_nsqd: MakeNsqd, connect: Connect, topic: str
 ) -> None:
     nsqd = make_nsqd("-max-channel-consumers=2")
-    for _ in range(2):
-        connect(nsqd).subscribe(topic)
+    first, _ = (connect(nsqd).subscribe(topic) for _ in range(2))
     assert connect(nsqd).fatal(f"SUB {topic} c") == (
         f"E_SUB_FAILED SUB failed consumers for {topic}:c exceeds limit of 2"
     )
     connect(nsqd).subscribe(topic, "d")
+    first.close()
+    eventually(lambda: nsqd.channel(topic, "c")["client_count"] == 1)
+    connect(nsqd).subscribe(topic)
 
 
 def test_nothing_is_delivered_before_rdy(client: Raw, nsqd: Nsqd, topic: str) -> None:

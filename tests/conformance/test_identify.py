@@ -180,7 +180,7 @@ def test_a_policy_for_client_certificates_requires_tls_and_one_that_is_known(
         client.start_tls(trusting)
         return client.response()
 
-    with pytest.raises(ssl.SSLError, match="(?i)certificate"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)certificate"):
         reply()
     trusting.load_cert_chain(certificates.client.cert, certificates.client.key)
     assert reply() == b"OK"

@@ -19,12 +19,13 @@ ALL = ("subscribe", "publish")
 class Authd:
     """Knows the secrets that were granted, refuses all others, and records what nsqd asked.
 
-    ``queries`` holds the parameters of each request: remote_ip, tls, secret, common_name.
+    ``queries`` holds the parameters of each request: remote_ip, tls, secret, common_name. What is
+    said to a secret is in ``replies``; to None, as to one that is not there, it is 403.
     """
 
     def __init__(self) -> None:
         self.queries: list[dict[str, str]] = []
-        self._replies: dict[str, dict[str, Any]] = {}
+        self.replies: dict[str, Any] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self.address = Address("127.0.0.1", self._server.server_port)
@@ -43,7 +44,7 @@ class Authd:
 
         nsqd asks again after ``ttl`` seconds, and takes no ttl below 1.
         """
-        self._replies[secret] = {
+        self.replies[secret] = {
             "ttl": ttl,
             "identity": identity,
             "identity_url": f"http://{identity}.test/",
@@ -53,7 +54,7 @@ class Authd:
         }
 
     def revoke(self, secret: str) -> None:
-        self._replies.pop(secret, None)
+        self.replies.pop(secret, None)
 
     def nsqd_args(self) -> list[str]:
         return [f"-auth-http-address={self.address}"]
@@ -74,9 +75,9 @@ class Authd:
             def do_GET(self) -> None:
                 query = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
                 authd.queries.append(query)
-                reply = authd._replies.get(query.get("secret", ""))
-                body = json.dumps(reply or {"message": "FORBIDDEN"}).encode()
-                self.send_response(200 if reply else 403)
+                reply = authd.replies.get(query.get("secret", ""))
+                body = json.dumps({"message": "FORBIDDEN"} if reply is None else reply).encode()
+                self.send_response(403 if reply is None else 200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
