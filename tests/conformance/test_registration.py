@@ -65,10 +65,11 @@ def test_an_nsqd_registers_again_with_an_nsqlookupd_that_was_away(
     eventually(lambda: lookupd.lookup(topic))
     lookupd.kill()
     lookupd.start()
-    nsqd.create(f"{topic}.later")  # which makes nsqd dial again
+    nsqd.create(f"{topic}.one")  # it finds that the connection is gone
+    nsqd.create(f"{topic}.two")  # and dials again
     eventually(lambda: lookupd.lookup(topic) == {nsqd.tcp}, timeout=30)
     assert ask(lookupd, f"GET /channels?topic={topic}")["channels"] == ["c"]
-    eventually(lambda: lookupd.lookup(f"{topic}.later") == {nsqd.tcp})
+    eventually(lambda: lookupd.lookup(f"{topic}.two") == {nsqd.tcp})
 
 
 def test_an_nsqd_is_told_of_nsqlookupds_while_it_runs(

@@ -1,14 +1,24 @@
-"""One client of the embedded nsqd, in memory and in virtual time."""
+"""Clients of the embedded nsqd, in memory and in virtual time: those that wait or do not read."""
 
 from __future__ import annotations
 
-import zlib
+import asyncio
 
-import snappy
+import pytest
 
+from nsqtools.errors import AuthError
+from nsqtools.sandbox.auth import Grant, Question, parse_grant
 from tests.support.clock import elapse, virtual
 from tests.support.peer import Peer, make_nsqd, turn
 from tests.support.raw import mpub
+
+BIG = b"x" * (70 << 10)  # above what a transport buffers
+
+
+def hasty(peer: Peer) -> Peer:
+    """A client whose heartbeats come every second."""
+    peer.identify(heartbeat_interval=1000)
+    return peer
 
 
 @virtual
@@ -18,13 +28,6 @@ async def test_the_magic_may_come_in_pieces() -> None:
     assert not peer.nsqd.clients
     peer.transport.deliver(b"2CLS\n")
     assert peer.texts() == ["E_INVALID cannot CLS in current state"]
-
-
-@virtual
-async def test_another_magic_is_refused() -> None:
-    peer = Peer(make_nsqd(), b"GET / HTTP/1.1\r\n\r\n")
-    assert (peer.texts(), peer.closed) == (["E_BAD_PROTOCOL"], True)
-    assert not peer.nsqd.clients
 
 
 @virtual
@@ -38,16 +41,6 @@ async def test_a_read_is_answered_in_one_write() -> None:
 
 
 @virtual
-async def test_the_commands_before_a_fatal_one_are_carried_out_and_none_behind_it() -> None:
-    peer = Peer(make_nsqd())
-    peer.transport.deliver(b"PUB t\n\0\0\0\x01xWHAT\nPUB t\n\0\0\0\x01y")
-    await turn()
-    assert peer.texts() == ["OK", "E_INVALID invalid command WHAT"]
-    assert (peer.closed, peer.nsqd.broker.topics["t"].message_count) == (True, 1)
-    assert not peer.nsqd.clients
-
-
-@virtual
 async def test_a_line_that_may_not_be_said_is_refused_before_its_body_has_come() -> None:
     peer = Peer(make_nsqd())
     peer.send("SUB t c", "AUTH")
@@ -55,228 +48,203 @@ async def test_a_line_that_may_not_be_said_is_refused_before_its_body_has_come()
 
 
 @virtual
-async def test_an_mpub_makes_its_topic_before_its_body_has_come_and_a_pub_does_not() -> None:
+async def test_what_was_sent_before_the_layer_changed_is_not_heard() -> None:
     peer = Peer(make_nsqd())
-    peer.send("MPUB one")
-    assert list(peer.nsqd.broker.topics) == ["one"]
-    other = Peer(make_nsqd())
-    other.send("PUB two")
-    assert not other.nsqd.broker.topics
-
-
-@virtual
-async def test_errors_of_fin_req_and_touch_do_not_end_the_connection() -> None:
-    peer = Peer(make_nsqd())
-    id_ = "0123456789abcdef"
-    peer.send("SUB t c", f"FIN {id_}", f"REQ {id_} 0", f"TOUCH {id_}", "NOP")
-    assert peer.texts() == ["OK"] + [
-        f"E_{verb}_FAILED {verb} {id_} failed ID not in flight" for verb in ("FIN", "REQ", "TOUCH")
-    ]
-    assert not peer.closed
-
-
-@virtual
-async def test_messages_time_out_by_the_clients_own_setting() -> None:
-    peer = Peer(make_nsqd())
-    peer.identify(msg_timeout=2000)
-    peer.send("SUB t c", "RDY 1")
-    peer.nsqd.publish("t", [b"x"])
-    await elapse(1.9)
-    assert peer.texts() == ["OK", "OK", "msg x"]
-    await elapse(0.2)
-    assert peer.texts() == ["msg x"]
-    assert peer.channel.timeout_count == 1
-
-
-@virtual
-async def test_a_requeue_is_cut_to_the_longest_delay() -> None:
-    peer = Peer(make_nsqd(max_req_timeout=5.0))
-    peer.send("SUB t c", "RDY 1")
-    peer.nsqd.publish("t", [b"x"])
-    await turn()
-    (id_,) = peer.ids()
-    peer.send(f"REQ {id_} 99999999")
-    await elapse(4.9)
-    assert peer.texts() == []
-    await elapse(0.2)
-    assert peer.texts() == ["msg x"]
-
-
-@virtual
-async def test_a_huge_requeue_delay_wraps_to_none_as_in_64_bits() -> None:
-    peer = Peer(make_nsqd())
-    peer.send("SUB t c", "RDY 1")
-    peer.nsqd.publish("t", [b"x"])
-    await turn()
-    (id_,) = peer.ids()
-    peer.send(f"REQ {id_} {2**63 - 1}")
-    await turn()
-    assert peer.texts() == ["msg x"]
-
-
-@virtual
-async def test_nothing_is_delivered_after_cls_and_what_is_in_flight_may_be_settled() -> None:
-    peer = Peer(make_nsqd())
-    peer.send("SUB t c", "RDY 2")
-    peer.nsqd.publish("t", [b"1", b"2", b"3"])
-    await turn()
-    one, two = peer.ids()
-    peer.send("CLS", f"FIN {one}", f"REQ {two} 0", "RDY 5")
-    await turn()
-    assert peer.texts() == ["CLOSE_WAIT"]
-    assert (peer.channel.depth, peer.channel.in_flight_count) == (2, 0)
-    assert peer.client.stats("")["state"] == 4
-    peer.send("CLS")
-    assert (peer.texts(), peer.closed) == (["E_INVALID cannot CLS in current state"], True)
-
-
-@virtual
-async def test_a_subscriber_over_the_limit_is_refused() -> None:
-    nsqd = make_nsqd(max_channel_consumers=1)
-    first, second = Peer(nsqd), Peer(nsqd)
-    first.send("SUB t c")
-    second.send("SUB t c")
-    assert second.texts() == ["E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"]
-    first.transport.lose()
-    await turn()
-    third = Peer(nsqd)
-    third.send("SUB t c")
-    assert third.texts() == ["OK"]
-
-
-@virtual
-async def test_a_lost_client_leaves_what_it_had_in_flight_until_its_timeout() -> None:
-    nsqd = make_nsqd()
-    lost, other = Peer(nsqd), Peer(nsqd)
-    lost.identify(msg_timeout=5000)
-    lost.send("SUB t c", "RDY 1")
-    nsqd.publish("t", [b"x"])
-    await turn()
-    other.send("SUB t c", "RDY 1")
-    lost.transport.lose()
-    await elapse(4.9)
-    assert other.texts() == ["OK"]
-    await elapse(0.2)
-    assert other.texts() == ["msg x"]
-
-
-@virtual
-async def test_a_deleted_channel_ends_the_connections_of_its_clients() -> None:
-    peer = Peer(make_nsqd())
-    peer.send("SUB t c")
-    peer.nsqd.broker.topics["t"].delete_channel("c")
-    assert (peer.texts(), peer.closed) == (["OK"], True)
-    await turn()
-    assert not peer.nsqd.clients
-
-
-@virtual
-async def test_an_ephemeral_channel_goes_with_its_last_client() -> None:
-    peer = Peer(make_nsqd())
-    peer.send("SUB t#ephemeral c#ephemeral")
-    assert "t#ephemeral" in peer.nsqd.broker.topics
-    peer.transport.lose()
-    await turn()
-    assert not peer.nsqd.broker.topics
-
-
-@virtual
-async def test_an_end_of_the_stream_closes_and_a_half_command_is_named() -> None:
-    for data, texts in (
-        (b"NOP\n", []),
-        (b"PUB t\n\0\0\0\x05abc", ["E_BAD_MESSAGE PUB failed to read message body"]),
-    ):
-        peer = Peer(make_nsqd())
-        peer.transport.deliver(data)
-        peer.transport.deliver_eof()
-        assert (peer.texts(), peer.closed) == (texts, True)
-
-
-@virtual
-async def test_snappy_begins_behind_the_negotiation_with_an_ok_of_its_own() -> None:
-    peer = Peer(make_nsqd())
-    peer.identify(feature_negotiation=True, snappy=True)
-    plain, compressed = peer.transport.writes
-    assert b'"snappy":true' in plain
-    decoder, encoder = snappy.StreamDecompressor(), snappy.StreamCompressor()
-    assert decoder.decompress(compressed).endswith(b"OK")
-    peer.transport.take()
-    peer.transport.deliver(encoder.add_chunk(b"SUB t c\nRDY 1\n"))
-    peer.nsqd.publish("t", [b"abc" * 1000])
-    await turn()
-    assert decoder.decompress(peer.transport.take()).endswith(b"abc" * 1000)
-    assert peer.client.stats("")["snappy"] is True
+    body = b'{"feature_negotiation": true, "snappy": true}'
+    peer.transport.deliver(b"IDENTIFY\n" + len(body).to_bytes(4, "big") + body + b"SUB t c\n")
+    assert (peer.client.channel, peer.closed) == (None, False)
     peer.transport.deliver(b"\x02\x01\0\0x")  # a reserved chunk
     assert peer.closed
 
 
 @virtual
-async def test_deflate_begins_behind_the_negotiation_with_an_ok_of_its_own() -> None:
+async def test_heartbeats_come_every_thirty_seconds_unless_told() -> None:
     peer = Peer(make_nsqd())
-    peer.identify(feature_negotiation=True, deflate=True, deflate_level=3)
-    plain, compressed = peer.transport.writes
-    assert b'"deflate_level":3' in plain
-    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-    deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    assert inflate.decompress(compressed).endswith(b"OK")
-    peer.transport.take()
-    peer.transport.deliver(deflate.compress(b"CLS\n") + deflate.flush(zlib.Z_SYNC_FLUSH))
-    assert inflate.decompress(peer.transport.take()).endswith(b"cannot CLS in current state")
-    assert peer.client.stats("")["deflate"] is True
+    await elapse(31)
+    assert peer.texts() == ["_heartbeat_"]
+    await elapse(30)
+    assert peer.closed
 
 
 @virtual
-async def test_what_was_sent_before_the_layer_changed_is_not_heard() -> None:
+async def test_without_heartbeats_a_silent_client_stays() -> None:
     peer = Peer(make_nsqd())
-    body = b'{"feature_negotiation": true, "snappy": true}'
-    size = len(body).to_bytes(4, "big")
-    peer.transport.deliver(b"IDENTIFY\n" + size + body + b"SUB t c\n")
-    assert (peer.client.channel, peer.closed) == (None, False)
+    peer.identify(heartbeat_interval=-1)
+    await elapse(3600)
+    assert (peer.texts(), peer.closed) == (["OK"], False)
 
 
 @virtual
-async def test_stats_count_what_a_client_did() -> None:
-    peer = Peer(make_nsqd())
-    peer.identify(client_id="me", hostname="here", user_agent="x/1", sample_rate=99)
-    peer.send("SUB t c", "RDY 3")
-    peer.nsqd.publish("t", [b"1", b"2", b"3", b"4"])
+async def test_a_body_that_trickles_in_does_not_count_as_a_command() -> None:
+    peer = hasty(Peer(make_nsqd()))
+    peer.send("PUB t")
+    for _ in range(5):
+        await elapse(0.5)
+        peer.transport.deliver(b"\0")
+    assert peer.closed
+
+
+@virtual
+async def test_a_peer_that_reads_nothing_gets_no_more_messages() -> None:
+    peer = hasty(Peer(make_nsqd()))
+    peer.send("SUB t c", "RDY 100")
+    peer.transport.stall()
+    for _ in range(40):
+        peer.nsqd.publish("t", [BIG])
     await turn()
-    ids = peer.ids()
-    peer.send(f"FIN {ids[0]}", f"REQ {ids[1]} 1000", "RDY 2")
+    assert 1 <= peer.channel.in_flight_count <= 5
+    peer.transport.unstall()
     await turn()
-    found = peer.client.stats("")
-    assert found.pop("connect_ts") > 1.6e9
-    assert list(found.items()) == [
-        ("client_id", "me"),
-        ("hostname", "here"),
-        ("version", "V2"),
-        ("remote_address", "127.0.0.1:5555"),
-        ("state", 3),
-        ("ready_count", 2),
-        ("in_flight_count", 2),
-        ("message_count", 4),
-        ("finish_count", 1),
-        ("requeue_count", 1),
-        ("sample_rate", 99),
-        ("deflate", False),
-        ("snappy", False),
-        ("user_agent", "x/1"),
-        ("tls", False),
-        ("tls_cipher_suite", ""),
-        ("tls_version", ""),
-        ("tls_negotiated_protocol", ""),
-        ("tls_negotiated_protocol_is_mutual", False),
-    ]
+    assert peer.channel.in_flight_count == 40
 
 
 @virtual
-async def test_whoever_published_is_a_producer_with_a_count_of_one_topic() -> None:
-    nsqd = make_nsqd()
-    peer, silent = Peer(nsqd), Peer(nsqd)
-    peer.send("MPUB one", body=mpub(b"a", b"b"))
-    peer.send("DPUB two 5", body=b"c")
-    assert nsqd.producers == [peer.client]
-    assert peer.client.stats("")["pub_counts"] == [{"topic": "one", "count": 2}]
-    assert peer.client.stats("two")["pub_counts"] == [{"topic": "two", "count": 1}]
-    assert "pub_counts" not in peer.client.stats("three")
-    assert "pub_counts" not in silent.client.stats("")
+async def test_a_peer_that_reads_nothing_for_an_interval_is_listed_but_never_served_again() -> None:
+    peer = hasty(Peer(make_nsqd()))
+    peer.send("SUB t c", "RDY 100")
+    peer.transport.stall()
+    peer.nsqd.publish("t", [BIG])
+    await elapse(0.9)
+    peer.send("NOP")
+    await elapse(0.3)
+    peer.transport.unstall()
+    peer.nsqd.publish("t", [b"later"])
+    peer.frames()
+    for _ in range(10):
+        await elapse(1)
+        peer.send("NOP")
+    assert (peer.texts(), peer.closed) == ([], False)
+    assert peer.client in peer.nsqd.clients
+    peer.send("FIN zzzzzzzzzzzzzzzz")
+    assert peer.closed
+
+
+@virtual
+async def test_a_peer_that_reads_slowly_is_served_in_the_end() -> None:
+    peer = hasty(Peer(make_nsqd()))
+    peer.send("SUB t c", "RDY 100")
+    peer.transport.stall()
+    peer.nsqd.publish("t", [BIG])
+    for _ in range(10):
+        await elapse(0.9)
+        peer.transport.drain(5 << 10)
+        peer.send("NOP")
+    peer.transport.unstall()
+    peer.nsqd.publish("t", [b"later"])
+    await turn()
+    assert peer.texts()[-1] == "msg later"
+
+
+@virtual
+async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> None:
+    peer = hasty(Peer(make_nsqd()))
+    peer.transport.stall()
+    pub = b"PUB t\n\0\0\0\x01x"
+    for _ in range(20):
+        peer.transport.deliver(pub * 1000)
+    assert peer.nsqd.broker.topics["t"].message_count < 20_000
+    await elapse(0.5)
+    peer.transport.unstall()
+    await turn()
+    assert peer.nsqd.broker.topics["t"].message_count == 20_000
+    peer.transport.stall()
+    for _ in range(10):
+        peer.transport.deliver(pub * 1000)
+    await elapse(1.1)
+    assert peer.closed
+
+
+@virtual
+async def test_what_was_to_be_said_has_five_seconds_to_leave() -> None:
+    peer = Peer(make_nsqd())
+    peer.transport.stall()
+    peer.send("WHAT")
+    assert peer.closed
+    await elapse(4.9)
+    assert not peer.transport.aborted
+    await elapse(0.2)
+    assert peer.transport.aborted
+
+
+class Secrets:
+    """An authd that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[Question] = []
+        self.answers: asyncio.Queue[Grant | AuthError] = asyncio.Queue()
+
+    async def ask(self, question: Question) -> Grant:
+        self.asked.append(question)
+        answer = await self.answers.get()
+        if isinstance(answer, AuthError):
+            raise answer
+        return answer
+
+    def allow(self) -> None:
+        now = asyncio.get_running_loop().time()
+        reply = b'{"ttl": 10, "authorizations": [{"topic": "t", "channels": [".*"], "permissions": '
+        self.answers.put_nowait(parse_grant(reply + b'["publish", "subscribe"]}]}', now))
+
+
+def authenticating() -> tuple[Peer, Secrets]:
+    """A client that has sent AUTH, and waits."""
+    nsqd, secrets = make_nsqd(), Secrets()
+    nsqd.secrets = secrets
+    peer = Peer(nsqd)
+    peer.identify(heartbeat_interval=1000)
+    peer.texts()
+    peer.send("AUTH", body=b"s3")
+    return peer, secrets
+
+
+@virtual
+async def test_a_client_is_not_given_up_while_the_authd_is_asked_and_its_commands_wait() -> None:
+    peer, secrets = authenticating()
+    peer.send("SUB t c", "PUB t", body=b"x")
+    await elapse(5)
+    assert (peer.texts(), peer.nsqd.broker.topics) == ([], {})
+    assert secrets.asked == [Question(b"s3", "127.0.0.1", False, "")]
+    secrets.allow()
+    await elapse(1.9)
+    assert peer.nsqd.broker.topics["t"].message_count == 1
+    assert not peer.closed
+    await elapse(0.5)
+    assert peer.closed
+
+
+@pytest.mark.parametrize("how", ["lost", "end of stream"])
+def test_a_client_that_leaves_while_the_authd_is_asked_is_answered_if_it_can_be(how: str) -> None:
+    @virtual
+    async def run() -> None:
+        peer, secrets = authenticating()
+        await turn()
+        peer.transport.lose() if how == "lost" else peer.transport.deliver_eof()
+        await turn()
+        assert peer.closed is (how == "lost")
+        secrets.allow()
+        await turn()
+        assert (len(peer.texts()), peer.closed) == (how == "end of stream", True)
+
+    run()
+
+
+@virtual
+async def test_commands_wait_while_an_old_grant_is_renewed_once() -> None:
+    peer, secrets = authenticating()
+    secrets.allow()
+    await turn()
+    peer.identify(heartbeat_interval=-1)
+    await elapse(11)
+    for command, body in (("PUB t", b"x"), ("MPUB t", mpub(b"y", b"z"))):
+        peer.send(command, body=body)
+    await turn()
+    assert (len(secrets.asked), peer.nsqd.broker.topics) == (2, {})
+    secrets.allow()
+    await turn()
+    assert peer.nsqd.broker.topics["t"].message_count == 3
+    await elapse(11)
+    secrets.answers.put_nowait(AuthError("gone"))
+    peer.send("PUB t", body=b"x")
+    await turn()
+    assert peer.texts()[-3:] == ["OK", "OK", "E_AUTH_FAILED AUTH failed"]
+    assert (peer.closed, peer.nsqd.broker.topics["t"].message_count) == (True, 3)
