@@ -65,9 +65,9 @@ def published(rate: float, seconds: float, stall: float = 0.0) -> list[tuple[flo
     return batches
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.3, 1.0, 7.0, 10.0, 333.3, 1000.0, 100_000.0])
+@pytest.mark.parametrize("rate", [0.01, 0.3, 7.0, 333.3, 100_000.0])
 def test_the_rate_is_kept_without_drift(rate: float) -> None:
-    seconds = max(1000.0, 10 / rate) if rate <= 1000 else 20.0
+    seconds = max(200.0, 10 / rate) if rate <= 1000 else 5.0
     sent = 0
     for at, count in published(rate, seconds):
         sent += count

@@ -148,20 +148,6 @@ def test_wait_until_empty_says_what_is_left() -> None:
             consumer.send(f"FIN {message.id}")
 
 
-def test_stats_are_nsqds() -> None:
-    with Nsq() as nsq:
-        nsq.publish("t", "x")
-        assert list(nsq.stats()) == [
-            "version",
-            "health",
-            "start_time",
-            "topics",
-            "memory",
-            "producers",
-        ]
-        assert nsq.stats("absent")["topics"] is None
-
-
 def test_a_start_that_fails_leaves_no_thread() -> None:
     before = threading.active_count()
     with pytest.raises(ConfigError, match="tls-cert"):
