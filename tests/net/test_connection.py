@@ -5,6 +5,8 @@ Many faults make many lines; they share their servers.
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import ssl
 from collections import deque
@@ -37,11 +39,11 @@ from nsqtools.proto.messages import Message
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
+from tests.support.peer import SlowTransport
 from tests.support.proxy import Cut, Faults, Proxy
 from tests.support.scripted import Recorder, running, undisturbed
 from tests.support.servers import free_port
 from tests.support.tls import Certificates
-from tests.support.transport import FakeTransport
 
 # Fixed texts, so that the dialogue has the same length in every run.
 SMALL: dict[str, Any] = {"client_id": "x", "hostname": "x", "user_agent": "x"}
@@ -214,15 +216,16 @@ async def cut_everywhere(
 
 @pytest.mark.parametrize("cut", ["rst", "fin"])
 async def test_a_cut_at_any_byte_is_an_error_at_the_start_and_survived_later(
-    cut: Cut, monkeypatch: pytest.MonkeyPatch
+    cut: Cut, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
     monkeypatch.setattr(consumer_module, "_LINGER", 0.0)  # a thousand times
     server = Server()
     config = ConsumerConfig(max_in_flight=5, **SMALL, **QUICK)
+    step = 1 if full else 5
     async with serving(server.serve) as address:
-        failed, survived = await cut_everywhere(address, server, config, cut=cut)
-    assert failed > 400
-    assert survived > 200
+        failed, survived = await cut_everywhere(address, server, config, cut=cut, step=step)
+    assert failed > 400 / step
+    assert survived > 200 / step
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
@@ -238,23 +241,24 @@ def server_context(certificates: Certificates) -> ssl.SSLContext:
     ids="+".join,
 )
 async def test_so_are_cuts_of_a_secured_or_compressed_connection(
-    options: dict[str, Any], cut: Cut, certificates: Certificates
+    options: dict[str, Any], cut: Cut, certificates: Certificates, full: bool
 ) -> None:
     server = Server(server_context(certificates))
     if "tls_v1" in options:
         options = {**options, "tls_root_ca_file": str(certificates.ca)}
     config = ConsumerConfig(max_in_flight=5, **SMALL, **QUICK, **options)
     async with serving(server.serve) as address:
-        failed, survived = await cut_everywhere(address, server, config, cut=cut, step=23)
-    assert failed > 20
-    assert survived > 5
+        step = 23 if full else 53
+        failed, survived = await cut_everywhere(address, server, config, cut=cut, step=step)
+    assert failed > 460 / step
+    assert survived > 115 / step
 
 
 @pytest.mark.parametrize("cut", ["rst", "fin"])
-async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut) -> None:
+async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut, full: bool) -> None:
     server = Server()
     config = ProducerConfig(**SMALL, **QUICK)
-    plan = Plan()
+    plan, step = Plan(), 1 if full else 5
     failed = survived = 0
     async with serving(server.serve) as address, Proxy(address, plan) as proxy:
         for direction in ("up", "down"):
@@ -272,12 +276,12 @@ async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut) -> None:
                 except UnreachableError:
                     failed += 1
                 cuts = proxy.connections > before + 1 or len(server.published) < 2
-                offset += 1
-    assert failed > 400
-    assert survived > 50
+                offset += step
+    assert failed > 400 / step
+    assert survived > 50 / step
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("options", [{}, {"snappy": True}, {"deflate": True}], ids="+".join)
 async def test_messages_are_the_same_however_the_bytes_are_split(
     options: dict[str, Any], seed: int
@@ -340,58 +344,57 @@ async def test_a_server_that_answers_in_http_is_named_as_what_it_is() -> None:
     async with serving(answer_http) as address:
         with pytest.raises(HTTPPortError) as caught:
             await Connection.open(address, ConsumerConfig(), Owner())
-    assert str(caught.value) == f"{address}: answered in HTTP: this is not nsqd's TCP port"
+    assert str(address) in str(caught.value)
 
 
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "_HANDSHAKE_TIMEOUT", 0.05)
     async with serving(say_nothing) as address:
-        with pytest.raises(ConnectError, match="no answer to IDENTIFY in time"):
+        with pytest.raises(ConnectError, match=f"^{address}: ") as caught:
             await Connection.open(address, ConsumerConfig(), Owner())
+    assert caught.value.reason == "silence"
 
 
 async def test_a_server_that_hangs_up_is_an_error_of_the_start() -> None:
     async with serving(hang_up) as address:
-        with pytest.raises(ConnectError, match=f"^{address}: (closed by|connection reset)"):
+        with pytest.raises(ConnectError, match=f"^{address}: "):
             await Connection.open(address, ConsumerConfig(), Owner())
 
 
-async def test_a_port_where_nobody_listens_is_connection_refused() -> None:
-    address = Address("127.0.0.1", free_port())
-    with pytest.raises(ConnectError) as caught:
-        await Connection.open(address, ConsumerConfig(), Owner())
+async def failure(
+    address: Address, resolved: Sequence[str] | socket.gaierror, **options: Any
+) -> ConnectError:
+    """Why there is no connection to a name that is resolved to these."""
+
+    async def resolve(*_: object, **__: object) -> list[Any]:
+        if isinstance(resolved, socket.gaierror):
+            raise resolved
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, address.port)) for host in resolved
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        with pytest.raises(ConnectError) as caught:
+            await Connection.open(address, ConsumerConfig(**options), Owner())
     assert type(caught.value) is ConnectError
-    assert str(caught.value) == f"{address}: connection refused"
-    assert caught.value.reason == "dial"
+    assert str(caught.value).startswith(f"{address}: ")
+    return caught.value
 
 
 @pytest.mark.parametrize("options", [{}, {"tls_v1": True}], ids="+".join)
-async def test_so_is_a_name_with_several_addresses(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port = free_port()
-
-    async def resolve(*_: object, **__: object) -> list[Any]:
-        return [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
-            for host in ("127.0.0.1", "127.0.0.2")
-        ]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-    with pytest.raises(ConnectError) as caught:
-        await Connection.open(Address("localhost", port), ConsumerConfig(**options), Owner())
-    assert str(caught.value) == f"localhost:{port}: connection refused"
+async def test_a_port_where_nobody_listens_is_a_refused_connection(options: dict[str, Any]) -> None:
+    address = Address("localhost", free_port())
+    for resolved in (["127.0.0.1"], ["127.0.0.1", "127.0.0.2"]):
+        error = await failure(address, resolved, **options)
+        assert (error.text, error.reason) == (os.strerror(errno.ECONNREFUSED).lower(), "dial")
 
 
-async def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def resolve(*_: object, **__: object) -> list[Any]:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-    with pytest.raises(ConnectError) as caught:
-        await Connection.open(Address("nsqd.test", 4150), ConsumerConfig(), Owner())
-    assert str(caught.value) == "nsqd.test:4150: cannot resolve 'nsqd.test'"
-    assert caught.value.reason == "name"
+async def test_a_name_that_does_not_resolve_is_named() -> None:
+    unknown = socket.gaierror(-2, "Name or service not known")
+    error = await failure(Address("nsqd.test", 4150), unknown)
+    assert "'nsqd.test'" in error.text
+    assert error.reason == "name"
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -451,18 +454,10 @@ async def test_a_server_that_stops_reading_is_dropped(certificates: Certificates
     config = ProducerConfig(write_timeout=0.1)
     async with serving(stop_reading) as address:
         connection = await Connection.open(address, config, owner)
-        with pytest.raises(ConnectionLostError, match="takes no more data"):
+        with pytest.raises(ConnectionLostError) as caught:
             await connection.request(b"x" * (64 << 20))
         stopped.set()
-    assert [str(end) for end in owner.ends] == [f"{address}: takes no more data"]
-
-
-class SlowTransport(FakeTransport):
-    """A peer that reads, but slowly."""
-
-    def take_some(self, count: int) -> None:
-        self._buffered = max(0, self._buffered - count)
-        self._flow()
+    assert [str(end) for end in owner.ends] == [str(caught.value)]
 
 
 @virtual
@@ -486,7 +481,7 @@ async def test_a_server_that_reads_slowly_is_not_dropped() -> None:
         reply = connection.request(b"x" * (2 << 20))
         for _ in range(100):
             await elapse(0.9)
-            transport.take_some(1)
+            transport.drain(1)
         assert not reply.done()
         transport.unstall()
         await elapse(100)
@@ -494,7 +489,7 @@ async def test_a_server_that_reads_slowly_is_not_dropped() -> None:
         transport.stall()
         late = connection.request(b"x" * (2 << 20))
         for unanswered in (reply, late):
-            with pytest.raises(ConnectionLostError, match="takes no more data"):
+            with pytest.raises(ConnectionLostError):
                 await unanswered
 
 
@@ -511,41 +506,36 @@ async def test_an_error_of_nsqd_answers_the_oldest_request_and_ends_the_others()
         connection = await Connection.open(address, ProducerConfig(), owner)
         replies = [connection.request(word) for word in (b"first", b"second", b"third", b"fourth")]
         results = await asyncio.gather(*replies, return_exceptions=True)
-        with pytest.raises(ConnectionLostError, match="connection is closed"):
+        with pytest.raises(ConnectionLostError):
             connection.request(b"late")
     assert results[0] == b"OK"
-    assert [str(result) for result in results[1:]] == [
-        f"{address}: E_BAD_TOPIC no",
-        *[f"{address}: connection lost: E_BAD_TOPIC no"] * 2,
-    ]
+    assert all("E_BAD_TOPIC no" in str(result) for result in results[1:])
     assert [type(result) for result in results[1:]] == [ServerError] + [ConnectionLostError] * 2
     assert len(owner.ends) == 1
 
 
 @pytest.mark.parametrize(
-    ("data", "text"),
+    "data",
     [
-        (b"\0\0\0\x03abc", "frame of 3 bytes"),
-        (b"\xff\xff\xff\xff\0\0\0\0", "frame of -1 bytes"),
-        (wire.frame(9, b"x"), "unknown frame type 9"),
-        (wire.frame(2, b"short"), "message frame of 9 bytes"),
-        (wire.response(b"not json"), "unreadable reply to IDENTIFY"),
-        (wire.response(b"[1, 2]"), "unreadable reply to IDENTIFY"),
-        (wire.message(1), "nothing was subscribed to"),
-        (bytes(64), "frame of 0 bytes"),
-        (Random(1).randbytes(5000), ""),
+        b"\0\0\0\x03abc",
+        b"\xff\xff\xff\xff\0\0\0\0",
+        wire.frame(9, b"x"),
+        wire.frame(2, b"short"),
+        wire.response(b"not json"),
+        wire.response(b"[1, 2]"),
+        wire.message(1),  # without a subscription
+        bytes(64),
+        Random(1).randbytes(5000),
     ],
 )
-async def test_a_server_that_does_not_speak_the_protocol_is_a_typed_error(
-    data: bytes, text: str
-) -> None:
+async def test_a_server_that_does_not_speak_the_protocol_is_a_typed_error(data: bytes) -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"}")
         writer.write(data)
         await say_nothing(reader, writer)
 
     async with serving(babble) as address:
-        with pytest.raises(ProtocolError, match=f"^{address}: .*{text}"):
+        with pytest.raises(ProtocolError, match=f"^{address}: "):
             await Connection.open(address, ConsumerConfig(), Owner())
 
 

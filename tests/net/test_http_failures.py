@@ -12,8 +12,8 @@ import pytest
 from nsqtools.config import ClientConfig
 from nsqtools.net import exchange
 from nsqtools.net.tls import client_context
-from tests.net.test_replies import NODE
 from tests.support.scripted_http import (
+    NODE,
     V1,
     Scripted,
     envelope,
@@ -35,30 +35,29 @@ async def lookup_failure(server: Scripted | str, **options: Any) -> HTTPError:
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "text"),
+    ("answer", "status", "code"),
     [
-        (v1({"message": "NOT_FOUND"}, 404), 404, "/lookup: 404 NOT_FOUND"),
-        (envelope(None, 500, "INTERNAL_ERROR"), 500, "/lookup: 500 INTERNAL_ERROR"),
-        (reply("oh\r\nno\x1b[m", 502), 502, "/lookup: 502 oh no\\x1b[m"),
-        (reply("", 500), 500, "/lookup: 500"),
-        (reply("[1]", 400), 400, "/lookup: 400"),
+        (v1({"message": "NOT_FOUND"}, 404), 404, "NOT_FOUND"),
+        (envelope(None, 500, "INTERNAL_ERROR"), 500, "INTERNAL_ERROR"),
+        (reply("oh\r\nno\x1b[m", 502), 502, "oh no\\x1b[m"),
+        (reply("[1]", 400), 400, ""),
     ],
 )
-async def test_a_refusal_shows_status_and_code(answer: bytes, status: int, text: str) -> None:
+async def test_a_refusal_shows_status_and_code(answer: bytes, status: int, code: str) -> None:
     async with serving(answer) as server:
         error = await lookup_failure(server)
-    assert (error.text, error.status) == (text, status)
+    assert error.status == status
+    assert f"/lookup: {status} {code}".rstrip() == error.text
 
 
 async def test_a_server_that_requires_tls_leads_to_its_https_port() -> None:
     answer = v1({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
     async with serving(answer) as server:
         error = await lookup_failure(server)
-    assert "TLS_REQUIRED" in error.text
+    assert error.code == "TLS_REQUIRED"
     assert "https://127.0.0.1:4152" in error.text
     async with serving(envelope(None, 403, "TLS_REQUIRED")) as server:
-        error = await lookup_failure(server)
-    assert "TLS_REQUIRED" in error.text
+        assert (await lookup_failure(server)).code == "TLS_REQUIRED"
 
 
 async def test_redirects_are_not_followed_but_named() -> None:
@@ -74,30 +73,24 @@ async def test_redirects_are_not_followed_but_named() -> None:
     "body",
     [
         b"",
-        b"OK",
         b"<html>\x1b[31m</html>",
         b"\xff\xfe",
-        b"{",
         b"[" * 100_000,
         b"9" * 10_000,
-        b"null",
         b"[]",
-        b"{}",
-        b'{"channels": []}',
         b'{"channels": [], "producers": null}',
-        b'{"channels": null, "producers": []}',
     ],
 )
-async def test_a_reply_of_another_shape_is_an_error_that_names_the_server(body: bytes) -> None:
+async def test_a_reply_of_another_shape_is_an_error_that_names_the_endpoint(body: bytes) -> None:
     for answer in (reply(body, 200, V1), reply(body)):
         async with serving(answer) as server:
             error = await lookup_failure(server)
-        assert error.text.startswith("/lookup: unexpected reply: ")
+        assert error.text.startswith("/lookup: ")
         assert error.status == 200
         assert error.__cause__ is not None
 
 
-@pytest.mark.parametrize("entry", [None, {**NODE, "tcp_port": "4150"}, {"tcp_port": "9" * 5000}])
+@pytest.mark.parametrize("entry", [None, {"tcp_port": "9" * 5000}])
 async def test_an_entry_of_another_shape_is_left_out_with_one_warning(
     entry: object, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,10 +102,10 @@ async def test_an_entry_of_another_shape_is_left_out_with_one_warning(
             async with lookupd(server) as client:
                 assert len((await client.lookup("t")).producers) == 1
     (warning,) = caplog.messages
-    assert warning.startswith(f"{server.address}: /lookup: left out nsqd")
+    assert warning.startswith(f"{server.address}: /lookup: ")
 
 
-@pytest.mark.parametrize("data", [None, [], {}, 5])
+@pytest.mark.parametrize("data", [None, 5])
 async def test_an_envelope_without_its_data_is_an_error(data: object) -> None:
     async with serving(envelope(data)) as server:
         assert (await lookup_failure(server)).status == 200
@@ -122,7 +115,7 @@ async def test_a_refused_connection_is_called_that() -> None:
     async with serving(b"") as server:
         pass
     error = await lookup_failure(server)
-    assert (error.text, error.status, error.reason) == ("connection refused", 0, "dial")
+    assert (error.status, error.reason) == (0, "dial")
     assert error.__cause__ is not None
 
 
@@ -132,55 +125,47 @@ async def test_a_name_that_does_not_resolve_is_quoted(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     error = await lookup_failure("nowhere.test:4161")
-    assert (error.text, error.reason) == ("cannot resolve 'nowhere.test'", "name")
+    assert error.reason == "name"
+    assert "nowhere.test" in error.text
 
 
-async def test_no_answer_in_time_ends_the_request() -> None:
-    async with serving(None) as server:
+@pytest.mark.parametrize("answer", [None, reply("x" * 100)[:-50]])
+async def test_no_whole_answer_in_time_ends_the_request(answer: bytes | None) -> None:
+    async with serving(answer, hold=True) as server:
         error = await lookup_failure(server, request_timeout=0.05)
-    assert (error.text, error.status, error.reason) == ("no answer within 50ms", 0, "silence")
-
-
-async def test_a_reply_that_stops_half_way_ends_with_the_request_timeout() -> None:
-    async with serving(reply("x" * 100)[:-50], hold=True) as server:
-        error = await lookup_failure(server, request_timeout=0.05)
-    assert error.text == "no answer within 50ms"
-
-
-async def test_a_reply_cut_short_is_called_that() -> None:
-    async with serving(reply("x" * 100)[:-50]) as server:
-        error = await lookup_failure(server)
-    assert error.text.startswith("the reply broke off: ")
+    assert (error.status, error.reason) == (0, "silence")
+    assert "50ms" in error.text
 
 
 async def test_a_tls_handshake_that_is_not_answered_ends_with_the_connect_timeout() -> None:
     async with serving(None) as server:
         error = await lookup_failure(f"https://{server.address}", connect_timeout=0.05)
-    assert (error.text, error.reason) == ("no connection within 50ms", "dial")
+    assert error.reason == "dial"
+    assert "50ms" in error.text
 
 
-async def test_a_reset_connection_is_called_that() -> None:
-    async with serving(reply("x" * 100)[:-50], reset=True) as server:
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_reply_cut_short_is_no_answer(reset: bool) -> None:
+    async with serving(reply("x" * 100)[:-50], reset=reset) as server:
         error = await lookup_failure(server)
-    assert "connection reset by peer" in error.text
+    assert ("reset" in error.text) is reset
     assert error.__cause__ is not None
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL", b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\n"]
+    "answer", [b"", b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL", b"HTTP/1.1 200 OK\r\n"]
 )
 async def test_a_server_without_http_leads_to_checking_the_port(answer: bytes) -> None:
     async with serving(answer) as server:
         error = await lookup_failure(server)
-    assert error.text.startswith("no usable reply: ")
-    assert error.text.endswith("check that this is the server's HTTP port")
+    assert "HTTP port" in error.text
 
 
 async def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "MAX_REPLY", 1 << 20)
     async with serving(reply(b" " * ((1 << 20) + 1))) as server:
         error = await lookup_failure(server)
-    assert "longer than 1 MiB" in error.text
+    assert "1 MiB" in error.text
     exact = reply(json.dumps({"topics": ["t"]}).ljust(1 << 20))
     async with serving(exact) as server, lookupd(server) as client:
         assert await client.topics() == ["t"]
@@ -213,12 +198,11 @@ async def test_https_of_an_unknown_ca_is_refused_with_the_option_for_it(
 ) -> None:
     async with serving(v1({"topics": []}), tls=server_context(certificates)) as server:
         error = await lookup_failure(f"https://{server.address}")
-    assert "cannot be verified" in error.text
     assert "--tls-root-ca-file" in error.text
-    assert server.heads == []
+    assert (error.reason, server.heads) == ("tls", [])
 
 
 async def test_https_to_a_plain_port_is_called_that() -> None:
     async with serving(reply("Bad Request", 400), plain=True, hold=True) as server:
         error = await lookup_failure(f"https://{server.address}")
-    assert error.text.startswith("the server does not speak TLS here")
+    assert error.reason == "tls"

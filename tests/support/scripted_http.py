@@ -22,6 +22,38 @@ if TYPE_CHECKING:
 PATIENCE = 10.0
 Answer: TypeAlias = "bytes | Callable[[], Awaitable[bytes]] | None"
 
+NODE: dict[str, Any] = {
+    "remote_address": "10.0.0.1:5000",
+    "hostname": "host",
+    "broadcast_address": "nsqd.test",
+    "tcp_port": 4150,
+    "http_port": 4151,
+    "version": "1.3.0",
+}
+
+CHANNEL: dict[str, Any] = {
+    "channel_name": "c",
+    "depth": 1,
+    "backend_depth": 2,
+    "in_flight_count": 3,
+    "deferred_count": 4,
+    "message_count": 5,
+    "requeue_count": 6,
+    "timeout_count": 7,
+    "client_count": 8,
+    "clients": None,
+    "paused": True,
+}
+
+TOPIC: dict[str, Any] = {
+    "topic_name": "t",
+    "depth": 1,
+    "backend_depth": 2,
+    "message_count": 3,
+    "paused": False,
+    "channels": [CHANNEL],
+}
+
 V1 = "X-NSQ-Content-Type: nsq; version=1.0\r\n"
 
 
