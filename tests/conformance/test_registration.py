@@ -6,8 +6,10 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.support.eventually import eventually
-from tests.support.raw import http_ask
+from tests.support.raw import Raw, http_ask
 
 if TYPE_CHECKING:
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqlookupd
@@ -42,15 +44,20 @@ def test_an_nsqd_registers_all_it_has_and_what_comes_and_goes(
     eventually(lambda: nsqlookupd.lookup(topic) == set())
 
 
-def test_an_nsqd_asks_for_the_channels_of_a_new_topic_and_creates_them(
-    make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
+@pytest.mark.parametrize("how", ["tcp", "http"])
+def test_an_nsqd_asks_for_the_channels_of_a_new_topic_before_it_answers(
+    how: str, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:
     for channel in ("archive", "metrics", "passing#ephemeral"):
         quoted = channel.replace("#", "%23")
         ask(nsqlookupd, f"POST /channel/create?topic={topic}&channel={quoted}")
     nsqd = make_nsqd(lookupds=[nsqlookupd])
     eventually(lambda: ask(nsqlookupd, "GET /nodes")["producers"])
-    nsqd.publish(topic, [b"x"])
+    if how == "http":
+        nsqd.publish(topic, [b"x"])
+    else:
+        with Raw(nsqd.tcp) as client:
+            assert client.ask(f"PUB {topic}", b"x") == b"OK"
     names = [each["channel_name"] for each in nsqd.topic(topic)["channels"]]
     assert names == ["archive", "metrics"]
     eventually(lambda: all(nsqd.channel(topic, name)["depth"] == 1 for name in names))

@@ -202,7 +202,8 @@ async def test_sample_events_are_kept_back_while_many_wait_unread(
 
 async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
     async with Sandbox(SandboxOptions(port=0, seed_topic="events")) as sandbox:
-        await sandbox.publish("t", [b"x"])
+        sandbox.nsqd.broker.topic("t").channel("c")
+        await sandbox.publish("t", [b"x"], defer=60)
         idle = await asyncio.open_connection(*sandbox.nsqd_http_address)
         addresses = [
             sandbox.nsqd_tcp_address,
