@@ -47,6 +47,9 @@ class Address(_HostPort):
         what is wrong.
         """
         text = text.strip()
+        if "@" in text:  # what is before it may be a password
+            host = text.rpartition("@")[2]
+            raise ConfigError(f"address of {host!r}: a user name in an address is not supported")
         if "," in text:
             raise ConfigError(
                 f"address {text!r}: give one at a time: repeat the option, or separate the values "

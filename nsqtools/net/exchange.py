@@ -66,9 +66,6 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
         raise ConfigError(f"address {text!r}: {error}") from error
     if parts.scheme not in ("http", "https"):
         raise ConfigError(f"address {text!r}: expected host:port, http:// or https://")
-    if "@" in parts.netloc:
-        host = parts.netloc.rpartition("@")[2]
-        raise ConfigError(f"address of {host!r}: a user name in an address is not supported")
     address = Address.parse(parts.netloc, default_port)
     if " " in address.host or not address.host.isprintable():
         raise ConfigError(f"address {text!r}: expected a host name without spaces")
