@@ -138,11 +138,10 @@ class Server:
 async def serving(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any],
 ) -> AsyncIterator[Address]:
-    address = Address("127.0.0.1", free_port())
     async with undisturbed():
-        server = await asyncio.start_server(serve, *address)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
         try:
-            yield address
+            yield Address(*server.sockets[0].getsockname())
         finally:
             server.close()
             await asyncio.sleep(0)

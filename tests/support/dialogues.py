@@ -1,16 +1,20 @@
 """Files of what is said to a server and what it answers, which are run, compared and rewritten.
 
-The first line names the server, how it is talked to (http, or tcp) and its flags. Lines that begin
-with ``#`` are comments. Of the others those with a ``>`` are said, and the indented ones answered:
+The first line has the program, how it is talked to and its flags. Lines with a ``>`` are said, the
+indented ones after them answered; others are comments. Over ``http``:
 
-    > POST /pub?topic=t << b"body"        a request, whose answer is status, kind and body
-    > PUB t << b"body"                    a command with a body after its size
-    > PUB t <<< b"\\0\\0"                   a command, and bytes after it
-    > EOF                                 our end of the stream is closed
-    a> REGISTER t                         the same on a connection of its own, which stays open
+    > POST /pub?topic=t << b"body"      a request; the answer is status, kind and body
 
-To nsqd, commands that follow each other go over one connection, and what is answered is all until
-nsqd hangs up: ``! `` is an error, a body with its attempts a message. nsqlookupd answers each.
+Over ``tcp``, to nsqd. Commands that follow each other share a connection, and what is answered is
+all until nsqd hangs up: ``! `` is an error, a number and a body is a message with its attempts.
+
+    > PUB t << b"body"                  a command with a body after its size
+    > PUB t <<< b"\\0\\0"                a command with bytes after it
+    > EOF                               the client ends its stream
+
+With nsqlookupd, as ``lookup``, both are mixed; each connection has a name and stays open:
+
+    nsqd> REGISTER t                    a command and its answer
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tests.support import wire
@@ -64,7 +67,7 @@ def _over_tcp(lines: Sequence[str], server: Server) -> Iterator[str]:
 
 
 def _with_lookupd(lines: Sequence[str], server: Server) -> Iterator[str]:
-    with ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         peers: dict[str, RawLookupd] = {}
         for line, said in _without_answers(lines):
             yield line
@@ -111,11 +114,10 @@ def _head(answer: Answer) -> str:
 def _until_closed(said: Sequence[str], server: Server) -> list[str]:
     shown = []
     with Raw(server.tcp) as client, contextlib.suppress(EOFError, ConnectionError):
-        for each in said:
-            if each == "EOF":
+        with contextlib.suppress(OSError):  # it may have hung up by now
+            client.write(b"".join(_bytes_of(each) for each in said if each != "EOF"))
+            if "EOF" in said:
                 client.socket.shutdown(socket.SHUT_WR)
-            else:
-                client.write(_bytes_of(each))
         while True:
             kind, data = client.next()
             if kind == wire.MESSAGE:
