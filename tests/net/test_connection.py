@@ -36,6 +36,7 @@ from nsqtools.net import connection as connection_module
 from nsqtools.net.connection import Connection
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.messages import Message
+from nsqtools.sandbox.server import close
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
@@ -143,7 +144,7 @@ async def serving(
         try:
             yield Address(*server.sockets[0].getsockname())
         finally:
-            server.close()
+            await close(server)
             await asyncio.sleep(0)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from nsqtools.errors import AuthError
 from nsqtools.sandbox.auth import Grant, Question, parse_grant
+from nsqtools.sandbox.lookup_peer import LookupPeers
 from tests.support.clock import elapse, virtual
 from tests.support.peer import Peer, make_nsqd, turn
 from tests.support.raw import mpub
@@ -164,6 +165,28 @@ async def test_what_was_to_be_said_has_five_seconds_to_leave() -> None:
     assert not peer.transport.aborted
     await elapse(0.2)
     assert peer.transport.aborted
+
+
+@virtual
+async def test_what_makes_a_topic_is_answered_when_nsqlookupds_have_told_its_channels() -> None:
+    nsqd, told = make_nsqd(), asyncio.Event()
+
+    async def channels(_: str) -> list[str]:
+        await told.wait()
+        return ["known"]
+
+    peer, other = Peer(nsqd), Peer(nsqd)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LookupPeers, "addresses", ["somewhere"])
+        patch.setattr(nsqd.lookupds, "channels", channels)
+        peer.send("PUB t", body=b"x")
+        other.send("SUB t c")
+        await turn()
+        assert peer.texts() == other.texts() == []
+        told.set()
+        await turn()
+    assert peer.texts() == other.texts() == ["OK"]
+    assert nsqd.broker.topics["t"].channels["known"].depth == 1
 
 
 class Secrets:

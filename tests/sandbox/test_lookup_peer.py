@@ -16,6 +16,7 @@ from nsqtools.sandbox import lookup_peer
 from nsqtools.sandbox.lookup_peer import LookupPeer, LookupPeers
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd
+from nsqtools.sandbox.server import close
 from tests.support.eventually import eventually_async
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ async def scripted(answer: Callable[[bytes], Awaitable[bytes | None]]) -> AsyncI
     try:
         yield state
     finally:
-        server.close()
+        await close(server)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         serving = [task for task in others if "serve" in repr(task.get_coro())]
         for task in serving:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from nsqtools.names import Address
+from nsqtools.sandbox.server import close
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.refuse()
+        await close(self._listener)
         self._flowing.set()
         running = [pair.task for pair in self._open]
         self.cut()

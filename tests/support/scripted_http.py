@@ -14,6 +14,7 @@ import pytest
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address
 from nsqtools.net.http import HTTPClient, Lookupd, NsqdHTTP
+from nsqtools.sandbox.server import close
 
 if TYPE_CHECKING:
     import ssl
@@ -141,7 +142,7 @@ async def serving(
     try:
         yield script
     finally:
-        server.close()
+        await close(server)
         await asyncio.gather(*tasks)
 
 
