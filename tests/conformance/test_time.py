@@ -168,12 +168,13 @@ def test_touch_holds_a_message_for_max_msg_timeout_and_no_longer(
             begin = time.monotonic()
             limited.publish(topic, [b"x"])
             message = client.message()
-            while time.monotonic() - begin < 30:
+
+            def delivered_again() -> bool:
                 client.send(f"TOUCH {message.id}")
-                if client.settle():  # it was delivered again
-                    return time.monotonic() - begin >= LONGEST
-                time.sleep(TIMEOUT / 10)
-            return False
+                return client.settle() > 0
+
+            eventually(delivered_again, timeout=30)
+            return time.monotonic() - begin >= LONGEST
 
     eventually(held_to_the_end)
 
