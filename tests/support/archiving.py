@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import resource
-import shutil
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.names import Address
@@ -25,13 +17,15 @@ from nsqtools.sinks.files.archive import Archive
 from nsqtools.sinks.files.journal import FOLDER, Entry, Journal
 from nsqtools.sinks.files.manifest import Published
 from nsqtools.sinks.files.rules import Arrival, Rules
+from nsqtools.sinks.files.salvage import salvage
 from nsqtools.sinks.formats import make_format
 from nsqtools.sinks.members import plain_chunks
 from nsqtools.sinks.recovery import inspect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    from nsqtools.sinks.files.aftercare import Care
     from nsqtools.sinks.files.rules import Fate
     from nsqtools.sinks.files.workfile import Part
 
@@ -247,66 +241,6 @@ def whole(path: Path, rules: Rules) -> bytes:
     return plain(path)
 
 
-@contextlib.contextmanager
-def file_limit(size: int) -> Iterator[None]:
-    """No file gets larger meanwhile: what is written beyond is EFBIG."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@contextlib.contextmanager
-def fill(folder: Path) -> Iterator[None]:
-    """Another program takes all space of a file system, and gives it back."""
-    ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    assert not shutil.disk_usage(folder).free
-    try:
-        yield
-    finally:
-        ballast.unlink()
-
-
-@contextlib.contextmanager
-def other_disk(folder: Path) -> Iterator[Path]:
-    """A directory on another file system than the folder; skipped where there is none."""
-    shm = Path("/dev/shm")
-    if not shm.is_dir() or shm.stat().st_dev == folder.stat().st_dev:
-        pytest.skip("/dev/shm is no other file system")
-    other = Path(tempfile.mkdtemp(dir=shm))
-    try:
-        yield other
-    finally:
-        shutil.rmtree(other)
-
-
-_HOLD = """
-import sys
-from nsqtools.sinks.files import publish
-print(publish.hold(sys.argv[1]) is not None, flush=True)
-sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def held_by_another_process(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A living process writes to the file."""
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", _HOLD, os.fspath(path)]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"True\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def entry_of(rules: Rules, name: str) -> Entry:
     """What the journal knows of a file under way."""
     base = name if "-" not in name.partition(".20")[0] else re.sub(r"-\d{6}", "<REV>", name)
@@ -352,3 +286,13 @@ def leave(
     work.parent.mkdir(parents=True, exist_ok=True)
     work.write_bytes(data)
     return work
+
+
+def recover(rules: Rules, notes: Notes | Care | None = None, journal: Journal | None = None) -> int:
+    """As at the start of the next run, which ends at once; how many files it could not publish."""
+    os.makedirs(rules.output_dir, exist_ok=True)
+    journal = journal or Journal(rules.output_dir, rules.host)
+    entries = journal.adopt(lambda topic: topic == "events")
+    failed = salvage(entries, rules, journal, notes or Notes())
+    journal.close()
+    return len(failed)

@@ -1,10 +1,11 @@
+"""What follows when a file is published: its line, the link, the deletion of old files."""
+
 from __future__ import annotations
 
 import hashlib
 import json
 import os
 import shlex
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,183 +22,146 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def make_care(folder: Path, **more: Any) -> Care:
-    defaults = {
-        "manifest": None,
-        "link": None,
-        "retention": Retention(),
-        "hook": None,
-        "journal": Journal(str(folder), ""),
-        "found": partial(found, folder),
-    }
-    return Care(**{**defaults, **more})
+class Publishing:
+    """Publishes files, and cares for each; all before the point of a name is the topic."""
 
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.folder = folder
+        self.looks = 0
+        defaults: dict[str, Any] = {"manifest": None, "link": None, "retention": Retention()}
+        self.journal = Journal(str(folder), "")
+        made = {**defaults, "hook": None, "journal": self.journal, "found": self.found, **more}
+        self.care = Care(**made)
 
-def found(folder: Path) -> Iterator[Found]:
-    """All files below, of which the topic is before the point."""
-    for path in folder.glob("*.log"):
-        state = path.stat()
-        topic = path.name.partition(".")[0]
-        yield Found(str(path), topic, state.st_size, state.st_mtime_ns)
+    def found(self) -> Iterator[Found]:
+        self.looks += 1
+        for path in self.folder.glob("*.log"):
+            state = path.stat()
+            yield Found(str(path), path.name.partition(".")[0], state.st_size, state.st_mtime_ns)
 
-
-def file(folder: Path, name: str, data: bytes = b"one\n", age: float = 0.0) -> Published:
-    path = folder / name
-    path.write_bytes(data)
-    if age:
+    def record(self, name: str, data: bytes = b"one\n", age: float = 0.0) -> Published:
+        path = self.folder / name
+        path.write_bytes(data)
         then = path.stat().st_mtime_ns - int(age * 1e9)
         os.utime(path, ns=(then, then))
-    return Published(
-        path=str(path),
-        name=name,
-        topic=name.partition(".")[0],
-        records=1,
-        size=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        format="raw",
-        delimiter="\\n",
-        compression="none",
-    )
+        facts: dict[str, Any] = {"records": 1, "size": len(data), "format": "raw"}
+        published = Published(
+            path=str(path),
+            name=name,
+            topic=name.partition(".")[0],
+            sha256=hashlib.sha256(data).hexdigest(),
+            delimiter="\\n",
+            compression="none",
+            **facts,
+        )
+        self.care.record(published)
+        return published
+
+    def publish(self, *names: str, age: float = 0.0) -> None:
+        for name in names:
+            published = self.record(name, age=age)
+            place: dict[str, Any] = {"host": "", "work_dir": "", "work_dir_inode": 0, "work": name}
+            entry = Entry(
+                published=published,
+                base=name,
+                revision=0,
+                inode=os.stat(published.path).st_ino,
+                owes=self.care.owes,
+                **place,
+            )
+            if self.care.owes:
+                self.journal.write(entry)
+            self.care.follow(entry)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("*.log"))
 
 
-def follow(care: Care, published: Published) -> None:
-    """As when the file has just been published."""
-    entry = Entry(
-        published=published,
-        base=published.name,
-        revision=0,
-        host="",
-        work_dir="",
-        work_dir_inode=0,
-        work=published.name,
-        inode=os.stat(published.path).st_ino,
-        owes=care.owes,
-    )
-    if care.owes:
-        care._journal.write(entry)
-    care.follow(entry)
+def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest"
+    files = Publishing(tmp_path, manifest=Manifest(str(manifest)))
+    for name, data in (
+        ("a", b"1\n"),
+        ("a", b"1\n"),
+        ("b", b"2\n"),
+        ("a", b"1\n"),
+        ("a", b"1\n2\n"),
+    ):
+        files.record(name, data)
+    lines = list(map(json.loads, manifest.read_bytes().splitlines()))
+    assert [(line["name"], line["bytes"]) for line in lines] == [("a", 2), ("b", 2), ("a", 4)]
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.log"))
+def test_a_manifest_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        Publishing(tmp_path, manifest=Manifest(str(tmp_path))).record("a.log")
 
 
-def test_without_anything_asked_for_nothing_is_done(tmp_path: Path) -> None:
-    care = make_care(tmp_path)
-    published = file(tmp_path, "a.1.log")
-    care.record(published)
-    follow(care, published)
-    care.prune()
-    assert os.listdir(tmp_path) == ["a.1.log"]
+def test_the_link_is_on_the_newest_file_of_its_topic(tmp_path: Path) -> None:
+    files = Publishing(tmp_path, link=lambda topic: LatestLink(str(tmp_path / f"{topic}.latest")))
+    files.publish("a.1.log", "b.1.log", "a.2.log")
+    assert os.readlink(tmp_path / "a.latest") == "a.2.log"
+    assert os.readlink(tmp_path / "b.latest") == "b.1.log"
 
 
-class TestManifest:
-    def test_a_file_is_recorded_once_however_often_that_is_asked(self, tmp_path: Path) -> None:
-        manifest = tmp_path / "manifest"
-        care = make_care(tmp_path, manifest=Manifest(str(manifest)))
-        first, second = file(tmp_path, "a.1.log"), file(tmp_path, "a.2.log")
-        for published in (first, first, second, first):
-            care.record(published)
-        lines = list(map(json.loads, manifest.read_bytes().splitlines()))
-        assert [line["name"] for line in lines] == ["a.1.log", "a.2.log"]
-
-    def test_a_name_that_went_on_is_recorded_with_what_it_became(self, tmp_path: Path) -> None:
-        manifest = tmp_path / "manifest"
-        care = make_care(tmp_path, manifest=Manifest(str(manifest)))
-        care.record(file(tmp_path, "a.log"))
-        care.record(file(tmp_path, "a.log", b"one\ntwo\n"))
-        lines = list(map(json.loads, manifest.read_bytes().splitlines()))
-        assert [line["bytes"] for line in lines] == [4, 8]
-
-    def test_a_manifest_that_cannot_be_written_is_an_error(self, tmp_path: Path) -> None:
-        care = make_care(tmp_path, manifest=Manifest(str(tmp_path)))
-        with pytest.raises(OSError, match="Is a directory"):
-            care.record(file(tmp_path, "a.log"))
-
-
-class TestLink:
-    def test_the_link_is_on_the_newest_file_of_its_topic(self, tmp_path: Path) -> None:
-        care = make_care(tmp_path, link=lambda topic: LatestLink(str(tmp_path / f"{topic}.latest")))
-        for name in ("a.1.log", "b.1.log", "a.2.log"):
-            follow(care, file(tmp_path, name))
-        assert os.readlink(tmp_path / "a.latest") == "a.2.log"
-        assert os.readlink(tmp_path / "b.latest") == "b.1.log"
-
-    def test_a_link_that_cannot_be_set_is_a_warning_that_names_it(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        path = tmp_path / "latest"
-        path.write_bytes(b"theirs")
-        care = make_care(tmp_path, link=lambda _: LatestLink(str(path)))
-        follow(care, file(tmp_path, "a.log"))
-        assert caplog.messages == [f"--latest-link {path}: not a symbolic link, so left alone"]
-        assert path.read_bytes() == b"theirs"
+def test_a_link_that_cannot_be_set_is_a_warning_that_names_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "latest"
+    path.write_bytes(b"theirs")
+    Publishing(tmp_path, link=lambda _: LatestLink(str(path))).publish("a.log")
+    (warning,) = caplog.messages
+    assert str(path) in warning
+    assert path.read_bytes() == b"theirs"
 
 
 class TestRetention:
     def test_the_oldest_files_go_when_there_are_too_many_of_a_topic(self, tmp_path: Path) -> None:
         for number in range(4):
-            file(tmp_path, f"a.{number}.log", age=100 - number)
-            file(tmp_path, f"b.{number}.log", age=100 - number)
-        care = make_care(tmp_path, retention=Retention(keep=2))
-        follow(care, file(tmp_path, "a.9.log"))
-        assert names(tmp_path) == ["a.3.log", "a.9.log", *(f"b.{n}.log" for n in range(4))]
-
-    def test_what_was_there_before_is_pruned_without_a_new_file(self, tmp_path: Path) -> None:
-        for number in range(3):
-            file(tmp_path, f"a.{number}.log", age=1000 * (3 - number))
-        make_care(tmp_path, retention=Retention(max_age=1500)).prune()
-        assert names(tmp_path) == ["a.2.log"]
+            names = [f"{topic}.{number}.log" for topic in "ab"]
+            Publishing(tmp_path).publish(*names, age=100 - number)
+        files = Publishing(tmp_path, retention=Retention(keep=2))
+        files.publish("a.9.log")
+        assert files.names() == ["a.3.log", "a.9.log", *(f"b.{n}.log" for n in range(4))]
 
     def test_the_files_are_listed_once(self, tmp_path: Path) -> None:
-        looks: list[int] = []
-
-        def look() -> Iterator[Found]:
-            looks.append(1)
-            return found(tmp_path)
-
-        care = make_care(tmp_path, retention=Retention(max_total=9), found=look)
-        for number in range(5):
-            follow(care, file(tmp_path, f"a.{number}.log"))
-        care.prune()
-        assert names(tmp_path) == ["a.3.log", "a.4.log"]
-        assert len(looks) == 1
+        files = Publishing(tmp_path, retention=Retention(max_total=9))
+        files.publish(*(f"a.{number}.log" for number in range(5)))
+        files.care.prune()
+        assert files.names() == ["a.3.log", "a.4.log"]
+        assert files.looks == 1
 
     def test_a_file_that_somebody_else_removed_counts_no_more(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        care = make_care(tmp_path, retention=Retention(keep=1))
-        follow(care, file(tmp_path, "a.1.log"))
+        files = Publishing(tmp_path, retention=Retention(keep=1))
+        files.publish("a.1.log")
         (tmp_path / "a.1.log").unlink()
-        follow(care, file(tmp_path, "a.2.log"))
-        follow(care, file(tmp_path, "a.3.log"))
-        assert names(tmp_path) == ["a.3.log"]
+        files.publish("a.2.log", "a.3.log")
+        assert files.names() == ["a.3.log"]
         assert caplog.messages == []
 
     def test_a_file_that_cannot_be_deleted_is_a_warning_and_keeps_no_other(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        care = make_care(tmp_path, retention=Retention(keep=1))
-        first = file(tmp_path, "a.1.log")
-        follow(care, first)
+        files = Publishing(tmp_path, retention=Retention(keep=1))
+        files.publish("a.1.log")
         (tmp_path / "a.1.log").unlink()
         (tmp_path / "a.1.log").mkdir()  # which unlink refuses, whoever asks
-        follow(care, file(tmp_path, "a.2.log"))
-        follow(care, file(tmp_path, "a.3.log"))
-        assert names(tmp_path) == ["a.1.log", "a.3.log"]
-        assert caplog.messages == [f"{first.path} is not deleted: Is a directory"] * 2
+        files.publish("a.2.log", "a.3.log")
+        assert files.names() == ["a.1.log", "a.3.log"]
+        assert [str(tmp_path / "a.1.log") in text for text in caplog.messages] == [True, True]
 
     def test_a_file_whose_command_has_still_to_be_run_stays(self, tmp_path: Path) -> None:
         gate = tmp_path / "gate"
         os.mkfifo(gate)
         hook = Hook(f"read line < {shlex.quote(str(gate))}; test -e {{}}")
-        care = make_care(tmp_path, retention=Retention(keep=1), hook=hook)
-        for number in range(3):
-            follow(care, file(tmp_path, f"a.{number}.log"))
-        assert names(tmp_path) == ["a.0.log", "a.1.log", "a.2.log"]
-        with gate.open("w") as file_of_lines:
-            file_of_lines.write("go\n" * 3)
-            file_of_lines.flush()
+        files = Publishing(tmp_path, retention=Retention(keep=1), hook=hook)
+        files.publish("a.0.log", "a.1.log", "a.2.log")
+        assert files.names() == ["a.0.log", "a.1.log", "a.2.log"]
+        with gate.open("w") as lines:
+            lines.write("go\n" * 3)
+            lines.flush()
             hook.close()
-        care.prune()
-        assert names(tmp_path) == ["a.2.log"]
+        files.care.prune()
+        assert files.names() == ["a.2.log"]

@@ -20,11 +20,9 @@ from tests.support.archiving import (
     CrashError,
     Notes,
     batch,
-    file_limit,
-    fill,
     message,
 )
-from tests.support.disks import small_disk
+from tests.support.disks import file_limit, fill, other_disk, small_disk
 from tests.support.sinking import blocked
 
 if TYPE_CHECKING:
@@ -32,10 +30,25 @@ if TYPE_CHECKING:
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"
+TOO_LARGE, NO_DIRECTORY, CUT = "File too large", "Not a directory", "another program has cut it"
 
 
 def bodies(archiving: Archiving) -> list[bytes]:
     return [body for data in archiving.published().values() for body in data.split()]
+
+
+@pytest.fixture
+def archiving(tmp_path: Path) -> Archiving:
+    """One record is safe, and nothing published."""
+    archiving = Archiving(tmp_path, work_dir=str(tmp_path / "work"))
+    archiving.write(b"one")
+    return archiving
+
+
+@pytest.fixture
+def work(archiving: Archiving, tmp_path: Path) -> Path:
+    """The file under way."""
+    return tmp_path / "work" / f"{NAME}.part"
 
 
 class TestAFullDisk:
@@ -44,17 +57,16 @@ class TestAFullDisk:
     def test_what_was_written_before_and_after_is_whole_and_nothing_else_is_there(
         self, compression: str, form: str, tmp_path: Path
     ) -> None:
-        with small_disk(tmp_path / "small") as disk:
-            archiving = Archiving(disk, compression=compression, format=form)
-            archiving.write(b"before")
-            with fill(disk), pytest.raises(OSError, match="No space left"):
-                archiving.write(*(os.urandom(3000) for _ in range(100)))
-            assert archiving.safe == [b"before"]
-            archiving.write(b"after")
-            archiving.close()
-            assert archiving.safe == [b"before", b"after"]
-            (data,) = archiving.published().values()
-            (told,) = archiving.notes.recorded
+        archiving = Archiving(tmp_path, compression=compression, format=form)
+        archiving.write(b"before")
+        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+            archiving.write(*(os.urandom(3000) for _ in range(9)))
+        assert archiving.safe == [b"before"]
+        archiving.write(b"after")
+        archiving.close()
+        assert archiving.safe == [b"before", b"after"]
+        (data,) = archiving.published().values()
+        (told,) = archiving.notes.recorded
         assert data.index(b"before") < data.index(b"after")
         assert told.records == 2
         assert len(data) < 500
@@ -86,124 +98,19 @@ class TestAFullDisk:
         assert archived == sent == archiving.safe
 
     def test_a_file_that_cannot_be_published_is_when_there_is_space(self, tmp_path: Path) -> None:
-        with small_disk(tmp_path / "small") as disk:
-            archiving = Archiving(tmp_path, output_dir=str(disk / "published"))
+        with other_disk(tmp_path) as other:
+            archiving = Archiving(tmp_path, output_dir=str(other / "published"))
             archiving.write(b"x" * 8000)
-            with fill(disk), pytest.raises(OSError, match="No space left"):
+            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
                 archiving.close()
             assert archiving.safe == [b"x" * 8000]
             archiving.step()
             assert archiving.published() == {NAME: b"x" * 8000 + b"\n"}
         assert archiving.work() == []
 
-
-class TestWhatIsSafe:
-    def test_what_a_step_made_safe_before_it_failed_is_finished(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, rotate_size=3000)
-        with file_limit(4096), pytest.raises(OSError, match="File too large"):
-            archiving.step(batch(b"a" * 2000, b"b" * 2000, b"c" * 5000, b"d" * 5000), batch(b"e"))
-        assert archiving.safe == [b"a" * 2000, b"b" * 2000]
-        assert list(archiving.published().values()) == [b"a" * 2000 + b"\n" + b"b" * 2000 + b"\n"]
-        archiving.write(b"c" * 5000, b"d" * 5000, b"e")
-        archiving.close()
-        assert b"".join(archiving.safe) == b"".join(bodies(archiving))
-
-    def test_what_is_synced_is_safe_though_the_file_cannot_be_published(
+    def test_a_file_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(
         self, tmp_path: Path
     ) -> None:
-        archiving = Archiving(
-            tmp_path, work_dir=str(tmp_path / "work"), rotate_size=2, filename_format="d/x<REV>"
-        )
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "d").write_bytes(b"")
-        with pytest.raises(OSError, match="Not a directory"):
-            archiving.step(batch(b"one", b"two"), batch(b"three"))
-        assert archiving.safe == [b"one"]
-        with pytest.raises(OSError, match="Not a directory"):
-            archiving.write(b"two")
-        assert archiving.safe == [b"one"]
-        (tmp_path / "out" / "d").unlink()
-        archiving.write(b"two", b"three")
-        archiving.close()
-        assert archiving.safe == bodies(archiving) == [b"one", b"two", b"three"]
-
-    def test_of_partitions_those_are_safe_that_were_synced(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, by_message=True)
-        other = message(b"b" * 8000, timestamp=START + HOUR)
-        with file_limit(4096), pytest.raises(OSError, match="File too large"):
-            archiving.write(b"a", other, b"c")
-        assert archiving.safe == [b"a", b"c"]
-        archiving.write(other)
-        archiving.close()
-        assert bodies(archiving) == [b"a", b"c", b"b" * 8000]
-
-    def test_a_failure_of_one_reopened_file_leaves_the_others_published(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(
-            tmp_path,
-            by_message=True,
-            work_dir=str(tmp_path / "work"),
-            filename_format="<DATETIME>/x<REV>",
-        )
-        archiving.write(b"one", message(b"two", timestamp=START + HOUR))
-        with (
-            blocked(tmp_path / "out" / "2026-11-20_19"),
-            pytest.raises(OSError, match="Not a directory"),
-        ):
-            archiving.step(fate="reopen")
-        archiving.step()
-        assert bodies(archiving) == [b"one", b"two"]
-        assert archiving.work() == []
-
-
-class TestNamesUnderneath:
-    @pytest.mark.parametrize("compression", COMPRESSIONS)
-    @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
-    def test_a_work_file_without_its_name_is_written_again(
-        self, how: str, compression: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, digest=True)
-        archiving.write(b"one")
-        (name,) = archiving.work()
-        work = tmp_path / "out" / name
-        match how:
-            case "removed":
-                work.unlink()
-            case "renamed":
-                work.rename(tmp_path / "elsewhere")
-            case _:
-                work.unlink()
-                work.write_bytes(b"theirs")
-        archiving.write(b"two")
-        archiving.close()
-        assert archiving.safe == [b"one", b"two"]
-        assert archiving.published() == {
-            name.removesuffix(".part").replace("000000", "000001"): b"one\ntwo\n"
-        }
-        assert archiving.notes.recorded[0].records == 2
-        assert "removed or replaced by another program: its records go on in" in caplog.text
-        assert (how == "replaced") == work.exists()
-
-    def test_so_is_one_that_loses_its_name_before_it_is_published(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path)
-        archiving.write(b"one")
-        (tmp_path / "out" / f"{NAME}.part").unlink()
-        archiving.close()
-        assert archiving.published() == {NEXT: b"one\n"}
-
-    def test_so_is_one_that_loses_it_while_it_cannot_be_published(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, work_dir=str(tmp_path / "work"))
-        archiving.write(b"one")
-        with blocked(tmp_path / "out"):
-            with pytest.raises(OSError, match="Not a directory"):
-                archiving.close()
-            shutil.rmtree(tmp_path / "work")
-        archiving.step()
-        assert archiving.published() == {NEXT: b"one\n"}
-        assert archiving.work() == []
-
-    def test_one_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(self, tmp_path: Path) -> None:
         with small_disk(tmp_path / "small") as disk:
             archiving = Archiving(disk)
             archiving.write(b"x" * 300_000)  # the next record has room in its last page
@@ -216,77 +123,167 @@ class TestNamesUnderneath:
             archiving.close()
             assert bodies(archiving) == [b"x" * 300_000, b"two"] == archiving.safe
 
-    def test_a_directory_that_is_removed_is_made_again(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path)
+
+class TestWhatIsSafe:
+    def test_what_a_step_made_safe_before_it_failed_is_finished(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, rotate_size=3000)
+        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+            archiving.step(batch(b"a" * 2000, b"b" * 2000, b"c" * 5000, b"d" * 5000), batch(b"e"))
+        assert archiving.safe == bodies(archiving) == [b"a" * 2000, b"b" * 2000]
+        archiving.write(b"c" * 5000, b"d" * 5000, b"e")
+        archiving.close()
+        assert b"".join(archiving.safe) == b"".join(bodies(archiving))
+
+    def test_what_is_synced_is_safe_though_the_file_cannot_be_published(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(
+            tmp_path, work_dir=str(tmp_path / "work"), rotate_size=2, filename_format="d/x<REV>"
+        )
+        (tmp_path / "out").mkdir()
+        with blocked(tmp_path / "out" / "d"):
+            for given in ((b"one", b"two"), (b"two",)):
+                with pytest.raises(OSError, match=NO_DIRECTORY):
+                    archiving.step(batch(*given), batch(b"three"))
+                assert archiving.safe == [b"one"]
+        archiving.write(b"two", b"three")
+        archiving.close()
+        assert archiving.safe == bodies(archiving) == [b"one", b"two", b"three"]
+
+    def test_of_partitions_those_are_safe_that_were_synced(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, by_message=True)
+        other = message(b"b" * 8000, timestamp=START + HOUR)
+        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+            archiving.write(b"a", other, b"c")
+        assert archiving.safe == [b"a", b"c"]
+        archiving.write(other)
+        archiving.close()
+        assert bodies(archiving) == [b"a", b"c", b"b" * 8000]
+
+    def test_a_failure_of_one_reopened_file_keeps_none_from_the_next_step(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(
+            tmp_path,
+            by_message=True,
+            work_dir=str(tmp_path / "work"),
+            filename_format="<DATETIME>/x<REV>",
+        )
+        archiving.write(b"one", message(b"two", timestamp=START + HOUR))
+        with (
+            blocked(tmp_path / "out" / "2026-11-20_19"),
+            pytest.raises(OSError, match=NO_DIRECTORY),
+        ):
+            archiving.step(fate="reopen")
+        archiving.step()
+        assert bodies(archiving) == [b"one", b"two"]
+        assert archiving.work() == []
+
+    def test_a_process_that_ends_leaves_its_synced_records_in_a_file_nobody_holds(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path, notes=Notes(error=CrashError()), rotate_size=2)
+        with pytest.raises(CrashError):
+            archiving.write(b"one", b"two")
+        archiving.crash()
+        work = tmp_path / "out" / f"{NAME}.part"
+        assert work.read_bytes() == b"one\n"
+        fd = publish.hold(str(work))
+        assert fd is not None
+        os.close(fd)
+
+
+class TestNamesUnderneath:
+    @pytest.mark.parametrize("compression", COMPRESSIONS)
+    @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
+    def test_a_work_file_without_its_name_is_written_again(
+        self, how: str, compression: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        archiving = Archiving(tmp_path, compression=compression, digest=True)
         archiving.write(b"one")
-        shutil.rmtree(tmp_path / "out")
+        (name,) = archiving.work()
+        work = tmp_path / "out" / name
+        if how == "renamed":
+            work.rename(tmp_path / "elsewhere")
+        else:
+            work.unlink()
+        if how == "replaced":
+            work.write_bytes(b"theirs")
+        archiving.write(b"two")
+        archiving.close()
+        assert archiving.safe == [b"one", b"two"]
+        other = name.removesuffix(".part").replace("000000", "000001")
+        assert archiving.published() == {other: b"one\ntwo\n"}
+        assert archiving.notes.recorded[0].records == 2
+        assert str(work) in caplog.text
+        assert (how == "replaced") == work.exists()
+
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_so_is_one_that_loses_it_before_or_while_it_cannot_be_published(
+        self, blocking: bool, archiving: Archiving, work: Path, tmp_path: Path
+    ) -> None:
+        if blocking:
+            with blocked(tmp_path / "out"):
+                with pytest.raises(OSError, match=NO_DIRECTORY):
+                    archiving.close()
+                shutil.rmtree(tmp_path / "work")
+            archiving.step()
+        else:
+            work.unlink()
+            archiving.close()
+        assert archiving.published() == {NEXT: b"one\n"}
+        assert archiving.work() == []
+
+    def test_a_directory_that_is_removed_is_made_again(
+        self, archiving: Archiving, work: Path
+    ) -> None:
+        shutil.rmtree(work.parent)
         archiving.write(b"two")
         archiving.close()
         assert archiving.published() == {NEXT: b"one\ntwo\n"}
 
-    def test_a_directory_that_cannot_be_made_holds_everything_until_it_can(
-        self, tmp_path: Path
+    def test_one_that_cannot_be_made_holds_everything_until_it_can(
+        self, archiving: Archiving, work: Path
     ) -> None:
-        archiving = Archiving(tmp_path)
-        archiving.write(b"one")
-        shutil.rmtree(tmp_path / "out")
-        (tmp_path / "out").write_bytes(b"")
-        for _ in range(2):
-            with pytest.raises(OSError, match="Not a directory"):
-                archiving.write(b"two")
+        shutil.rmtree(work.parent)
+        with blocked(work.parent):
+            for _ in range(2):
+                with pytest.raises(OSError, match=NO_DIRECTORY):
+                    archiving.write(b"two")
         assert archiving.safe == [b"one"]
-        (tmp_path / "out").unlink()
         archiving.write(b"two")
         archiving.close()
         assert bodies(archiving) == [b"one", b"two"]
 
     def test_a_file_that_was_cut_is_left_and_another_one_begun(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self, archiving: Archiving, work: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        archiving = Archiving(tmp_path)
-        archiving.write(b"one", b"two")
-        work = tmp_path / "out" / f"{NAME}.part"
-        os.truncate(work, 5)
-        with pytest.raises(OutputError, match="another program has cut it"):
-            archiving.write(b"three")
-        assert archiving.safe == [b"one", b"two"]
-        archiving.write(b"three")
+        os.truncate(work, 3)
+        with pytest.raises(OutputError, match=CUT):
+            archiving.write(b"two")
+        assert archiving.safe == [b"one"]
+        archiving.write(b"two")
         archiving.close()
-        assert archiving.published() == {NEXT: b"three\n"}
-        assert work.read_bytes() == b"one\nt"
-        assert "what was cut off is lost" in caplog.text
+        assert archiving.published() == {NEXT: b"two\n"}
+        assert work.read_bytes() == b"one"
         assert caplog.records[0].levelno == logging.ERROR
 
-    def test_so_is_one_that_was_cut_while_it_could_not_be_published(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, work_dir=str(tmp_path / "work"))
-        archiving.write(b"one")
-        with blocked(tmp_path / "out"), pytest.raises(OSError, match="Not a directory"):
+    def test_so_is_one_that_was_cut_while_it_could_not_be_published(
+        self, archiving: Archiving, work: Path, tmp_path: Path
+    ) -> None:
+        with blocked(tmp_path / "out"), pytest.raises(OSError, match=NO_DIRECTORY):
             archiving.close()
-        os.truncate(tmp_path / "work" / f"{NAME}.part", 2)
-        with pytest.raises(OutputError, match="another program has cut it"):
+        os.truncate(work, 2)
+        with pytest.raises(OutputError, match=CUT):
             archiving.step()
         archiving.write(b"two")
         archiving.close()
         assert archiving.published() == {NEXT: b"two\n"}
 
-    def test_what_another_program_appends_is_not_published(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path)
-        archiving.write(b"one")
-        with (tmp_path / "out" / f"{NAME}.part").open("ab") as file:
+    def test_what_another_program_appends_is_not_published(
+        self, archiving: Archiving, work: Path
+    ) -> None:
+        with work.open("ab") as file:
             file.write(b"no record")
         archiving.close()
         assert archiving.published() == {NAME: b"one\n"}
-
-
-def test_a_process_that_ends_leaves_its_synced_records_in_a_file_nobody_holds(
-    tmp_path: Path,
-) -> None:
-    archiving = Archiving(tmp_path, notes=Notes(error=CrashError()), rotate_size=2)
-    with pytest.raises(CrashError):
-        archiving.write(b"one", b"two")
-    archiving.crash()
-    work = tmp_path / "out" / f"{NAME}.part"
-    assert work.read_bytes() == b"one\n"
-    fd = publish.hold(str(work))
-    assert fd is not None
-    os.close(fd)

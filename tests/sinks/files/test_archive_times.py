@@ -1,8 +1,11 @@
+"""When a file is over, by the clock or by the times of messages, and files without a message."""
+
 from __future__ import annotations
 
 import gzip
+import math
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -15,37 +18,40 @@ from tests.support.archiving import (
     START,
     Archiving,
     batch,
-    file_limit,
+    message,
     ns,
 )
+from tests.support.binaries import needs
+from tests.support.disks import file_limit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NAME = "events.host-000000.2026-11-20_19.log"
-NEXT = "events.host-000001.2026-11-20_19.log"
+    from nsqtools.engine.handler import Message
+
+AT_19, AT_20 = "events.host-%06d.2026-11-20_19.log", "events.host-%06d.2026-11-20_20.log"
+NAME = AT_19 % 0
+
+
+def pass_until_due(archiving: Archiving, seconds: float) -> None:
+    """The next look is so far away; then it is taken."""
+    assert archiving.next_due() == pytest.approx(seconds)
+    archiving.elapse(archiving.next_due())
+    archiving.step()
 
 
 class TestTimes:
-    def test_another_hour_is_another_file(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, wall=START + 1800 * SECOND)
-        archiving.write(b"one")
-        assert archiving.next_due() == pytest.approx(1800)
-        archiving.elapse(1800)
-        archiving.write(b"two")
-        archiving.close()
-        other = NAME.replace("_19", "_20")
-        assert archiving.published() == {NAME: b"one\n", other: b"two\n"}
-
-    def test_a_file_is_published_when_its_time_is_over_without_a_message(
+    def test_a_file_is_published_when_its_hour_is_over_and_the_next_is_another(
         self, tmp_path: Path
     ) -> None:
-        archiving = Archiving(tmp_path)
+        archiving = Archiving(tmp_path, wall=START + 1800 * SECOND)
         archiving.write(b"one")
-        archiving.elapse(archiving.next_due())
-        archiving.step()
+        pass_until_due(archiving, 1800)
         assert archiving.published() == {NAME: b"one\n"}
         assert archiving.work() == []
+        archiving.write(b"two")
+        archiving.close()
+        assert archiving.published() == {NAME: b"one\n", AT_20 % 0: b"two\n"}
 
     def test_a_batch_belongs_to_the_time_it_came_not_to_that_of_its_sync(
         self, tmp_path: Path
@@ -56,29 +62,23 @@ class TestTimes:
         archiving.elapse(5)
         archiving.archive.step(arrivals, [], now=archiving.now, wall=archiving.wall)
         archiving.close()
-        other = NAME.replace("_19", "_20")
-        assert archiving.published() == {NAME: b"early\n", other: b"late\n"}
+        assert archiving.published() == {NAME: b"early\n", AT_20 % 0: b"late\n"}
 
-    def test_an_interval_counts_from_the_opening(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, rotate_interval=60.0)
+    @pytest.mark.parametrize(
+        "rule",
+        [{"rotate_interval": 60.0}, {"rotate_boundary": 900.0, "wall": START + 840 * SECOND}],
+    )
+    def test_an_interval_counts_from_the_opening_and_a_boundary_is_a_time_of_the_clock(
+        self, rule: dict[str, Any], tmp_path: Path
+    ) -> None:
+        archiving = Archiving(tmp_path, **rule)
         archiving.write(b"one")
         archiving.elapse(50)
         archiving.write(b"two")
-        assert archiving.next_due() == pytest.approx(10)
-        archiving.elapse(archiving.next_due())
-        archiving.step()
+        pass_until_due(archiving, 10)
         archiving.write(b"three")
         archiving.close()
         assert list(archiving.published().values()) == [b"one\ntwo\n", b"three\n"]
-
-    def test_a_boundary_is_a_time_of_the_clock(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, rotate_boundary=900.0, wall=START + 600 * SECOND)
-        archiving.write(b"one")
-        assert archiving.next_due() == pytest.approx(300)
-        archiving.elapse(301)
-        archiving.write(b"two")
-        archiving.close()
-        assert list(archiving.published().values()) == [b"one\n", b"two\n"]
 
     def test_a_clock_that_goes_back_an_hour_uses_no_name_again(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path)
@@ -87,14 +87,8 @@ class TestTimes:
             archiving.write(b"%d" % number)
             archiving.elapse(1)
         archiving.close()
-        at19, at20 = "events.host-%06d.2026-11-20_19.log", "events.host-%06d.2026-11-20_20.log"
-        assert archiving.published() == {
-            at19 % 0: b"0\n",
-            at20 % 0: b"1\n",
-            at19 % 1: b"2\n",
-            at20 % 1: b"3\n",
-            at19 % 2: b"4\n",
-        }
+        names = (AT_19 % 0, AT_20 % 0, AT_19 % 1, AT_20 % 1, AT_19 % 2)
+        assert archiving.published() == {name: b"%d\n" % n for n, name in enumerate(names)}
 
     def test_a_clock_put_back_in_autumn_shows_an_hour_twice_and_loses_none_of_it(
         self, tmp_path: Path
@@ -110,26 +104,8 @@ class TestTimes:
             archiving.elapse(3600)
         archiving.close()
         name = "events.host-%06d.2026-10-25_%02d.log"
-        assert archiving.published() == {
-            name % (0, 1): b"0\n",
-            name % (0, 2): b"1\n",
-            name % (1, 2): b"2\n",
-            name % (0, 3): b"3\n",
-        }
-
-    def test_without_a_boundary_both_hours_share_the_file_of_their_name(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(
-            tmp_path, zone=ZoneInfo("Europe/Berlin"), wall=ns("2026-10-25T00:30:00")
-        )
-        archiving.write(b"summer")
-        archiving.elapse(3600)
-        archiving.write(b"winter")
-        archiving.close()
-        assert archiving.published() == {
-            "events.host-000000.2026-10-25_02.log": b"summer\nwinter\n"
-        }
+        places = ((0, 1), (0, 2), (1, 2), (0, 3))
+        assert archiving.published() == {name % at: b"%d\n" % n for n, at in enumerate(places)}
 
 
 class TestEmptyFiles:
@@ -138,41 +114,26 @@ class TestEmptyFiles:
         self, compression: str, tmp_path: Path
     ) -> None:
         archiving = Archiving(tmp_path, compression=compression, skip_empty=False)
-        assert archiving.next_due() == 30
         archiving.step()
         assert archiving.names() == []
-        archiving.elapse(30)
-        archiving.step()
-        assert archiving.next_due() == pytest.approx(3570)
-        archiving.elapse(archiving.next_due())
-        archiving.step()
+        pass_until_due(archiving, 30)
+        pass_until_due(archiving, 3570)
         (name,) = archiving.published()
         assert archiving.published() == {name: b""}
-        assert archiving.notes.recorded[0].records == 0
-        assert archiving.notes.recorded[0].size == (tmp_path / "out" / name).stat().st_size
-        assert len(archiving.work()) == 1
-
-    def test_an_empty_gzip_file_is_one_for_zcat_and_python(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, compression="gzip", skip_empty=False)
-        archiving.elapse(30)
-        archiving.step()
-        archiving.close()
-        (name,) = archiving.names()
         path = tmp_path / "out" / name
-        with gzip.open(path) as file:
-            assert file.read() == b""
-        try:
-            done = subprocess.run(["zcat", path], capture_output=True, check=False)
-        except FileNotFoundError:
-            pytest.skip("there is no zcat")
-        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        (told,) = archiving.notes.recorded
+        assert (told.records, told.size) == (0, path.stat().st_size)
+        assert len(archiving.work()) == 1
+        if compression == "gzip":
+            assert gzip.decompress(path.read_bytes()) == b""
+            zcat = needs("zcat", "that others read an empty archive")
+            assert subprocess.check_output([zcat, path]) == b""
 
     def test_the_next_file_is_begun_at_once_when_one_is_over(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path, skip_empty=False)
         archiving.write(b"one")
-        archiving.elapse(3600)
-        archiving.step()
-        assert archiving.names() == [NAME, NAME.replace("_19", "_20") + ".part"]
+        pass_until_due(archiving, 3600)
+        assert archiving.names() == [NAME, f"{AT_20 % 0}.part"]
 
     def test_after_a_reopening_an_empty_file_is_begun_as_late_as_at_the_start(
         self, tmp_path: Path
@@ -195,16 +156,122 @@ class TestEmptyFiles:
 
     def test_no_empty_file_is_made_where_none_is_wanted(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path)
-        assert archiving.next_due() == float("inf")
+        assert archiving.next_due() == math.inf
         archiving.elapse(10_000)
         archiving.step()
+        with file_limit(2000), pytest.raises(OSError, match="File too large"):
+            archiving.write(b"x" * 3000)
+        assert len(archiving.work()) == 1
         archiving.close()
         assert archiving.names() == []
 
-    def test_a_file_that_was_begun_in_vain_is_removed(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path)
-        with file_limit(2000), pytest.raises(OSError, match="File too large"):
-            archiving.write(b"x" * 3000)
-        assert archiving.names() == [f"{NAME}.part"]
+
+def partitioned(folder: Path, **more: Any) -> Archiving:
+    return Archiving(
+        folder,
+        by_message=True,
+        filename_format="<TOPIC>/<DATETIME>/part<REV>.log",
+        datetime_format="dt=%Y-%m-%d/hour=%H",
+        work_dir=str(folder / "work"),
+        **more,
+    )
+
+
+def name(hour: int, revision: int = 0) -> str:
+    return f"events/dt=2026-11-20/hour={hour}/part-{revision:06d}.log"
+
+
+def at(hours: float, body: bytes) -> Message:
+    return message(body, timestamp=START + int(hours * HOUR))
+
+
+class TestEventTimePartitions:
+    def test_a_record_goes_where_its_time_belongs_whatever_the_clock_says(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = partitioned(tmp_path, close_idle=1e6)
+        archiving.write(at(0, b"a"), at(1, b"b"), at(0.5, b"c"), at(-3, b"d"))
+        archiving.elapse(7200)
+        archiving.write(at(1.2, b"e"))
+        assert archiving.safe == [b"a", b"c", b"b", b"d", b"e"]
         archiving.close()
-        assert archiving.names() == []
+        assert archiving.published() == {name(16): b"d\n", name(19): b"a\nc\n", name(20): b"b\ne\n"}
+
+    def test_no_more_files_than_allowed_are_open_and_the_least_used_is_closed(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = partitioned(tmp_path, max_open_files=2)
+        for hour in (0, 1, 0):
+            archiving.write(at(hour, b"%d" % hour))
+            archiving.elapse(1)
+        archiving.write(at(2, b"2"))
+        assert archiving.published() == {name(20): b"1\n"}
+        assert len(archiving.work()) == 2
+        archiving.write(at(1, b"1 again"))
+        archiving.close()
+        assert archiving.published() == {
+            name(19): b"0\n0\n",
+            name(20): b"1\n",
+            name(20, 1): b"1 again\n",
+            name(21): b"2\n",
+        }
+
+    def test_a_batch_of_more_partitions_than_allowed_is_safe_all_the_same(
+        self, tmp_path: Path
+    ) -> None:
+        archiving = partitioned(tmp_path, max_open_files=3)
+        bodies = [b"%02d" % number for number in range(20)]
+        archiving.write(*(at(-number, body) for number, body in enumerate(bodies)))
+        assert len(archiving.work()) == 3
+        assert sorted(archiving.safe) == bodies
+        archiving.close()
+        assert sorted(b"".join(archiving.published().values()).split()) == bodies
+
+    def test_a_partition_without_a_record_for_a_while_is_published(self, tmp_path: Path) -> None:
+        archiving = partitioned(tmp_path, close_idle=60.1)
+        archiving.now = 0.2
+        assert archiving.next_due() == math.inf
+        archiving.write(at(0, b"a"))
+        archiving.elapse(40)
+        archiving.write(at(1, b"b"))
+        pass_until_due(archiving, 20.1)
+        assert archiving.published() == {name(19): b"a\n"}
+        pass_until_due(archiving, 40)
+        assert archiving.published() == {name(19): b"a\n", name(20): b"b\n"}
+        assert archiving.next_due() == math.inf
+
+    def test_rounding_makes_no_look_too_early(self, tmp_path: Path) -> None:
+        archiving = partitioned(tmp_path, close_idle=0.1)
+        archiving.now = 0.1 * 3
+        archiving.write(at(0, b"a"))
+        archiving.now = archiving.archive.next_due(now=archiving.now, wall=archiving.wall)
+        assert archiving.now - 0.1 * 3 < 0.1
+        archiving.step()
+        assert archiving.published() == {name(19): b"a\n"}
+
+    def test_an_interval_and_a_size_count_for_each_partition(self, tmp_path: Path) -> None:
+        archiving = partitioned(tmp_path, rotate_interval=60.0, close_idle=1e3, rotate_size=3)
+        archiving.write(at(0, b"a"), at(1, b"x"), at(0, b"b"), at(0, b"c"))
+        assert archiving.published() == {name(19): b"a\nb\n"}
+        archiving.elapse(40)
+        archiving.write(at(2, b"y"))
+        pass_until_due(archiving, 20)
+        assert set(archiving.published()) == {name(19), name(19, 1), name(20)}
+        assert len(archiving.work()) == 1
+
+    def test_there_are_no_empty_partitions(self, tmp_path: Path) -> None:
+        archiving = partitioned(tmp_path, skip_empty=False)
+        assert archiving.next_due() == math.inf
+        for _ in range(2):
+            archiving.elapse(3600)
+            archiving.step()
+            archiving.write(at(0, b"a"))
+        archiving.close()
+        assert archiving.published() == {name(19): b"a\n", name(19, 1): b"a\n"}
+
+    def test_the_end_of_a_second_is_its_own_where_names_have_seconds(self, tmp_path: Path) -> None:
+        archiving = Archiving(tmp_path, by_message=True, datetime_format="%H%M%S")
+        last, first = START + SECOND - 1, START + SECOND
+        archiving.write(message(b"a", timestamp=last), message(b"b", timestamp=first))
+        archiving.close()
+        assert list(archiving.published().values()) == [b"a\n", b"b\n"]

@@ -23,11 +23,11 @@ from tests.support.archiving import (
     Notes,
     below,
     entry_of,
-    fill,
     leave,
     make_rules,
+    recover,
 )
-from tests.support.disks import small_disk
+from tests.support.disks import fill, small_disk
 from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:
@@ -39,19 +39,12 @@ NEXT = "events.host-000001.2026-11-20_19.log"
 
 @pytest.fixture
 def rules(tmp_path: Path) -> Rules:
+    (tmp_path / "out").mkdir()
     return make_rules(tmp_path)
 
 
 def journal_of(rules: Rules) -> Journal:
-    os.makedirs(rules.output_dir, exist_ok=True)
     return Journal(rules.output_dir, rules.host)
-
-
-def recover(rules: Rules, notes: Notes, journal: Journal | None = None) -> int:
-    journal = journal or journal_of(rules)
-    failed = salvage(journal.adopt(lambda topic: topic == "events"), rules, journal, notes)
-    journal.close()
-    return len(failed)
 
 
 def files_of(rules: Rules) -> list[str]:
@@ -77,7 +70,7 @@ class TestFilesUnderWay:
             archiving.write(b"one")
         assert seen == [1]
         archiving.crash()
-        assert recover(archiving.rules, Notes()) == 0
+        assert recover(archiving.rules) == 0
         assert files_of(archiving.rules) == []
 
     def test_a_file_that_is_published_or_empty_leaves_nothing(self, tmp_path: Path) -> None:
@@ -91,11 +84,18 @@ class TestFilesUnderWay:
         assert files_of(archiving.rules) == []
 
     @pytest.mark.parametrize("taken", [b"one\n", b"theirs\n"])
-    def test_a_file_of_equal_bytes_is_another_file(self, taken: bytes, rules: Rules) -> None:
-        leave(rules, b"one\n")
-        Path(rules.target_path(NAME)).write_bytes(taken)
-        assert recover(rules, Notes()) == 0
-        assert Path(rules.target_path(NAME)).read_bytes() == taken
+    @pytest.mark.parametrize("inode", ["none", "the same"])
+    def test_a_file_that_took_the_name_is_another_file(
+        self, inode: str, taken: bytes, rules: Rules
+    ) -> None:
+        """A copy that a crash left is removed, and the next file may get its inode."""
+        target = Path(rules.target_path(NAME))
+        target.write_bytes(taken)
+        os.utime(target, ns=(1, 1))
+        leave(rules, b"one\n", inode=target.stat().st_ino if inode == "the same" else 0)
+        assert recover(rules) == 0
+        assert below(rules.output_dir) == [NAME, NEXT]
+        assert target.read_bytes() == taken
         assert Path(rules.target_path(NEXT)).read_bytes() == b"one\n"
 
     def test_a_leftover_in_anothers_work_directory_is_published(self, tmp_path: Path) -> None:
@@ -118,24 +118,14 @@ class TestFilesUnderWay:
             (tmp_path / "mount" / "work").mkdir(parents=True)
         archives = make_archives(rules)
         archives.open()
-        with pytest.raises(OutputError, match="are not published: 1"):
+        with pytest.raises(OutputError, match="not published: 1"):
             archives.close()
         archives.unlock()
-        assert "is another one now" in caplog.text
+        assert str(tmp_path / "mount") in caplog.text
         shutil.rmtree(tmp_path / "mount")
         (tmp_path / "unmounted").rename(tmp_path / "mount")
-        assert recover(rules, Notes()) == 0
+        assert recover(rules) == 0
         assert below(rules.output_dir) == [NAME]
-
-    def test_a_file_that_has_the_inode_of_another_is_not_taken_for_it(self, rules: Rules) -> None:
-        """A copy that a crash left is removed, and the next file may get its inode."""
-        Path(rules.output_dir).mkdir()
-        target = Path(rules.target_path(NAME))
-        target.write_bytes(b"one\n")
-        os.utime(target, ns=(1, 1))
-        leave(rules, b"one\n", inode=target.stat().st_ino)
-        assert recover(rules, Notes()) == 0
-        assert below(rules.output_dir) == [NAME, NEXT]
 
     def test_the_record_of_a_leftover_tells_its_format_whatever_the_options_are_now(
         self, tmp_path: Path
@@ -147,13 +137,19 @@ class TestFilesUnderWay:
         assert (told.records, told.format, told.delimiter) == (1, "raw", r"\0")
         assert (tmp_path / "out" / NAME).read_bytes() == b"one\ntwo\0"
 
-    def test_a_file_that_was_begun_is_published_on_a_full_disk(self, tmp_path: Path) -> None:
+    def test_on_a_full_disk_a_file_is_published_and_its_entry_remembers_the_name(
+        self, tmp_path: Path
+    ) -> None:
         with small_disk(tmp_path / "small") as disk:
             archiving = Archiving(disk)
             archiving.write(b"one")
-            with fill(disk):
+            with fill(disk):  # what is under way has room for its entry
                 archiving.close()
             assert archiving.published() == {NAME: b"one\n"}
+            archiving.crash()
+            assert list(archiving.journal.revisions()) == [(NAME.replace("-000000", "<REV>"), 0)]
+            assert recover(archiving.rules) == 0
+            assert files_of(archiving.rules) == []
 
 
 class TestWhoseEntriesTheyAre:
@@ -171,14 +167,14 @@ class TestWhoseEntriesTheyAre:
         assert other.adopt(lambda topic: topic == "events") == []
         assert journal_of(rules).adopt(lambda topic: topic == "other") == []
         other.close()
-        assert recover(rules, Notes()) == 0
+        assert recover(rules) == 0
         assert below(rules.output_dir) == [NAME]
 
     def test_names_without_the_host_are_anybodys(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path, filename_format="<TOPIC><REV>")
         archiving.write(b"one")
         archiving.crash()
-        assert recover(make_rules(tmp_path, hostname="elsewhere"), Notes()) == 0
+        assert recover(make_rules(tmp_path, hostname="elsewhere")) == 0
         assert archiving.published() == {"events-000000": b"one\n"}
 
     @pytest.mark.parametrize(
@@ -190,33 +186,28 @@ class TestWhoseEntriesTheyAre:
         leave(rules, b"one\n")
         damaged = Path(rules.output_dir, FOLDER, "0123abcd.7.json")
         damaged.write_bytes(data)
+        damaged.with_name("0123abcd.8.new").write_bytes(b"{")  # half of one, which a crash left
         journal = journal_of(rules)
-        assert recover(rules, Notes(), journal) == 0
-        assert recover(rules, Notes(), journal) == 0
+        for _ in range(2):
+            assert recover(rules, journal=journal) == 0
         assert journal.damaged == {str(damaged)}
         assert [r.levelno for r in caplog.records].count(logging.ERROR) == 1
         assert below(rules.output_dir) == [NAME]
         assert damaged.read_bytes() == data
-
-    def test_half_an_entry_that_a_crash_left_is_removed(self, rules: Rules) -> None:
-        leave(rules, b"one\n")
-        Path(rules.output_dir, FOLDER, "0123abcd.7.new").write_bytes(b"{")
-        recover(rules, Notes())
-        assert files_of(rules) == []
+        assert files_of(rules) == [damaged.name]
 
 
 class TestUsedNames:
-    @pytest.mark.parametrize("way", ["one after another", "while it is owed something"])
+    @pytest.mark.parametrize("owes", [(), (ON_ROTATE,)])
     def test_a_name_is_never_given_again_though_its_file_is_gone(
-        self, way: str, tmp_path: Path
+        self, owes: tuple[str, ...], tmp_path: Path
     ) -> None:
         for number in range(3):
             rules = make_rules(tmp_path)
             archives = make_archives(rules)
             archives.open()
             archives.unlock()
-            archiving = Archiving(tmp_path, rules=rules)
-            archiving.notes.owes = (ON_ROTATE,) if "owed" in way else ()
+            archiving = Archiving(tmp_path, rules=rules, notes=Notes(owes=owes))
             archiving.write(b"one")
             archiving.close()
             archiving.crash()
@@ -230,7 +221,7 @@ class TestUsedNames:
         monkeypatch.setattr(journal_module, "_RECENT", 500)
         journal = journal_of(rules)
         names = Path(rules.output_dir, FOLDER, "names")
-        for number in range(100):
+        for number in range(30):
             entry = entry_of(rules, NAME)
             entry.revision, entry.inode = number, 1
             journal.write(entry)
@@ -238,87 +229,76 @@ class TestUsedNames:
                 file.write(b'["torn')
             journal.remove(entry)
         revisions = [revision for _, revision in journal.revisions()]
-        assert revisions == list(range(100))[-len(revisions) :]
+        assert revisions == list(range(30))[-len(revisions) :]
         assert len(revisions) > 5
         assert names.stat().st_size < 2000
 
-    def test_on_a_full_disk_the_entry_stays_and_remembers_it(self, tmp_path: Path) -> None:
-        with small_disk(tmp_path / "small") as disk:
-            archiving = Archiving(disk)
-            archiving.write(b"one")
-            with fill(disk):
-                archiving.close()
-            archiving.crash()
-            assert list(archiving.journal.revisions()) == [(NAME.replace("-000000", "<REV>"), 0)]
-            assert recover(archiving.rules, Notes()) == 0
-            assert files_of(archiving.rules) == []
-
 
 class TestWhatFilesOwe:
-    def owe(self, rules: Rules) -> Path:
+    @pytest.fixture
+    def owing_file(self, rules: Rules) -> Path:
         """A published file of a process that ended before its command had succeeded."""
-        archiving = Archiving(Path(rules.output_dir).parent, rules=rules)
-        archiving.notes.owes = (ON_ROTATE,)
+        root = Path(rules.output_dir)
+        archiving = Archiving(root.parent, rules=rules, notes=Notes(owes=(ON_ROTATE,)))
         archiving.write(b"one")
         archiving.close()
         archiving.crash()
-        return Path(rules.target_path(NAME))
+        return root / NAME
 
-    def test_the_next_run_goes_on_with_it_and_counts_it_no_second_time(self, rules: Rules) -> None:
-        path = self.owe(rules)
+    def test_the_next_run_goes_on_with_it_and_counts_it_no_second_time(
+        self, rules: Rules, owing_file: Path
+    ) -> None:
         notes = Notes()
         journal = journal_of(rules)
         (entry,) = journal.adopt(bool)
         assert salvage([entry], rules, journal, notes) == []
-        assert [told.path for told in notes.settled] == [str(path)]
+        assert [told.path for told in notes.settled] == [str(owing_file)]
         assert notes.followed == []
-        assert journal.owed() == [str(path)]
+        assert journal.owed() == [str(owing_file)]
         journal.settle(entry, ON_ROTATE)
         assert journal.owed() == []
         journal.close()
         assert files_of(rules) == []
 
-    def test_it_is_known_whichever_process_is_asked(self, rules: Rules, tmp_path: Path) -> None:
-        path = self.owe(rules)
-        assert owing(rules.output_dir) == {str(path): (ON_ROTATE,)}
-        assert owing_near(str(path)) == {str(path): (ON_ROTATE,)}
-        assert owing_near(str(path.parent / "deeper" / "file")) == owing(rules.output_dir)
+    def test_it_is_known_whichever_process_is_asked(
+        self, rules: Rules, owing_file: Path, tmp_path: Path
+    ) -> None:
+        known = {str(owing_file): (ON_ROTATE,)}
+        assert owing(rules.output_dir) == owing_near(str(owing_file)) == known
+        assert owing_near(str(owing_file.parent / "deeper" / "file")) == known
         assert owing_near(str(tmp_path / "file")) == {}
 
     def test_a_file_that_is_gone_owes_nothing(
-        self, rules: Rules, caplog: pytest.LogCaptureFixture
+        self, rules: Rules, owing_file: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        self.owe(rules).unlink()
-        assert recover(rules, Notes()) == 0
+        owing_file.unlink()
+        assert recover(rules) == 0
         assert caplog.records[-1].levelno == logging.WARNING
         assert files_of(rules) == []
 
     def test_a_file_that_is_written_to_again_owes_it_when_it_is_published_again(
         self, tmp_path: Path
     ) -> None:
-        archiving = Archiving(tmp_path, filename_format="<TOPIC>.log")
-        archiving.notes.owes = (ON_ROTATE,)
+        notes = Notes(owes=(ON_ROTATE,))
+        archiving = Archiving(tmp_path, filename_format="<TOPIC>.log", notes=notes)
         archiving.write(b"one")
         archiving.step(fate="reopen")
         archiving.write(b"two")
         assert archiving.journal.owed() == []
         archiving.close()
         assert archiving.journal.owed() == [str(tmp_path / "out" / "events.log")]
-        assert archiving.notes.recorded[-1].records == 2
+        assert notes.recorded[-1].records == 2
 
-    def test_it_is_not_pruned_before_its_command_has_succeeded(self, rules: Rules) -> None:
-        path = self.owe(rules)
-        newer = path.with_name(NEXT)
-        newer.write_bytes(b"newer\n")
-        os.utime(path, (1, 1))
-        keep_one = Retention(keep=1)
-        archives = make_archives(rules, retention=keep_one)
-        archives.open()
-        assert path.exists()
-        archives.unlock()
-        hook = Hook("true")
-        archives = make_archives(rules, retention=keep_one, hook=hook)
-        archives.open()
-        archives.close()
-        assert not path.exists()
-        archives.unlock()
+    def test_it_is_not_pruned_before_its_command_has_succeeded(
+        self, rules: Rules, owing_file: Path
+    ) -> None:
+        owing_file.with_name(NEXT).write_bytes(b"newer\n")
+        os.utime(owing_file, (1, 1))
+        for hook in (None, Hook("true")):
+            assert owing_file.exists()
+            archives = make_archives(rules, retention=Retention(keep=1), hook=hook)
+            archives.open()
+            if hook:
+                archives.close()
+            archives.unlock()
+        assert not owing_file.exists()
