@@ -71,6 +71,23 @@ class Sinking:
         return {name: plain(root / name) for name in self.names() if not name.endswith(".part")}
 
 
+def slow(running: Sinking, seconds: float) -> None:
+    """From now on each work on the disk takes so long."""
+    assert isinstance(running.sink, SlowSink)
+    running.sink.slow = seconds
+
+
+def counted(sink: FileSink, topic: str = "events") -> list[float]:
+    """Files, records, bytes and failures."""
+    found = {}
+    for metric in sink.metrics():
+        assert metric.kind == "counter"
+        for labels, value in metric.samples:
+            found[metric.name, labels["topic"]] = value
+    names = ("files", "records", "bytes", "write_failures")
+    return [found[f"nsqtools_archive_{name}_total", topic] for name in names]
+
+
 def make_archives(
     rules: Rules,
     *,
