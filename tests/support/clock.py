@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import selectors
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+C = TypeVar("C")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -75,11 +77,20 @@ def run_virtual(coroutine: Coroutine[Any, Any, T], *, start: float = 0.0, limit:
         return runner.run(coroutine)
 
 
-def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Decorator: this async test runs in virtual time, from 0 s."""
+@overload
+def virtual(test: type[C]) -> type[C]: ...
+@overload
+def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]: ...
+def virtual(test: Any) -> Any:
+    """Decorator: this async test, or each of this class, runs in virtual time, from 0 s."""
+    if isinstance(test, type):
+        for name, each in list(vars(test).items()):
+            if inspect.iscoroutinefunction(each):
+                setattr(test, name, virtual(each))
+        return test
 
     @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+    def run(*args: Any, **kwargs: Any) -> Any:
         return run_virtual(test(*args, **kwargs))
 
     return run

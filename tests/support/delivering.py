@@ -203,6 +203,12 @@ class Delivering:
         await self.sink.handle(messages)
         return messages
 
+    async def deliver(self, *bodies: bytes | Message, wait: float = SOON, **more: Any) -> Batch:
+        """Hand it a batch, and let so many seconds pass."""
+        messages = await self.handle(*bodies, **more)
+        await elapse(wait)
+        return messages
+
     async def give_up(self, *bodies: bytes | Message, **more: Any) -> Batch:
         messages = batch(*bodies, settled=self.settled, **more)
         await self.sink.gave_up(messages)

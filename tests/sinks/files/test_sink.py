@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FIRST, SECOND = "events-000000.log", "events-000001.log"
 
 
+@virtual
 class TestGathering:
-    @virtual
     async def test_batches_wait_for_one_sync_and_are_finished_after_it(
         self, tmp_path: Path
     ) -> None:
@@ -49,7 +49,6 @@ class TestGathering:
         assert running.settled.requeued == []
         assert running.published() == {f"{FIRST}.gz": b"one\ntwo\nthree\n"}
 
-    @virtual
     async def test_a_quarter_of_the_window_or_much_memory_is_synced_at_once(
         self, tmp_path: Path
     ) -> None:
@@ -66,7 +65,6 @@ class TestGathering:
             await elapse(SOON)
             assert len(running.finished) == 9
 
-    @virtual
     async def test_a_starved_connection_and_a_flush_do_not_wait(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             running.sink.flush()
@@ -81,7 +79,6 @@ class TestGathering:
             await elapse(SOON)
             assert running.finished == [b"one", b"two", b"three"]
 
-    @virtual
     async def test_a_long_interval_is_cut_to_half_the_timeout_with_one_warning(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -95,7 +92,6 @@ class TestGathering:
         (warning,) = caplog.messages
         assert "--sync-interval 30 s" in warning
 
-    @virtual
     async def test_the_shortest_timeout_of_all_that_wait_counts(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             await running.handle(b"long", msg_timeout=60.0)
@@ -104,7 +100,6 @@ class TestGathering:
             await elapse(2.1)
             assert running.finished == [b"long", b"short"]
 
-    @virtual
     async def test_topics_have_files_of_their_own(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, topics=("a", "b")) as running:
             await running.handle(b"one", topic="a", starved=True)
@@ -113,7 +108,6 @@ class TestGathering:
             assert running.finished == [b"one"]
         assert running.published() == {"a-000000.log": b"one\n", "b-000000.log": b"two\n"}
 
-    @virtual
     async def test_messages_given_up_are_logged_as_lost_and_counted(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -212,8 +206,8 @@ class TestASlowDisk:
             await eventually_async(lambda: running.published() == {FIRST: b"one\n"})
 
 
+@virtual
 class TestWithoutMessages:
-    @virtual
     async def test_a_topic_has_empty_files(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, skip_empty=False, rotate_interval=100.0) as running:
             await elapse(29.9)
@@ -224,7 +218,6 @@ class TestWithoutMessages:
             assert running.names() == [FIRST, f"{SECOND}.part"]
         assert running.published() == {FIRST: b"", SECOND: b""}
 
-    @virtual
     async def test_nothing_is_made_of_nothing_where_that_is_not_wanted(
         self, tmp_path: Path
     ) -> None:
@@ -234,7 +227,6 @@ class TestWithoutMessages:
             await elapse(SOON)
         assert running.names() == []
 
-    @virtual
     async def test_an_idle_partition_is_published(self, tmp_path: Path) -> None:
         async with sinking(
             tmp_path, by_message=True, close_idle=50.0, filename_format="<DATETIME><REV>"
@@ -249,8 +241,8 @@ class TestWithoutMessages:
             assert len(running.published()) == 2
 
 
+@virtual
 class TestReopening:
-    @virtual
     async def test_open_files_are_published_and_the_next_message_begins_another(
         self, tmp_path: Path
     ) -> None:
@@ -263,7 +255,6 @@ class TestReopening:
             await running.handle(b"two")
         assert running.published() == {FIRST: b"one\n", SECOND: b"two\n"}
 
-    @virtual
     async def test_many_at_once_lose_and_double_nothing(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, topics=("a", "b"), window=8) as running:
             slow(running, 0.1)
@@ -340,10 +331,10 @@ class TestTopics:
         assert sorted(bodies) == sorted(running.finished) == [b"%05d" % n for n in range(500)]
 
 
+@virtual
 class TestCounts:
     """Files, records, bytes and failures."""
 
-    @virtual
     async def test_published_files_count_with_their_records_and_bytes(self, tmp_path: Path) -> None:
         leave(make_rules(tmp_path), b"one\ntorn", "events-000000.log")
         async with sinking(tmp_path, topics=("events", "others")) as running:
@@ -363,7 +354,6 @@ class TestCounts:
             assert counted(running.sink) == [3, 4, 18, 0]
             assert counted(running.sink, "others") == [0, 0, 0, 0]
 
-    @virtual
     async def test_bytes_are_those_of_the_file(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, compression="gzip") as running:
             await running.handle(b"x" * 10_000)
@@ -371,7 +361,6 @@ class TestCounts:
             (file,) = (tmp_path / "out").glob("*.gz")
             assert counted(running.sink) == [1, 1, file.stat().st_size, 0]
 
-    @virtual
     async def test_each_attempt_that_could_not_write_is_counted(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             with blocked(tmp_path / "out"):

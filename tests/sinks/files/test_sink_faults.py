@@ -45,8 +45,8 @@ async def cancelled_drain(running: Sinking) -> None:
             await running.sink.drain("events")
 
 
+@virtual
 class TestGoingOn:
-    @virtual
     async def test_what_is_not_written_goes_back_and_the_error_is_logged_once(
         self, tmp_path: Path, out: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -69,7 +69,6 @@ class TestGoingOn:
         assert len(caplog.messages) == 2
         assert b"".join(running.published().values()) == b"one\ntwo\nthree\n"
 
-    @virtual
     async def test_a_full_disk_is_waited_for(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, compression="gzip") as running:
             await write(running, b"one")
@@ -82,7 +81,6 @@ class TestGoingOn:
             assert running.finished == [b"one", b"two"]
         assert running.published() == {f"{FIRST}.gz": b"one\ntwo\n"}
 
-    @virtual
     async def test_of_a_batch_written_in_part_that_part_is_finished(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, rotate_size=3) as running:
             with file_limit(4096):
@@ -91,7 +89,6 @@ class TestGoingOn:
             assert running.settled.requeued == [(b"x" * 8000, 0, True), (b"two", 0, True)]
         assert running.published() == {FIRST: b"one\n"}
 
-    @virtual
     async def test_one_topic_that_fails_stops_no_other_nor_its_drain(
         self, tmp_path: Path, out: Path
     ) -> None:
@@ -111,8 +108,8 @@ class TestGoingOn:
         assert running.locks() == []
 
 
+@virtual
 class TestResting:
-    @virtual
     async def test_publishing_is_tried_again_at_growing_distances_until_it_can_be(
         self,
         tmp_path: Path,
@@ -142,7 +139,6 @@ class TestResting:
             assert running.published() == {FIRST: b"one\n"}
             assert len(caplog.messages) == 2
 
-    @virtual
     async def test_new_messages_do_not_wait_for_that_nor_past_their_timeout(
         self, tmp_path: Path, out: Path
     ) -> None:
@@ -156,8 +152,8 @@ class TestResting:
                 assert running.finished.pop() == b"one"
 
 
+@virtual
 class TestFailing:
-    @virtual
     async def test_to_fail_fast_is_to_end_with_the_error(
         self, tmp_path: Path, out: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -177,7 +173,6 @@ class TestFailing:
                     await end
         assert errors(caplog) == []
 
-    @virtual
     async def test_an_error_that_waiting_does_not_mend_ends_it_in_any_case(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -192,7 +187,6 @@ class TestFailing:
             with pytest.raises(ConfigError):
                 await running.close()
 
-    @virtual
     async def test_so_does_a_bug_between_two_steps(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -205,7 +199,6 @@ class TestFailing:
             with pytest.raises(ZeroDivisionError):
                 await running.close()
 
-    @virtual
     async def test_so_does_a_topic_that_cannot_be_left(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             await running.handle(b"one")
@@ -215,9 +208,9 @@ class TestFailing:
             assert isinstance(running.sink.failed.exception(), OutputError)
 
 
+@virtual
 class TestEnding:
     @pytest.mark.parametrize("end", ["drain", "close"])
-    @virtual
     async def test_what_cannot_be_written_then_goes_back_without_backoff(
         self, end: str, tmp_path: Path, out: Path
     ) -> None:
@@ -228,7 +221,6 @@ class TestEnding:
             assert running.finished == []
             assert running.settled.requeued == [(b"one", 0, False)]
 
-    @virtual
     async def test_a_file_that_cannot_be_published_then_is_by_the_next_run(
         self, tmp_path: Path, out: Path
     ) -> None:
@@ -242,7 +234,6 @@ class TestEnding:
         async with sinking(tmp_path, work_dir=work) as running:
             assert running.published() == {FIRST: b"one\n"}
 
-    @virtual
     async def test_a_drain_that_is_cut_off_is_waited_for(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             slow(running, 5.0)
@@ -253,7 +244,6 @@ class TestEnding:
         assert running.published() == {FIRST: b"one\n"}
         assert running.locks() == []
 
-    @virtual
     async def test_the_error_of_such_a_drain_is_that_of_the_end(
         self, tmp_path: Path, out: Path
     ) -> None:
@@ -265,7 +255,6 @@ class TestEnding:
                 with pytest.raises(OutputError):
                     await running.close()
 
-    @virtual
     async def test_a_topic_that_comes_back_waits_for_such_a_drain(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             slow(running, 5.0)
@@ -276,7 +265,6 @@ class TestEnding:
         assert running.finished == [b"one", b"two"]
         assert running.published() == {FIRST: b"one\n", "events-000001.log": b"two\n"}
 
-    @virtual
     async def test_who_leaves_at_once_does_not_write_what_waits(
         self, tmp_path: Path, out: Path
     ) -> None:

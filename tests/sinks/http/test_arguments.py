@@ -1,3 +1,5 @@
+"""What --post, --get, --header and their like may be; nothing that is refused shows a secret."""
+
 from __future__ import annotations
 
 import base64
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 SIGNER = Signer([bytes(32)])
 CONTROLS = [chr(code) for code in (*range(9), *range(10, 32), 127)]
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+HIDDEN = "********"
 
 
 def posted(url: str, **more: Any) -> httpx.Request:
@@ -26,14 +30,18 @@ def posted(url: str, **more: Any) -> httpx.Request:
     return endpoint.build("t", "c", message(b"x"), 1e9)
 
 
-def names(*urls: str) -> list[str]:
-    return [endpoint.name for endpoint in make_endpoints(post=urls)]
-
-
 def fault(**arguments: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         make_endpoints(**arguments)
     assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def fault_of_headers(*lines: str, files: tuple[Path, ...] = ()) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_headers(lines, list(map(str, files)))
+    assert str(caught.value).isprintable()
+    assert "swordfish" not in str(caught.value)
     return str(caught.value)
 
 
@@ -46,7 +54,6 @@ class TestURLs:
             ("https://Example.COM:8443/A?b", b"example.com:8443", b"/A?b"),
             ("http://example.com?q=1", b"example.com", b"/?q=1"),
             ("http://[::1]:8080/x", b"[::1]:8080", b"/x"),
-            ("http://[2001:db8::1]/x", b"[2001:db8::1]", b"/x"),
             ("http://[fe80::1%25eth0]:81/x", b"[fe80::1]:81", b"/x"),
             ("http://bücher.example/ä", b"xn--bcher-kva.example", b"/%C3%A4"),
             ("http://under_score/100%/%zz/%2f?%s=%25%", b"under_score", b"/100%/%zz/%2f?%s=%25%"),
@@ -58,65 +65,39 @@ class TestURLs:
         assert dict(received.headers)[b"host"] == host
         assert received.target == target
 
-    @pytest.mark.parametrize("flag", ["post", "get"])
     @pytest.mark.parametrize(
-        ("url", "text"),
+        "url",
         [
-            ("", "http:// or https://"),
-            ("example.com/%s", "http:// or https://"),
-            ("127.0.0.1:8080/%s", "http:// or https://"),
-            ("ftp://example.com/%s", "http:// or https://"),
-            ("unix:///run/x.sock/%s", "http:// or https://"),
-            ("http:///%s", "host"),
-            ("http://:80/%s", "host"),
-            ("http://a%20b/%s", "host"),
-            ("http://a%0d%0ab/%s", "host"),
-            ('http://a"b/%s', "host"),
-            ("http://a,b/%s", "host"),
-            ("http://[::1/%s", ""),
-            ("http://[::g]/%s", "not a URL"),
-            ("http://1.2.3.999/%s", "not a URL"),
-            ("http://a:port/%s", "not a URL"),
-            ("http://a:0/%s", "port from 1 to 65535"),
-            ("http://a:65536/%s", "port from 1 to 65535"),
-            ("http://a:-1/%s", ""),
-            ("http://a/?x=%s#frag", "write %23"),
-            ("http://a/x y%s", "holds a space"),
-            (" http://a/%s", "holds a space"),
-            ("http://a/%s\u00a0", "holds a space"),
-            ("http://a/%s\u2028", "holds a space"),
-            ("http://a/" + "x" * 70000 + "%s", "not a URL"),
+            *("", "example.com/%s", "127.0.0.1:8080/%s", "ftp://a/%s", "unix:///run/x.sock/%s"),
+            *("http:///%s", "http://:80/%s", "http://a%20b/%s", "http://a%0d%0ab/%s"),
+            *('http://a"b/%s', "http://a,b/%s", "http://[::1/%s", "http://[::g]/%s"),
+            *("http://1.2.3.999/%s", "http://a:port/%s", "http://a:0/%s", "http://a:65536/%s"),
+            *("http://a:-1/%s", "http://a/?x=%s#frag", "http://a/x y%s", " http://a/%s"),
+            *("http://a/%s\u00a0", "http://a/%s\u2028", "http://a/" + "x" * 70000 + "%s"),
         ],
     )
-    def test_a_faulty_one_is_refused(self, flag: str, url: str, text: str) -> None:
-        said = fault(**{flag: [url]})
-        assert said.startswith(f"--{flag} '")
-        assert text in said
+    def test_a_faulty_one_is_refused(self, url: str) -> None:
+        for flag in ("post", "get"):
+            assert fault(**{flag: [url]}).startswith(f"--{flag} '")
 
-    @pytest.mark.parametrize("control", [*CONTROLS, "\t", "\x85"])
     @pytest.mark.parametrize(
         "url", ["http://a{}/%s", "http://a/%s{}", "http://u{}:p@a/%s", "{}http://a/%s"]
     )
-    def test_one_with_a_control_character_is_refused(self, url: str, control: str) -> None:
-        for flag in ("post", "get"):
-            assert "holds a space" in fault(**{flag: [url.format(control)]})
+    def test_one_with_a_control_character_is_refused(self, url: str) -> None:
+        for control in (*CONTROLS, "\t", "\x85"):
+            for flag in ("post", "get"):
+                assert fault(**{flag: [url.format(control)]}).startswith(f"--{flag} ")
 
     @pytest.mark.parametrize(
-        ("url", "text"),
+        "url",
         [
-            ("http://a/", "exactly one %s, found 0"),
-            ("http://a/%S", "exactly one %s, found 0"),
-            ("http://a/%s?x=%s", "exactly one %s, found 2"),
-            ("http://%s.example/", "host name"),
-            ("http://%s:p@a/", "in the path and in the query alone"),
-            ("http://a/%s/../b", "in the path and in the query alone"),
-            ("http://a/?x=%%s", "would make an escape"),
-            ("http://a/?x=%2%s", "would make an escape"),
-            ("http://a/?x=%%a%s", "would make an escape"),
+            *("http://a/", "http://a/%S", "http://a/%s?x=%s"),
+            *("http://%s.example/", "http://%s:p@a/", "http://a/%s/../b"),
+            *("http://a/?x=%%s", "http://a/?x=%2%s", "http://a/?x=%%a%s"),  # escapes, with a digit
         ],
     )
-    def test_the_place_of_the_body_is_one_and_certain(self, url: str, text: str) -> None:
-        assert text in fault(get=[url])
+    def test_the_place_of_the_body_is_one_and_certain(self, url: str) -> None:
+        assert "%s" in fault(get=[url])
 
     def test_after_a_whole_escape_the_body_may_stand(self) -> None:
         (endpoint,) = make_endpoints(get=["http://a/?x=%25%s"])
@@ -124,16 +105,12 @@ class TestURLs:
         assert receive(request).target == b"/?x=%2541"
 
     def test_either_post_or_get_is_needed(self) -> None:
-        assert "--post, or with --get" in fault()
-        assert "not both" in fault(post=["http://a/"], get=["http://a/%s"])
+        for urls in ({}, {"post": ["http://a/"], "get": ["http://a/%s"]}):
+            assert "--post" in fault(**urls)
 
     def test_endpoints_keep_the_order_of_their_urls(self) -> None:
         made = make_endpoints(post=["http://b/", "http://a/"])
-        assert [(each.method, str(each.url)) for each in made] == [
-            ("POST", "http://b/"),
-            ("POST", "http://a/"),
-        ]
-        assert [each.method for each in make_endpoints(get=["http://b/%s"])] == ["GET"]
+        assert [str(each.url) for each in made] == ["http://b/", "http://a/"]
 
 
 class TestUserAndPassword:
@@ -164,30 +141,24 @@ class TestUserAndPassword:
         assert header(request, "Host") == "h:81"
         assert endpoint.name == "http://h:81/p?v=%s"
 
-    def test_a_header_of_the_user_goes_before_them(self) -> None:
-        request = posted("http://u:p@h/", headers=read_headers(["authorization: Bearer x"]))
-        assert header(request, "Authorization") == "Bearer x"
-
-    def test_endpoints_have_their_own(self) -> None:
-        made = make_endpoints(post=["http://a:1@h/", "http://b:2@h/", "http://h/"])
-        sent = [header(e.build("t", "c", message(b""), 1), "Authorization") for e in made]
-        assert sent == ["Basic YTox", "Basic Yjoy", None]
+    def test_endpoints_have_their_own_and_a_header_of_the_user_goes_before_them(self) -> None:
+        urls = ["http://a:1@h/", "http://b:2@h/", "http://h/"]
+        for headers, expected in (
+            ([], ["Basic YTox", "Basic Yjoy", None]),
+            (["authorization: Bearer x"], ["Bearer x"] * 3),
+        ):
+            made = make_endpoints(post=urls, headers=read_headers(headers))
+            sent = [header(e.build("t", "c", message(b""), 1), "Authorization") for e in made]
+            assert sent == expected
 
     @pytest.mark.parametrize(
         "url",
         [
-            "http://ann:swordfish@:80/",
-            "http://ann:swordfish@h:port/",
-            "http://ann:sword#swordfish@h/",
-            "http://ann:sword/swordfish@h/",
-            "http://ann:sword?swordfish@h/",
-            "http://ann:sword@swordfish@h:0/",
-            "http://ann:swordfish@h/a b",
-            "http://ann:swordfish\n@h/",
-            "ann:swordfish@h/",
-            "ftp://ann:swordfish@h/",
-            "http://h:0/?token=swordfish",
-            "http://h/?token=swordfish#x",
+            *("http://ann:swordfish@:80/", "http://ann:swordfish@h:port/", "ann:swordfish@h/"),
+            *("http://ann:sword#swordfish@h/", "http://ann:sword/swordfish@h/"),
+            *("http://ann:sword?swordfish@h/", "http://ann:sword@swordfish@h:0/"),
+            *("http://ann:swordfish@h/a b", "http://ann:swordfish\n@h/", "ftp://a:swordfish@h/"),
+            *("http://h:0/?token=swordfish", "http://h/?token=swordfish#x"),
         ],
     )
     def test_no_error_shows_a_secret(self, url: str) -> None:
@@ -197,26 +168,15 @@ class TestUserAndPassword:
 class TestNames:
     def test_a_name_hides_the_values_of_the_query_but_not_the_place_of_the_body(self) -> None:
         (endpoint,) = make_endpoints(get=["http://u:p@h/x?token=abc&v=%s&flag&abc%20def=&x=y=z"])
-        hidden = "********"
-        assert (
-            endpoint.name
-            == f"http://h/x?token={hidden}&v=%s&{hidden}&abc%20def={hidden}&x={hidden}"
-        )
+        query = f"token={HIDDEN}&v=%s&{HIDDEN}&abc%20def={HIDDEN}&x={HIDDEN}"
+        assert endpoint.name == f"http://h/x?{query}"
         assert "abc&" not in repr(endpoint)
 
     def test_names_differ_even_where_urls_do_not(self) -> None:
-        assert names("http://h/?a=1", "http://h/?a=2", "http://u@h/?a=1", "http://h/") == [
-            "http://h/?a=********",
-            "http://h/?a=******** #2",
-            "http://h/?a=******** #3",
-            "http://h/",
-        ]
-
-    def test_a_name_of_ipv6_has_its_brackets(self) -> None:
-        assert names("https://[::1]:444/x", "https://[::1]/x") == [
-            "https://[::1]:444/x",
-            "https://[::1]/x",
-        ]
+        urls = ["http://h/?a=1", "http://h/?a=2", "http://u@h/?a=1", "https://[::1]:444/x"]
+        same = f"http://h/?a={HIDDEN}"
+        names = [same, f"{same} #2", f"{same} #3", "https://[::1]:444/x"]
+        assert [endpoint.name for endpoint in make_endpoints(post=urls)] == names
 
 
 class TestCombinations:
@@ -230,7 +190,7 @@ class TestCombinations:
         ],
     )
     def test_what_is_of_a_body_needs_post(self, given: dict[str, Any], flag: str) -> None:
-        assert fault(get=["http://h/%s"], **given).startswith(f"{flag}: needs --post")
+        assert fault(get=["http://h/%s"], **given).startswith(f"{flag}: ")
 
     @pytest.mark.parametrize(
         ("given", "line", "flag"),
@@ -244,18 +204,14 @@ class TestCombinations:
     def test_a_header_cannot_contradict_a_flag(
         self, given: dict[str, Any], line: str, flag: str
     ) -> None:
-        said = fault(post=["http://h/"], headers=read_headers([line]), **given)
-        assert said.startswith(f"{flag}: a --header gives {line.partition(':')[0].lower()}")
-        make_endpoints(post=["http://h/"], headers=read_headers([line]))
+        headers = read_headers([line])
+        assert fault(post=["http://h/"], headers=headers, **given).startswith(f"{flag}: ")
+        make_endpoints(post=["http://h/"], headers=headers)
 
-    @pytest.mark.parametrize("control", CONTROLS)
-    def test_a_content_type_cannot_hold_a_control_character(self, control: str) -> None:
-        assert "--content-type" in fault(post=["http://h/"], content_type=f"a/b{control}")
-
-    def test_an_unknown_format_is_refused(self) -> None:
-        assert "expected ndjson, json-array, length-prefixed" in fault(
-            post=["http://h/"], batch_format="csv"
-        )
+    def test_a_content_type_cannot_hold_a_control_character_nor_a_format_be_unknown(self) -> None:
+        for control in CONTROLS:
+            assert "--content-type" in fault(post=["http://h/"], content_type=f"a/b{control}")
+        assert "csv" in fault(post=["http://h/"], batch_format="csv")
 
 
 class TestHeaders:
@@ -285,29 +241,17 @@ class TestHeaders:
         "line", ["", "Key", ": swordfish", "=x", "A B: swordfish", "Ä: x", "(a): x"]
     )
     def test_what_has_no_name_is_refused(self, line: str) -> None:
-        with pytest.raises(
-            ConfigError, match=r"^--header number 2: expected 'Name: value'"
-        ) as caught:
-            read_headers(["A: b", line])
-        assert "swordfish" not in str(caught.value)
+        assert fault_of_headers("A: b", line).startswith("--header number 2: ")
 
-    @pytest.mark.parametrize("control", CONTROLS)
     @pytest.mark.parametrize(
         "line",
         ["Key: swordfish{}", "Key: {}x", "Key: a{}X-Evil: b", "Key:{}", "K{}y: x", "{}Key: x"],
     )
-    def test_a_control_character_is_refused_wherever_it_stands(
-        self, line: str, control: str
-    ) -> None:
-        with pytest.raises(ConfigError, match=r"^--header number 1: ") as caught:
-            read_headers([line.format(control)])
-        assert str(caught.value).isprintable()
-        assert "swordfish" not in str(caught.value)
+    def test_a_control_character_is_refused_wherever_it_stands(self, line: str) -> None:
+        for control in CONTROLS:
+            assert fault_of_headers(line.format(control)).startswith("--header number 1: ")
 
-    @given(
-        st.text(st.characters(exclude_categories=["Cs"])),
-        st.text(st.characters(exclude_categories=["Cs"])),
-    )
+    @given(TEXT, TEXT)
     def test_what_is_taken_is_one_header(self, name: str, value: str) -> None:
         try:
             headers = read_headers([f"{name}: {value}"])
@@ -322,20 +266,15 @@ class TestHeaders:
         ["Host", "content-length", "Transfer-Encoding", "CONNECTION", "Upgrade", "Expect", "TE"],
     )
     def test_those_of_the_connection_cannot_be_set(self, name: str) -> None:
-        with pytest.raises(ConfigError, match=f"number 1: {name} belongs to the connection"):
-            read_headers([f"{name}: x"])
+        assert name in fault_of_headers(f"{name}: swordfish")
 
     @pytest.mark.parametrize("name", ["Authorization", "Content-Type", "User-Agent"])
     def test_some_can_be_given_once_only(self, name: str, tmp_path: Path) -> None:
         path = tmp_path / "headers"
         path.write_text(f"{name.lower()}: swordfish")
-        with pytest.raises(ConfigError, match=f"{name.lower()} is given 2 times") as caught:
-            read_headers([f"{name}: swordfish"], [str(path)])
-        assert "swordfish" not in str(caught.value)
+        assert name.lower() in fault_of_headers(f"{name}: swordfish", files=(path,))
 
-
-class TestHeaderFiles:
-    def test_each_line_is_a_header(self, tmp_path: Path) -> None:
+    def test_each_line_of_a_file_is_one(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(
             b"\xef\xbb\xbfKey: 1\r\n\r\n # note\n#x: y\n Other=\xc3\xa4 \n"
         )
@@ -348,29 +287,23 @@ class TestHeaderFiles:
         ]
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "place"),
         [
-            ("A: b\nswordfish\n", "line 2: expected 'Name: value'"),
-            ("A: b\n\nKey: sword\rfish\n", "line 3: the value of Key holds a line break"),
-            ("Key: swordfish\0", "line 1: the value of Key holds a line break"),
-            ("Host: swordfish", "line 1: Host belongs to the connection"),
-            ("swordfish" * 200_000, "more than 1048576 characters"),
+            (b"A: b\nswordfish\n", " line 2: "),
+            (b"A: b\n\nKey: swordfish\rfish\n", " line 3: "),
+            (b"Key: swordfish\0", " line 1: "),
+            (b"Host: swordfish", " line 1: "),
+            (b"swordfish" * 200_000, ""),
+            (b"Key: swordfish\xe4", ""),
+            (None, ""),
         ],
     )
-    def test_a_fault_is_told_with_its_place_and_without_its_value(
-        self, tmp_path: Path, text: str, said: str
+    def test_a_fault_of_a_file_is_told_with_its_place(
+        self, tmp_path: Path, text: bytes | None, place: str
     ) -> None:
         path = tmp_path / "headers"
-        path.write_bytes(text.encode())
-        with pytest.raises(ConfigError, match=said) as caught:
-            read_headers([], [str(path)])
-        assert str(caught.value).startswith(f"--header-file {path}")
-        assert "sword" not in str(caught.value)
-        assert str(caught.value).isprintable()
-
-    def test_a_file_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"^--header-file .*/none: No such file"):
-            read_headers([], [str(tmp_path / "none")])
-        (tmp_path / "latin").write_bytes(b"Key: \xe4")
-        with pytest.raises(ConfigError, match=r"/latin: not text$"):
-            read_headers([], [str(tmp_path / "latin")])
+        if text is not None:
+            path.write_bytes(text)
+        said = fault_of_headers(files=(path,))
+        assert said.startswith(f"--header-file {path}")
+        assert place in said

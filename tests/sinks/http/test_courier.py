@@ -9,12 +9,12 @@ import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Statuses
+from tests.support.archiving import message
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import (
     OK,
     REFUSES,
     RESETS,
-    SOON,
     Answer,
     delivering,
     open_breaker,
@@ -24,77 +24,62 @@ MODES = ["round-robin", "hostpool", "epsilon-greedy"]
 GONE = Answer(410)
 
 
-def refuses(after: float) -> Answer:
-    return Answer(error=REFUSES.error, after=after)
-
-
+@virtual
 class TestFailover:
     @pytest.mark.parametrize("mode", MODES)
-    @virtual
     async def test_one_that_is_not_reached_costs_a_message_nothing(self, mode: str) -> None:
         async with delivering(hosts="abc", mode=mode) as running:
             running.web.ever = {"a": REFUSES, "c": REFUSES}
             for number in range(20):
-                await running.handle(b"%d" % number)
-                await elapse(SOON)
+                await running.deliver(b"%d" % number)
         assert running.finished == [b"%d" % number for number in range(20)]
         assert running.requeued == []
 
     @pytest.mark.parametrize("answer", [RESETS, Answer(500), Answer(after=1e3), Answer(429)])
-    @virtual
     async def test_one_that_may_have_got_it_is_followed_by_no_other(self, answer: Answer) -> None:
         async with delivering(hosts="ab") as running:
             running.web.ever["a"] = answer
-            await running.handle(b"one")
-            await elapse(21)
+            await running.deliver(b"one", wait=21)
             assert running.web.hosts() == ["a"]
             assert running.requeued == [(b"one", None, True)]
 
-    @virtual
     async def test_when_none_is_reached_the_message_goes_back(self) -> None:
         async with delivering(hosts="abc") as running:
-            running.web.ever = dict.fromkeys("abc", REFUSES)
-            await running.handle(b"one")
-            await elapse(SOON)
+            running.web.ever = {"a": REFUSES, "b": REFUSES, "c": GONE}
+            await running.deliver(b"one")
             assert running.web.hosts() == ["a", "b", "c"]
             assert running.requeued == [(b"one", None, True)]
 
-    @virtual
     async def test_it_waits_for_one_that_is_busy_rather_than_fail(self) -> None:
         async with delivering(hosts="ab", most=1) as running:
             running.web.ever = {"a": Answer(after=1), "b": REFUSES}
-            await running.handle(b"one", b"two")
-            await elapse(3)
+            await running.deliver(b"one", b"two", wait=3)
         assert running.finished == [b"one", b"two"]
         assert running.requeued == []
 
-    @virtual
     async def test_a_probe_falls_due_while_the_others_are_tried(self) -> None:
         async with delivering(hosts="abc") as running:
             running.web.ever["a"] = REFUSES
-            await running.handle(*[b"x"] * 30)
-            await elapse(SOON)
+            await running.deliver(*[b"x"] * 30)
             assert running.states() == {"a": 0, "b": 1, "c": 1}
-            running.web.ever |= {"b": refuses(1.5), "c": refuses(1.5)}
+            late = Answer(error=REFUSES.error, after=1.5)
+            running.web.ever |= {"b": late, "c": late}
             await elapse(1)
-            await running.handle(b"one")
-            await elapse(10)
+            await running.deliver(b"one", wait=10)
             running.web.ever = {}
             running.web.sent.clear()
-            await running.handle(*[b"x"] * 30)
-            await elapse(5)
+            await running.deliver(*[b"x"] * 30, wait=5)
             assert set(running.web.hosts()) == {"a", "b", "c"}
             assert running.states() == {"a": 1, "b": 1, "c": 1}
 
 
+@virtual
 class TestBreaker:
     @pytest.mark.parametrize("mode", MODES)
-    @virtual
     async def test_while_it_is_open_messages_are_held_and_touched(self, mode: str) -> None:
         async with delivering(mode=mode) as running:
             await open_breaker(running)
-            await running.handle(*[b"%d" % n for n in range(20)], msg_timeout=2.0)
-            await elapse(0.9)
+            await running.deliver(*[b"%d" % n for n in range(20)], msg_timeout=2.0, wait=0.9)
             assert running.web.sent == []
             await elapse(19)
             # The probes are of after 1, 2, 4 and 8 s.
@@ -107,13 +92,12 @@ class TestBreaker:
             await elapse(20)
             assert set(running.finished) == held
 
-    @virtual
-    async def test_one_request_finds_out_and_all_follow_when_it_succeeds(self) -> None:
-        async with delivering() as running:
+    @pytest.mark.parametrize("mode", ["round-robin", "all"])
+    async def test_one_request_finds_out_and_all_follow_when_it_succeeds(self, mode: str) -> None:
+        async with delivering(mode=mode) as running:
             await open_breaker(running)
             running.web.ever["a"] = Answer(after=0.5)
-            await running.handle(*[b"%d" % n for n in range(10)])
-            await elapse(1.2)
+            await running.deliver(*[b"%d" % n for n in range(10)], wait=1.2)
             assert len(running.web.sent) == 1
             await elapse(0.4)
             assert len(running.finished) == 1
@@ -122,121 +106,89 @@ class TestBreaker:
             assert len(running.finished) == 10
         assert running.requeued == []
 
-    @virtual
     async def test_a_bug_while_probing_is_a_failed_probe(self) -> None:
         async with delivering() as running:
             await open_breaker(running)
             running.web.next["a"] = [Answer(error=RuntimeError("a bug"))]
             running.web.ever["a"] = OK
-            await running.handle(b"one", b"two")
-            await elapse(1.5)
+            await running.deliver(b"one", b"two", wait=1.5)
             assert running.requeued == [(b"one", None, True)]
             assert running.finished == []
             await elapse(2)
             assert running.finished == [b"two"]
 
-    @virtual
     async def test_a_message_that_is_refused_says_nothing_of_the_endpoint(self) -> None:
         async with delivering(statuses=Statuses(drop_on="404")) as running:
             running.web.next["a"] = [Answer(422)] * 6 + [Answer(404)] * 6
             for _ in range(12):
-                await running.handle(b"x")
-                await elapse(SOON)
-            await running.handle(b"good")
-            await elapse(SOON)
-            assert b"good" in running.finished
+                await running.deliver(b"x")
+            await running.deliver(b"good")
+            assert running.finished[-1] == b"good"
 
-    @virtual
     async def test_one_of_two_that_is_down_is_not_in_the_way(self) -> None:
         async with delivering(hosts="ab") as running:
             running.web.ever["a"] = REFUSES
-            await running.handle(*[b"x"] * 100)
-            await elapse(0.5)
+            await running.deliver(*[b"x"] * 100, wait=0.5)
             assert len(running.finished) == 100
             assert 5 <= Counter(running.web.hosts())["a"] <= 14
             assert running.states() == {"a": 0, "b": 1}
 
 
+@virtual
 class TestGone:
-    @virtual
-    async def test_one_that_is_gone_is_followed_by_the_next_and_never_asked_again(
-        self, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("mode", ["round-robin", "all"])
+    async def test_one_that_is_gone_is_told_of_and_never_asked_again(
+        self, mode: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async with delivering(hosts="ab") as running:
+        async with delivering(hosts="ab", mode=mode) as running:
             running.web.next["a"] = [GONE]
-            for _ in range(10):
-                await running.handle(b"x")
-                await elapse(100)
+            for number in range(10):
+                await running.deliver(message(b"x", number=number), wait=100)
             assert running.web.hosts() == ["a"] + ["b"] * 10
             assert len(running.finished) == 10
             assert running.states() == {"a": 0, "b": 1}
-        assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
-            "http://a/: gone (status 410), it gets no more messages"
-        ]
+        (told,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
+        assert "http://a/" in told
 
-    @virtual
-    async def test_one_that_is_gone_after_one_that_was_not_reached(self) -> None:
-        async with delivering(hosts="ab", workers=1) as running:
-            running.web.ever = {"a": REFUSES, "b": GONE}
-            await running.handle(b"one")
-            await elapse(1)
-            assert running.requeued == [(b"one", None, True)]
+    @pytest.mark.parametrize("mode", ["round-robin", "all"])
+    async def test_when_all_are_gone_messages_go_back_and_the_run_ends(self, mode: str) -> None:
+        async with delivering(hosts="ab", mode=mode, most=1, workers=3) as running:
+            running.web.ever = dict.fromkeys("ab", Answer(410, after=1))
+            messages = [message(b"%d" % number, number=number) for number in range(3)]
+            await running.deliver(*messages, wait=3)
+            assert sorted(running.web.hosts()) == ["a", "b"]
+            assert sorted(running.requeued) == [(b"%d" % n, 0, False) for n in range(3)]
+            assert running.finished == []
+            assert isinstance(running.sink.failed.exception(), OutputError)
 
-    @virtual
-    async def test_those_that_wait_for_the_last_one_are_told(self) -> None:
-        async with delivering(most=1, workers=3) as running:
-            running.web.ever["a"] = Answer(410, after=1)
-            await running.handle(b"one", b"two", b"three")
-            await elapse(2)
-            assert len(running.web.sent) == 1
-            assert len(running.requeued) == 3
-            with pytest.raises(OutputError, match="every endpoint is gone"):
-                running.sink.failed.result()
-
-    @virtual
     async def test_while_another_one_is_down_messages_are_held(self) -> None:
         async with delivering(hosts="ab", workers=1) as running:
             running.web.ever = {"a": GONE}
-            await running.handle(b"x")
-            await elapse(SOON)
+            await running.deliver(b"x")
             await open_breaker(running, host="b")
-            await running.handle(b"one")
             running.web.ever = {}
-            await elapse(0.5)
+            await running.deliver(b"one", wait=0.5)
             assert running.requeued == []
             await elapse(1)
             assert running.finished[-1] == b"one"
 
-    @virtual
-    async def test_a_list_that_names_it_keeps_it(self) -> None:
-        async with delivering(statuses=Statuses(retry_on="410")) as running:
-            running.web.next["a"] = [GONE]
-            await running.handle(b"one", b"two")
-            await elapse(SOON)
-            assert running.requeued == [(b"one", None, True)]
-            assert running.finished == [b"two"]
 
-
+@virtual
 class TestLimits:
     @pytest.mark.parametrize("mode", [*MODES, "all"])
-    @virtual
     async def test_no_endpoint_gets_more_at_once_than_it_may(self, mode: str) -> None:
         async with delivering(hosts="ab", mode=mode, most=2, workers=50) as running:
             running.web.ever = {"a": Answer(after=1), "b": Answer(after=0.1)}
-            await running.handle(*[b"x"] * 40)
-            await elapse(30)
+            await running.deliver(*[b"x"] * 40, wait=30)
             assert len(running.finished) == 40
             assert running.web.most == {"a": 2, "b": 2}
 
-    @virtual
     async def test_a_free_one_is_used_while_another_is_busy(self) -> None:
         async with delivering(hosts="ab", most=1) as running:
             running.web.ever["a"] = Answer(after=10)
-            await running.handle(*[b"x"] * 10)
-            await elapse(1)
+            await running.deliver(*[b"x"] * 10, wait=1)
             assert Counter(running.web.hosts()) == {"a": 1, "b": 9}
 
-    @virtual
     async def test_draining_waits_for_those_that_are_busy(self) -> None:
         async with delivering(most=1) as running:
             running.web.ever["a"] = Answer(after=1)

@@ -16,176 +16,120 @@ from tests.support.requesting import receive
 SECRETS = [(b"Authorization", b"Bearer x"), (b"cookie", b"id=1"), (b"X-Other", b"kept")]
 
 
-def to(place: str, status: int = 307) -> Answer:
-    return Answer(status, headers={"Location": place})
+def to(place: str, status: int = 307, after: float = 0.0) -> Answer:
+    return Answer(status, headers={"Location": place}, after=after)
 
 
 async def follow(
-    *answers: Answer,
-    url: str = "http://a/start?x=1",
-    get: bool = False,
-    web: Scripted | None = None,
+    *answers: Answer, url: str = "http://a/start?x=1", get: bool = False, b: Answer | None = None
 ) -> tuple[Outcome, Scripted]:
-    """Host a gives these answers, others are content."""
-    web = web or Scripted()
-    web.next["a"] = list(answers)
-    (endpoint,) = make_endpoints(
-        post=() if get else [url], get=[url] if get else (), headers=SECRETS
-    )
+    """Host a gives these answers, b gives its own first, and all else is content."""
+    web = Scripted()
+    web.next |= {"a": list(answers), "b": [b] if b else []}
+    flags = {"get": [url]} if get else {"post": [url]}
+    (endpoint,) = make_endpoints(**flags, headers=SECRETS)  # type: ignore[arg-type]
     post = Post([endpoint], web, Statuses(), timeout=20.0, wall=lambda: WALL, follow_redirects=True)
     messages = batch(b"body")
     outcome, _ = await post.send(endpoint.name, [(messages, messages[0])])
     return outcome, web
 
 
-@pytest.mark.parametrize("status", [307, 308])
 @virtual
-async def test_a_post_is_followed_with_its_body_where_that_is_kept(status: int) -> None:
-    outcome, web = await follow(to("http://a/end", status))
-    assert outcome is DONE
-    first, last = (receive(each.request) for each in web.sent)
-    assert (last.method, last.target, last.body) == (b"POST", b"/end", b"body")
-    assert sorted(last.headers) == sorted(first.headers)
+class TestWhichAreFollowed:
+    @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 305, 307, 308, 399])
+    async def test_a_post_where_its_body_is_kept_and_a_get_wherever_it_leads(
+        self, status: int
+    ) -> None:
+        outcome, web = await follow(to("http://a/end", status))
+        assert (outcome is DONE) == (status in (307, 308))
+        assert len(web.sent) == (2 if outcome is DONE else 1)
+        first, last = (receive(web.sent[n].request) for n in (0, -1))
+        assert (last.method, last.body) == (b"POST", b"body")
+        assert sorted(last.headers) == sorted(first.headers)
 
+        outcome, web = await follow(to("/end", status), url="http://a/%s", get=True)
+        followed = status in (301, 302, 303, 307, 308)
+        targets = [receive(each.request).target for each in web.sent]
+        assert targets == [b"/body", b"/end"][: 1 + followed]
+        assert {each.request.method for each in web.sent} == {"GET"}
 
-@pytest.mark.parametrize("status", [301, 302, 303])
-@virtual
-async def test_a_post_never_becomes_something_else(status: int) -> None:
-    outcome, web = await follow(to("http://a/end", status))
-    assert len(web.sent) == 1
-    assert (outcome.verdict, outcome.reason) == (Verdict.RETRY, f"status {status}")
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@virtual
-async def test_a_get_follows_them_all(status: int) -> None:
-    outcome, web = await follow(to("/end", status), url="http://a/%s", get=True)
-    assert outcome is DONE
-    assert [receive(each.request).target for each in web.sent] == [b"/body", b"/end"]
-    assert receive(web.sent[1].request).method == b"GET"
-
-
-@pytest.mark.parametrize("status", [300, 304, 305, 399])
-@virtual
-async def test_other_statuses_lead_nowhere(status: int) -> None:
-    _, web = await follow(to("http://a/end", status), url="http://a/%s", get=True)
-    assert len(web.sent) == 1
-
-
-@pytest.mark.parametrize(
-    ("place", "target"),
-    [
-        ("/end", "http://a/end"),
-        ("end", "http://a/x/end"),
-        ("?y=2", "http://a/x/start?y=2"),
-        ("//b:81/end", "http://b:81/end"),
-        ("../end#part", "http://a/end#part"),
-    ],
-)
-@virtual
-async def test_a_place_is_relative_to_where_it_was_given(place: str, target: str) -> None:
-    outcome, web = await follow(to(place), url="http://a/x/start?x=1")
-    assert outcome is DONE
-    assert web.sent[1].request.url == target
-    assert b"#" not in receive(web.sent[1].request).target
-
-
-@pytest.mark.parametrize(
-    ("place", "kept"),
-    [
-        ("http://a/end", True),
-        ("http://a:80/end", True),
-        ("http://b/end", False),
-        ("https://a/end", False),
-        ("http://a:81/end", False),
-        ("http://user:password@b/end", False),
-    ],
-)
-@virtual
-async def test_credentials_stay_with_their_origin(place: str, kept: bool) -> None:
-    outcome, web = await follow(to(place))
-    assert outcome is DONE
-    headers = web.sent[1].request.headers
-    assert ("authorization" in headers, "cookie" in headers) == (kept, kept)
-    assert headers.get("x-other") == ("kept" if kept else None)
-    assert headers.get_list("host") == [httpx.URL(place).netloc.decode()]
-
-
-@virtual
-async def test_a_redirect_out_of_tls_is_not_followed() -> None:
-    web = Scripted()
-    web.next["b"] = [to("http://b/end")]
-    outcome, _ = await follow(to("https://b/"), web=web)
-    assert (outcome.verdict, outcome.reason) == (Verdict.RETRY, "redirected from https to http")
-    assert web.hosts() == ["a", "b"]
-
-
-@virtual
-async def test_credentials_that_were_dropped_do_not_come_back() -> None:
-    web = Scripted()
-    web.next["b"] = [to("http://a/end")]
-    outcome, _ = await follow(to("http://b/"), web=web)
-    assert outcome is DONE
-    assert web.hosts() == ["a", "b", "a"]
-    assert "authorization" not in web.sent[2].request.headers
-
-
-@virtual
-async def test_what_comes_at_the_end_decides() -> None:
-    web = Scripted()
-    web.next["b"] = [Answer(422, b"no")]
-    outcome, _ = await follow(to("http://b/"), web=web)
-    assert (outcome.status, outcome.reason, outcome.blames_messages) == (
-        422,
-        "status 422: no",
-        True,
+    @pytest.mark.parametrize(
+        "place",
+        ["ftp://a/", "file:///etc/passwd", "https://", "http://a:port/", "mailto:a@b.test", None],
     )
+    async def test_what_is_no_url_for_a_request_is_a_failure(self, place: str | None) -> None:
+        outcome, web = await follow(to(place) if place else Answer(307))
+        assert outcome.verdict is Verdict.RETRY
+        assert (place or "status 307") in outcome.reason
+        assert len(web.sent) == 1
 
+    async def test_a_redirect_out_of_tls_is_not_followed(self) -> None:
+        outcome, web = await follow(to("https://b/"), b=to("http://b/end"))
+        assert outcome.verdict is Verdict.RETRY
+        assert web.hosts() == ["a", "b"]
 
-@pytest.mark.parametrize(
-    "place", ["ftp://a/", "file:///etc/passwd", "https://", "http://a:port/", "mailto:a@b.test"]
-)
-@virtual
-async def test_what_is_no_url_for_a_request_is_a_failure(place: str) -> None:
-    outcome, web = await follow(to(place))
-    assert outcome.verdict is Verdict.RETRY
-    assert outcome.reason == f"redirected to {place!r}"
-    assert len(web.sent) == 1
+    async def test_the_longest_chain_is_followed_to_its_end_and_a_loop_ends(self) -> None:
+        for length in (MAX_REDIRECTS, 100):
+            outcome, web = await follow(*[to("http://a/start")] * length)
+            assert (outcome is DONE) == (length == MAX_REDIRECTS)
+            assert len(web.sent) == MAX_REDIRECTS + 1
 
-
-@virtual
-async def test_without_a_place_it_is_a_status_like_others() -> None:
-    outcome, web = await follow(Answer(307))
-    assert (outcome.verdict, outcome.reason) == (Verdict.RETRY, "status 307")
-    assert len(web.sent) == 1
-
-
-@virtual
-async def test_a_loop_ends() -> None:
-    outcome, web = await follow(*[to("http://a/start")] * 100)
-    assert outcome.verdict is Verdict.RETRY
-    assert outcome.reason == f"more than {MAX_REDIRECTS} redirects"
-    assert len(web.sent) == MAX_REDIRECTS + 1
+    async def test_all_of_a_chain_has_the_time_of_one_request(self) -> None:
+        outcome, web = await follow(*[to("/", after=3)] * 9)
+        assert outcome.verdict is Verdict.RETRY
+        assert len(web.sent) == 7
 
 
 @virtual
-async def test_the_longest_chain_is_followed_to_its_end() -> None:
-    outcome, web = await follow(*[to("http://a/start")] * MAX_REDIRECTS)
-    assert outcome is DONE
-    assert len(web.sent) == MAX_REDIRECTS + 1
+class TestWhereTheyLead:
+    @pytest.mark.parametrize(
+        ("place", "target"),
+        [
+            ("/end", "http://a/end"),
+            ("end", "http://a/x/end"),
+            ("?y=2", "http://a/x/start?y=2"),
+            ("//b:81/end", "http://b:81/end"),
+            ("../end#part", "http://a/end#part"),
+        ],
+    )
+    async def test_a_place_is_relative_to_where_it_was_given(self, place: str, target: str) -> None:
+        outcome, web = await follow(to(place), url="http://a/x/start?x=1")
+        assert outcome is DONE
+        assert web.sent[1].request.url == target
+        assert b"#" not in receive(web.sent[1].request).target
 
+    @pytest.mark.parametrize(
+        ("place", "kept"),
+        [
+            ("http://a/end", True),
+            ("http://a:80/end", True),
+            ("http://b/end", False),
+            ("https://a/end", False),
+            ("http://a:81/end", False),
+            ("http://user:password@b/end", False),
+        ],
+    )
+    async def test_credentials_stay_with_their_origin(self, place: str, kept: bool) -> None:
+        outcome, web = await follow(to(place))
+        assert outcome is DONE
+        headers = web.sent[1].request.headers
+        assert ("authorization" in headers, "cookie" in headers) == (kept, kept)
+        assert headers.get("x-other") == ("kept" if kept else None)
+        assert headers.get_list("host") == [httpx.URL(place).netloc.decode()]
 
-@virtual
-async def test_all_of_a_chain_has_the_time_of_one_request() -> None:
-    slow = Answer(307, headers={"Location": "/"}, after=3)
-    outcome, web = await follow(*[slow] * 9)
-    assert outcome.reason == "no response within 20 s"
-    assert len(web.sent) == 7
+    async def test_credentials_that_were_dropped_do_not_come_back(self) -> None:
+        outcome, web = await follow(to("http://b/"), b=to("http://a/end"))
+        assert outcome is DONE
+        assert web.hosts() == ["a", "b", "a"]
+        assert "authorization" not in web.sent[2].request.headers
 
+    async def test_what_comes_at_the_end_decides(self) -> None:
+        outcome, _ = await follow(to("http://b/"), b=Answer(422, b"no"))
+        assert (outcome.status, outcome.reason) == (422, "status 422: no")
+        assert outcome.blames_messages
 
-@virtual
-async def test_a_target_that_is_not_reached_is_not_the_endpoints_answer() -> None:
-    web = Scripted()
-    web.ever["b"] = Answer(error=httpx.ConnectError("refused"))
-    outcome, _ = await follow(to("http://b/"), web=web)
-    assert (outcome.verdict, outcome.reason) == (Verdict.RETRY, "cannot connect: refused")
+    async def test_a_target_that_is_not_reached_is_not_the_endpoints_answer(self) -> None:
+        refused = Answer(error=httpx.ConnectError("refused"))
+        outcome, _ = await follow(to("http://b/"), b=refused)
+        assert (outcome.verdict, outcome.status) == (Verdict.RETRY, 0)
+        assert "refused" in outcome.reason

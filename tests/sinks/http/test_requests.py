@@ -1,3 +1,5 @@
+"""What a server gets of a message, or of several, byte for byte."""
+
 from __future__ import annotations
 
 import gzip
@@ -6,9 +8,8 @@ import struct
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus, unquote_to_bytes
 
-import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools import __version__
@@ -19,18 +20,21 @@ from nsqtools.sinks.records import LengthPrefixed
 from tests.support.requesting import ID, TIME, header, message, receive
 
 if TYPE_CHECKING:
+    import httpx
+
     from nsqtools.sinks.http.requests import Endpoint
 
 URL = "http://127.0.0.1:8080/hook"
 NOW = 1.7e9
+AGENT = (b"user-agent", f"nsqtools/{__version__}".encode())
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
+    max_leaves=4,
 )
 DOCUMENTS = st.builds(
-    lambda value, indent: json.dumps(value, indent=indent, allow_nan=False).encode(),
+    lambda value, indent: json.dumps(value, indent=indent).encode(),
     JSON.filter(lambda value: "Infinity" not in json.dumps(value)),
     st.sampled_from([None, 0, 2]),
 )
@@ -62,7 +66,7 @@ class TestPost:
         assert received.body == b"\x00\r\nbody"
         assert received.headers == [
             (b"host", b"127.0.0.1:8080"),
-            (b"user-agent", f"nsqtools/{__version__}".encode()),
+            AGENT,
             (b"content-type", b"application/octet-stream"),
             (b"x-nsq-topic", b"events"),
             (b"x-nsq-channel", b"web#ephemeral"),
@@ -83,29 +87,16 @@ class TestPost:
         assert received.body == body
         assert [key for key, _ in received.headers] == [key for key, _ in usual.headers]
 
-    def test_topics_do_not_mix(self) -> None:
+    def test_requests_share_no_headers_and_topics_do_not_mix(self) -> None:
         endpoint = poster()
-        seen = [
-            (header(request, "X-NSQ-Topic"), header(request, "X-NSQ-Channel"))
-            for topic, channel in [("a", "c"), ("b", "c"), ("a", "d"), ("a", "c")]
-            for request in [endpoint.build(topic, channel, message(b"x"), NOW)]
-        ]
-        assert seen == [("a", "c"), ("b", "c"), ("a", "d"), ("a", "c")]
-
-    def test_requests_share_no_headers(self) -> None:
-        endpoint = poster()
-        first = endpoint.build("t", "c", message(b"1"), NOW)
-        first.headers["X-Test"] = "1"
-        del first.headers["Host"]
-        second = endpoint.build("t", "c", message(b"22"), NOW)
-        assert header(second, "X-Test") is None
-        assert header(second, "Host") == "127.0.0.1:8080"
-        assert header(second, "Content-Length") == "2"
-
-    def test_the_content_type_is_the_one_given(self) -> None:
-        assert header(post(content_type="text/plain; charset=utf-8"), "Content-Type") == (
-            "text/plain; charset=utf-8"
-        )
+        for topic, channel in [("a", "c"), ("b", "c"), ("a", "d"), ("a", "c")]:
+            request = endpoint.build(topic, channel, message(topic.encode()), NOW)
+            assert header(request, "X-NSQ-Topic") == topic
+            assert header(request, "X-NSQ-Channel") == channel
+            assert header(request, "Host") == "127.0.0.1:8080"
+            assert header(request, "X-Test") is None
+            request.headers["X-Test"] = "1"
+            del request.headers["Host"]
 
     def test_compression_is_gzip_without_a_time(self) -> None:
         request = post(b"abc" * 100, compress=True)
@@ -115,52 +106,16 @@ class TestPost:
         assert len(received.body) < 100
         assert received.body[4:8] == bytes(4)
 
-    async def test_a_client_of_httpx_sends_it_as_it_is(self) -> None:
-        seen: list[httpx.Request] = []
-
-        def answer(request: httpx.Request) -> httpx.Response:
-            seen.append(request)
-            return httpx.Response(307, headers={"Location": "/there"} if len(seen) == 1 else {})
-
-        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-            await client.send(post(b"body"), follow_redirects=True)
-        assert [(str(each.url), each.read()) for each in seen] == [
-            ("http://127.0.0.1:8080/hook", b"body"),
-            ("http://127.0.0.1:8080/there", b"body"),
-        ]
-
-
-class TestHeadersOfTheUser:
-    @staticmethod
-    def sent(*lines: str, **more: Any) -> httpx.Request:
-        return post(headers=read_headers(lines), **more)
-
     @pytest.mark.parametrize(
-        "name",
-        [
-            "User-Agent",
-            "Content-Type",
-            "X-NSQ-Topic",
-            "x-nsq-channel",
-            "X-NSQ-ID",
-            "x-nsq-attempts",
-        ],
+        "name", ["User-Agent", "Content-Type", "X-NSQ-Topic", "X-NSQ-ID", "x-nsq-attempts"]
     )
-    def test_one_replaces_ours_of_the_same_name(self, name: str) -> None:
-        assert header(self.sent(f"{name}: mine"), name) == "mine"
+    def test_a_header_of_the_user_replaces_ours(self, name: str) -> None:
+        assert header(post(headers=read_headers([f"{name}: mine"])), name) == "mine"
 
-    def test_one_replaces_those_of_batches(self) -> None:
-        endpoint = poster(batch_format="ndjson", headers=read_headers(["X-NSQ-Ids: none"]))
-        request = endpoint.build_batch("t", "c", [message(b"1")], NOW)
-        assert header(request, "X-NSQ-Ids") == "none"
-        assert header(request, "X-NSQ-Count") == "1"
-
-    def test_one_that_is_given_twice_goes_out_twice_in_order(self) -> None:
-        request = self.sent("X-Tag: b", "x-tag: a", "X-Tag: b")
-        assert request.headers.get_list("X-Tag") == ["b", "a", "b"]
-
-    def test_text_beyond_ascii_goes_out_as_utf_8(self) -> None:
-        assert (b"x-name", "grün".encode()) in receive(self.sent("X-Name: grün")).headers
+    def test_one_that_is_given_twice_goes_out_twice_in_order_and_as_utf_8(self) -> None:
+        request = post(headers=read_headers(["X-Tag: b", "x-tag: grün", "X-Tag: b"]))
+        sent = [value for name, value in receive(request).headers if name == b"x-tag"]
+        assert sent == [b"b", "grün".encode(), b"b"]
 
 
 class TestGet:
@@ -170,7 +125,7 @@ class TestGet:
         assert received.body == b""
         assert received.headers == [
             (b"host", b"127.0.0.1"),
-            (b"user-agent", f"nsqtools/{__version__}".encode()),
+            AGENT,
             (b"x-nsq-topic", b"events"),
             (b"x-nsq-channel", b"web"),
             (b"x-nsq-id", ID),
@@ -182,12 +137,8 @@ class TestGet:
         # net/url, shouldEscape for a component of a query
         spared = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~"
         for byte in range(256):
-            if byte == 0x20:
-                expected = b"+"
-            elif byte in spared:
-                expected = bytes([byte])
-            else:
-                expected = b"%%%02X" % byte
+            shown = bytes([byte]) if byte in spared else b"%%%02X" % byte
+            expected = b"+" if byte == 0x20 else shown
             assert receive(get(bytes([byte]))).target == b"/q?v=" + expected
 
     @given(st.binary())
@@ -212,9 +163,7 @@ class TestGet:
             ("http://h/a/.%s/b", b".", False),
             ("http://h/a/.%s/b", b"..", True),
             ("http://h/a/v%s/b", b"..", True),
-            ("http://h/a/%s/b", b"...", True),
             ("http://h/a/%s/b", b"../..", True),
-            ("http://h/a?p=%s", b"..", True),
             ("http://h/a?p=/%s/b", b"..", True),
         ],
     )
@@ -224,8 +173,7 @@ class TestGet:
         assert getter(url).fits(body) is fits
 
     def test_a_body_may_be_longer_than_httpx_lets_a_url_be(self) -> None:
-        request = get(b"/" * 100_000)
-        assert receive(request).target == b"/q?v=" + b"%2F" * 100_000
+        assert receive(get(b"/" * 100_000)).target == b"/q?v=" + b"%2F" * 100_000
 
     def test_each_view_of_the_url_has_the_value(self) -> None:
         url = get(b"a/b", "https://h:444/x/%s?y=z").url
@@ -233,17 +181,6 @@ class TestGet:
         assert repr(url) == "URL('https://h:444/x/a%2Fb?y=z')"
         assert (url.path, url.query) == ("/x/a/b", b"y=z")
         assert str(url.join("../c")) == "https://h:444/c"
-
-    async def test_a_client_of_httpx_sends_it_as_it_is(self) -> None:
-        seen: list[bytes] = []
-
-        def answer(request: httpx.Request) -> httpx.Response:
-            seen.append(request.url.raw_path)
-            return httpx.Response(302, headers={"Location": "?w=1"} if len(seen) == 1 else {})
-
-        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-            await client.send(get(b"a&b"), follow_redirects=True)
-        assert seen == [b"/q?v=a%26b", b"/q?w=1"]
 
 
 class TestBatches:
@@ -264,8 +201,7 @@ class TestBatches:
     def test_its_headers_tell_what_is_in_it(self, form: str, content_type: str) -> None:
         endpoint = poster(batch_format=form)
         messages = [message(b"1", identity=b"%016x" % n) for n in range(3)]
-        request = endpoint.build_batch("events", "web", messages, NOW)
-        received = receive(request)
+        received = receive(endpoint.build_batch("events", "web", messages, NOW))
         assert received.headers[2:] == [
             (b"content-type", content_type.encode()),
             (b"x-nsq-topic", b"events"),
@@ -275,15 +211,14 @@ class TestBatches:
             (b"content-length", str(len(received.body)).encode()),
         ]
 
-    def test_a_content_type_that_is_given_stands_for_both(self) -> None:
-        request = self.built("ndjson", b"1", content_type="application/jsonl")
+    def test_what_the_user_gives_replaces_what_it_would_have(self) -> None:
+        own = read_headers(["X-NSQ-Ids: none"])
+        request = self.built("ndjson", b"1", content_type="application/jsonl", headers=own)
         assert header(request, "Content-Type") == "application/jsonl"
+        assert header(request, "X-NSQ-Ids") == "none"
 
     def test_one_message_alone_is_not_in_the_format_of_batches(self) -> None:
-        endpoint = poster(batch_format="ndjson")
-        batch = endpoint.build_batch("events", "web", [message(b"1")], NOW)
-        request = endpoint.build("events", "web", message(b"no json"), NOW)
-        assert header(batch, "Content-Type") == "application/x-ndjson"
+        request = post(b"no json", batch_format="ndjson")
         assert request.read() == b"no json"
         assert header(request, "Content-Type") == "application/octet-stream"
         assert header(request, "X-NSQ-Id") == ID.decode()
@@ -300,20 +235,15 @@ class TestBatches:
         request = poster(batch_format="ndjson").build_batch("t", "c", messages, NOW)
         assert dict(receive(request).headers)[b"x-nsq-ids"].count(b",") == len(ids) - 1
 
+    @settings(max_examples=40)  # to make a document takes long
     @given(st.lists(DOCUMENTS, min_size=1, max_size=5))
-    def test_ndjson_has_a_line_for_each_body(self, bodies: list[bytes]) -> None:
+    def test_bodies_of_json_are_lines_or_elements(self, bodies: list[bytes]) -> None:
         lines = self.built("ndjson", *bodies).read().split(b"\n")
         assert lines.pop() == b""
         assert [json.loads(line) for line in lines] == [json.loads(body) for body in bodies]
-        assert all(
-            line == body for line, body in zip(lines, bodies, strict=True) if b"\n" not in body
-        )
-
-    @given(st.lists(DOCUMENTS, min_size=1, max_size=5))
-    def test_an_array_has_an_element_for_each_body(self, bodies: list[bytes]) -> None:
-        data = self.built("json-array", *bodies).read()
-        assert json.loads(data) == [json.loads(body) for body in bodies]
-        assert data == b"[" + b",".join(bodies) + b"]"
+        both = zip(lines, bodies, strict=True)
+        assert all(line == body for line, body in both if b"\n" not in body)
+        assert self.built("json-array", *bodies).read() == b"[" + b",".join(bodies) + b"]"
 
     @pytest.mark.parametrize(
         ("body", "line"),
@@ -331,31 +261,18 @@ class TestBatches:
         data = self.built("ndjson", body, b"0").read()
         assert data == (line or body) + b"\n0\n"
 
-    @pytest.mark.parametrize("form", ["ndjson", "json-array"])
     @pytest.mark.parametrize(
         "body",
         [
-            b"",
-            b"plain",
-            b"1,2",
-            b"1\n2",
-            b"1]",
-            b"{} {}",
-            b"NaN",
-            b"[-Infinity]",
-            b"01",
-            b"'x'",
-            b'"a\nb"',
-            b'"a\0b"',
-            b"1\0",
-            b'"\xff"',
-            b"\xef\xbb\xbf1",
-            '{"a":1}'.encode("utf-16"),
-            b"[" * 100_000 + b"]" * 100_000,
+            *(b"", b"plain", b"1,2", b"1\n2", b"1]", b"{} {}", b"NaN", b"[-Infinity]", b"01"),
+            *(b"'x'", b'"a\nb"', b'"a\0b"', b"1\0", b'"\xff"', b"\xef\xbb\xbf1"),
+            *('{"a":1}'.encode("utf-16"), b"[" * 100_000 + b"]" * 100_000),
         ],
+        ids=lambda body: repr(body[:12]),
     )
-    def test_what_is_not_json_does_not_fit(self, form: str, body: bytes) -> None:
-        assert not poster(batch_format=form).fits(body)
+    def test_what_is_not_json_does_not_fit(self, body: bytes) -> None:
+        for form in ("ndjson", "json-array"):
+            assert not poster(batch_format=form).fits(body)
 
     @given(st.lists(st.binary(), min_size=1, max_size=5))
     def test_length_prefixed_takes_any_bodies(self, bodies: list[bytes]) -> None:
