@@ -39,7 +39,6 @@ async def relay(
     *destinations: ScriptedNsqd,
     letters: Letters | None = None,
     rules: Rules | None = None,
-    defer: float | None = None,
     mode: str = "hostpool",
     **options: Any,
 ) -> AsyncIterator[TopicSink]:
@@ -48,9 +47,7 @@ async def relay(
         ProducerConfig(mode=mode, publish_timeout=options.pop("publish_timeout", 60.0)),
         rng=Random(1),
     )
-    sink = TopicSink(
-        producer, {"t": "T"}, rules or Rules(), letters or Letters(is_lossy=True), defer=defer
-    )
+    sink = TopicSink(producer, {"t": "T"}, rules or Rules(), letters or Letters(is_lossy=True))
     await sink.open()
     await sink.join("t")
     options.setdefault("max_in_flight", 100)
@@ -59,6 +56,12 @@ async def relay(
             yield sink
     finally:
         await sink.close()
+
+
+def nsqds(*names: str, **more: Any) -> list[ScriptedNsqd]:
+    """Of one network."""
+    network = Network()
+    return [network.nsqd(name, **more) for name in names]
 
 
 def numbered(count: int) -> list[bytes]:
@@ -70,154 +73,117 @@ def arrived(*destinations: ScriptedNsqd) -> Counter[bytes]:
 
 
 @virtual
-async def test_everything_arrives_once_in_few_commands() -> None:
-    network = Network()
-    source, destination = network.nsqd("source"), network.nsqd("destination")
-    async with relay(source, destination) as sink:
-        source.publish(*numbered(1000))
-        await elapse(5)
-    assert arrived(destination) == Counter(numbered(1000))
-    assert len(destination.published) < 100
-    assert (source.depth, source.in_flight) == (0, 0)
-    assert sink.counts["t"].relayed == 1000
+class TestRelay:
+    async def test_everything_arrives_once_in_few_commands(self) -> None:
+        source, destination = nsqds("source", "destination")
+        async with relay(source, destination) as sink:
+            source.publish(*numbered(1000))
+            await elapse(5)
+        assert arrived(destination) == Counter(numbered(1000))
+        assert len(destination.published) < 100
+        assert (source.depth, source.in_flight) == (0, 0)
+        assert sink.counts["t"].relayed == 1000
 
-
-@virtual
-async def test_with_defer_each_is_a_dpub() -> None:
-    network = Network()
-    source, destination = network.nsqd("source"), network.nsqd("destination")
-    async with relay(source, destination, defer=60.0):
-        source.publish(b"1", b"2")
-        await elapse(1)
-    assert destination.commands[:2] == ["DPUB T 60000 b'1'", "DPUB T 60000 b'2'"]
-
-
-@virtual
-async def test_a_destination_that_is_away_for_an_hour_loses_nothing() -> None:
-    network = Network()
-    source, destination = network.nsqd("source"), network.nsqd("destination")
-    async with relay(source, destination) as sink:
-        source.publish(*numbered(500))
-        await elapse(1)
-        destination.down = True
-        destination.break_off()
-        source.publish(*numbered(1000)[500:])
-        await elapse(3600)
-        assert source.depth + source.in_flight > 0
-        destination.down = False
-        await elapse(2000)
-    assert arrived(destination) == Counter(numbered(1000))
-    assert (source.depth, source.in_flight) == (0, 0)
-    assert sink.counts["t"].requeued > 0
-
-
-@virtual
-async def test_messages_that_wait_for_a_destination_are_not_delivered_twice() -> None:
-    network = Network()
-    source = network.nsqd("source", msg_timeout=10_000)
-    destination = network.nsqd("destination")
-    async with relay(source, destination, publish_timeout=600.0):
-        destination.down = True
-        destination.break_off()
-        source.publish(*numbered(100))
-        await elapse(500)
-        destination.down = False
-        await elapse(20)
-    assert source.delivered == 100
-    assert arrived(destination) == Counter(numbered(100))
-
-
-@virtual
-async def test_flapping_destinations_lose_nothing_and_double_little() -> None:
-    network = Network()
-    source = network.nsqd("source")
-    destinations = [network.nsqd(name) for name in "ab"]
-    flaps = 0
-    async with relay(source, *destinations, max_in_flight=50):
-        for number in range(0, 2000, 20):
-            source.publish(*numbered(2000)[number : number + 20])
-            await elapse(0.3)
-            if number % 200 == 0:
-                destinations[flaps % 2].answers = False
-                source.publish()
-                await elapse(0.1)
-                destinations[flaps % 2].break_off()
-                destinations[flaps % 2].answers = True
-                flaps += 1
-        await elapse(300)
-    found = arrived(*destinations)
-    assert set(found) == set(numbered(2000))
-    assert found.total() - len(found) <= flaps * 50
-    assert (source.depth, source.in_flight) == (0, 0)
-
-
-@virtual
-async def test_a_dead_destination_costs_the_others_nothing() -> None:
-    network = Network()
-    source = network.nsqd("source")
-    dead, alive = network.nsqd("dead"), network.nsqd("alive")
-    for mode in ("hostpool", "epsilon-greedy", "round-robin"):
-        dead.down = False
-        async with relay(source, dead, alive, mode=mode):
-            dead.down = True
-            dead.break_off()
-            alive.published.clear()
-            source.publish(*numbered(200))
+    async def test_a_destination_that_is_away_for_an_hour_loses_nothing(self) -> None:
+        source, destination = nsqds("source", "destination")
+        async with relay(source, destination) as sink:
+            source.publish(*numbered(500))
             await elapse(1)
-            assert arrived(alive) == Counter(numbered(200))
+            destination.down = True
+            destination.break_off()
+            source.publish(*numbered(1000)[500:])
+            await elapse(3600)
+            assert source.depth + source.in_flight > 0
+            destination.down = False
+            await elapse(2000)
+        assert arrived(destination) == Counter(numbered(1000))
+        assert (source.depth, source.in_flight) == (0, 0)
+        assert sink.counts["t"].requeued > 0
 
+    async def test_messages_that_wait_for_a_destination_are_not_delivered_twice(self) -> None:
+        source, destination = nsqds("source", "destination", msg_timeout=10_000)
+        async with relay(source, destination, publish_timeout=600.0):
+            destination.down = True
+            destination.break_off()
+            source.publish(*numbered(100))
+            await elapse(500)
+            destination.down = False
+            await elapse(20)
+        assert source.delivered == 100
+        assert arrived(destination) == Counter(numbered(100))
 
-@virtual
-async def test_one_body_too_many_bytes_takes_no_other_with_it() -> None:
-    network = Network()
-    source, destination = network.nsqd("source"), network.nsqd("destination")
-    destination.refuses = lambda text: (
-        "E_BAD_MESSAGE too big" if "PUB" in text and '"n":77}' in text else None
-    )
-    letters = Letters()
-    async with relay(source, destination, letters=letters):
-        source.publish(*numbered(200))
-        await elapse(10)
-    bad = b'{"n":77}'
-    assert letters.written == [(bad, "destination:4150: E_BAD_MESSAGE too big")]
-    assert arrived(destination) == Counter(body for body in numbered(200) if body != bad)
-    assert (source.depth, source.in_flight) == (0, 0)
+    async def test_flapping_destinations_lose_nothing_and_double_little(self) -> None:
+        source, *destinations = nsqds("source", "a", "b")
+        flaps = 0
+        async with relay(source, *destinations, max_in_flight=50):
+            for number in range(0, 2000, 20):
+                source.publish(*numbered(2000)[number : number + 20])
+                await elapse(0.3)
+                if number % 200 == 0:
+                    destinations[flaps % 2].answers = False
+                    source.publish()
+                    await elapse(0.1)
+                    destinations[flaps % 2].break_off()
+                    destinations[flaps % 2].answers = True
+                    flaps += 1
+            await elapse(300)
+        found = arrived(*destinations)
+        assert set(found) == set(numbered(2000))
+        assert found.total() - len(found) <= flaps * 50
+        assert (source.depth, source.in_flight) == (0, 0)
 
+    async def test_a_dead_destination_costs_the_others_nothing(self) -> None:
+        source, dead, alive = nsqds("source", "dead", "alive")
+        for mode in ("hostpool", "epsilon-greedy", "round-robin"):
+            dead.down = False
+            async with relay(source, dead, alive, mode=mode):
+                dead.down = True
+                dead.break_off()
+                alive.published.clear()
+                source.publish(*numbered(200))
+                await elapse(1)
+                assert arrived(alive) == Counter(numbered(200))
 
-@virtual
-async def test_stopping_leaves_nothing_half_done() -> None:
-    network = Network()
-    source, destination = network.nsqd("source"), network.nsqd("destination")
-    destination.answers = False
-    async with relay(source, destination, max_in_flight=10):
-        source.publish(*numbered(1000))
+    async def test_one_body_too_many_bytes_takes_no_other_with_it(self) -> None:
+        source, destination = nsqds("source", "destination")
+        destination.refuses = lambda text: (
+            "E_BAD_MESSAGE too big" if "PUB" in text and '"n":77}' in text else None
+        )
+        letters = Letters()
+        async with relay(source, destination, letters=letters):
+            source.publish(*numbered(200))
+            await elapse(10)
+        bad = b'{"n":77}'
+        assert letters.written == [(bad, "destination:4150: E_BAD_MESSAGE too big")]
+        assert arrived(destination) == Counter(body for body in numbered(200) if body != bad)
+        assert (source.depth, source.in_flight) == (0, 0)
+
+    async def test_stopping_leaves_nothing_half_done(self) -> None:
+        source, destination = nsqds("source", "destination")
+        destination.answers = False
+        async with relay(source, destination, max_in_flight=10):
+            source.publish(*numbered(1000))
+            await elapse(1)
+            late = wire.OK * len(destination.published)
+            asyncio.get_running_loop().call_later(10, destination.send, late)
+        assert arrived(destination) == Counter(numbered(10))
+        assert (source.depth, source.in_flight) == (990, 0)
+
+    async def test_stopping_while_the_destination_is_away_gives_everything_back(self) -> None:
+        source, destination = nsqds("source", "destination")
+        async with relay(source, destination, drain_timeout=5.0):
+            destination.down = True
+            destination.break_off()
+            source.publish(*numbered(10))
+            await elapse(1)
+        assert arrived(destination) == Counter()
         await elapse(1)
-        late = wire.OK * len(destination.published)
-        asyncio.get_running_loop().call_later(10, destination.send, late)
-    assert arrived(destination) == Counter(numbered(10))
-    assert (source.depth, source.in_flight) == (990, 0)
+        assert (source.depth, source.in_flight) == (10, 0)
 
-
-@virtual
-async def test_stopping_while_the_destination_is_away_gives_everything_back() -> None:
-    network = Network()
-    source, destination = network.nsqd("source"), network.nsqd("destination")
-    async with relay(source, destination, drain_timeout=5.0):
-        destination.down = True
-        destination.break_off()
-        source.publish(*numbered(10))
-        await elapse(1)
-    assert arrived(destination) == Counter()
-    await elapse(1)
-    assert (source.depth, source.in_flight) == (10, 0)
-
-
-@virtual
-async def test_rules_hold_for_what_comes_again_too() -> None:
-    network = Network()
-    source, destination = network.nsqd("source"), network.nsqd("destination")
-    async with relay(source, destination, rules=make_rules(require_field="n")):
-        source.publish(b'{"n":1}', b'{"m":1}', b"not json")
-        await elapse(1000)
-        assert arrived(destination) == Counter([b'{"n":1}'])
-        assert source.delivered > 3
+    async def test_rules_hold_for_what_comes_again_too(self) -> None:
+        source, destination = nsqds("source", "destination")
+        async with relay(source, destination, rules=make_rules(require_field="n")):
+            source.publish(b'{"n":1}', b'{"m":1}', b"not json")
+            await elapse(1000)
+            assert arrived(destination) == Counter([b'{"n":1}'])
+            assert source.delivered > 3

@@ -17,12 +17,14 @@ from tests.support.relaying import SOURCE, TOO_BIG, Relaying, relaying, turns
 if TYPE_CHECKING:
     from nsqtools.names import Address
 
-pytestmark = pytest.mark.usefixtures("quiet")
 
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "nsqtools")
+
+
+def numbers(*span: int) -> list[bytes]:
+    return [b"%d" % number for number in range(*span)]
 
 
 def refused(*positions: int, permanent: bool = False, cause: Exception | None = None) -> NSQError:
@@ -32,105 +34,129 @@ def refused(*positions: int, permanent: bool = False, cause: Exception | None = 
 
 
 @virtual
-async def test_a_batch_is_one_publish_and_is_finished_after_its_answer() -> None:
-    async with relaying(defer=1.5) as run:
-        run.destination.answers.clear()
-        batch = await run.handle(b"1", b"2", b"3")
-        await turns()
-        assert run.destination.published == [("T", [b"1", b"2", b"3"])]
-        assert run.destination.defers == [1.5]
-        assert batch.held
-        assert run.fates.finished == []
-        run.destination.answers.set()
-        await turns()
-        assert run.fates.finished == [b"1", b"2", b"3"]
+class TestPublishing:
+    async def test_a_batch_is_one_publish_and_is_finished_after_its_answer(self) -> None:
+        async with relaying(defer=1.5) as run:
+            run.destination.answers.clear()
+            batch = await run.handle(b"1", b"2", b"3")
+            await turns()
+            assert run.destination.published == [("T", [b"1", b"2", b"3"])]
+            assert run.destination.defers == [1.5]
+            assert batch.held
+            assert run.fates.finished == []
+            run.destination.answers.set()
+            await turns()
+            assert run.fates.finished == [b"1", b"2", b"3"]
+
+    async def test_topics_go_to_their_destinations_but_no_batch_of_a_lost_connection(self) -> None:
+        async with relaying() as run:
+            await run.handle(b"1")
+            await run.handle(b"lost", is_lost=lambda: True)
+            await run.handle(b"2", topic="u")
+            await run.drain()
+            assert run.destination.published == [("T", [b"1"]), ("U", [b"2"])]
+
+    async def test_what_comes_while_publishes_are_under_way_shares_the_next_one(self) -> None:
+        async with relaying() as run:
+            run.destination.answers.clear()
+            for body in numbers(20):
+                await run.handle(body)
+            await turns()
+            assert len(run.destination.bodies) == 4
+            run.destination.answers.set()
+            await run.drain()
+            assert run.destination.bodies[4:] == [numbers(4, 20)]
+            assert sorted(run.fates.finished) == sorted(numbers(20))
+
+    async def test_a_shared_publish_is_settled_message_by_message(self) -> None:
+        async with relaying() as run:
+            run.destination.answers.clear()
+            for body in numbers(4):
+                await run.handle(b"first " + body)
+            await run.handle(b"1", b"2")
+            await run.handle(b"3", b"4", b"5")
+            await turns()
+            run.destination.errors += [refused()] * 4 + [refused(1, 2)]
+            run.destination.answers.set()
+            await run.drain()
+            assert run.fates.finished[4:] == [b"1", b"4", b"5"]
+            assert run.fates.requeued == [(b"2", None, True), (b"3", None, True)]
+            counts = run.sink.counts["t"]
+            assert (counts.received, counts.relayed, counts.requeued) == (9, 7, 2)
+
+    async def test_filtered_messages_are_finished_and_the_others_edited(self) -> None:
+        async with relaying(rules=make_rules(require_field="a", whitelist=["a"])) as run:
+            await run.handle(b'{"a":1,"b":2}', b'{"b":2}', b'{"a":3}')
+            await run.handle(b'{"c":1}')
+            await run.drain()
+            assert run.destination.bodies == [[b'{"a":1}', b'{"a":3}']]
+            finished = [b'{"a":1,"b":2}', b'{"a":3}', b'{"b":2}', b'{"c":1}']
+            assert sorted(run.fates.finished) == finished
+            counts = run.sink.counts["t"]
+            assert (counts.received, counts.relayed, counts.filtered) == (4, 2, 2)
+
+    async def test_the_rate_is_kept_in_bursts_of_a_tenth_of_a_second(self) -> None:
+        async with relaying(pace=Pace(100)) as run:
+            await run.handle(*numbers(25))
+            await run.handle(*numbers(25, 30))
+            await elapse(10)
+            assert [len(bodies) for bodies in run.destination.bodies] == [10, 10, 5, 5]
+            assert run.destination.times == pytest.approx([0, 0.1, 0.2, 0.25])
+            assert len(run.fates.finished) == 30
+
+    async def test_what_waits_is_touched_in_time_and_what_is_published_soon_never(self) -> None:
+        async with relaying() as run:
+            run.destination.answers.clear()
+            for body in numbers(6):
+                await run.handle(body, msg_timeout=30.0)
+            for _ in range(4):
+                run.fates.touched.clear()
+                await elapse(15)
+                assert set(run.fates.touched) == set(numbers(6))
+            run.destination.answers.set()
+            await turns()
+            run.fates.touched.clear()
+            for _ in range(100):
+                await run.handle(b"x", msg_timeout=30.0)
+                await elapse(1)
+            assert run.fates.touched == []
 
 
 @virtual
-async def test_topics_go_to_their_destinations() -> None:
-    async with relaying() as run:
-        await run.handle(b"1")
-        await run.handle(b"2", topic="u")
-        await run.drain()
-        assert run.destination.published == [("T", [b"1"]), ("U", [b"2"])]
+class TestDeadLetters:
+    async def test_what_is_not_json_is_one_and_told_of_as_a_count(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with relaying(rules=make_rules(whitelist=["a"])) as run:
+            run.letters.takes = 5.0
+            await run.handle(b"not json", b'{"a":1}', b"[1]")
+            await elapse(4)
+            assert run.fates.finished == []
+            await run.drain()
+            assert run.letters.written == [(b"not json", "not JSON"), (b"[1]", "not a JSON object")]
+            assert run.destination.bodies == [[b'{"a":1}']]
+            assert sorted(run.fates.finished) == [b"[1]", b"not json", b'{"a":1}']
+            assert run.sink.counts["t"].dead_lettered == 2
+            assert run.sink.left_behind == 0
+            run.letters.takes = 0.0
+            for _ in range(3):
+                await run.handle(b"x", b"y")
+                await turns()
+        # Once for each reason at once, and the others together, which is at the end here.
+        warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert [text.split()[2] for text in warnings] == ["1", "1", "6"]
 
+    async def test_without_a_place_for_them_what_is_not_json_goes_back(self) -> None:
+        async with relaying(rules=make_rules(whitelist=["a"]), lossy=True) as run:
+            await run.handle(b"not json", b'{"a":1}')
+            await run.drain()
+            assert run.letters.written == []
+            assert run.fates.finished == [b'{"a":1}']
+            assert run.fates.requeued == [(b"not json", None, False)]
+            assert run.sink.left_behind == 1
 
-@virtual
-async def test_what_comes_while_publishes_are_under_way_shares_the_next_one() -> None:
-    async with relaying() as run:
-        run.destination.answers.clear()
-        for number in range(20):
-            await run.handle(b"%d" % number)
-        await turns()
-        assert len(run.destination.bodies) == 4
-        run.destination.answers.set()
-        await run.drain()
-        assert run.destination.bodies[4:] == [[b"%d" % number for number in range(4, 20)]]
-        assert sorted(run.fates.finished) == sorted(b"%d" % number for number in range(20))
-
-
-@virtual
-async def test_a_shared_publish_is_settled_message_by_message() -> None:
-    async with relaying() as run:
-        run.destination.answers.clear()
-        for number in range(4):
-            await run.handle(b"first %d" % number)
-        await run.handle(b"1", b"2")
-        await run.handle(b"3", b"4", b"5")
-        await turns()
-        run.destination.errors += [refused()] * 4 + [refused(1, 2)]
-        run.destination.answers.set()
-        await run.drain()
-        assert run.fates.finished[4:] == [b"1", b"4", b"5"]
-        assert run.fates.requeued == [(b"2", None, True), (b"3", None, True)]
-        counts = run.sink.counts["t"]
-        assert (counts.received, counts.relayed, counts.requeued) == (9, 7, 2)
-
-
-@virtual
-async def test_filtered_messages_are_finished_and_the_others_edited() -> None:
-    rules = make_rules(require_field="a", whitelist=["a"])
-    async with relaying(rules=rules) as run:
-        await run.handle(b'{"a":1,"b":2}', b'{"b":2}', b'{"a":3}')
-        await run.handle(b'{"c":1}')
-        await run.drain()
-        assert run.destination.bodies == [[b'{"a":1}', b'{"a":3}']]
-        assert sorted(run.fates.finished) == [
-            *(b'{"a":1,"b":2}', b'{"a":3}', b'{"b":2}', b'{"c":1}')
-        ]
-        counts = run.sink.counts["t"]
-        assert (counts.received, counts.relayed, counts.filtered) == (4, 2, 2)
-
-
-@virtual
-async def test_what_is_not_json_is_a_dead_letter() -> None:
-    async with relaying(rules=make_rules(whitelist=["a"])) as run:
-        run.letters.takes = 5.0
-        await run.handle(b"not json", b'{"a":1}', b"[1]")
-        await elapse(4)
-        assert run.fates.finished == []
-        await run.drain()
-        assert run.letters.written == [(b"not json", "not JSON"), (b"[1]", "not a JSON object")]
-        assert run.destination.bodies == [[b'{"a":1}']]
-        assert sorted(run.fates.finished) == [b"[1]", b"not json", b'{"a":1}']
-        assert run.sink.counts["t"].dead_lettered == 2
-        assert run.sink.left_behind == 0
-
-
-@virtual
-async def test_without_a_place_for_dead_letters_what_is_not_json_goes_back() -> None:
-    async with relaying(rules=make_rules(whitelist=["a"]), lossy=True) as run:
-        await run.handle(b"not json", b'{"a":1}')
-        await run.drain()
-        assert run.letters.written == []
-        assert run.fates.finished == [b'{"a":1}']
-        assert run.fates.requeued == [(b"not json", None, False)]
-        assert run.sink.left_behind == 1
-
-
-@virtual
-async def test_a_body_that_no_nsqd_takes_is_a_dead_letter_alone() -> None:
-    for cause in (None, TOO_BIG):
+    @pytest.mark.parametrize("cause", [None, TOO_BIG])
+    async def test_a_body_that_no_nsqd_takes_is_one_alone(self, cause: Exception | None) -> None:
         async with relaying() as run:
             run.destination.errors.append(refused(1, permanent=True, cause=cause))
             await run.handle(b"1", b"huge", b"3")
@@ -139,163 +165,103 @@ async def test_a_body_that_no_nsqd_takes_is_a_dead_letter_alone() -> None:
             assert sorted(run.fates.finished) == [b"1", b"3", b"huge"]
             assert run.fates.requeued == []
 
+    @pytest.mark.parametrize("cause", [AuthError("E_UNAUTHORIZED"), None])
+    async def test_what_is_no_fault_of_a_body_goes_back_with_backoff(
+        self, cause: Exception | None
+    ) -> None:
+        async with relaying() as run:
+            run.destination.errors.append(refused(0, 1, permanent=cause is not None, cause=cause))
+            await run.handle(b"1", b"2")
+            await run.drain()
+            assert run.letters.written == []
+            assert run.fates.requeued == [(b"1", None, True), (b"2", None, True)]
+            assert run.sink.left_behind == 0
 
-@pytest.mark.parametrize("cause", [AuthError("E_UNAUTHORIZED"), None])
-@virtual
-async def test_what_is_no_fault_of_a_body_goes_back_with_backoff(cause: Exception | None) -> None:
-    async with relaying() as run:
-        run.destination.errors.append(refused(0, 1, permanent=cause is not None, cause=cause))
-        await run.handle(b"1", b"2")
-        await run.drain()
-        assert run.letters.written == []
-        assert run.fates.requeued == [(b"1", None, True), (b"2", None, True)]
-        assert run.sink.left_behind == 0
-
-
-@virtual
-async def test_a_dead_letter_that_cannot_be_written_goes_back() -> None:
-    for error, backoff in ((OSError(), True), (refused(0, permanent=True), False)):
+    @pytest.mark.parametrize(
+        ("error", "backoff"), [(OSError(), True), (refused(0, permanent=True), False)]
+    )
+    async def test_one_that_cannot_be_written_goes_back(
+        self, error: Exception, backoff: bool
+    ) -> None:
         async with relaying(rules=make_rules(whitelist=["a"])) as run:
             run.letters.error = error
             await run.handle(b"not json")
             await run.gave_up(b"{}")
             await run.drain()
             assert run.fates.finished == []
-            assert sorted(run.fates.requeued) == [
-                (b"not json", None, backoff),
-                (b"{}", None, backoff),
-            ]
+            back = [(b"not json", None, backoff), (b"{}", None, backoff)]
+            assert sorted(run.fates.requeued) == back
+
+    async def test_messages_given_up_are_finished_after_theirs(self) -> None:
+        async with relaying() as run:
+            run.letters.takes = 100.0
+            batch = await run.gave_up(b"1", b"2")
+            assert batch.held
+            await elapse(90)
+            assert run.fates.finished == []
+            assert run.fates.touched[:2] == [b"1", b"2"]
+            await run.drain()
+            assert run.letters.written == [(b"1", "too many attempts"), (b"2", "too many attempts")]
+            assert run.fates.finished == [b"1", b"2"]
+            assert run.destination.published == []
+            assert run.sink.lost == 0
+
+    async def test_messages_given_up_without_one_are_lost(self) -> None:
+        async with relaying(lossy=True) as run:
+            await run.gave_up(b"1", b"2")
+            await run.drain()
+            assert run.fates.finished == [b"1", b"2"]
+            assert run.sink.lost == 2
 
 
 @virtual
-async def test_messages_given_up_are_finished_after_their_dead_letters() -> None:
-    async with relaying() as run:
-        run.letters.takes = 100.0
-        batch = await run.gave_up(b"1", b"2")
-        assert batch.held
-        await elapse(90)
-        assert run.fates.finished == []
-        assert run.fates.touched[:2] == [b"1", b"2"]
-        await run.drain()
-        assert run.letters.written == [(b"1", "too many attempts"), (b"2", "too many attempts")]
-        assert run.fates.finished == [b"1", b"2"]
-        assert run.destination.published == []
-        assert run.sink.lost == 0
-
-
-@virtual
-async def test_messages_given_up_without_a_dead_letter_are_lost() -> None:
-    async with relaying(lossy=True) as run:
-        await run.gave_up(b"1", b"2")
-        await run.drain()
-        assert run.fates.finished == [b"1", b"2"]
-        assert run.sink.lost == 2
-
-
-@virtual
-async def test_what_waits_is_touched_in_time_and_not_after_that() -> None:
-    async with relaying() as run:
-        run.destination.answers.clear()
-        for number in range(6):
-            await run.handle(b"%d" % number, msg_timeout=30.0)
-        for _ in range(8):
-            run.fates.touched.clear()
-            await elapse(15)
-            assert set(run.fates.touched) == {b"%d" % number for number in range(6)}
-        run.destination.answers.set()
-        await turns()
-        run.fates.touched.clear()
-        await elapse(100)
-        assert run.fates.touched == []
-
-
-@virtual
-async def test_what_is_published_quickly_is_never_touched() -> None:
-    async with relaying() as run:
-        for number in range(100):
-            await run.handle(b"%d" % number, msg_timeout=30.0)
+class TestEnding:
+    @pytest.mark.parametrize("cut_off", [False, True])
+    async def test_draining_waits_for_everything_unless_it_is_cut_off(self, cut_off: bool) -> None:
+        async with relaying() as run:
+            run.destination.answers.clear()
+            for body in numbers(10):
+                await run.handle(body)
+            draining = asyncio.create_task(run.sink.drain("t"))
             await elapse(1)
-        assert run.fates.touched == []
+            if cut_off:
+                draining.cancel()
+                await asyncio.wait([draining])
+                assert run.destination.cancelled == 4
+            else:
+                await elapse(100)
+            assert draining.done() == cut_off
+            run.fates.touched.clear()
+            run.destination.answers.set()
+            await elapse(100)
+            assert len(run.destination.published) == (4 if cut_off else 5)
+            assert sorted(run.fates.finished) == ([] if cut_off else numbers(10))
+            assert (run.fates.requeued, run.fates.touched) == ([], [])
 
+    async def test_closing_hangs_up_whatever_is_under_way(self) -> None:
+        closed = []
 
-@virtual
-async def test_a_batch_of_a_lost_connection_is_not_published() -> None:
-    async with relaying() as run:
-        await run.handle(b"1", is_lost=lambda: True)
-        await run.handle(b"2")
-        await run.drain()
-        assert run.destination.bodies == [[b"2"]]
+        async def close() -> None:
+            closed.append(True)
 
+        async with relaying(on_close=close) as run:
+            run.destination.answers.clear()
+            await run.handle(b"1")
+            await turns()
+            assert (run.destination.life, run.letters.life) == (["connected"], ["opened"])
+        assert run.destination.cancelled == 1
+        assert (run.destination.life[1:], run.letters.life[1:]) == (["closed"], ["closed"])
+        assert closed
+        assert run.fates.finished == []
 
-@virtual
-async def test_the_rate_is_kept_in_bursts_of_a_tenth_of_a_second() -> None:
-    async with relaying(pace=Pace(100)) as run:
-        await run.handle(*[b"%d" % number for number in range(25)])
-        await run.handle(*[b"%d" % number for number in range(25, 30)])
-        await elapse(10)
-        assert [len(bodies) for bodies in run.destination.bodies] == [10, 10, 5, 5]
-        assert run.destination.times == pytest.approx([0, 0.1, 0.2, 0.25])
-        assert len(run.fates.finished) == 30
-
-
-@virtual
-async def test_draining_waits_for_everything() -> None:
-    async with relaying() as run:
-        run.destination.answers.clear()
-        for number in range(10):
-            await run.handle(b"%d" % number)
-        draining = asyncio.create_task(run.sink.drain("t"))
-        await elapse(100)
-        assert not draining.done()
-        run.destination.answers.set()
-        await draining
-        assert len(run.fates.finished) == 10
-
-
-@virtual
-async def test_a_drain_that_is_cut_off_publishes_and_settles_nothing_more() -> None:
-    async with relaying() as run:
-        run.destination.answers.clear()
-        for number in range(10):
-            await run.handle(b"%d" % number)
-        draining = asyncio.create_task(run.sink.drain("t"))
-        await elapse(1)
-        draining.cancel()
-        await asyncio.wait([draining])
-        assert run.destination.cancelled == 4
-        run.destination.answers.set()
-        await elapse(100)
-        assert len(run.destination.published) == 4
-        assert (run.fates.finished, run.fates.requeued, run.fates.touched) == ([], [], [])
-
-
-@virtual
-async def test_closing_hangs_up_whatever_is_under_way() -> None:
-    closed = []
-
-    async def close() -> None:
-        closed.append(True)
-
-    async with relaying(on_close=close) as run:
-        run.destination.answers.clear()
-        await run.handle(b"1")
-        await turns()
-        assert (run.destination.life, run.letters.life) == (["connected"], ["opened"])
-    assert run.destination.cancelled == 1
-    assert (run.destination.life[1:], run.letters.life[1:]) == (["closed"], ["closed"])
-    assert closed
-    assert run.fates.finished == []
-
-
-@virtual
-async def test_an_error_that_nobody_expects_stops_the_command_and_loses_nothing() -> None:
-    async with relaying() as run:
-        run.destination.errors.append(RuntimeError("a bug"))
-        await run.handle(b"1", b"2")
-        await turns()
-        with pytest.raises(RuntimeError, match="a bug"):
-            run.sink.failed.result()
-        assert run.fates.requeued == [(b"1", 0, False), (b"2", 0, False)]
+    async def test_an_error_that_nobody_expects_stops_the_command_and_loses_nothing(self) -> None:
+        async with relaying() as run:
+            run.destination.errors.append(RuntimeError("a bug"))
+            await run.handle(b"1", b"2")
+            await turns()
+            with pytest.raises(RuntimeError, match="a bug"):
+                run.sink.failed.result()
+            assert run.fates.requeued == [(b"1", 0, False), (b"2", 0, False)]
 
 
 class Guard:
@@ -314,69 +280,54 @@ class Guard:
 
 
 @virtual
-async def test_a_loop_is_refused_before_anything_is_connected() -> None:
-    run = Relaying(guard=Guard(loop=True))
-    with pytest.raises(ConfigError, match="round and round"):
-        await run.sink.open()
-    await run.sink.close()
-    assert run.destination.life == ["closed"]
+class TestLoops:
+    async def test_one_is_refused_before_anything_is_connected(self) -> None:
+        run = Relaying(guard=Guard(loop=True))
+        with pytest.raises(ConfigError, match="round and round"):
+            await run.sink.open()
+        await run.sink.close()
+        assert run.destination.life == ["closed"]
 
-
-@virtual
-async def test_a_loop_that_comes_later_ends_everything() -> None:
-    guard = Guard()
-    async with relaying(guard=guard) as run:
-        await run.handle(b"1")
-        guard.destination = SOURCE
-        await run.handle(b"2")
-        await turns()
-        assert run.destination.bodies == [[b"1"]]
-        assert run.fates.requeued == [(b"2", 0, False)]
-        with pytest.raises(OutputError, match="t: round"):  # a ConfigError is exit 2
-            run.sink.failed.result()
-
-
-@virtual
-async def test_counts_are_told_now_and_then_and_at_the_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with relaying(status_every=10) as run:
-        for _ in range(5):
-            for _ in range(6):
-                await run.handle(b"x")
-                await turns()
-            await elapse(0.5)
-        told = [text for text in caplog.messages if text.startswith("t -> T")]
-        assert [text.split()[3] for text in told] == ["10", "20"]
-        caplog.clear()
-    assert caplog.messages == [
-        "t -> T: 30 received, 30 relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued",
-        "u -> U: 0 received, 0 relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued",
-    ]
-
-
-@virtual
-async def test_what_is_rejected_is_told_once_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    async with relaying(rules=make_rules(whitelist=["a"])) as run:
-        for _ in range(3):
-            await run.handle(b"x", b"y")
+    async def test_one_that_comes_later_ends_everything(self) -> None:
+        guard = Guard()
+        async with relaying(guard=guard) as run:
+            await run.handle(b"1")
+            guard.destination = SOURCE
+            await run.handle(b"2")
             await turns()
-    # Once at once, and the others together, which is at the end here.
-    told = "topic t: %d messages went to the dead letters: not JSON"
-    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == [told % 2, told % 4]
+            assert run.destination.bodies == [[b"1"]]
+            assert run.fates.requeued == [(b"2", 0, False)]
+            with pytest.raises(OutputError, match="t: round"):  # a ConfigError is exit 2
+                run.sink.failed.result()
 
 
 @virtual
-async def test_metrics_have_a_value_for_each_topic() -> None:
-    async with relaying() as run:
-        await run.handle(b"1", b"2")
-        await run.drain()
-        values = {
-            (metric.name, sample.labels["topic"], sample.labels["destination"]): sample.value
-            for metric in run.sink.metrics()
-            for sample in metric.samples
-        }
-        assert values["nsqtools_relay_relayed_total", "t", "T"] == 2
-        assert values["nsqtools_relay_dead_lettered_total", "u", "U"] == 0
-        assert all(name.endswith("_total") for name, _, _ in values)
+class TestCounts:
+    async def test_they_are_told_now_and_then_and_at_the_end(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with relaying(status_every=10) as run:
+            for _ in range(5):
+                for _ in range(6):
+                    await run.handle(b"x")
+                    await turns()
+                await elapse(0.5)
+            told = [text for text in caplog.messages if text.startswith("t -> T")]
+            assert [text.split()[3] for text in told] == ["10", "20"]
+            caplog.clear()
+        counts = "{0} received, {0} relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued"
+        ends = [f"t -> T: {counts.format(30)}", f"u -> U: {counts.format(0)}"]
+        assert caplog.messages == ends
+
+    async def test_metrics_have_a_value_for_each_topic(self) -> None:
+        async with relaying() as run:
+            await run.handle(b"1", b"2")
+            await run.drain()
+            values = {
+                (metric.name, sample.labels["topic"], sample.labels["destination"]): sample.value
+                for metric in run.sink.metrics()
+                for sample in metric.samples
+            }
+            assert values["nsqtools_relay_relayed_total", "t", "T"] == 2
+            assert values["nsqtools_relay_dead_lettered_total", "u", "U"] == 0
+            assert all(name.endswith("_total") for name, _, _ in values)
