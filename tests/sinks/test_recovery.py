@@ -1,5 +1,9 @@
+"""What of a file is whole: members and records before the first fault, and none of it held."""
+
 from __future__ import annotations
 
+import base64
+import errno
 import gzip
 import io
 import itertools
@@ -28,6 +32,7 @@ EMPTY = {"gzip": gzip.compress(b""), "zstd": b"\x28\xb5\x2f\xfd\x24\0\1\0\0\x99\
 UNCHECKED = {"gzip": 6 * 8 + 1 + 7, "zstd": 8 + 2}
 """Bits of a member that no checksum covers and no reader needs: time, system, window, padding."""
 LOST_POWER = b"\0" * 5000
+MIB = 1 << 20
 
 
 class Dribble(io.BytesIO):
@@ -96,6 +101,20 @@ def without_problem(found: Inspection) -> Inspection:
     return Inspection(found.good, found.records, found.plain, "")
 
 
+def good(found: Inspection) -> tuple[int, int]:
+    return found.good, found.records
+
+
+def measured(file: Any, **options: Any) -> tuple[Inspection, int]:
+    """What was found, and the most memory that Python had allocated for it."""
+    tracemalloc.start()
+    try:
+        found = inspect(file, **options)
+        return found, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 def decoded(name: str, data: bytes) -> bytes:
     decompress = gzip.decompress if name == "gzip" else load_zstd().decompress
     return decompress(data) if data else b""
@@ -119,18 +138,15 @@ def envelope(body: str) -> bytes:
 
 @pytest.mark.parametrize("name", COMPRESSED)
 class TestMembers:
-    def test_whole_members_are_all_good(self, name: str) -> None:
-        whole = three(name)
-        assert look(whole.data, compression=name) == whole.kept(3)
-
     def test_a_file_cut_anywhere_keeps_the_members_before_the_cut(self, name: str) -> None:
         whole = three(name)
-        for cut in range(len(whole.data)):
+        for cut in range(len(whole.data) + 1):
             found = look(whole.data[:cut], compression=name)
             count = whole.whole_until(cut)
             assert without_problem(found) == whole.kept(count), cut
-            torn = f"{NOUN[name]} {count + 1} at byte {found.good}: the file ends in it"
-            assert found.problem == ("" if found.good == cut else torn)
+            torn = f"{NOUN[name]} {count + 1} at byte {found.good}: "
+            assert found.problem.startswith("" if found.good == cut else torn)
+            assert bool(found.problem) == (found.good != cut)
 
     def test_a_flipped_bit_costs_no_member_before_it_and_never_changes_one(self, name: str) -> None:
         whole = three(name)
@@ -164,7 +180,7 @@ class TestMembers:
 
     def test_what_is_kept_others_accept(self, name: str) -> None:
         whole = three(name)
-        for cut in {*range(0, len(whole.data), 7), *whole.ends}:
+        for cut in {*range(0, len(whole.data), 25), *whole.ends}:
             found = look(whole.data[:cut], compression=name)
             assert not found.good or accepted(name, whole.data[: found.good])
             assert found.good == cut or not cut or not accepted(name, whole.data[:cut])
@@ -178,15 +194,6 @@ class TestMembers:
         assert without_problem(found) == whole.kept(3)
         assert f"4 at byte {found.good}: " in found.problem
 
-    def test_zeros_inside_a_member_end_the_good_part_before_it(self, name: str) -> None:
-        whole = three(name)
-        start, end = whole.ends[0] + 12, whole.ends[1]
-        found = look(whole.data[:start] + bytes(end - start), compression=name)
-        assert without_problem(found) == whole.kept(1)
-
-    def test_a_file_of_nothing_is_good(self, name: str) -> None:
-        assert look(b"", compression=name) == Inspection(0, 0, 0, "")
-
     def test_an_empty_member_as_nsq_to_file_writes_is_good(self, name: str) -> None:
         empty = EMPTY[name]
         data = empty + archive(name, [b"one\n"]).data + empty
@@ -195,21 +202,17 @@ class TestMembers:
     def test_a_record_may_go_on_in_the_next_member(self, name: str) -> None:
         whole = archive(name, [b"one\ntw", b"o\nthree\n"])
         assert look(whole.data, compression=name) == whole.kept(2)
-        found = look(whole.data[:-1], compression=name)
-        assert (found.good, found.records) == (whole.ends[0], 1)
+        assert good(look(whole.data[:-1], compression=name)) == (whole.ends[0], 1)
 
     def test_a_fault_in_the_records_of_a_whole_member_does_not_cut_it_away(self, name: str) -> None:
         whole = archive(name, [envelope("1"), b"no JSON\n", envelope("3")])
         found = look(whole.data, compression=name, json=True)
-        assert (found.good, found.records) == (len(whole.data), 1)
-        place = f"record 2 at byte {len(envelope('1'))}"
-        problem = f"{place}: not JSON: Expecting value at column 1, uncompressed"
-        assert found.problem == problem
-
-    def test_a_half_record_at_the_end_is_a_problem(self, name: str) -> None:
+        assert good(found) == (len(whole.data), 1)
+        assert found.problem.startswith(f"record 2 at byte {len(envelope('1'))}: ")
         whole = archive(name, [b"one\ntwo"])
-        problem = "record 2 at byte 4: it is torn, uncompressed"
-        assert look(whole.data, compression=name) == Inspection(len(whole.data), 1, 7, problem)
+        found = look(whole.data, compression=name)
+        assert without_problem(found) == Inspection(len(whole.data), 1, 7, "")
+        assert found.problem.startswith("record 2 at byte 4: ")
 
     def test_empty_records_of_a_nul_delimiter_are_the_writers(self, name: str) -> None:
         whole = archive(name, [b"one\0\0\0"])
@@ -218,28 +221,11 @@ class TestMembers:
 
     def test_what_unpacks_to_very_much_is_never_held(self, name: str) -> None:
         encoder = make_encoder(name, 1)
-        packed = [encoder.write(bytes(1 << 20)) for _ in range(64)]
+        packed = [encoder.write(bytes(MIB)) for _ in range(64)]
         data = b"".join(packed) + encoder.write(b"\n") + encoder.finish()
         found, peak = measured(io.BytesIO(data), compression=name)
-        assert (found.good, found.records, found.problem) == (len(data), 1, "")
-        assert peak < 16 << 20
-
-
-def measured(file: Any, **options: Any) -> tuple[Inspection, int]:
-    """What was found, and the most memory that Python had allocated for it."""
-    tracemalloc.start()
-    try:
-        found = inspect(file, **options)
-        return found, tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def test_a_zstd_frame_without_a_checksum_is_not_good() -> None:
-    whole = three("zstd")
-    found = look(whole.data + load_zstd().compress(b"six\n"), compression="zstd")
-    assert without_problem(found) == whole.kept(3)
-    assert found.problem == f"zstd frame 4 at byte {found.good}: it has no checksum"
+        assert (*good(found), found.problem) == (len(data), 1, "")
+        assert peak < 16 * MIB
 
 
 class TestDelimited:
@@ -255,7 +241,7 @@ class TestDelimited:
         data = b"".join(record + delimiter for record in records) + tail
         *whole, rest = data.split(delimiter)
         found = inspect(Dribble(data, step), delimiter=delimiter)
-        assert (found.good, found.records) == (len(data) - len(rest), len(whole))
+        assert good(found) == (len(data) - len(rest), len(whole))
         assert found.plain == found.good
         assert bool(found.problem) == bool(rest)
 
@@ -275,31 +261,25 @@ class TestDelimited:
             rest = delimiter + rest
             whole.pop()
         found = inspect(Dribble(data, step), delimiter=delimiter)
-        assert (found.good, found.records) == (len(data) - len(rest), len(whole))
+        assert good(found) == (len(data) - len(rest), len(whole))
 
-    @pytest.mark.parametrize("delimiter", [b"\n", b"\r\n", b"--end--", b"\n\n", b"\0"])
+    @pytest.mark.parametrize("delimiter", [b"\n", b"--end--", b"\n\n"])
     def test_a_file_cut_anywhere_and_zero_filled_keeps_its_whole_records(
         self, delimiter: bytes
     ) -> None:
-        data = b"".join(record + delimiter for record in (b"one", b"two", b"three" * 20, b"4"))
+        data = b"".join(record + delimiter for record in (b"one", b"two", b"three" * 4, b"4"))
         for cut in range(len(data) + 1):
-            kept = data[: data[:cut].rfind(delimiter) + len(delimiter)] if cut else b""
-            kept = kept if kept.endswith(delimiter) and len(kept) <= cut else b""
+            kept = data[: data.rfind(delimiter, 0, cut) + len(delimiter)]
+            kept = kept if delimiter in data[:cut] else b""
             for tail in (b"", LOST_POWER):
-                if tail and delimiter == b"\0":
-                    continue  # the first zero then ends the record under way
-                found = look(data[:cut] + tail, delimiter=delimiter)
-                assert (found.good, found.records) == (len(kept), kept.count(delimiter))
+                found = inspect(io.BytesIO(data[:cut] + tail), delimiter=delimiter)
+                assert good(found) == (len(kept), kept.count(delimiter))
+        assert look(data[:cut] + LOST_POWER, delimiter=delimiter) == found
 
     def test_a_torn_record_is_told_with_its_place(self) -> None:
-        problem = "record 3 at byte 8: it is torn"
-        assert look(b"one\ntwo\nthr") == Inspection(8, 2, 8, problem)
-
-    def test_empty_records_are_records(self) -> None:
-        assert look(b"\n\none\n\n") == Inspection(7, 4, 7, "")
-
-    def test_a_file_of_nothing_is_good(self) -> None:
-        assert look(b"") == Inspection(0, 0, 0, "")
+        found = look(b"\none\nthr")
+        assert without_problem(found) == Inspection(5, 2, 5, "")
+        assert found.problem.startswith("record 3 at byte 5: ")
 
     def test_reading_begins_where_the_file_stands(self) -> None:
         file = io.BytesIO(b"one\ntwo\n")
@@ -308,14 +288,15 @@ class TestDelimited:
 
     @pytest.mark.parametrize("delimiter", [b"\n", b"--end--", b"\0"])
     def test_a_tail_of_very_many_zeros_is_never_held(self, delimiter: bytes) -> None:
-        file = Endless(b"one" + delimiter, b"\0", 64 << 20)
+        file = Endless(b"one" + delimiter, b"\0", 32 * MIB)
         found, peak = measured(file, delimiter=delimiter)
-        assert (found.good, found.records) == (3 + len(delimiter), 1)
-        assert peak < 16 << 20
+        assert good(found) == (3 + len(delimiter), 1)
+        assert peak < 16 * MIB
 
-    def test_an_empty_delimiter_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="the delimiter is empty"):
-            look(b"one", delimiter=b"")
+    def test_what_cannot_be_chosen_is_refused(self) -> None:
+        for options in ({"delimiter": b""}, {"compression": "lzma"}):
+            with pytest.raises(ConfigError):
+                look(b"one", **options)
 
 
 class TestLengthPrefixed:
@@ -332,55 +313,46 @@ class TestLengthPrefixed:
         ends = [0, *itertools.accumulate(4 + len(record) for record in records)]
         count = sum(end <= cut for end in ends) - 1
         found = inspect(Dribble(data[:cut], step), length_prefix=True)
-        assert (found.good, found.records, found.plain) == (ends[count], count, ends[count])
-        torn = f"record {count + 1} at byte {found.good}: it is torn"
-        assert found.problem == ("" if cut == found.good else torn)
+        assert without_problem(found) == Inspection(ends[count], count, ends[count], "")
+        assert bool(found.problem) == (cut != found.good)
 
     def test_zeros_are_no_records(self) -> None:
         data = prefixed([b"one", b"two\0\0\0\0"])
         found = look(data + LOST_POWER, length_prefix=True)
-        problem = f"record 3 at byte {len(data)}: its size is 0, and no message is empty"
-        assert found == Inspection(len(data), 2, len(data), problem)
+        assert without_problem(found) == Inspection(len(data), 2, len(data), "")
+        assert found.problem.startswith(f"record 3 at byte {len(data)}: ")
 
     def test_records_larger_than_what_is_read_at_once_are_never_held(self) -> None:
-        file = Endless(prefixed([b"one"]) + struct.pack(">I", 128 << 20), b"x", 128 << 20)
+        size = 64 * MIB
+        file = Endless(prefixed([b"one"]) + struct.pack(">I", size), b"x", size)
         found, peak = measured(file, length_prefix=True)
-        assert (found.good, found.records, found.problem) == (7 + 4 + (128 << 20), 2, "")
-        assert peak < 4 << 20
+        assert (*good(found), found.problem) == (7 + 4 + size, 2, "")
+        assert peak < 4 * MIB
 
 
 class TestJson:
-    @given(bodies=st.lists(st.text(max_size=10), max_size=5), cut=st.integers(0))
+    @given(bodies=st.lists(st.text(max_size=10), max_size=3), cut=st.integers(0))
     def test_a_file_cut_anywhere_keeps_its_whole_lines(self, bodies: list[str], cut: int) -> None:
-        lines = [envelope(body) for body in bodies]
-        data = b"".join(lines)
+        data = b"".join(map(envelope, bodies))
         cut %= len(data) + 1
-        good = data.rfind(b"\n", 0, cut) + 1
+        end = data.rfind(b"\n", 0, cut) + 1
         found = look(data[:cut], json=True)
-        assert (found.good, found.records) == (good, data[:good].count(b"\n"))
-        assert bool(found.problem) == (good < cut)
+        assert good(found) == (end, data[:end].count(b"\n"))
+        assert bool(found.problem) == (end < cut)
 
     @pytest.mark.parametrize(
-        ("bad", "problem"),
+        "bad",
         [
-            (b"{}", "expected either body or body_b64, found none"),
-            (b"garbage", "not JSON: Expecting value at column 1"),
-            (envelope("torn")[:20] + envelope("glued")[:-1], "not JSON: "),
-            (b"\xff\xfe", "not UTF-8 at byte 1"),
-            (LOST_POWER + b"{}", "not JSON"),
+            *(b"{}\n", b"garbage\n", envelope("torn")[:20] + envelope("glued"), b"\xff\xfe\n"),
+            *(LOST_POWER + b"{}\n", envelope("4")[:9], LOST_POWER),
         ],
     )
-    def test_a_line_that_is_no_envelope_ends_the_good_part(self, bad: bytes, problem: str) -> None:
-        good = envelope("1") + envelope("2")
-        found = inspect(io.BytesIO(good + bad + b"\n" + envelope("4")), json=True)
-        assert (found.good, found.records) == (len(good), 2)
-        assert found.problem.startswith(f"record 3 at byte {len(good)}: {problem}")
-
-    def test_where_the_good_part_ends_does_not_depend_on_how_it_was_read(self) -> None:
-        good = envelope("1") + b"\n" + envelope("2")
-        for tail in (b"{}\n", envelope("4")[:9], LOST_POWER):
-            found = look(good + tail, json=True)
-            assert (found.good, found.records) == (len(good), 2)
+    def test_a_line_that_is_no_envelope_ends_the_good_part(self, bad: bytes) -> None:
+        whole = envelope("1") + b"\n" + envelope("2")
+        for rest, step in itertools.product((b"", envelope("4")), (1, 3, 9999)):
+            found = inspect(Dribble(whole + bad + rest, step), json=True)
+            assert good(found) == (len(whole), 2)
+            assert found.problem.startswith("record 3 at byte ")
 
     def test_blank_lines_are_no_records(self) -> None:
         data = b"\n" + envelope("1") + b"\n"
@@ -388,11 +360,48 @@ class TestJson:
 
     @pytest.mark.parametrize("start", [b"", b'{"body":"'])
     def test_a_tail_of_very_many_zeros_is_never_held(self, start: bytes) -> None:
-        found, peak = measured(Endless(envelope("1") + start, b"\0", 64 << 20), json=True)
-        assert (found.good, found.records) == (len(envelope("1")), 1)
-        assert peak < 4 << 20
+        found, peak = measured(Endless(envelope("1") + start, b"\0", 32 * MIB), json=True)
+        assert good(found) == (len(envelope("1")), 1)
+        assert peak < 4 * MIB
+
+    @pytest.mark.parametrize("name", ["none", *COMPRESSED])
+    @pytest.mark.parametrize("over", [0, 1])
+    def test_a_line_over_the_bound_is_an_error_that_names_the_option(
+        self, over: int, name: str
+    ) -> None:
+        limit = 30_000
+        longest = limit * 4 // 3 + 65536
+        line = b'{"body":"'.ljust(longest + over - 2, b"x") + b'"}\n'
+        data = archive(name, [envelope("1"), line]).data
+        for step in (len(data), 1009):
+            file = Dribble(data, step)
+            if over:
+                with pytest.raises(OSError, match=r"record 2: .* --max-msg-size 30000 ") as e:
+                    inspect(file, compression=name, json=True, max_msg_size=limit)
+                assert e.value.errno == errno.EFBIG
+            else:
+                found = inspect(file, compression=name, json=True, max_msg_size=limit)
+                assert (*good(found), found.problem) == (len(data), 2, "")
+
+    def test_the_longest_body_of_any_bytes_is_under_the_bound(self) -> None:
+        body = base64.b64encode(bytes(MIB)).decode()
+        line = json.dumps({"topic": "t" * 64, "id": "0" * 16, "body_b64": body}).encode() + b"\n"
+        found = inspect(io.BytesIO(line), json=True, max_msg_size=MIB)
+        assert (found.records, found.problem) == (1, "")
+
+    def test_a_line_without_an_end_is_never_held(self) -> None:
+        file = Endless(b'{"body":"', b"x", 64 * MIB)
+        tracemalloc.start()
+        try:
+            with pytest.raises(OSError, match="--max-msg-size 1MiB"):
+                inspect(file, json=True, max_msg_size=MIB)  # type: ignore[arg-type]
+            assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+        finally:
+            tracemalloc.stop()
 
 
-def test_an_unknown_compression_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown compression 'lzma': expected none, gzip, zstd"):
-        look(b"", compression="lzma")
+def test_a_zstd_frame_without_a_checksum_is_not_good() -> None:
+    whole = three("zstd")
+    found = look(whole.data + load_zstd().compress(b"six\n"), compression="zstd")
+    assert without_problem(found) == whole.kept(3)
+    assert found.problem.startswith(f"zstd frame 4 at byte {found.good}: ")
