@@ -23,7 +23,7 @@ def batch(*bodies: bytes, host: str = "db1") -> Batch:
         Message(id=b"%016x" % number, body=body, timestamp=NOON + number, attempts=number)
         for number, body in enumerate(bodies, 1)
     ]
-    place = {"topic": "events", "channel": "tail#ephemeral"}
+    place: dict[str, Any] = {"topic": "events", "channel": "tail#ephemeral"}
     return Batch(messages, Settled(), source=Address(host, 4150), **place)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ import pytest
 from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
-    START,
     Archiving,
     Notes,
     batch,
@@ -53,21 +51,6 @@ class TestWriting:
         archiving.write(b"one", b"two\n")
         archiving.close()
         assert archiving.published() == {NAME: b"one\0\0two\n\0\0"}
-
-    def test_json_records_carry_the_envelope(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, format="json")
-        archiving.write(b"one", b"\xff")
-        archiving.close()
-        first, second = map(json.loads, archiving.published()[NAME].splitlines())
-        assert (first["body"], first["timestamp"], first["channel"]) == ("one", START, "archive")
-        assert "body_b64" in second
-
-    def test_a_member_is_written_per_step(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, compression="gzip")
-        archiving.step(batch(b"one"), batch(b"two"))
-        archiving.write(b"three")
-        (work,) = archiving.work()
-        assert Path(archiving.rules.work_dir, work).read_bytes().count(b"\x1f\x8b\x08") == 2
 
     def test_names_may_have_directories_and_work_a_directory_of_its_own(
         self, tmp_path: Path

@@ -234,14 +234,6 @@ class TestNamesUnderneath:
         assert archiving.published() == {NEXT: b"one\n"}
         assert archiving.work() == []
 
-    def test_a_directory_that_is_removed_is_made_again(
-        self, archiving: Archiving, work: Path
-    ) -> None:
-        shutil.rmtree(work.parent)
-        archiving.write(b"two")
-        archiving.close()
-        assert archiving.published() == {NEXT: b"one\ntwo\n"}
-
     def test_one_that_cannot_be_made_holds_everything_until_it_can(
         self, archiving: Archiving, work: Path
     ) -> None:
@@ -279,11 +271,3 @@ class TestNamesUnderneath:
         archiving.write(b"two")
         archiving.close()
         assert archiving.published() == {NEXT: b"two\n"}
-
-    def test_what_another_program_appends_is_not_published(
-        self, archiving: Archiving, work: Path
-    ) -> None:
-        with work.open("ab") as file:
-            file.write(b"no record")
-        archiving.close()
-        assert archiving.published() == {NAME: b"one\n"}

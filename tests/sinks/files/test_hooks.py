@@ -27,7 +27,7 @@ NEVER = (3600.0,)
 
 def made(path: object, **facts: Any) -> Published:
     known: dict[str, Any] = {"topic": "orders", "records": 3, "size": 42, "sha256": ""} | facts
-    form = {"format": "raw", "delimiter": "\\n", "compression": "none"}
+    form: dict[str, Any] = {"format": "raw", "delimiter": "\\n", "compression": "none"}
     return Published(path=str(path), name=os.path.basename(str(path)), **form, **known)
 
 

@@ -43,7 +43,7 @@ def way(request: pytest.FixtureRequest, work: str, tmp_path: Path) -> Iterator[s
                 yield work
         case _:
             with other_disk(tmp_path) as other:
-                yield shutil.copy(work, other)
+                yield shutil.copy(work, str(other))
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ class TestPublishing:
         self, work: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with other_disk(tmp_path) as other:
-            away = shutil.copy(work, other)
+            away = shutil.copy(work, str(other))
 
             def link(source: str, _: str) -> None:
                 raise OSError(errno.EXDEV if source == away else errno.EPERM, "no", source)
@@ -181,7 +181,7 @@ class TestPublishing:
         else:
             copy.write_bytes(b"half")
         with other_disk(tmp_path) as other:
-            named(shutil.copy(work, other), target)
+            named(shutil.copy(work, str(other)), target)
         assert Path(target).read_bytes() == b"records\n"
         assert os.listdir(copy.parent) == ["a.log"]
         assert (tmp_path / "precious").read_bytes() == b"precious"

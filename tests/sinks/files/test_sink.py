@@ -14,7 +14,7 @@ import pytest
 from nsqtools.errors import ConfigError
 from nsqtools.metrics import Measured
 from nsqtools.sinks.files.sink import FileSink
-from tests.support.archiving import HOUR, START, Settled, batch, leave, make_rules, message
+from tests.support.archiving import Settled, batch, leave, make_rules
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
 from tests.support.sinking import SOON, SlowSink, blocked, counted, make_archives, sinking, slow
@@ -99,14 +99,6 @@ class TestGathering:
             await running.handle(b"short", msg_timeout=4.0)
             await elapse(2.1)
             assert running.finished == [b"long", b"short"]
-
-    async def test_topics_have_files_of_their_own(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path, topics=("a", "b")) as running:
-            await running.handle(b"one", topic="a", starved=True)
-            await running.handle(b"two", topic="b")
-            await elapse(SOON)
-            assert running.finished == [b"one"]
-        assert running.published() == {"a-000000.log": b"one\n", "b-000000.log": b"two\n"}
 
     async def test_messages_given_up_are_logged_as_lost_and_counted(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -217,28 +209,6 @@ class TestWithoutMessages:
             await elapse(100)
             assert running.names() == [FIRST, f"{SECOND}.part"]
         assert running.published() == {FIRST: b"", SECOND: b""}
-
-    async def test_nothing_is_made_of_nothing_where_that_is_not_wanted(
-        self, tmp_path: Path
-    ) -> None:
-        async with sinking(tmp_path, rotate_interval=100.0) as running:
-            await elapse(10_000)
-            running.sink.reopen()
-            await elapse(SOON)
-        assert running.names() == []
-
-    async def test_an_idle_partition_is_published(self, tmp_path: Path) -> None:
-        async with sinking(
-            tmp_path, by_message=True, close_idle=50.0, filename_format="<DATETIME><REV>"
-        ) as running:
-            early, late = message(b"1"), message(b"2", timestamp=START + HOUR)
-            await running.sink.handle(batch(early, settled=running.settled, starved=True))
-            await elapse(30)
-            await running.sink.handle(batch(late, settled=running.settled, starved=True))
-            await elapse(20.1)
-            assert running.published() == {"2026-11-20_19-000000": b"1\n"}
-            await elapse(30)
-            assert len(running.published()) == 2
 
 
 @virtual

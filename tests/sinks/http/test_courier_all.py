@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ class TestOneMessage:
         async with delivering(hosts="ab", mode="all", statuses=statuses) as running:
             running.web.next |= {"a": [Answer(422)], "b": [Answer(500)] * retries + [OK]}
             for _ in range(retries + 1):
-                assert running.letters.written == running.finished == []
+                assert (running.letters.written, running.finished) == ([], [])
                 await running.deliver(b"one")
             assert running.letters.written == [(b"one", "status 422")]
             assert Counter(running.web.hosts()) == {"a": 1, "b": retries + 1}
@@ -136,7 +137,7 @@ class TestBatches:
     async def test_one_by_one_a_refused_batch_goes_to_those_alone_that_refused_it(
         self, statuses: Statuses
     ) -> None:
-        more = {"size": 3, "workers": 1, "statuses": statuses}
+        more: dict[str, Any] = {"size": 3, "workers": 1, "statuses": statuses}
         async with delivering(hosts="ab", mode="all", **more) as running:
             running.web.next["b"] = [Answer(400), OK, Answer(400), OK]
             await running.deliver(*[message(b"%d" % n, number=n) for n in range(3)])
@@ -147,7 +148,7 @@ class TestBatches:
             assert set(running.finished) >= {b"0", b"2"}
 
     async def test_a_batch_that_one_drops_is_not_taken_by_it_for_all_its_messages(self) -> None:
-        more = {"size": 2, "workers": 1, "statuses": Statuses(drop_on="4xx")}
+        more: dict[str, Any] = {"size": 2, "workers": 1, "statuses": Statuses(drop_on="4xx")}
         async with delivering(hosts="ab", mode="all", **more) as running:
             running.web.next |= {"a": [Answer(400)], "b": [Answer(500)]}
             messages = [message(b"%d" % n, number=n) for n in range(2)]

@@ -10,11 +10,9 @@ import httpx
 import pytest
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.post import read
 from nsqtools.sinks.http.proxies import with_proxies
 from tests.support.delivering import Scripted
-from tests.support.requesting import message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -95,26 +93,6 @@ class TestGiven:
         assert await asked("none", "http://a.test/") == ["a.test"]
         monkeypatch.setenv("no_proxy", "a.test")
         assert await asked(proxy.url, "http://a.test/") == []
-
-    async def test_requests_of_messages_go_through_it_as_they_are(self, proxy: Proxy) -> None:
-        endpoints = [
-            *make_endpoints(post=["http://a.test/x?y=1"], headers=[(b"X-Own", b"own")]),
-            *make_endpoints(get=["http://a.test/%s"]),
-        ]
-        transport = with_proxies(Scripted(), proxy.url, CONTEXT, ["http://a.test/"])
-        for endpoint in endpoints:
-            request = endpoint.build("t", "c", message(b"a/b"), 0.0)
-            response = await transport.handle_async_request(request)
-            await read(response)
-            assert response.status_code == 204
-        await transport.aclose()
-        assert proxy.lines == [
-            "POST http://a.test/x?y=1 HTTP/1.1",
-            "GET http://a.test/a%2Fb HTTP/1.1",
-        ]
-        assert proxy.heads[0]["x-own"] == "own"
-        assert proxy.heads[0]["x-nsq-topic"] == "t"
-        assert proxy.bodies == [b"a/b", b""]
 
     async def test_user_and_password_are_for_the_proxy(self, proxy: Proxy) -> None:
         await asked(proxy.url.replace("//", "//me:secret@"), "http://a.test/")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +81,6 @@ class TestSignedRequests:
         request = signed(signing(compress=True), b'{"a":1}' * 50)
         assert request.headers["content-encoding"] == "gzip"
         verify(request, body=b'{"a":1}' * 50)
-
-    def test_a_batch_verifies_as_a_whole(self) -> None:
-        endpoint = signing(batch_format="json-array")
-        request = endpoint.build_batch("t", "c", [message(b"1"), message(b"2")], time.time())
-        assert json.loads(request.read()) == [1, 2]
-        verify(request)
 
 
 class TestWebhookId:
