@@ -21,7 +21,7 @@ from nsqtools.names import Address
 from nsqtools.sinks.deadletters import Nowhere, ToDirectory, ToTopic, ToURL, make_dead_letters
 from nsqtools.sinks.records import JsonLines
 from tests.support.archiving import START, batch, message
-from tests.support.disks import broken, file_limit
+from tests.support.faults import broken, file_limit
 from tests.support.neighbour import neighbour
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from nsqtools.errors import OutputClosedError, OutputError
 from nsqtools.sinks.formats import make_format
 from nsqtools.sinks.stdout import StreamSink
 from tests.support.archiving import Settled, batch
-from tests.support.disks import file_limit
+from tests.support.faults import file_limit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -18,7 +18,7 @@ from tests.support.archiving import (
     message,
     plain,
 )
-from tests.support.disks import broken
+from tests.support.faults import broken
 
 if TYPE_CHECKING:
     from nsqtools.sinks.files.journal import Entry

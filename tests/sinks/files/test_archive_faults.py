@@ -22,7 +22,8 @@ from tests.support.archiving import (
     batch,
     message,
 )
-from tests.support.disks import file_limit, fill, other_disk, small_disk
+from tests.support.disks import small_disk
+from tests.support.faults import file_limit, filled, other_disk
 from tests.support.sinking import blocked
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class TestAFullDisk:
             archiving.write(b"x" * 300_000)  # the next record has room in its last page
             (disk / "out" / f"{NAME}.part").unlink()
             for _ in range(2):
-                with fill(disk), pytest.raises(OSError, match="No space left"):
+                with filled(disk), pytest.raises(OSError, match="No space left"):
                     archiving.write(b"two")
                 assert archiving.names() == []
             archiving.write(b"two")

@@ -11,7 +11,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import publish
 from tests.support.archiving import COMPRESSIONS, Archiving, below, make_rules, plain
-from tests.support.disks import broken, file_limit, other_disk
+from tests.support.faults import broken, file_limit, other_disk
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"

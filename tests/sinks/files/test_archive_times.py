@@ -22,7 +22,7 @@ from tests.support.archiving import (
     ns,
 )
 from tests.support.binaries import needs
-from tests.support.disks import file_limit
+from tests.support.faults import file_limit
 
 if TYPE_CHECKING:
     from pathlib import Path

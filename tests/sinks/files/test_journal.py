@@ -27,7 +27,8 @@ from tests.support.archiving import (
     make_rules,
     recover,
 )
-from tests.support.disks import fill, small_disk
+from tests.support.disks import small_disk
+from tests.support.faults import filled
 from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class TestFilesUnderWay:
         with small_disk(tmp_path / "small") as disk:
             archiving = Archiving(disk)
             archiving.write(b"one")
-            with fill(disk):  # what is under way has room for its entry
+            with filled(disk):  # what is under way has room for its entry
                 archiving.close()
             assert archiving.published() == {NAME: b"one\n"}
             archiving.crash()

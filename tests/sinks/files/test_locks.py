@@ -12,7 +12,7 @@ import pytest
 from nsqtools.errors import LockedError
 from nsqtools.sinks.files.locks import Lock, obtain, open_locked
 from tests.support.clock import elapse, virtual
-from tests.support.disks import broken
+from tests.support.faults import broken
 from tests.support.neighbour import holding
 
 if TYPE_CHECKING:

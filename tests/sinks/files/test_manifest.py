@@ -16,7 +16,7 @@ import pytest
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
-from tests.support.disks import broken
+from tests.support.faults import broken
 from tests.support.neighbour import neighbour
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 from nsqtools.sinks.files import publish
 from tests.support.archiving import below
-from tests.support.disks import broken, file_limit, other_disk
+from tests.support.faults import broken, file_limit, other_disk
 from tests.support.neighbour import holding
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tests.support.archiving import (
     plain,
     recover,
 )
-from tests.support.disks import file_limit, other_disk
+from tests.support.faults import file_limit, other_disk
 from tests.support.neighbour import holding
 
 if TYPE_CHECKING:

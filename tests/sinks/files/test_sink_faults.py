@@ -14,7 +14,7 @@ from nsqtools.errors import ConfigError, OutputError
 from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.archive import Archive
 from tests.support.clock import elapse, virtual
-from tests.support.disks import broken, file_limit
+from tests.support.faults import broken, file_limit
 from tests.support.sinking import SOON, Sinking, blocked, sinking, slow
 
 if TYPE_CHECKING:

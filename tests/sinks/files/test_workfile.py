@@ -12,7 +12,7 @@ from nsqtools.sinks.compression import METHODS, make_encoder
 from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile
 from tests.support.archiving import COMPRESSIONS, START, batch, entry_of, make_rules, message, plain
-from tests.support.disks import broken, file_limit
+from tests.support.faults import broken, file_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
