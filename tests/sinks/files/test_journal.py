@@ -152,6 +152,21 @@ class TestFilesUnderWay:
             assert recover(archiving.rules) == 0
             assert files_of(archiving.rules) == []
 
+    def test_an_entry_and_the_name_that_is_left_of_it_are_on_disk_when_a_call_returns(
+        self, rules: Rules, synced: list[str]
+    ) -> None:
+        journal = journal_of(rules)
+        entry = entry_of(rules, NAME)
+        entry.inode = 1
+        journal.write(entry)
+        assert f"{entry.key}.new" in [os.path.basename(path) for path in synced]
+        for _ in range(2):
+            synced.clear()
+            journal.remove(entry)
+            assert os.path.join(rules.output_dir, FOLDER, "names") in synced
+            journal.write(entry)
+        journal.close()
+
 
 class TestWhoseEntriesTheyAre:
     def test_those_of_a_living_process_are_left_alone(self, rules: Rules) -> None:

@@ -51,20 +51,6 @@ def target(tmp_path: Path) -> str:
     return str(tmp_path / "out" / "day" / "a.log")
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths, at that time, of what is synced."""
-    paths: list[str] = []
-    fsync = os.fsync
-
-    def note(fd: int) -> None:
-        paths.append(os.readlink(f"/proc/self/fd/{fd}"))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", note)
-    return paths
-
-
 def copy_beside(target: str) -> str:
     return os.path.join(os.path.dirname(target), ".0.copy")
 
