@@ -111,11 +111,12 @@ class Scripted(httpx.AsyncBaseTransport):
 
 
 class Letters:
-    """Dead letters in memory."""
+    """Dead letters in memory. Each call takes ``takes`` seconds, and ``error`` is raised."""
 
     def __init__(self) -> None:
         self.is_lossy = False
         self.written: list[tuple[bytes, str]] = []
+        self.takes = 0.0
         self.error: Exception | None = None
         self.open_error: OutputError | None = None
         self.said: list[str] = []
@@ -130,6 +131,8 @@ class Letters:
             raise self.open_error
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        if self.takes:
+            await elapse(self.takes)
         if self.error:
             raise self.error
         assert all(message in batch.unsettled() for message in messages), "settled before it is"

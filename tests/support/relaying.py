@@ -7,12 +7,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.handler import Batch, Message
-from nsqtools.errors import OutputError, ServerError
+from nsqtools.errors import ServerError
 from nsqtools.names import Address
 from nsqtools.sinks.topic.rules import Rules
 from nsqtools.sinks.topic.sink import TopicSink
 from tests.support.archiving import Settled
-from tests.support.clock import elapse
+from tests.support.delivering import Letters
 from tests.support.scripted import undisturbed
 
 if TYPE_CHECKING:
@@ -60,36 +60,13 @@ class Destination:
         return [bodies for _, bodies in self.published]
 
 
-class Letters:
-    """Dead letters: (body, reason). Each call takes ``takes`` seconds, and ``error`` is raised."""
-
-    def __init__(self, *, is_lossy: bool = False) -> None:
-        self.is_lossy = is_lossy
-        self.written: list[tuple[bytes, str]] = []
-        self.error: Exception | None = None
-        self.takes = 0.0
-        self.life: list[str] = []
-
-    async def open(self) -> None:
-        self.life.append("opened")
-
-    async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
-        if self.takes:
-            await elapse(self.takes)
-        if self.error:
-            raise OutputError("no room") from self.error
-        self.written += [(message.body, reason) for message in messages]
-
-    async def close(self) -> None:
-        self.life.append("closed")
-
-
 class Relaying:
     """An open sink for topics ``t`` and ``u``, which go to ``T`` and ``U``."""
 
     def __init__(self, *, rules: Rules | None = None, lossy: bool = False, **more: Any) -> None:
         self.destination = Destination()
-        self.letters = Letters(is_lossy=lossy)
+        self.letters = Letters()
+        self.letters.is_lossy = lossy
         self.fates = Settled()
         self.sink = TopicSink(
             self.destination, {"t": "T", "u": "U"}, rules or Rules(), self.letters, **more

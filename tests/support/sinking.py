@@ -153,9 +153,3 @@ def blocked(path: Path) -> Any:
         path.unlink()
         if aside.exists():
             aside.rename(path)
-
-
-async def turns(count: int = 50) -> None:
-    """Let the event loop turn."""
-    for _ in range(count):
-        await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from nsqtools.engine.producer import Producer
 from nsqtools.sinks.topic.rules import Rules
 from nsqtools.sinks.topic.sink import TopicSink
 from tests.support.clock import elapse, virtual
-from tests.support.relaying import Letters
+from tests.support.delivering import Letters
 from tests.support.scripted import Network, ScriptedNsqd, consume, flatten, running
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ async def relay(
         ProducerConfig(mode=mode, publish_timeout=options.pop("publish_timeout", 60.0)),
         rng=Random(1),
     )
-    sink = TopicSink(producer, {"t": "T"}, Rules(), Letters(is_lossy=True))
+    letters = Letters()
+    letters.is_lossy = True
+    sink = TopicSink(producer, {"t": "T"}, Rules(), letters)
     await sink.open()
     await sink.join("t")
     options.setdefault("max_in_flight", 100)

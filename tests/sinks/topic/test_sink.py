@@ -184,7 +184,8 @@ class TestDeadLetters:
         self, error: Exception, backoff: bool
     ) -> None:
         async with relaying(rules=make_rules(whitelist=["a"])) as run:
-            run.letters.error = error
+            run.letters.error = OutputError("no room")
+            run.letters.error.__cause__ = error
             await run.handle(b"not json")
             await run.gave_up(b"{}")
             await run.drain()
@@ -248,9 +249,9 @@ class TestEnding:
             run.destination.answers.clear()
             await run.handle(b"1")
             await turns()
-            assert (run.destination.life, run.letters.life) == (["connected"], ["opened"])
+            assert (run.destination.life, run.letters.said) == (["connected"], ["open"])
         assert run.destination.cancelled == 1
-        assert (run.destination.life[1:], run.letters.life[1:]) == (["closed"], ["closed"])
+        assert (run.destination.life[1:], run.letters.said[1:]) == (["closed"], ["close"])
         assert closed
         assert run.fates.finished == []
 
