@@ -82,9 +82,9 @@ async def asked(given: str, *urls: str) -> list[str]:
 class TestGiven:
     async def test_one_is_used_for_all_with_a_scheme_or_without(self, proxy: Proxy) -> None:
         for given in (proxy.url, proxy.url.removeprefix("http://")):
-            assert await asked(given, "http://a.test/x?y=%20", "http://b.test:81/") == []
-        lines = ["GET http://a.test/x?y=%20 HTTP/1.1", "GET http://b.test:81/ HTTP/1.1"]
-        assert proxy.lines == lines * 2
+            urls = ["http://a.test/x?y=%20", "http://b.test:81/"] * 2
+            assert await asked(given, *urls) == []
+        assert proxy.lines == [f"GET {url} HTTP/1.1" for url in urls * 2]
 
     async def test_it_beats_the_environment_and_none_is_none(
         self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
