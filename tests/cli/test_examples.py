@@ -9,148 +9,35 @@ import gzip
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from shlex import quote
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 
-from nsqtools.cli import cli
-from nsqtools.cli.settings import variables
-from nsqtools.cli.tree import walk
 from nsqtools.sinks.members import plain_chunks
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
+from tests.support.examples import BODIES, LINES, Stage
 from tests.support.metrics import scrape
 from tests.support.nagios import read
 from tests.support.raw import Raw
 from tests.support.servers import drained as is_drained
 from tests.support.servers import free_port
-from tests.support.spark import java_options, needs_spark
 from tests.support.webserver import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, Nsqlookupd
 
     Scenario = Callable[["Stage", str], None]
 
-TIMEOUT = 60.0
-LINES = [line for node in walk(cli) for _, line in node.examples]
-BODIES = [b'{"user": 1}', b'{"user": 2}', b'{"user": 3}', b'{"user": 4}', b'{"user": 5}']
+EXAMPLES = [line for line in LINES if not line.startswith("nsqtools pipeline ")]
 NUMBERED = list(enumerate(BODIES))
 TEXT = b"".join(body + b"\n" for body in BODIES)
-
-
-@dataclass(slots=True)
-class Stage:
-    """A folder to run in, with servers whose addresses stand in variables."""
-
-    folder: Path
-    nsqd: Nsqd
-    lookupd: Nsqlookupd
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """``nsqtools`` on PATH is a script that notes its process id and command."""
-        shim = self.folder / "bin/nsqtools"
-        shim.parent.mkdir()
-        shim.write_text(
-            f"#!/bin/sh\necho $$ $1 >> {quote(str(self.noted))}\n"
-            f'exec {quote(sys.executable)} -m nsqtools "$@"\n'
-        )
-        shim.chmod(0o755)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("NSQTOOLS_", "XDG_"))}
-        self.environment = {
-            **clean,
-            **self._addresses(),
-            "HOME": str(self.folder),
-            "PATH": f"{shim.parent}:{os.environ['PATH']}",
-            "NSQTOOLS_SANDBOX_PORT": "0",
-        }
-
-    @property
-    def noted(self) -> Path:
-        """Lines of a process id and the command that it runs."""
-        return self.folder / "noted"
-
-    def _addresses(self) -> dict[str, str]:
-        """The servers of this stage instead of those on the default ports."""
-        known = {
-            "nsqd_tcp_address": str(self.nsqd.tcp),
-            "nsqd_http_address": str(self.nsqd.http),
-            "lookupd_http_address": str(self.lookupd.http),
-        }
-        found = {}
-        for node in walk(cli):
-            names = {option.name for option in node.options} & set(known)
-            if "nsqd_tcp_address" in names:
-                names.discard("lookupd_http_address")
-            for name in names:
-                found[variables(node.ctx, name, shared=False)[0]] = known[name]
-        return found
-
-    def start(self, line: str, shell: Sequence[str] = ("sh",)) -> Running:
-        process = subprocess.Popen(
-            [*shell, "-c", line],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        return Running(self, process)
-
-    def run(self, line: str, *, said: str = "") -> bytes:
-        """What the line prints; it ends by itself, with success, and says no more on stderr."""
-        return self.start(line).end(said=said)
-
-    def subscribed(self, topic: str) -> None:
-        """Wait until somebody consumes the topic."""
-        eventually(lambda: any(c["client_count"] for c in self.nsqd.topic(topic)["channels"]))
-
-    def published(self, topic: str, count: int) -> None:
-        """Wait until the topic has got so many messages."""
-        eventually(lambda: self.nsqd.topic(topic)["message_count"] == count)
-
-
-@dataclass(slots=True)
-class Running:
-    """A line at work."""
-
-    stage: Stage
-    process: subprocess.Popen[bytes]
-
-    def end(self, *, stop: str = "", said: str = "", code: int = 0) -> bytes:
-        """What the line printed; ``stop`` names the command that SIGTERM ends."""
-        if stop:
-            self._terminate(stop)
-        try:
-            stdout, stderr = self.process.communicate(timeout=TIMEOUT)
-        finally:
-            if self.process.returncode is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.communicate()
-        assert (self.process.returncode, stderr.decode()) == (code, said)
-        return stdout
-
-    def _terminate(self, command: str) -> None:
-        for noted in self.stage.noted.read_text().splitlines():
-            pid, name = noted.split()
-            if name == command:
-                os.kill(int(pid), signal.SIGTERM)
 
 
 @pytest.fixture
@@ -599,106 +486,6 @@ def demo(stage: Stage, line: str) -> None:
     assert b"$ nsqtools tail --topic events" in shown
 
 
-def pipelined(scenario: Scenario) -> Scenario:
-    """A scenario that runs Spark, with a JVM that starts quickly."""
-
-    def run(stage: Stage, line: str) -> None:
-        needs_spark("the examples of pipelines")
-        stage.environment["JDK_JAVA_OPTIONS"] = java_options()
-        for command in ("ARCHIVE", "SQL"):
-            http = f"NSQTOOLS_PIPELINE_{command}_NSQD_HTTP_ADDRESS"
-            stage.environment[http] = str(stage.nsqd.http)
-        scenario(stage, line)
-
-    return run
-
-
-def archive_in_parquet(stage: Stage, line: str) -> None:
-    stage.nsqd.create("events", "lake")
-    stage.nsqd.publish("events", BODIES)
-    taken_by_channel(stage, "events")
-    assert stage.run(line) == b""
-    assert sorted(parquet(stage, "lake")["body"].to_pylist()) == BODIES
-
-
-def taken_by_channel(stage: Stage, topic: str) -> None:
-    """Wait until the channels of the topic have got all that was published."""
-    stage.published(topic, len(BODIES))
-    eventually(
-        lambda: all(c["message_count"] == len(BODIES) for c in stage.nsqd.topic(topic)["channels"])
-    )
-
-
-def archive_in_parquet_until_stopped(stage: Stage, line: str) -> None:
-    stage.nsqd.create("events", "lake")
-    stage.nsqd.publish("events", BODIES)
-    running = stage.start(line.replace("--trigger 30s", "--trigger 200ms"))
-    eventually(lambda: len(parquet(stage, "lake")) == len(BODIES), timeout=TIMEOUT)
-    assert running.end(stop="pipeline") == b""
-    assert sorted(parquet(stage, "lake")["user"].to_pylist()) == [1, 2, 3, 4, 5]
-
-
-def sum_up_until_stopped(stage: Stage, line: str) -> None:
-    stage.nsqd.create("events", "sums")
-    stage.nsqd.publish("events", BODIES)
-    running = stage.start(line)
-    commits = stage.folder / "sums/_nsqtools/checkpoint/commits"
-    eventually(lambda: (commits / "0").exists(), timeout=TIMEOUT)
-    assert running.end(stop="pipeline") == b""
-    assert is_drained(stage.nsqd, "events", "sums")
-
-
-def parquet(stage: Stage, folder: str) -> pa.Table:
-    return ds.dataset(stage.folder / folder, partitioning="hive").to_table()
-
-
-def write_lake(stage: Stage) -> None:
-    """An archive of the bodies, of two batches."""
-    when = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    stamp = int(when.timestamp()) * 10**9
-    for batch, (number, body) in enumerate(NUMBERED):
-        table = pa.table(
-            {
-                "topic": ["events"],
-                "message_id": [f"{number:016}"],
-                "timestamp": pa.array([when], pa.timestamp("us", "UTC")),
-                "timestamp_ns": [stamp],
-                "body": pa.array([body], pa.binary()),
-            }
-        )
-        leaf = stage.folder / f"lake/date=2026-11-21/hour=12/batch=00000000-{batch % 2:08}"
-        leaf.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, leaf / f"part-{number}.parquet")
-
-
-def compact_a_lake(stage: Stage, line: str) -> None:
-    write_lake(stage)
-    assert stage.run(line) == b""
-    assert sorted(parquet(stage, "compacted")["body"].to_pylist()) == BODIES
-    assert len(list(stage.folder.glob("compacted/date=*/hour=*/*.parquet"))) == 1
-
-
-def compact_what_is_old(stage: Stage, line: str) -> None:
-    write_lake(stage)
-    new, *old = sorted(stage.folder.glob("lake/**/*.parquet"), key=lambda path: path.name)
-    for path in old:
-        os.utime(path, (0, time.time() - 3 * 3600))
-    assert stage.run(line) == b""
-    assert sorted(parquet(stage, "compacted")["body"].to_pylist()) == BODIES[1:]
-    assert list(stage.folder.glob("lake/**/*.parquet")) == [new]
-
-
-def replay_a_lake(stage: Stage, line: str) -> None:
-    write_lake(stage)
-    assert stage.run(line) == b""
-    stage.published("orders", len(BODIES))
-
-
-def query_a_lake(stage: Stage, line: str) -> None:
-    write_lake(stage)
-    assert stage.run(line) == b"2026-11-21\t5\n"
-
-
 EXPECTED: dict[str, Scenario] = {
     "nsqtools tail --topic events -n 5": tail_ends_by_itself,
     "nsqtools tail --topic events | jq .user": tail_into_jq,
@@ -740,23 +527,6 @@ EXPECTED: dict[str, Scenario] = {
         goal="eu.orders",
         relayed=[b'{"total":101,"from":"eu"}'],
     ),
-    "nsqtools pipeline archive --topic events --channel lake --output lake "
-    "--lock events.lock -q": pipelined(archive_in_parquet),
-    "nsqtools pipeline archive --topic events --channel lake --output lake --continuous "
-    "--trigger 30s --schema 'user INT, action STRING' --where 'user IS NOT NULL'": pipelined(
-        archive_in_parquet_until_stopped
-    ),
-    "nsqtools pipeline compact --input lake --output compacted": pipelined(compact_a_lake),
-    "nsqtools pipeline compact --input lake --output compacted --older-than 2h "
-    "--delete-inputs -q": pipelined(compact_what_is_old),
-    "nsqtools pipeline replay --input lake --topic orders --order-by timestamp --rate 100 "
-    "--where \"date = '2026-11-21'\"": pipelined(replay_a_lake),
-    "nsqtools pipeline sql --input lake "
-    "--query 'SELECT date, count(*) FROM nsq GROUP BY date ORDER BY date'": pipelined(query_a_lake),
-    "nsqtools pipeline sql --topic events --channel sums --continuous --watermark 5m "
-    "--schema 'user INT, amount DOUBLE' --output sums --query "
-    "'SELECT window.start, user, sum(amount) AS total FROM nsq "
-    'GROUP BY window(timestamp, "1 minute"), user\'': pipelined(sum_up_until_stopped),
     "nsqtools verify events.*.log.gz": verify_archives,
     "nsqtools verify --format json *.json.zst": verify_json,
     "nsqtools verify -q manifest": verify_a_manifest,
@@ -812,14 +582,9 @@ EXPECTED: dict[str, Scenario] = {
 
 
 def test_every_example_is_expected_to_do_something_and_nothing_else_is() -> None:
-    assert set(EXPECTED) == set(LINES)
+    assert set(EXPECTED) == set(EXAMPLES)
 
 
-ONCE = pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them")
-
-
-@pytest.mark.parametrize(
-    "line", [pytest.param(each, marks=ONCE) if "pipeline" in each else each for each in LINES]
-)
+@pytest.mark.parametrize("line", EXAMPLES)
 def test_an_example_does_what_it_says(stage: Stage, line: str) -> None:
     EXPECTED[line](stage, line)
