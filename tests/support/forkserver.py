@@ -28,6 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 NOT_LOADED = ("nsqtools.__main__", "nsqtools.spark", "nsqtools.sandbox.pytest")
+LOCALE = {"LC_ALL": "C.UTF-8"}
+"""What a forked process has begun with."""
 AT_START = ("PYTHON", "LC_", "LANG", "MALLOC_")
 """How variables begin that a process reads while it starts, and never again."""
 
@@ -35,7 +37,8 @@ AT_START = ("PYTHON", "LC_", "LANG", "MALLOC_")
 def can_fork(environment: dict[str, str], options: dict[str, Any]) -> bool:
     """Whether a fork is as good as a start, with these of Popen's options."""
     known = {"stdin", "stdout", "stderr", "cwd"}
-    changed = {name for name in environment if environment[name] != os.environ.get(name)}
+    given = {**os.environ, **LOCALE}
+    changed = {name for name in environment if environment[name] != given.get(name)}
     return known >= set(options) and not any(name.startswith(AT_START) for name in changed)
 
 
@@ -87,6 +90,7 @@ class _Server:
                 [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
+                env={**os.environ, **LOCALE},
                 start_new_session=True,  # Ctrl-C ends the tests, and they end this
             )
 

@@ -7,23 +7,31 @@ after ``? ``. What differs from run to run is written as a name: see ``Transcrip
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
+import socket
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from difflib import unified_diff
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from tests.support.process import Cli
 
-PLAIN = (
+UPDATE = "pytest tests/golden --update-golden"
+
+_MASKED = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?"), "TIME"),
-    (re.compile(r"\b\d+(\.\d+)? ?(ms|µs)\b"), "MOMENT"),
     (re.compile(r"\b[0-9a-f]{16}\b"), "ID"),
+    (re.compile(r"\bprocess \d+\b"), "process PID"),
 )
 
 
@@ -84,8 +92,39 @@ class Transcript:
 
     def _normal(self, said: str) -> str:
         for name, value in self.names.items():
-            said = said.replace(value, f"${name}")
+            said = re.sub(rf"(?<!\d){re.escape(value)}(?!\d)", f"${name}", said)
         said = said.replace(str(self.folder), "$PWD")
-        for pattern, name in PLAIN:
+        for pattern, name in _MASKED:
             said = pattern.sub(name, said)
         return said
+
+
+def difference(file: Path, expected: str, found: str) -> str:
+    """What is said now that the file does not say, for whoever reads the failure."""
+    lines = unified_diff(
+        expected.splitlines(), found.splitlines(), str(file), "what is said now", lineterm=""
+    )
+    return "\n".join([*lines, "", f"if that is right: {UPDATE}"])
+
+
+def replace(file: Path, text: str) -> None:
+    """Write a file whole: another process that reads or writes it sees one text or the other."""
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
+        new.write(text)
+    Path(new.name).chmod(0o644)
+    Path(new.name).replace(file)
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[Mapping[str, str]]:
+    """NOBODY and NOBODY_HTTP, two ports in a row where nobody listens nor begins to."""
+    while True:
+        port = free_port()
+        with socket.socket() as tcp, socket.socket() as http:
+            try:
+                tcp.bind(("127.0.0.1", port))
+                http.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            yield {"NOBODY": f"127.0.0.1:{port}", "NOBODY_HTTP": f"127.0.0.1:{port + 1}"}
+            return

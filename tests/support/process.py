@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tests.support.forkserver import Forked, can_fork
+from tests.support.forkserver import LOCALE, Forked, can_fork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+_PERSONAL = re.compile(r"_?NSQTOOLS_.*|(?i:\w+_proxy)|NO_COLOR|FORCE_COLOR|COLUMNS|LINES")
 
 COMMAND = (sys.executable, "-m", "nsqtools")
 
@@ -114,9 +117,14 @@ class Cli:
                         stream.close()
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        own = {name: text for name, text in os.environ.items() if not name.startswith("NSQTOOLS_")}
         config, state = (str(self._folder / f"no-{name}") for name in ("config", "state"))
-        return {**own, "XDG_CONFIG_HOME": config, "XDG_STATE_HOME": state, **extra}
+        return {**neutral(), "XDG_CONFIG_HOME": config, "XDG_STATE_HOME": state, **extra}
+
+
+def neutral() -> dict[str, str]:
+    """The environment of the tests without what would change what nsqtools does or says."""
+    own = {n: text for n, text in os.environ.items() if not _PERSONAL.fullmatch(n)}
+    return {**own, **LOCALE}
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
