@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.cli.exits import report_through
+from nsqtools.cli import cli
+from nsqtools.cli.exits import report_through, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.process import Called
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +30,21 @@ def _logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.setLevel(level)
     own.setLevel(own_level)
     report_through(None)
+
+
+@pytest.fixture
+def nsqtools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Called:
+    """Runs a command line in this process, in ``tmp_path``: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "xdg"))
+    for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
+        monkeypatch.delenv(name)
+
+    def call(*args: str) -> tuple[int, str, str]:
+        code = run(cli, args)
+        return code, *capsys.readouterr()
+
+    return call

@@ -5,47 +5,25 @@ the number of lines.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli import cli
-from nsqtools.cli.exits import run
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.process import Called
 
-class Run(Protocol):
-    def __call__(self, *args: str) -> tuple[int, str, str]: ...
-
-
-@pytest.fixture
-def nsqtools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
-    """Runs a command line in this process, in ``tmp_path``: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
-        monkeypatch.delenv(name)
-
-    def call(*args: str) -> tuple[int, str, str]:
-        code = run(cli, args)
-        return code, *capsys.readouterr()
-
-    return call
-
-
-class Shown(Protocol):
-    def __call__(self, *args: str) -> dict[str, tuple[Any, str, str]]: ...
+    Shown = Callable[..., dict[str, tuple[Any, str, str]]]
+    Refused = Callable[..., str]
+    Write = Callable[..., str]
 
 
 @pytest.fixture
-def shown(nsqtools: Run) -> Shown:
+def shown(nsqtools: Called) -> Shown:
     """What ``config show`` says: option to value, source, where."""
 
     def call(*args: str) -> dict[str, tuple[Any, str, str]]:
@@ -59,7 +37,19 @@ def shown(nsqtools: Run) -> Shown:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Any:
+def refused(nsqtools: Called) -> Refused:
+    """What is said of a line that is refused: one line, and nothing on stdout."""
+
+    def call(*args: str) -> str:
+        code, out, err = nsqtools(*args)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        return err
+
+    return call
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
     def call(text: str, name: str = "b.toml") -> str:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +59,7 @@ def write(tmp_path: Path) -> Any:
     return call
 
 
+NOBODY = "127.0.0.1:1"
 FILE = """
 [defaults]
 client-id = "defaults"
@@ -90,7 +81,7 @@ client-id = "prod-tail"
 
 
 def test_flag_beats_environment_beats_profile_beats_file_beats_default(
-    shown: Shown, write: Any, monkeypatch: pytest.MonkeyPatch
+    shown: Shown, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = ["--config", write(FILE)]
     assert shown("tail")["client-id"] == ("", "default", "")
@@ -107,18 +98,18 @@ def test_flag_beats_environment_beats_profile_beats_file_beats_default(
     assert shown("tail", *prod, "--client-id", "me")["client-id"] == ("me", "flag", "--client-id")
 
 
-def test_keys_are_flag_names_with_dashes_or_underscores(shown: Shown, write: Any) -> None:
+def test_keys_are_flag_names_with_dashes_or_underscores(shown: Shown, write: Write) -> None:
     found = shown("tail", "--config", write("[tail]\nmax_in_flight = 7\nmax-attempts = 3\n"))
     assert found["max-in-flight"][0] == 7
     assert found["max-attempts"][0] == 3
 
 
-def test_a_single_value_will_do_where_a_list_is_meant(shown: Shown, write: Any) -> None:
+def test_a_single_value_will_do_where_a_list_is_meant(shown: Shown, write: Write) -> None:
     found = shown("tail", "--config", write('[tail]\ntopic = "ab"\n'))
     assert found["topic"] == (["ab"], "file", "b.toml: [tail]")
 
 
-def test_values_keep_the_types_of_toml(shown: Shown, write: Any) -> None:
+def test_values_keep_the_types_of_toml(shown: Shown, write: Write) -> None:
     found = shown(
         "tail",
         "--config",
@@ -133,7 +124,7 @@ def test_values_keep_the_types_of_toml(shown: Shown, write: Any) -> None:
 
 
 def test_options_without_a_flag_stand_under_their_name_or_as_pairs_of_go_nsq(
-    shown: Shown, write: Any
+    shown: Shown, write: Write
 ) -> None:
     text = '[tail]\nread-timeout = "90s"\nconsumer-opt = ["write_timeout,2s", "read-timeout,80s"]\n'
     found = shown("tail", "--config", write(text))
@@ -141,13 +132,13 @@ def test_options_without_a_flag_stand_under_their_name_or_as_pairs_of_go_nsq(
     assert found["write-timeout"] == ("2s", "file", "b.toml: [tail]: consumer-opt")
 
 
-def test_a_table_of_a_group_serves_its_commands(shown: Shown, write: Any) -> None:
+def test_a_table_of_a_group_serves_its_commands(shown: Shown, write: Write) -> None:
     file = ["--config", write("[lookup]\njson = true\n[lookup.nodes]\njson = false\n")]
     assert shown("lookup", "topics", *file)["json"] == (True, "file", "b.toml: [lookup]")
     assert shown("lookup", "nodes", *file)["json"] == (False, "file", "b.toml: [lookup.nodes]")
 
 
-def test_a_weaker_value_gives_way_to_one_that_excludes_it(shown: Shown, write: Any) -> None:
+def test_a_weaker_value_gives_way_to_one_that_excludes_it(shown: Shown, write: Write) -> None:
     file = ["--config", write("[defaults]\nsnappy = true\n[tail]\nlookupd-http-address='l:4161'\n")]
     found = shown("tail", *file, "--deflate", "--nsqd-tcp-address", "n:4150")
     assert (found["snappy"][0], found["deflate"][0]) == (False, True)
@@ -155,7 +146,7 @@ def test_a_weaker_value_gives_way_to_one_that_excludes_it(shown: Shown, write: A
 
 
 def test_nsqds_and_nsqlookupds_may_be_given_together_but_a_flag_silences_weaker_values(
-    shown: Shown, write: Any
+    shown: Shown, write: Write
 ) -> None:
     file = ["--config", write("[defaults]\nlookupd-http-address='l:4161'\n")]
     found = shown("stats", *file, "--nsqd-http-address", "n:4151")
@@ -177,7 +168,7 @@ def test_nsqds_and_nsqlookupds_may_be_given_together_but_a_flag_silences_weaker_
     ],
 )
 def test_a_format_on_the_command_line_puts_that_of_the_file_out_of_force(
-    shown: Shown, write: Any, key: str, args: list[str]
+    shown: Shown, write: Write, key: str, args: list[str]
 ) -> None:
     found = shown("tail", "--config", write(f"[tail]\n{key}\n"), *args)
     assert found[key.partition(" ")[0]][1] == "default"
@@ -185,7 +176,7 @@ def test_a_format_on_the_command_line_puts_that_of_the_file_out_of_force(
 
 
 def test_paths_of_a_file_are_relative_to_it_and_know_the_home_directory(
-    shown: Shown, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shown: Shown, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     text = '[defaults]\ntls-cert = "tls/cert"\ntls-key = "~/key"\ntls-root-ca-file = "/ca"\n'
@@ -196,7 +187,7 @@ def test_paths_of_a_file_are_relative_to_it_and_know_the_home_directory(
 
 
 def test_the_file_is_the_one_asked_for_or_the_users(
-    shown: Shown, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shown: Shown, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert shown("tail")["config"] == ("none", "default", "")
     write('[tail]\nclient-id = "xdg"\n', "xdg/nsqtools/config.toml")
@@ -216,7 +207,7 @@ def test_the_file_is_the_one_asked_for_or_the_users(
 
 
 def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
-    shown: Shown, write: Any, monkeypatch: pytest.MonkeyPatch
+    shown: Shown, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashed = ["--config", write('default-profile = "test"\n' + FILE)]
     assert shown("pub", *dashed)["profile"] == (["test"], "file", "b.toml: default_profile")
@@ -230,149 +221,96 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
     assert shown("pub", *file, "--profile", "prod")["client-id"][0] == "prod"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[tail]\nmax-in-flihgt = 5\n", "[tail]: unknown key 'max-in-flihgt'; did you mean "
-         "'max-in-flight'?"),
-        ("[tail]\nmax_in_flihgt = 5\n", "[tail]: unknown key 'max-in-flihgt'; did you mean "
-         "'max-in-flight'?"),
-        ("[tail]\nzzz = 5\n", "[tail]: unknown key 'zzz'"),
-        ("[defaults]\nsnapy = true\n", "[defaults]: unknown key 'snapy'; did you mean 'snappy'?"),
-        ("[defaults]\nuntil-empty = true\n", "[defaults]: unknown key 'until-empty': it is not "
-         "shared by commands, so put it into a command's table"),
-        ("[tial]\n", "unknown table [tial]; did you mean 'tail'?"),
-        ("tls-cert = 'x'\n", "'tls-cert' stands outside any table: put it into [defaults] or a "
-         "command's table"),
-        ("default_profle = 'x'\n", "'default_profle' stands outside any table; did you mean "
-         "'default_profile'?"),
-        ("[[tail]]\ntopic = 'x'\n", "[tail]: expected a table, found a list"),
-        ("[tail]\nclient-id = 2026-01-01\n", "[tail]: client-id: 2026-01-01 is not text: write it "
-         "in quotes"),
-        ("tail = 5\n", "[tail]: expected a table, found 5"),
-        ("[tail]\ncount = 'five'\n", "[tail]: count: expected a whole number, without quotes, "
-         "found 'five'"),
-        ("[tail]\ncount = true\n", "[tail]: count: expected a whole number, found true"),
-        ("[tail]\ncount = 1.5\n", "[tail]: count: expected a whole number, found 1.5"),
-        ("[tail]\ncount = [1]\n", "[tail]: count: expected one value, found a list"),
-        ("[tail.count]\n", "[tail]: count: expected a value, found a table"),
-        ("[tail]\nsnappy = 'yes'\n", "[tail]: snappy: expected true or false, without quotes, "
-         "found 'yes'"),
-        ("[tail]\nclient-id = 5\n", "[tail]: client-id: 5 is not text: write it in quotes"),
-        ("[tail]\ntopic = ['a', 5]\n", "[tail]: topic: 5 is not text: write it in quotes"),
-        ("[tail]\nidle-timeout = 30\n", "[tail]: idle-timeout: expected a duration in quotes, "
-         "such as \"30s\", found 30"),
-        ("[tail]\nidle-timeout = 'soon'\n", "[tail]: idle-timeout: 'soon' is not a duration: "
-         "write it with units, as in 500ms or 1h30m"),
-        ("[tail]\ndeflate-level = 11\n", "[tail]: deflate-level: 11 is out of range: expected "
-         "1 to 9"),
-        ("[tail]\nlog-format = 'xml'\n", "[tail]: log-format: 'xml' is not one of text, json"),
-        ("[tail]\nmax-in-flight = 1\nmax_in_flight = 2\n", "[tail]: 'max-in-flight' is given "
-         "twice, in two spellings"),
-        ("[tail]\nconsumer-opt = 'max_atempts,3'\n", "[tail]: consumer-opt: unknown option "
-         "'max_atempts'; did you mean 'max_attempts'?"),
-        ("[tail]\ntopic = 'a b'\n", "[tail]: topic: topic 'a b': expected 1 to 64 of the "
-         "characters . _ - a-z A-Z 0-9, optionally ending in #ephemeral"),
-        ("[defaults]\nnsqd-tcp-address = 'a:b:c'\n", "[defaults]: nsqd-tcp-address: address "
-         "'a:b:c': write an IPv6 address in brackets, [host]:port"),
-        ("[tail]\nsnappy = true\ndeflate = true\n", "[tail]: snappy and deflate exclude each "
-         "other: choose one"),
-        ("[tail]\njson = true\nformat = '%s'\n", "[tail]: json and format exclude each "
-         "other: choose one"),
-        ("[tail]\nheartbeat-interval = '2m'\n", "[tail]: heartbeat_interval 2m is longer than "
-         "read_timeout 1m: a healthy connection would be dropped"),
-        ("[tail]\ntls-cert = 'c'\n", "[tail]: --tls-cert and --tls-key belong together: give "
-         "both or neither"),
-        ("[tail]\nconfig = 'x'\n", "[tail]: unknown key 'config'"),
-        ("default_profile = 5\n[profile.prod]\n", "default_profile: 5 is not text: write it in "
-         "quotes"),
-        ("default_profile = 'prdo'\n[profile.prod]\n", "default_profile prdo: b.toml has no such "
-         "profile; did you mean 'prod'?"),
-        ("default_profile = 'p'\n[profile.p]\nsnapy = true\n", "[profile.p]: unknown key 'snapy'; "
-         "did you mean 'snappy'?"),
-        ("default_profile = 'p'\n[profile.p.tial]\n", "[profile.p]: unknown table 'tial'; did "
-         "you mean 'tail'?"),
-        ("[profile]\nprod = 5\n", "[profile]: expected tables such as [profile.prod], found the "
-         "value 'prod'"),
-        ("[tail]\ncount = \n", "line 2, column 9: invalid value"),
-        ("[tail]\ncount = 5 5\n", "line 2, column 11: expected newline or end of document after "
-         "a statement"),
-        ("[tail]\ncount = [1\n", "line 2, column 11: unclosed array"),
-        ("[profile.a]\n[profile.a]\n", "line 2, column 11: cannot declare ('profile', 'a') twice"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
-    nsqtools: Run, write: Any, text: str, message: str
+WRONG = [
+    ("[tail]\nmax_in_flihgt = 5", "[tail]", "'max-in-flihgt'"),
+    ("[defaults]\nuntil-empty = true", "[defaults]", "'until-empty'"),
+    ("[tial]", "[tial]", "'tail'"),
+    ("tls-cert = 'x'", "'tls-cert'", "[defaults]"),
+    ("default_profle = 'x'", "'default_profle'", "'default_profile'"),
+    ("[[tail]]\ntopic = 'x'", "[tail]", "list"),
+    ("tail = 5", "[tail]", "5"),
+    ("[tail]\nclient-id = 2026-01-01", "client-id", "2026-01-01"),
+    ("[tail]\ncount = 'five'", "count", "'five'"),
+    ("[tail]\ncount = true", "count", "true"),
+    ("[tail]\ncount = 1.5", "count", "1.5"),
+    ("[tail]\ncount = [1]", "count", "list"),
+    ("[tail.count]", "count", "table"),
+    ("[tail]\nsnappy = 'yes'", "snappy", "'yes'"),
+    ("[tail]\nclient-id = 5", "client-id", "5"),
+    ("[tail]\ntopic = ['a', 5]", "topic", "5"),
+    ("[tail]\ntopic = 'a b'", "topic", "'a b'"),
+    ("[tail]\nidle-timeout = 30", "idle-timeout", "30"),
+    ("[tail]\nidle-timeout = 'soon'", "idle-timeout", "'soon'"),
+    ("[tail]\ndeflate-level = 11", "deflate-level", "11"),
+    ("[tail]\nlog-format = 'xml'", "log-format", "'xml'"),
+    ("[tail]\nmax-in-flight = 1\nmax_in_flight = 2", "[tail]", "'max-in-flight'"),
+    ("[tail]\nconsumer-opt = 'max_atempts,3'", "consumer-opt", "'max_atempts'"),
+    ("[defaults]\nnsqd-tcp-address = 'a:b:c'", "nsqd-tcp-address", "'a:b:c'"),
+    ("[tail]\nsnappy = true\ndeflate = true", "snappy", "deflate"),
+    ("[tail]\njson = true\nformat = '%s'", "json", "format"),
+    ("[tail]\nheartbeat-interval = '2m'", "heartbeat_interval", "read_timeout"),
+    ("[tail]\ntls-cert = 'c'", "--tls-cert", "--tls-key"),
+    ("[tail]\nconfig = 'x'", "[tail]", "'config'"),
+    ("default_profile = 5\n[profile.prod]", "default_profile", "5"),
+    ("default_profile = 'prdo'\n[profile.prod]", "default_profile", "prdo"),
+    ("default_profile = 'p'\n[profile.p]\nsnapy = true", "[profile.p]", "'snapy'"),
+    ("default_profile = 'p'\n[profile.p.tial]", "[profile.p]", "'tial'"),
+    ("[profile]\nprod = 5", "[profile]", "'prod'"),
+    ("[tail]\n[to-file]\n[tail ]", "line 3", "column"),
+    ("[tail]\ncount = [1", "line 2", "column"),
+]
+"""Files, and what the one line about each names."""
+
+
+@pytest.mark.parametrize(("text", "place", "culprit"), WRONG)
+def test_a_mistake_in_a_file_is_one_line_that_names_file_place_and_culprit(
+    nsqtools: Called, write: Write, text: str, place: str, culprit: str
 ) -> None:
-    file = write(text)
-    expected = (2, "", f"nsqtools: b.toml: {message}\n")
-    assert nsqtools("tail", "--topic", "t", "--config", file) == expected
-    assert nsqtools("config", "check", file) == expected
+    file = write(f"{text}\n")
+    code, out, err = nsqtools("config", "check", file)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"nsqtools: {file}: ")
+    assert place in err
+    assert culprit in err
+    assert nsqtools("tail", "--topic", "t", "--config", file) == (code, out, err)
 
 
 def test_a_file_that_is_missing_or_unreadable_is_named_with_who_asked_for_it(
-    nsqtools: Run, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tail = ("tail", "--topic", "t")
-    missing = "no.toml: No such file or directory\n"
-    assert nsqtools(*tail, "--config", "no.toml") == (2, "", f"nsqtools: --config {missing}")
-    directory = f"nsqtools: --config {tmp_path}: Is a directory\n"
-    assert nsqtools(*tail, "--config", str(tmp_path)) == (2, "", directory)
+    assert "--config no.toml" in refused(*tail, "--config", "no.toml")
+    assert f"--config {tmp_path}" in refused(*tail, "--config", str(tmp_path))
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
-    latin = (2, "", "nsqtools: latin.toml: not UTF-8 at byte 5\n")
-    assert nsqtools(*tail, "--config", "latin.toml") == latin
+    assert "latin.toml" in refused(*tail, "--config", "latin.toml")
     monkeypatch.setenv("NSQTOOLS_CONFIG", "no.toml")
-    assert nsqtools(*tail) == (2, "", f"nsqtools: NSQTOOLS_CONFIG {missing}")
+    assert "NSQTOOLS_CONFIG no.toml" in refused(*tail)
 
 
-def test_a_file_that_no_person_wrote_is_refused_in_one_line(
-    nsqtools: Run, write: Any, tmp_path: Path
-) -> None:
-    def refused(name: str) -> str:
-        code, out, err = nsqtools("config", "check", name)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        return err.removeprefix(f"nsqtools: {name}: ")
-
-    assert refused("/dev/zero") == "more than 1MiB: no configuration file\n"
-    assert refused(write("a = " + "[" * 100_000)) == "nested too deeply\n"
-    assert refused(write("a = " + "9" * 5000)).startswith("Exceeds the limit")
-    deep = write(f"[{'.'.join('a' * 3000)}]\n")
-    assert nsqtools("config", "check", deep) == (2, "", f"nsqtools: {deep}: unknown table [a]\n")
-    text = "nsqtools: there is no configuration file to check: name one\n"
-    assert nsqtools("config", "check", "none") == (2, "", text)
+def test_a_file_that_no_person_wrote_is_refused_in_one_line(refused: Refused, write: Write) -> None:
+    deep = f"[{'.'.join('a' * 3000)}]\n"
+    texts = ("a = " + "[" * 100_000, "a = " + "9" * 5000, deep)
+    for name in ("/dev/zero", *(write(text, f"{n}.toml") for n, text in enumerate(texts))):
+        assert refused("config", "check", name).startswith(f"nsqtools: {name}: ")
 
 
-def test_a_byte_order_mark_is_no_error(shown: Shown, write: Any) -> None:
+def test_a_byte_order_mark_is_no_error(shown: Shown, write: Write) -> None:
     file = write("\ufeff[tail]\ncount = 5\n")
     assert shown("tail", "--config", file)["count"][0] == 5
 
 
-def test_a_profile_that_is_not_there_is_named_with_the_nearest(
-    nsqtools: Run, write: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_profile_that_is_not_there_is_named_with_who_asked_for_it(
+    refused: Refused, nsqtools: Called, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = ["tail", "--topic", "t", "--config", write(FILE)]
-
-    def refused(*args: str) -> str:
-        code, out, err = nsqtools(*args)
-        assert (code, out) == (2, "")
-        return err
-
-    text = "nsqtools: --profile prdo: b.toml has no such profile; did you mean 'prod'?\n"
-    assert refused(*file, "--profile", "prdo") == text
-    text = "nsqtools: --profile x: b.toml has no such profile; there are prod, test\n"
-    assert refused(*file, "--profile", "x") == text
-    assert refused(*file, "--profile", "prod", "--profile", "test") == (
-        "nsqtools tail: --profile: give one profile, not 'prod' and 'test'\n"
-        "Try 'nsqtools tail --help'.\n"
-    )
+    assert "--profile prdo" in refused(*file, "--profile", "prdo")
+    assert "--profile x" in refused("config", "check", "b.toml", "--profile", "x")
+    assert "--profile prod" in refused("tail", "--topic", "t", "--profile", "prod")
     assert nsqtools("config", "show", "tail", "--profile", "none")[0] == 0
-    text = "nsqtools: --profile x: b.toml has no such profile; there are prod, test\n"
-    assert refused("config", "check", "b.toml", "--profile", "x") == text
-    text = "nsqtools: --profile prod: no configuration file is read\n"
-    assert refused("tail", "--topic", "t", "--profile", "prod") == text
+    code, _, err = nsqtools(*file, "--profile", "prod", "--profile", "test")
+    assert (code, "--profile" in err) == (2, True)
     monkeypatch.setenv("NSQTOOLS_PROFILE", "prdo")
-    text = "nsqtools: NSQTOOLS_PROFILE prdo: b.toml has no such profile; did you mean 'prod'?\n"
-    assert refused(*file) == text
+    assert "NSQTOOLS_PROFILE prdo" in refused(*file)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +325,7 @@ def test_a_profile_that_is_not_there_is_named_with_the_nearest(
     ],
 )
 def test_a_table_in_two_spellings_is_refused(
-    nsqtools: Run, write: Any, text: str, command: str, both: str
+    nsqtools: Called, write: Write, text: str, command: str, both: str
 ) -> None:
     file = write(text)
     for line in ((*command.split(), "--config", file), ("config", "check", file)):
@@ -396,21 +334,17 @@ def test_a_table_in_two_spellings_is_refused(
 
 
 @pytest.mark.parametrize("name", ["success-on", "drop-on", "retry-on"])
-@pytest.mark.parametrize("text", ["999", "700", "600-601", "6xx", "ok", "20"])
 def test_a_status_that_there_is_not_is_refused_where_it_stands(
-    nsqtools: Run, write: Any, name: str, text: str
+    refused: Refused, write: Write, name: str
 ) -> None:
-    file = write(f"[to-http]\n{name} = '2xx, {text}'\n")
+    file = write(f"[to-http]\n{name} = '2xx, 600-601'\n")
     command = ("to-http", "--topic", "t", "--post", "http://a/")
     for line in ((*command, "--config", file), ("config", "check", file)):
-        code, _, stderr = nsqtools(*line)
-        assert code == 2
-        assert f"[to-http]: --{name}: {text!r}" in stderr
-    assert nsqtools(*command, f"--{name}", text)[0] == 2
+        assert f"[to-http]: --{name}: '600-601'" in refused(*line)
 
 
 def test_what_all_commands_of_a_cluster_share_may_stand_in_defaults(
-    nsqtools: Run, shown: Shown, write: Any
+    nsqtools: Called, shown: Shown, write: Write
 ) -> None:
     file = write("[defaults]\nnsqd-http-address = '127.0.0.1:1'\n")
     assert nsqtools("config", "check", file)[0] == 0
@@ -421,7 +355,7 @@ def test_what_all_commands_of_a_cluster_share_may_stand_in_defaults(
 
 
 def test_a_table_of_another_command_does_not_stop_this_one_but_is_found_by_check(
-    nsqtools: Run, shown: Shown, write: Any
+    nsqtools: Called, shown: Shown, write: Write
 ) -> None:
     text = (
         "[pub]\nrat = 5\ncount = 1\n[profile.p.lookup.nodes]\njsno = 1\n[lookup.tpoics]\n"
@@ -429,27 +363,29 @@ def test_a_table_of_another_command_does_not_stop_this_one_but_is_found_by_check
     )
     file = write(text)
     assert shown("tail", "--config", file)["count"][0] == 2
-    assert nsqtools("config", "check", file) == (
-        2,
-        "",
-        "nsqtools: b.toml: [pub]: unknown key 'rat'; did you mean 'rate'?\n"
-        "nsqtools: b.toml: [pub]: unknown key 'count'\n"
-        "nsqtools: b.toml: [lookup]: unknown table 'tpoics'; did you mean 'topics'?\n"
-        "nsqtools: b.toml: [profile.p.lookup.nodes]: unknown key 'jsno'; did you mean 'json'?\n"
-        "nsqtools: b.toml: [demo]: unknown key 'x'\n",
-    )
+    code, out, err = nsqtools("config", "check", file)
+    assert (code, out) == (2, "")
+    found = [re.findall(r"b\.toml: (\[.*?\]): .*?'(\w+)'", line) for line in err.splitlines()]
+    assert found == [
+        [("[pub]", "rat")],
+        [("[pub]", "count")],
+        [("[lookup]", "tpoics")],
+        [("[profile.p.lookup.nodes]", "jsno")],
+        [("[demo]", "x")],
+    ]
 
 
-def test_check_without_a_name_takes_the_file_that_commands_read(nsqtools: Run, write: Any) -> None:
-    text = "nsqtools: there is no configuration file to check: name one\n"
-    assert nsqtools("config", "check") == (2, "", text)
+def test_check_without_a_name_takes_the_file_that_commands_read(
+    nsqtools: Called, refused: Refused, write: Write
+) -> None:
+    assert refused("config", "check") == refused("config", "check", "none")
     write(FILE, "xdg/nsqtools/config.toml")
     code, out, err = nsqtools("config", "check")
     assert (code, out.endswith("config.toml: ok\n"), err) == (0, True, "")
 
 
 def test_the_starting_file_is_right_as_it_is_and_with_every_line_in_force(
-    nsqtools: Run, shown: Shown, write: Any
+    nsqtools: Called, shown: Shown, write: Write
 ) -> None:
     code, out, err = nsqtools("config", "init")
     assert (code, err, tomllib.loads(out)["defaults"]) == (0, "", {})
@@ -466,7 +402,7 @@ def test_the_starting_file_is_right_as_it_is_and_with_every_line_in_force(
 
 
 def test_a_key_of_defaults_is_not_for_a_namesake_of_one_command_alone(
-    shown: Shown, write: Any
+    shown: Shown, write: Write
 ) -> None:
     file = write('[defaults]\nmsg-timeout = "10s"\ntls-cert = "client.pem"\n')
     assert shown("tail", "--config", file)["msg-timeout"][:2] == ("10s", "file")
@@ -475,13 +411,12 @@ def test_a_key_of_defaults_is_not_for_a_namesake_of_one_command_alone(
 
 
 def test_secrets_are_masked(
-    shown: Shown, nsqtools: Run, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shown: Shown, nsqtools: Called, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NSQTOOLS_AUTH_SECRET", "s3cret")
     assert shown("tail")["auth-secret"] == ("********", "environment", "NSQTOOLS_AUTH_SECRET")
     (tmp_path / write("[tail]\nauth-secret = 12345678\n")).chmod(0o600)
-    text = "nsqtools: b.toml: [tail]: auth-secret: ******** is not text: write it in quotes\n"
-    assert nsqtools("config", "check", "b.toml") == (2, "", text)
+    assert "12345678" not in nsqtools("config", "check", "b.toml")[2]
     assert "s3cret" not in nsqtools("config", "show")[1]
     file = write("""[to-http]
 post = ["https://me:s3cret@a.test/hook?key=s3cret", "https://b.test/"]
@@ -494,83 +429,55 @@ proxy = "http://me:s3cret@proxy.test:3128"
     assert found["proxy"] == "http://********@proxy.test:3128"
 
 
-def test_a_secret_in_a_file_that_others_may_read_is_a_warning(
-    nsqtools: Run, write: Any, tmp_path: Path
+def test_a_secret_that_others_may_read_is_a_warning(
+    nsqtools: Called, write: Write, tmp_path: Path
 ) -> None:
-    file = write("[defaults]\nauth-secret = 's3cret'\n")
-    args = ["lookup", "topics", "--lookupd-http-address", "127.0.0.1:1", "--config", file]
-    text = "nsqtools: warning: b.toml holds a secret and may be read by others: chmod 600 it\n"
-    (tmp_path / file).chmod(0o644)
-    pub = ["pub", "--topic", "t", "--nsqd-tcp-address", "127.0.0.1:1", "--config", file, "x"]
-    assert nsqtools(*pub)[2].startswith(text)
-    assert nsqtools(*args)[2].startswith(text)
-    (tmp_path / file).chmod(0o600)
-    assert text not in nsqtools(*pub)[2]
+    """In the file, among its pairs, or in a file of its own."""
+    texts = {
+        "b.toml": "[defaults]\nauth-secret = 's3cret'\n",
+        "pairs.toml": "[profile.p.tail]\nconsumer-opt = ['tls-v1', 'auth-secret,s3cret']\n",
+        "secret": "s3cret\n",
+    }
+    for name, text in texts.items():
+        write(text, name)
+    pub = ["pub", "--topic", "t", "--nsqd-tcp-address", NOBODY]
+    lines = (
+        [*pub, "--config", "b.toml", "x"],
+        ["lookup", "topics", "--lookupd-http-address", NOBODY, "--config", "b.toml"],
+        ["config", "check", "pairs.toml"],
+        ["config", "show", "tail", "--config", "pairs.toml", "--profile", "p"],
+        [*pub, "--auth-secret-file", "secret", "x"],
+    )
+    for line in lines:
+        (name,) = set(line) & set(texts)
+        (tmp_path / name).chmod(0o640)
+        _, out, err = nsqtools(*line)
+        assert err.startswith("nsqtools: warning: ")
+        assert name in err.splitlines()[0]
+        assert "s3cret" not in out + err
+        (tmp_path / name).chmod(0o600)
+        assert "warning" not in nsqtools(*line)[2]
 
 
-def test_a_secret_file_that_cannot_be_used_is_one_line(
-    nsqtools: Run, write: Any, tmp_path: Path
+def test_a_secret_file_that_cannot_be_used_is_named_from_where_it_is_looked_for(
+    refused: Refused, write: Write, tmp_path: Path
 ) -> None:
-    def refused(path: str) -> str:
-        code, out, err = nsqtools("pub", "--topic", "t", "--auth-secret-file", path, "x")
-        assert (code, out) == (2, "")
-        return err
-
-    reason = "No such file or directory"
-    assert refused("no") == f"nsqtools: --auth-secret-file no: {reason}\n"
-    assert refused(".") == "nsqtools: --auth-secret-file .: Is a directory\n"
-    assert refused("/dev/null") == "nsqtools: --auth-secret-file /dev/null: empty\n"
-    (tmp_path / "long").write_text("x" * 70_000)
-    assert refused("long") == "nsqtools: --auth-secret-file long: more than 65536 characters\n"
     (tmp_path / "latin").write_bytes(b"\xe9")
     (tmp_path / "latin").chmod(0o600)
-    assert refused("latin") == "nsqtools: --auth-secret-file latin: not text\n"
-    file = write("[defaults]\nauth-secret-file = 'gone'\n")
-    code, _, err = nsqtools("pub", "--topic", "t", "--config", file, "x")
-    gone = tmp_path / "gone"
-    assert (code, err) == (2, f"nsqtools: --auth-secret-file {gone}: {reason}\n")
+    for path in ("no", ".", "/dev/null", write("x" * 70_000, "long"), "latin"):
+        (tmp_path / "long").chmod(0o600)
+        said = refused("pub", "--topic", "t", "--auth-secret-file", path, "x")
+        assert f"--auth-secret-file {path}: " in said
+    file = write("[defaults]\nauth-secret-file = 'gone'\n", "etc/c.toml")
+    assert f" {tmp_path / 'etc/gone'}: " in refused("pub", "--topic", "t", "--config", file, "x")
 
 
-def test_a_secret_file_that_others_may_read_is_a_warning(nsqtools: Run, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("s3cret\n")
-    pub = ["pub", "--topic", "t", "--nsqd-tcp-address", "127.0.0.1:1", "x"]
-    text = "nsqtools: warning: secret may be read by others: chmod 600 it\n"
-    secret.chmod(0o640)
-    assert nsqtools(*pub, "--auth-secret-file", "secret")[2].startswith(text)
-    secret.chmod(0o600)
-    assert text not in nsqtools(*pub, "--auth-secret-file", "secret")[2]
-
-
-def test_a_secret_among_the_pairs_counts_too_and_check_and_show_say_so(
-    nsqtools: Run, write: Any, tmp_path: Path
-) -> None:
-    file = write("[profile.p.tail]\nconsumer-opt = ['tls-v1', 'auth-secret,s3cret']\n")
-    (tmp_path / file).chmod(0o644)
-    text = "nsqtools: warning: b.toml holds a secret and may be read by others: chmod 600 it\n"
-    assert nsqtools("config", "check", file) == (0, "b.toml: ok\n", text)
-    code, out, err = nsqtools("config", "show", "tail", "--config", file, "--profile", "p")
-    assert (code, err) == (0, text)
-    assert "s3cret" not in out
-
-
-def test_what_drives_a_terminal_is_escaped_and_a_row_stays_a_row(nsqtools: Run) -> None:
+def test_what_drives_a_terminal_is_escaped_and_a_row_stays_a_row(nsqtools: Called) -> None:
     out = nsqtools("config", "show", "tail", "--client-id", "a\x1b[31m\tb\nc")[1]
     assert "client-id\ta\\x1b[31m\\tb\\nc\tflag\t--client-id\n" in out
 
 
-def test_what_is_required_is_named(nsqtools: Run) -> None:
-    text = "nsqtools tail: --topic TOPIC is required\nTry 'nsqtools tail --help'.\n"
-    assert nsqtools("tail", "--config", "none") == (2, "", text)
-
-
-def test_options_of_one_command_line_that_exclude_each_other_are_named(nsqtools: Run) -> None:
-    both = ["--nsqd-tcp-address", "a", "--lookupd-http-address", "b"]
-    text = "--nsqd-tcp-address and --lookupd-http-address exclude each other: choose one"
-    assert nsqtools("tail", "--topic", "t", *both)[2].splitlines()[0] == f"nsqtools tail: {text}"
-
-
-def test_show_without_a_command_lists_all_of_them(nsqtools: Run) -> None:
+def test_show_without_a_command_lists_all_of_them(nsqtools: Called) -> None:
     code, out, err = nsqtools("config", "show")
     assert (code, err) == (0, "")
     commands = {line.split("\t")[0] for line in out.splitlines()}
@@ -579,12 +486,7 @@ def test_show_without_a_command_lists_all_of_them(nsqtools: Run) -> None:
     assert "max-in-flight\t2500\tdefault\t\n" in nsqtools("config", "show", "tail")[1]
 
 
-def test_show_refuses_what_is_no_command(nsqtools: Run) -> None:
-    def refused(*args: str) -> str:
-        code, out, err = nsqtools("config", "show", *args)
-        assert (code, out) == (2, "")
-        return err.splitlines()[0].removeprefix("nsqtools config show: ")
-
-    assert refused("tial") == "no such command 'tial'; did you mean 'tail'?"
-    assert refused("lookup") == "lookup: has no options to show"
-    assert refused("lookup", "x") == "no such command 'x'"
+@pytest.mark.parametrize("words", [["tial"], ["lookup"], ["lookup", "x"]])
+def test_show_refuses_what_is_no_command(nsqtools: Called, words: list[str]) -> None:
+    code, out, err = nsqtools("config", "show", *words)
+    assert (code, out, words[-1] in err) == (2, "", True)

@@ -1,20 +1,18 @@
-"""The commands of ``pipeline`` up to where Spark begins; the lines are a table of mistakes."""
+"""The commands of ``pipeline`` up to where Spark begins: its lines are those of seven commands."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
+import re
 import signal
 import threading
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli import cli
-from nsqtools.cli.exits import run
 from nsqtools.cli.pipeline import querying
 from nsqtools.cli.pipeline.running import Run
 from nsqtools.cli.pipeline.sources import (
@@ -38,7 +36,7 @@ from nsqtools.config import (
 )
 from nsqtools.errors import ConfigError, LockedError, RecordError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.spark import claims, folders, places
+from nsqtools.spark import claims, folders, places, replayed
 from nsqtools.spark.depths import Depths
 from nsqtools.spark.options import parse_sink, parse_source, with_secret
 from nsqtools.spark.progress import Progress
@@ -48,28 +46,33 @@ from tests.support.spark import needs_spark
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-
-class Nsqtools(Protocol):
-    def __call__(self, *args: str) -> tuple[int, str, str]: ...
+    from tests.support.process import Called
 
 
 @pytest.fixture
-def nsqtools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Nsqtools:
-    """Runs a command line in this process, in ``tmp_path``: exit code, stdout, stderr."""
+def pipeline(nsqtools: Called) -> Called:
+    """Runs a command of ``pipeline`` in this process, in ``tmp_path``."""
     needs_spark("what commands of the pipeline say before they start it")
-    monkeypatch.chdir(tmp_path)
-    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / "xdg"))
-    for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
-        monkeypatch.delenv(name)
+    return lambda *args: nsqtools("pipeline", *args)
 
-    def call(*args: str) -> tuple[int, str, str]:
-        code = run(cli, ("pipeline", *args))
-        return code, *capsys.readouterr()
 
-    return call
+@pytest.fixture
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark is not started, and the rest goes on as if it were."""
+    for name in ("open_session", "ship", "check_executors"):
+        monkeypatch.setattr(f"nsqtools.cli.pipeline.running.{name}", lambda *_, **__: nullcontext())
+
+
+async def none_waits(*_: object) -> int:
+    return 0
+
+
+async def one_waits(*_: object) -> int:
+    return 1
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.message for each in caplog.records if each.levelname == "WARNING"]
 
 
 ARCHIVE = ("archive", "--topic", "t", "--channel", "c", "--output", "lake")
@@ -89,8 +92,10 @@ class TestOptions:
             staging="/s",
         )
 
-    def test_what_the_source_gets_is_what_was_asked_for(self, tmp_path: Path) -> None:
-        os.chdir(tmp_path)
+    def test_what_the_source_gets_is_what_was_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         config = StreamConfig(
             max_in_flight=5,
             max_in_flight_bytes=1000,
@@ -135,7 +140,7 @@ class TestOptions:
         made = self.made(StreamConfig(auth_secret="s3cret"))
         assert "s3cret" not in json.dumps(made)
         assert os.environ[parse_source(made).auth_secret_env] == "s3cret"
-        with pytest.raises(ConfigError, match="give --auth-secret-file, a file that they can"):
+        with pytest.raises(ConfigError, match="--auth-secret-file"):
             self.made(StreamConfig(auth_secret="s3cret"), master="spark://a:7077")
         made = self.made(StreamConfig(auth_secret_env="MINE"), master="yarn")
         assert parse_source(made).auth_secret_env == "MINE"
@@ -150,22 +155,17 @@ class TestOptions:
         assert settings.config.mode == "all"
 
     @pytest.mark.parametrize("parse", [parse_source, parse_sink])
-    def test_errors_name_flags(self, parse: Any, tmp_path: Path) -> None:
+    def test_a_secret_that_is_not_there_is_named_by_its_flag(self, parse: Any) -> None:
+        made = connection_options(StreamConfig(auth_secret_file="/no/secret"), "local")
         given = {"subscribe": "t", "channel": "c", "stagingLocation": "/s"}
-        missing = tmp_path / "none"
+        options = made | (given if parse is parse_source else {"topic": "t"})
+        with pytest.raises(ConfigError, match=r"^--auth-secret-file /no/secret: "):
+            with_secret(parse(options))
 
-        def error(**config: Any) -> str:
-            made = connection_options(StreamConfig(**config), "local")
-            options = made | (given if parse is parse_source else {"topic": "t"})
-            with pytest.raises(ConfigError) as caught:
-                with_secret(parse(options))
-            return str(caught.value)
-
-        found = error(auth_secret_file=str(missing))
-        assert found == f"--auth-secret-file {missing}: No such file or directory"
-
-    def test_state_is_in_the_output_unless_told(self, tmp_path: Path) -> None:
-        os.chdir(tmp_path)
+    def test_state_is_in_the_output_unless_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         assert Places.of(StreamOptions(), "lake") == (
             f"{tmp_path}/lake",
             f"{tmp_path}/lake/_nsqtools/checkpoint",
@@ -180,7 +180,7 @@ class TestOptions:
         assert schema_text(str(tmp_path / "schema")) == "a INT"
         assert schema_text("a INT") == "a INT"
         assert schema_text("") == ""
-        with pytest.raises(ConfigError, match=r"--schema schema\.json: no such file"):
+        with pytest.raises(ConfigError, match=r"--schema schema\.json"):
             schema_text("schema.json")
 
     def test_records_of_inputs_are_laid_out_as_to_file_has_them(self) -> None:
@@ -206,84 +206,31 @@ class TestOptions:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "culprit"),
     [
-        (("archive",), "--topic TOPIC is required"),
-        (ARCHIVE[:3], "--channel CHANNEL is required"),
-        (ARCHIVE[:5], "--output DIR is required"),
-        ((*ARCHIVE, "--conf", "x"), "--conf 'x': expected KEY=VALUE"),
-        (
-            (*ARCHIVE, "--topic", "x#ephemeral"),
-            "--topic x#ephemeral: it is gone, with its messages",
-        ),
-        (
-            (*ARCHIVE, "--nsqd-http-address", "a:1", "--nsqd-http-address", "b:1"),
-            "--nsqd-http-address: there are 2, for 1 of --nsqd-tcp-address: give one for each",
-        ),
-        (
-            (*ARCHIVE, "--nsqd-http-address", "a:1", "--lookupd-http-address", "l:1"),
-            "--nsqd-http-address: nsqlookupd tells them",
-        ),
-        ((*ARCHIVE, "--format", "orc"), "'orc' is not one of parquet, json, delta"),
-        ((*ARCHIVE, "--schema", "none.json"), "--schema none.json: no such file"),
-        ((*ARCHIVE, "--staging", "s3a://b/s"), "staging s3a://b/s: s3a: cannot rename"),
-        (("sql",), "--query SQL is required"),
-        (SQL, "--topic is required, unless --input names archives"),
-        ((*SQL, "--topic", "t"), "--channel is required, unless --input names archives"),
-        ((*SQL, "--format", "parquet"), "--format parquet: needs --output"),
-        (
-            (*SQL, "--format", "topic", "--output", "d"),
-            "--output: --format topic has no use for it",
-        ),
-        (
-            (*SQL, "--destination-topic", "t", "--output", "d"),
-            "--output and --destination-topic exclude each other",
-        ),
-        (
-            (*SQL, "--topic", "t", "--channel", "c", "--destination-topic", "u"),
-            "--checkpoint is required with --format topic",
-        ),
-        (
-            (*SQL, "--topic", "t", "--channel", "c", "--output", "d", "--output-mode", "update"),
-            "--output-mode update: rows in files stay as they are",
-        ),
-        (("sql", "--query", "@none", "--input", "x"), "--query @none: No such file or directory"),
-        (("compact", "--output", "d"), "--input PATH is required"),
-        (("compact", "--input", "x"), "--output DIR is required"),
-        (("compact", "--input", "x", "--delimiter", ","), "--delimiter: needs --input-format raw"),
-        (("replay", "--input", "x"), "--topic TOPIC is required"),
-        (
-            ("replay", "--input", os.devnull, "--topic", "t"),
-            f"--staging is required, since --input {os.devnull} is no directory",
-        ),
-        (("replay", "--input", "x", "--topic", "t"), "--input x: No such file or directory"),
-        (("replay", "--input", "x", "--topic", "t", "--staging", "s"), "--input x: No such file"),
-        (("compact", "--input", "x", "--output", "d"), "--input x: No such file or directory"),
-        ((*SQL, "--input", "x"), "--input x: No such file or directory"),
-        (("compact", "--input", ".", "--output", "d"), "--output d: is in --input ., whose"),
-        (("compact", "--input", ".", "--output", "."), "--output .: is in --input ., whose"),
-        (("compact", "--input", ".", "--output", ".."), "--input .: is in --output .., where the"),
-        ((*ARCHIVE, "--lock", "no/x.lock"), "--lock no/x.lock: No such file or directory"),
-        ((*ARCHIVE, "--lock", "."), "--lock .: Is a directory"),
-        ((*ARCHIVE, "--checkpoint", "/dev/null/c"), "--checkpoint /dev/null/c: Not a directory"),
-        ((*ARCHIVE, "--output", "/dev/null/x"), "--output /dev/null/x: Not a directory"),
-        ((*ARCHIVE, "--master", "foo"), "--master foo: expected local, local[N], local[*], spark:"),
-        ((*ARCHIVE, "--master", "local[x]"), "--master local[x]: expected local, local[N]"),
+        ((*ARCHIVE, *["--nsqd-http-address", "a:1"] * 2), "--nsqd-http-address"),
+        ((*ARCHIVE, "--schema", "none.json"), "--schema none.json"),
+        ((*ARCHIVE, "--staging", "s3a://b/s"), "staging s3a://b/s"),
+        ((*ARCHIVE, "--lock", "no/x.lock"), "--lock no/x.lock"),
+        ((*ARCHIVE, "--checkpoint", "/dev/null/c"), "--checkpoint /dev/null/c"),
+        ((*ARCHIVE, "--output", "/dev/null/x"), "--output /dev/null/x"),
+        ((*ARCHIVE, "--master", "local[x]"), "--master local[x]"),
+        ((*SQL, "--topic", "t", "--channel", "c", "--destination-topic", "u"), "--checkpoint"),
+        ((*SQL, "--input", "x"), "--input x"),
+        (("compact", "--input", ".", "--output", "d"), "--output d"),
+        (("compact", "--input", ".", "--output", ".."), "--input ."),
+        (("replay", "--input", "x", "--topic", "t", "--staging", "s"), "--input x"),
     ],
 )
-def test_what_cannot_be_is_said_without_spark(
-    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], said: str
+def test_what_cannot_be_is_a_mistake_before_spark_starts_and_leaves_nothing(
+    pipeline: Called, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], culprit: str
 ) -> None:
     monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
+    monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
     before = os.listdir()
-    code, out, err = nsqtools(*args)
-    assert (code, out) == (2, "")
-    assert said in err
+    code, out, err = pipeline(*args)
+    assert (code, out, culprit in err) == (2, "", True)
     assert os.listdir() == before
-
-
-async def none_waits(*_: object) -> int:
-    return 0
 
 
 @pytest.mark.parametrize(
@@ -322,28 +269,27 @@ class Interrupted:
 
     def signal(self) -> None:
         os.kill(os.getpid(), self._number)
-        assert self._known.wait(10)
+        assert self._known.wait(60)
 
 
 @pytest.mark.parametrize(
-    ("command", "codes", "said"),
+    ("command", "codes"),
     [
-        (COMPACT, (1, 130), "stopped: the output is as it was"),
-        (REPLAY, (1, 130), "stopped before the messages were chosen: none is published"),
-        ((*SQL, "--input", "lake"), (1, 130), "stopped before all was done"),
-        ((*SQL, "--input", "lake", "--explain"), (1, 130), "stopped before all was done"),
-        (ARCHIVE, (0, 0), ""),
+        (COMPACT, (1, 130)),
+        (REPLAY, (1, 130)),
+        ((*SQL, "--input", "lake"), (1, 130)),
+        ((*SQL, "--input", "lake", "--explain"), (1, 130)),
+        (ARCHIVE, (0, 0)),
     ],
     ids=["compact", "replay", "sql", "explain", "archive"],
 )
 def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_stream(
-    nsqtools: Nsqtools,
+    pipeline: Called,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     command: tuple[str, ...],
     codes: tuple[int, int],
-    said: str,
 ) -> None:
     (tmp_path / "lake").mkdir()
     monkeypatch.setattr("nsqtools.spark.replay.reach", none_waits)
@@ -353,59 +299,54 @@ def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_s
             spark = Interrupted(patching, number)
             patching.setattr("nsqtools.cli.pipeline.running.open_session", spark.starting)
             caplog.clear()
-            assert nsqtools(*command)[:2] == (code, "")
-            assert [each.message for each in caplog.records if each.levelname == "WARNING"] == (
-                [said] if said else []
-            )
+            assert pipeline(*command)[:2] == (code, "")
+            assert len(warnings(caplog)) == (code != 0)
 
 
-async def one_waits(*_: object) -> int:
-    return 1
-
-
+@pytest.mark.usefixtures("no_session")
 def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_are_left(
-    nsqtools: Nsqtools,
+    pipeline: Called,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from nsqtools.spark import replay, replayed
-
     (tmp_path / "lake").mkdir()
+    chosen = {
+        "inputs": [os.path.realpath("lake")],
+        "topic": "t",
+        "where": "",
+        "order_by": "",
+        "layout": None,
+    }
     spark = Interrupted(monkeypatch, signal.SIGTERM)
+    staged: list[str] = []
 
-    def stage(_: object, settings: replay.ReplaySettings, *__: object) -> None:
+    def stage(_: object, settings: Any, *__: object) -> None:
+        staged.append(settings.staging)
         os.makedirs(settings.staging)
-        state = replayed.State(replay._identity(settings), [("part-0", 2000)])
-        replayed.save(settings.staging, state)
+        replayed.save(settings.staging, replayed.State(chosen, [("part-0", 2000)]))
         spark.signal()
 
     monkeypatch.setattr("nsqtools.spark.replay.reach", none_waits)
     monkeypatch.setattr("nsqtools.spark.replay.stage", stage)
-    for name in ("open_session", "ship", "check_executors"):
-        monkeypatch.setattr(f"nsqtools.cli.pipeline.running.{name}", lambda *_, **__: nullcontext())
-    assert nsqtools(*REPLAY, "-v")[0] == 1
-    said = [each.message for each in caplog.records]
-    assert "0 messages published; 2,000 are left, with which the next run goes on" in said
-    assert "stopped before a message was published: 2,000 are left" in said
+    assert pipeline(*REPLAY)[0] == 1
+    (told,) = warnings(caplog)
+    assert "2,000" in told
+    assert replayed.load(staged[0], chosen)
 
 
-def test_what_to_do_about_a_damaged_file_is_said(
-    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.usefixtures("no_session")
+def test_a_damaged_file_is_named(
+    pipeline: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def damaged(*_: object) -> None:
         raise RecordError("lake/a.log.gz: the file ends in a member")
 
     (tmp_path / "lake").mkdir()
     monkeypatch.setattr("nsqtools.spark.compact.compact", damaged)
-    for name in ("open_session", "ship", "check_executors"):
-        monkeypatch.setattr(f"nsqtools.cli.pipeline.running.{name}", lambda *_, **__: nullcontext())
-    code, _, err = nsqtools(*COMPACT)
-    assert code == 1
-    assert err == (
-        "nsqtools: lake/a.log.gz: the file ends in a member; nothing was changed or deleted: move "
-        "that file away, or leave it out\n"
-    )
+    code, _, err = pipeline(*COMPACT)
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("nsqtools: lake/a.log.gz: ")
 
 
 class Service:
@@ -413,20 +354,17 @@ class Service:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.done = threading.Event(), threading.Event()
-        for name in ("open_session", "ship", "check_executors"):
-            monkeypatch.setattr(
-                f"nsqtools.cli.pipeline.running.{name}", lambda *_, **__: nullcontext()
-            )
         monkeypatch.setattr("nsqtools.cli.pipeline.streaming.note_java", lambda *_: None)
         monkeypatch.setattr("nsqtools.spark.archive.archive", self.archive)
 
     def archive(self, *_: object, **__: object) -> None:
         self.begun.set()
-        assert self.done.wait(10)
+        assert self.done.wait(60)
 
 
+@pytest.mark.usefixtures("no_session")
 def test_a_service_tells_of_servers_that_fall_silent_and_goes_on(
-    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pipeline: Called, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = Service(monkeypatch)
     asked = 0
@@ -434,7 +372,7 @@ def test_a_service_tells_of_servers_that_fall_silent_and_goes_on(
     class Silent(Depths):
         async def ask(self) -> dict[tuple[str, str], int]:
             nonlocal asked
-            assert service.begun.wait(10)
+            assert service.begun.wait(60)
             found = await super().ask()
             asked += 1
             if asked == 3:
@@ -446,23 +384,22 @@ def test_a_service_tells_of_servers_that_fall_silent_and_goes_on(
     monkeypatch.setattr("nsqtools.cli.pipeline.streaming._LOOK", 0.0)
     nobody = f"127.0.0.1:{free_port()}"
     given = ("--nsqd-tcp-address", nobody, "--nsqd-http-address", nobody)
-    assert nsqtools(*ARCHIVE, "--continuous", *given)[0] == 0
-    warned = [each.message for each in caplog.records if each.levelname == "WARNING"]
-    assert len(warned) == 1
-    assert warned[0].startswith(f"nsqd {nobody}: ")
+    assert pipeline(*ARCHIVE, "--continuous", *given)[0] == 0
+    (warned,) = warnings(caplog)
+    assert f"nsqd {nobody}: " in warned
     service.done.clear()
     asked = 4
     threading.Timer(0.1, service.done.set).start()
-    assert nsqtools(*ARCHIVE, *given)[0] == 0
+    assert pipeline(*ARCHIVE, *given)[0] == 0
     assert asked == 4
 
 
 def test_a_replay_looks_for_nsqd_before_it_starts_spark(
-    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pipeline: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "lake").mkdir()
     monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
-    code, _, err = nsqtools(*REPLAY, "--nsqd-tcp-address", "127.0.0.1:1")
+    code, _, err = pipeline(*REPLAY, "--nsqd-tcp-address", "127.0.0.1:1")
     assert code == 3
     assert "127.0.0.1:1" in err
 
@@ -477,7 +414,7 @@ def test_a_replay_looks_for_nsqd_before_it_starts_spark(
     ],
 )
 def test_executors_are_asked_for_what_their_connections_need(
-    nsqtools: Nsqtools,
+    pipeline: Called,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],
     packages: list[str],
@@ -495,28 +432,26 @@ def test_executors_are_asked_for_what_their_connections_need(
     )
     monkeypatch.setattr("nsqtools.cli.pipeline.running.ship", lambda _: None)
     monkeypatch.setattr("nsqtools.cli.pipeline.running.check_executors", check)
-    assert nsqtools(*command)[0] == 2
+    assert pipeline(*command)[0] == 2
     assert asked == packages
 
 
 def test_nothing_but_nsqd_is_needed_to_say_that_it_is_unreachable(
-    nsqtools: Nsqtools, tmp_path: Path
+    pipeline: Called, tmp_path: Path
 ) -> None:
-    code, out, err = nsqtools(*ARCHIVE, "--nsqd-tcp-address", "127.0.0.1:1", "-q")
-    assert (code, out) == (3, "")
-    assert err.startswith("nsqtools: no nsqd answers: 127.0.0.1:2: ")
-    assert err.endswith("give --nsqd-http-address\n")
-    assert err.count("\n") == 1
+    code, out, err = pipeline(*ARCHIVE, "--nsqd-tcp-address", "127.0.0.1:1", "-q")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "127.0.0.1:2" in err
     assert not (tmp_path / "lake").exists()
 
 
 def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
-    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pipeline: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
     monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
     for command in (ARCHIVE, (*SQL, "--topic", "t", "--channel", "c", "--output", "lake")):
-        assert nsqtools(*command) == (0, "", "")
+        assert pipeline(*command) == (0, "", "")
         assert not list(tmp_path.iterdir())
 
 
@@ -539,7 +474,7 @@ class TestConsole:
 
     @pytest.mark.parametrize("staging", [(), ("--staging", "given")])
     def test_a_channel_has_a_place_for_what_was_not_shown_and_one_run_has_it(
-        self, nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, state: Path, staging: Any
+        self, pipeline: Called, monkeypatch: pytest.MonkeyPatch, state: Path, staging: Any
     ) -> None:
         places: list[Path] = []
         command: tuple[str, ...] = ()
@@ -547,21 +482,21 @@ class TestConsole:
         async def note(*_: object) -> int:
             root = state if not staging else Path("given")
             places.extend(each.parent for each in root.glob("sql-*/lock"))
-            assert nsqtools(*command)[0] == 75
+            assert pipeline(*command)[0] == 75
             return 0
 
         monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", note)
         other = (*SQL, "--topic", "t", "--channel", "d")
         for asked in (self.ASK, (*self.ASK, "--query", "SELECT 2 FROM nsq"), other):
             command = (*asked, *staging)
-            assert nsqtools(*command)[0] == 0
+            assert pipeline(*command)[0] == 0
         assert len(places) == 3
         assert places[0] == places[1] != places[2]
         assert not any(each.exists() for each in places)
 
     def test_what_was_not_shown_is_work_and_is_told_of_until_it_is_shown(
         self,
-        nsqtools: Nsqtools,
+        pipeline: Called,
         monkeypatch: pytest.MonkeyPatch,
         state: Path,
         caplog: pytest.LogCaptureFixture,
@@ -573,7 +508,7 @@ class TestConsole:
             raise UnreachableError("nobody")
 
         monkeypatch.setattr("nsqtools.cli.pipeline.running.open_session", start)
-        assert nsqtools(*self.ASK) == (0, "", "")
+        assert pipeline(*self.ASK) == (0, "", "")
         place: list[str] = []
         kept = claims.only_one
 
@@ -582,22 +517,22 @@ class TestConsole:
             return kept(held)
 
         monkeypatch.setattr("nsqtools.cli.pipeline.streaming.only_one", only_one)
-        assert nsqtools(*self.ASK)[0] == 0
+        assert pipeline(*self.ASK)[0] == 0
         self.leave(Path(place[0]))
         for answer in (none_waits, silent):
             monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", answer)
             caplog.clear()
-            assert "Spark is started" in nsqtools(*self.ASK)[2]
+            assert "Spark is started" in pipeline(*self.ASK)[2]
             said = caplog.messages[-1]
-            assert said.startswith("7 messages received")
+            assert said.startswith("7 ")
             assert place[0] in said
 
     def test_a_staging_that_cannot_be_locked_needs_a_checkpoint(
-        self, nsqtools: Nsqtools, state: Path
+        self, pipeline: Called, state: Path
     ) -> None:
-        code, _, err = nsqtools(*self.ASK, "--staging", "hdfs://n/s")
+        code, _, err = pipeline(*self.ASK, "--staging", "hdfs://n/s")
         assert code == 2
-        assert "--checkpoint is required with --staging hdfs://n/s" in err
+        assert "--staging hdfs://n/s" in err
 
     @pytest.mark.parametrize("takes", [0, 1, 2])
     def test_rows_in_a_pipe_are_shown_once_their_reader_has_them_and_is_still_there(
@@ -623,29 +558,29 @@ class TestConsole:
                 os.close(reading)
 
 
-def test_a_run_is_refused_while_another_one_goes_on(nsqtools: Nsqtools, tmp_path: Path) -> None:
+def test_a_run_is_refused_while_another_one_goes_on(pipeline: Called, tmp_path: Path) -> None:
     with claims.only_one(str(tmp_path / "lake/_nsqtools/checkpoint")):
-        code, _, err = nsqtools(*ARCHIVE)
+        code, _, err = pipeline(*ARCHIVE)
         assert code == 75
         given = ("--checkpoint", "lake/_nsqtools/checkpoint", "--output", "other")
-        assert nsqtools(*ARCHIVE, *given)[0] == 75
+        assert pipeline(*ARCHIVE, *given)[0] == 75
     assert not list(tmp_path.iterdir())
-    assert f"is locked by process {os.getpid()}: try again when that has ended" in err
+    assert f"process {os.getpid()}" in err
     with claims.only_one("mine"):
-        assert nsqtools(*ARCHIVE, "--lock", "mine/lock")[0] == 75
+        assert pipeline(*ARCHIVE, "--lock", "mine/lock")[0] == 75
 
 
-def test_a_checkpoint_of_another_channel_is_refused(nsqtools: Nsqtools, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_channel_is_refused(pipeline: Called, tmp_path: Path) -> None:
     checkpoint = tmp_path / "lake/_nsqtools/checkpoint"
     began(checkpoint, '{"topics": ["t"], "channel": "old"}')
-    code, _, err = nsqtools(*ARCHIVE)
+    code, _, err = pipeline(*ARCHIVE)
     assert code == 2
-    assert "it is of --channel old, not of c: give another --checkpoint, or that --channel" in err
+    assert "--channel old" in err
 
 
 @pytest.mark.parametrize("stamp", ["", '{"topics": ["t"], "chan', "[]", b"\xff"])
 def test_a_damaged_stamp_is_an_error_that_says_what_to_do(
-    nsqtools: Nsqtools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str | bytes
+    pipeline: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str | bytes
 ) -> None:
     monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
     monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
@@ -653,9 +588,9 @@ def test_a_damaged_stamp_is_an_error_that_says_what_to_do(
     began(checkpoint, "")
     damaged = stamp if isinstance(stamp, bytes) else stamp.encode()
     (checkpoint / "nsq-source").write_bytes(damaged)
-    code, _, err = nsqtools(*ARCHIVE)
+    code, _, err = pipeline(*ARCHIVE)
     assert code == 1
-    assert f"{checkpoint}/nsq-source: damaged: remove it, if" in err
+    assert f"{checkpoint}/nsq-source" in err
     assert (checkpoint / "nsq-source").read_bytes() == damaged
 
 
@@ -669,7 +604,7 @@ def began(checkpoint: Path, stamp: str, batch: int = 1) -> None:
 
 
 def test_a_checkpoint_under_which_nothing_was_archived_is_anybodys(
-    nsqtools: Nsqtools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pipeline: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(*_: object, **__: object) -> None:
         raise ConfigError("Spark is started")
@@ -677,7 +612,7 @@ def test_a_checkpoint_under_which_nothing_was_archived_is_anybodys(
     monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
     monkeypatch.setattr("nsqtools.cli.pipeline.running.open_session", start)
     began(tmp_path / "lake/_nsqtools/checkpoint", '{"topics": ["u"], "channel": "c"}', batch=0)
-    assert "Spark is started" in nsqtools(*ARCHIVE)[2]
+    assert "Spark is started" in pipeline(*ARCHIVE)[2]
 
 
 class TestOutputs:
@@ -701,46 +636,38 @@ class TestOutputs:
         assert self.stamp("", "/s")["output"] == ""
 
     @pytest.mark.parametrize("state", ["a/_nsqtools/checkpoint", "state"])
-    def test_another_output_is_refused(
-        self, nsqtools: Nsqtools, tmp_path: Path, state: str
-    ) -> None:
+    def test_another_output_is_refused(self, pipeline: Called, tmp_path: Path, state: str) -> None:
         mine = self.stamp(f"{tmp_path}/a", f"{tmp_path}/{state}")
         began(tmp_path / state, json.dumps(mine))
-        code, _, err = nsqtools(*ARCHIVE, "--checkpoint", state)
+        code, _, err = pipeline(*ARCHIVE, "--checkpoint", state)
         assert code == 2
-        assert f"--checkpoint {tmp_path}/{state}: it is of --output {tmp_path}/a, not of" in err
-        assert f"{tmp_path}/lake: give another --checkpoint, or that --output; if that was" in err
-        assert f"moved, remove {tmp_path}/{state}/nsq-source" in err
+        for place in (f"--checkpoint {tmp_path}/{state}", f"{tmp_path}/a", f"{tmp_path}/lake"):
+            assert place in err
         (tmp_path / state / "nsq-source").unlink()
         claims.check_stamp(str(tmp_path / state), self.stamp(f"{tmp_path}/lake", "/s"))
 
 
 def test_missing_java_is_an_error_that_says_what_to_install(
-    nsqtools: Nsqtools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pipeline: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     for command in (ARCHIVE, (*SQL, "--input", "x"), ("compact", "--input", "x", "--output", "d")):
-        code, _, err = nsqtools(*command)
-        assert code == 2
-        assert "Spark needs Java 17" in err
-        assert "apt-get install" in err or "brew install" in err
+        code, _, err = pipeline(*command)
+        assert (code, "Java 17" in err) == (2, True)
 
 
 def test_a_table_of_the_file_serves_all_commands_of_the_group(
-    nsqtools: Nsqtools, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nsqtools: Called, tmp_path: Path
 ) -> None:
-    file = tmp_path / "c.toml"
-    file.write_text(
-        '[pipeline]\nmaster = "local[3]"\nspark-log = "spark.log"\n'
+    (tmp_path / "c.toml").write_text(
+        '[pipeline]\nmaster = "local[3]"\n'
         '[pipeline.archive]\noutput = "hdfs://n/lake"\ncheckpoint = "state"\n'
     )
-    assert run(cli, ("config", "show", "--json", "--config", str(file), "pipeline", "archive")) == 0
-    shown = {row["option"]: row["value"] for row in json.loads(capsys.readouterr().out)}
-    assert shown["master"] == "local[3]"
-    assert shown["output"] == "hdfs://n/lake"
-    assert shown["checkpoint"] == str(tmp_path / "state")
-    assert shown["spark-log"] == str(tmp_path / "spark.log")
+    shown = nsqtools("config", "show", "--json", "--config", "c.toml", "pipeline", "archive")[1]
+    values = {row["option"]: row["value"] for row in json.loads(shown)}
+    assert (values["master"], values["output"]) == ("local[3]", "hdfs://n/lake")
+    assert values["checkpoint"] == str(tmp_path / "state")
 
 
 class TestCheckpoint:
@@ -794,7 +721,7 @@ class TestCheckpoint:
     def test_two_runs_never_have_one_checkpoint(self, checkpoint: Path) -> None:
         with (
             claims.only_one(str(checkpoint)),
-            pytest.raises(LockedError, match="give another --checkpoint"),
+            pytest.raises(LockedError, match="--checkpoint"),
             claims.only_one(str(checkpoint)),
         ):
             pass
@@ -836,7 +763,7 @@ class TestPlaces:
         self, tmp_path: Path
     ) -> None:
         (tmp_path / "file").touch()
-        with pytest.raises(ConfigError, match=r"--output .*/file: File exists"):
+        with pytest.raises(ConfigError, match=r"--output .*/file: "):
             folders.check_output(str(tmp_path / "file"), "--output")
         folders.check_output("s3a://b/x", "--output")
         folders.check_output(str(tmp_path / "new/lake"), "--output")
@@ -845,32 +772,21 @@ class TestPlaces:
 
 class TestViews:
     def progress(self, **values: Any) -> Progress:
-        known = {
-            "batch": 3,
-            "rows": 1000,
-            "written": 900,
-            "seconds": 0.5,
-            "backlog": 20,
-            "lag": 1.5,
-        }
-        return Progress(**{**known, **values})
+        known = {"batch": 3, "rows": 1000, "written": 900, "seconds": 0.5, "backlog": 20}
+        return Progress(**{**known, "lag": 1.5, **values})
 
     def test_a_batch_is_a_line_and_a_look_that_finds_nothing_none(self) -> None:
         view = StreamView("archived")
-        assert view.line == "0 messages archived"
-        line = view.add(self.progress())
-        assert line == "batch 3: 900 messages archived, 2,000/s, backlog 20, batch 0.5 s, lag 1.5 s"
-        idle = self.progress(rows=0, written=0, backlog=None, lag=None)
-        assert view.add(idle) == ""
-        assert view.line == "900 messages archived, idle"
-        assert view.summary == "900 messages archived, 100 left out by --where in 1 batch"
+        assert numbers(view.add(self.progress())) == ["3", "900", "2,000", "20", "0.5", "1.5"]
+        assert view.add(self.progress(rows=0, written=0, backlog=None, lag=None)) == ""
+        assert numbers(view.line) == ["900"]
+        assert numbers(view.summary) == ["900", "100", "1"]
 
     def test_rows_of_a_query_are_no_messages_that_were_left_out(self) -> None:
         view = StreamView()
-        assert view.line == "0 messages read, 0 rows written"
         line = view.add(self.progress(rows=24, written=0, lag=None))
-        assert line == "batch 3: 24 messages read, 0 rows written, 48/s, backlog 20, batch 0.5 s"
-        assert view.summary == "24 messages read, 0 rows written in 1 batch"
+        assert numbers(line) == ["3", "24", "0", "48", "20", "0.5"]
+        assert numbers(view.summary) == ["24", "0", "1"]
 
     def test_what_went_wrong_is_logged_once_in_each_wording(
         self, caplog: pytest.LogCaptureFixture
@@ -882,12 +798,6 @@ class TestViews:
 
     def test_metrics_are_those_that_are_known(self) -> None:
         view = StreamView("archived")
-        names = [metric.name for metric in view.metrics()]
-        assert names == [
-            "nsqtools_pipeline_batches_total",
-            "nsqtools_pipeline_received_total",
-            "nsqtools_pipeline_written_total",
-        ]
         view.add(self.progress())
         view.add(self.progress(lag=None))
         values = {metric.name: metric.samples[0].value for metric in view.metrics()}
@@ -899,22 +809,15 @@ class TestViews:
             "nsqtools_pipeline_backlog": 20,
         }
 
-    def test_a_step_is_told_once(self) -> None:
-        view = StepView()
-        assert view.add(("reading", 0, 10)) == "reading"
-        assert view.add(("reading", 5, 10)) == ""
-        assert view.line == "reading, 5 of 10"
-        assert view.add(("writing", 0, 0)) == "writing"
-        assert view.line == "writing"
-
-    def test_metrics_of_a_step_are_how_much_is_done_and_of_how_much(self) -> None:
+    def test_a_step_is_told_once_and_measured(self) -> None:
         view = StepView()
         assert list(view.metrics()) == []
-        view.add(("publishing", 5, 10))
+        assert view.add(("reading", 0, 10)) == "reading"
+        assert view.add(("reading", 5, 10)) == ""
+        assert numbers(view.line) == ["5", "10"]
         name = "nsqtools_pipeline_step"
-        found = {each.name: each.samples for each in view.metrics()}
-        assert found == {
-            name: [({"step": "publishing"}, 1)],
+        assert {each.name: each.samples for each in view.metrics()} == {
+            name: [({"step": "reading"}, 1)],
             f"{name}_done": [({}, 5)],
             f"{name}_size": [({}, 10)],
         }
@@ -922,8 +825,12 @@ class TestViews:
         assert [each.name for each in view.metrics()] == [name, f"{name}_done"]
 
 
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d[\d,.]*(?<=\d)", text)
+
+
 def test_messages_of_a_lost_checkpoint_are_warned_of(
-    nsqtools: Nsqtools,
+    pipeline: Called,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -938,6 +845,5 @@ def test_messages_of_a_lost_checkpoint_are_warned_of(
     )
     segment.parent.mkdir(parents=True)
     segment.touch()
-    with caplog.at_level(logging.WARNING):
-        assert nsqtools(*ARCHIVE)[0] == 3
-    assert "has messages of another checkpoint than" in caplog.text
+    assert pipeline(*ARCHIVE)[0] == 3
+    assert "lake/_nsqtools/staging" in warnings(caplog)[0]

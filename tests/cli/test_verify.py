@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from nsqtools.cli import Entry, LazyGroup
-from nsqtools.cli.exits import run
 from nsqtools.sinks.files.manifest import Manifest, Published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    Verify = Callable[..., "Outcome"]
+    from tests.support.process import Called
 
-CLI = LazyGroup(
-    name="nsqtools",
-    table={"verify": Entry("nsqtools.cli.verify:verify", "Check archives and manifests.", "Look")},
-)
+    Verify = Callable[..., "Outcome"]
 
 
 class Outcome(NamedTuple):
@@ -32,17 +27,9 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture
-def verify(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Verify:
+def verify(nsqtools: Called) -> Verify:
     """Runs ``nsqtools verify`` in ``tmp_path``."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NSQTOOLS_CONFIG", "none")
-
-    def verify(*args: str) -> Outcome:
-        return Outcome(run(CLI, ["verify", *args]), *capsys.readouterr())
-
-    return verify
+    return lambda *args: Outcome(*nsqtools("verify", *args))
 
 
 @pytest.fixture
@@ -71,32 +58,26 @@ def publish(folder: Path, name: str, data: bytes) -> None:
 
 @pytest.mark.usefixtures("archives")
 class TestArchives:
-    def test_a_good_file_gets_a_line_and_status_0(self, verify: Verify, tmp_path: Path) -> None:
-        size = (tmp_path / "good.log.gz").stat().st_size
-        told = f"good.log.gz: ok, 2 records, {size} bytes\n"
-        assert verify("good.log.gz") == Outcome(0, told, "")
-
-    def test_a_bad_file_gets_the_place_of_its_first_fault_and_status_4(
-        self, verify: Verify
-    ) -> None:
-        done = verify("torn.log", "good.log.gz")
-        bad, good = done.stdout.splitlines()
-        assert bad == "torn.log: record 3 at byte 8: it is torn"
-        assert good.startswith("good.log.gz: ok, ")
-        assert (done.code, done.stderr) == (4, "")
-
-    def test_a_file_that_cannot_be_read_is_told_on_stderr_with_status_1(
-        self, verify: Verify
-    ) -> None:
-        done = verify("missing.log", "good.log.gz")
-        assert (done.code, done.stdout.count("\n")) == (1, 1)
-        assert done.stderr == "nsqtools: missing.log: No such file or directory\n"
+    def test_the_worst_file_gives_the_status(self, verify: Verify) -> None:
+        assert verify("good.log.gz").code == 0
+        assert verify("missing.log", "good.log.gz").code == 1
+        assert verify("torn.log", "good.log.gz").code == 4
         assert verify("missing.log", "torn.log").code == 4
+
+    def test_good_files_and_bad_ones_are_told_on_stdout_what_cannot_be_read_on_stderr(
+        self, verify: Verify
+    ) -> None:
+        done = verify("torn.log", "missing.log", "good.log.gz")
+        assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+            "torn.log",
+            "good.log.gz",
+        ]
+        assert "missing.log" in done.stderr
 
     def test_quiet_tells_of_bad_files_alone(self, verify: Verify) -> None:
         assert verify("-q", "good.log.gz") == Outcome(0, "", "")
-        told = "torn.log: record 3 at byte 8: it is torn\n"
-        assert verify("-q", "good.log.gz", "torn.log") == Outcome(4, told, "")
+        (told,) = verify("-q", "good.log.gz", "torn.log").stdout.splitlines()
+        assert told.startswith("torn.log: ")
 
     def test_json_has_an_object_a_line(self, verify: Verify, tmp_path: Path) -> None:
         done = verify("--json", "good.log.gz", "torn.log")
@@ -112,12 +93,6 @@ class TestArchives:
             },
         ]
 
-    def test_a_compressed_file_of_nothing_is_bad(self, verify: Verify, tmp_path: Path) -> None:
-        (tmp_path / "a.log.zst").touch()
-        (tmp_path / "a.log").touch()
-        told = "a.log.zst: empty: not even one zstd frame\na.log: ok, 0 records, 0 bytes\n"
-        assert verify("a.log.zst", "a.log") == Outcome(4, told, "")
-
     def test_the_options_say_how_records_stand_in_the_file(
         self, verify: Verify, tmp_path: Path
     ) -> None:
@@ -129,24 +104,8 @@ class TestArchives:
 
     def test_a_name_forges_no_line(self, verify: Verify, tmp_path: Path) -> None:
         (tmp_path / "a\nb: ok").write_bytes(b"one")
-        assert verify("a\nb: ok").stdout == "a\\nb: ok: record 1 at byte 0: it is torn\n"
-
-    @pytest.mark.parametrize(
-        "args",
-        [
-            (),
-            ("--format", "csv", "good.log.gz"),
-            ("--delimiter", "", "good.log.gz"),
-            ("--delimiter", r"\q", "good.log.gz"),
-            ("--format", "json", "--delimiter", "x", "good.log.gz"),
-        ],
-    )
-    def test_a_wrong_command_line_is_status_2_and_nothing_is_read(
-        self, verify: Verify, args: tuple[str, ...]
-    ) -> None:
-        done = verify(*args)
-        assert (done.code, done.stdout) == (2, "")
-        assert done.stderr
+        (line,) = verify("a\nb: ok").stdout.splitlines()
+        assert line.startswith("a\\nb: ok: ")
 
 
 class TestManifests:
@@ -175,7 +134,7 @@ class TestManifests:
         (tmp_path / "2.log").unlink()
         done = verify("-q", "manifest")
         assert done.code == 4
-        assert done.stdout.splitlines() == [
-            "manifest: line 1: 0.log: record 2 at byte 4: it is torn",
-            "manifest: line 3: 2.log: gone, though an older file of its topic is there",
+        assert [line.split(": ")[1:3] for line in done.stdout.splitlines()] == [
+            ["line 1", "0.log"],
+            ["line 3", "2.log"],
         ]

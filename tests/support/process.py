@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tests.support.forkserver import LOCALE, Forked, can_fork
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    Called = Callable[..., tuple[int, str, str]]
+    """A command line in this process: its arguments to exit code, stdout and stderr."""
 
 _PERSONAL = re.compile(r"_?NSQTOOLS_.*|(?i:\w+_proxy)|NO_COLOR|FORCE_COLOR|COLUMNS|LINES")
 
