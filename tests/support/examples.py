@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from shlex import quote
+from subprocess import PIPE
 from typing import TYPE_CHECKING
 
 from nsqtools.cli import cli
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import walk
 from tests.support.eventually import eventually
+from tests.support.process import Cli
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.support.servers import Nsqd, Nsqlookupd
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 TIMEOUT = 250.0
 LINES = [line for node in walk(cli) for _, line in node.examples]
 BODIES = [b'{"user": 1}', b'{"user": 2}', b'{"user": 3}', b'{"user": 4}', b'{"user": 5}']
+
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 @dataclass(slots=True)
@@ -33,30 +37,18 @@ class Stage:
     folder: Path
     nsqd: Nsqd
     lookupd: Nsqlookupd
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(init=False)
+    cli: Cli = field(init=False)
 
     def __post_init__(self) -> None:
-        """``nsqtools`` on PATH is a script that notes its process id and command."""
-        shim = self.folder / "bin/nsqtools"
-        shim.parent.mkdir()
-        shim.write_text(
-            f"#!/bin/sh\necho $$ $1 >> {quote(str(self.noted))}\n"
-            f'exec {quote(sys.executable)} -m nsqtools "$@"\n'
-        )
-        shim.chmod(0o755)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("NSQTOOLS_", "XDG_"))}
+        self.cli = Cli(self.folder)
         self.environment = {
-            **clean,
             **self._addresses(),
             "HOME": str(self.folder),
-            "PATH": f"{shim.parent}:{os.environ['PATH']}",
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "XDG_CONFIG_HOME": str(self.folder / ".config"),
             "NSQTOOLS_SANDBOX_PORT": "0",
         }
-
-    @property
-    def noted(self) -> Path:
-        """Lines of a process id and the command that it runs."""
-        return self.folder / "noted"
 
     def _addresses(self) -> dict[str, str]:
         """The servers of this stage instead of those on the default ports."""
@@ -74,17 +66,31 @@ class Stage:
                 found[variables(node.ctx, name, shared=False)[0]] = known[name]
         return found
 
-    def start(self, line: str, shell: Sequence[str] = ("sh",)) -> Running:
+    def program(self, name: str, script: str) -> None:
+        """Put a program on PATH."""
+        path = self.folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def start(self, line: str) -> Running:
+        """By a shell, if it takes one to read the line."""
+        if line.startswith("nsqtools ") and not set(_QUOTED.sub("", line)) & set("|<>*;&$"):
+            words = shlex.split(line)[1:]
+            return Running(self.cli.start(*words, env=self.environment, stdout=PIPE, stderr=PIPE))
+        noted = self.folder / "noted"
+        python = shlex.quote(sys.executable)
+        self.program("nsqtools", f'echo $$ $1 >> {noted}\nexec {python} -m nsqtools "$@"')
         process = subprocess.Popen(
-            [*shell, "-c", line],
+            ["sh", "-c", line],
             cwd=self.folder,
-            env=self.environment,
+            env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
             start_new_session=True,
         )
-        return Running(self, process)
+        return Running(process, noted)
 
     def run(self, line: str, *, said: str = "") -> bytes:
         """What the line prints; it ends by itself, with success, and says no more on stderr."""
@@ -101,26 +107,27 @@ class Stage:
 
 @dataclass(slots=True)
 class Running:
-    """A line at work."""
+    """A line at work; a shell's commands are in ``noted``, each after its process id."""
 
-    stage: Stage
     process: subprocess.Popen[bytes]
+    noted: Path | None = None
 
-    def end(self, *, stop: str = "", said: str = "", code: int = 0) -> bytes:
+    def end(self, *, stop: str = "", said: str | None = "", code: int = 0) -> bytes:
         """What the line printed; ``stop`` names the command that SIGTERM ends."""
         if stop:
-            self._terminate(stop)
+            os.kill(self._find(stop), signal.SIGTERM)
         try:
             stdout, stderr = self.process.communicate(timeout=TIMEOUT)
         finally:
             if self.process.returncode is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.communicate()
-        assert (self.process.returncode, stderr.decode()) == (code, said)
+        assert self.process.returncode == code, stderr
+        assert said is None or stderr.decode() == said
         return stdout
 
-    def _terminate(self, command: str) -> None:
-        for noted in self.stage.noted.read_text().splitlines():
-            pid, name = noted.split()
-            if name == command:
-                os.kill(int(pid), signal.SIGTERM)
+    def _find(self, command: str) -> int:
+        if not self.noted:
+            return self.process.pid
+        noted = (line.split() for line in self.noted.read_text().splitlines())
+        return next(int(pid) for pid, name in noted if name == command)
