@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.loaded import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,6 +154,22 @@ def real_sleeps(module: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{module}:{node.lineno}: sleeps; wait for a condition, or use elapse"
 
 
+def borrowed(module: str, tree: ast.Module) -> Iterator[str]:
+    """What tests share is in ``tests.support``; the benchmarks are programs of their own."""
+    part, _, name = module.rpartition(".")
+    if within(module, ("support", "bench")):
+        part = module.partition(".")[0]
+    elif tree.body[1:] and name != "conftest" and not name.startswith("test_"):
+        yield f"{module}: is no test: what tests share belongs in tests/support"
+    for each in imports(tree):
+        if each.target.startswith(("test_", "conftest.")):
+            yield f"{module}: imports {each.target}"
+        elif within(each.target, ("tests",)) and not within(
+            each.target, ("tests.support", "tests.bench" if part == "bench" else "tests.support")
+        ):
+            yield f"{module}: imports {each.target}: what tests share belongs in tests/support"
+
+
 def sources(folder: str) -> dict[str, Path]:
     """Module name below the folder, such as ``proto.session``, to its path."""
     found = {}
@@ -162,9 +179,13 @@ def sources(folder: str) -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def parsed(folder: str) -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_bytes()) for name, path in sources(folder).items()}
+
+
 def broken(rule: Rule, folder: str) -> list[str]:
-    trees = {name: ast.parse(path.read_bytes()) for name, path in sources(folder).items()}
-    return [text for name, tree in trees.items() for text in rule(name, tree)]
+    return [text for name, tree in parsed(folder).items() for text in rule(name, tree)]
 
 
 def test_imports_follow_the_layers() -> None:
@@ -182,6 +203,10 @@ def test_a_long_file_or_function_says_why(folder: str) -> None:
 
 def test_no_test_sleeps_for_luck() -> None:
     assert broken(real_sleeps, "tests") == []
+
+
+def test_tests_share_nothing_but_what_is_in_support() -> None:
+    assert broken(borrowed, "tests") == []
 
 
 @pytest.mark.parametrize(
@@ -212,6 +237,13 @@ def test_no_test_sleeps_for_luck() -> None:
         (broken_purity, "policy.rotation", "def f():\n    return datetime.now()"),
         (real_sleeps, "net.test_http", "asyncio.sleep(0.01)"),
         (real_sleeps, "live.test_tail", "time.sleep(pause)"),
+        (borrowed, "cli.test_run", "from tests.cli.test_logs import log"),
+        (borrowed, "cli.test_run", "def f():\n    from tests.cli import conftest"),
+        (borrowed, "cli.test_run", "import tests.conftest"),
+        (borrowed, "cli.test_run", "from conftest import fixture"),
+        (borrowed, "cli.test_run", "from tests.bench.relay import start"),
+        (borrowed, "support.servers", "from tests.live.test_tail import start"),
+        (borrowed, "cli.helpers", "import os\nx = 1"),
         (oversize, "x", '"""Long."""\n' * 401),
         (oversize, "x", "def f():\n" + "    pass\n" * 60),
     ],
@@ -232,62 +264,54 @@ def test_a_breach_is_found(rule: Rule, module: str, source: str) -> None:
         ("config", "from nsqtools import __version__\nfrom socket import gethostname"),
         ("net.names", "import socket, ssl"),
         ("sinks.files", "from nsqtools.metrics import Metric"),
+        ("cli.test_run", "from tests.support.clock import elapse"),
+        ("cli.conftest", "from tests.support import clock"),
+        ("bench.relay", "from tests.bench.programs import start"),
+        ("support.clock", "x = 1"),
+        ("cli", ""),
         ("x", '"""Over 400 lines for a reason."""\n' + "pass\n" * 400),
     ],
 )
 def test_what_is_allowed_is_not_a_breach(module: str, source: str) -> None:
-    for rule in (broken_layers, broken_purity, oversize):
+    rules = (borrowed,) if "test" in source or not source else (broken_layers, broken_purity)
+    for rule in (*rules, oversize):
         assert list(rule(module, ast.parse(source))) == []
 
 
-# A fork of an interpreter that has imported nothing is a fresh one, without its start-up time.
+# What others have made is loaded once; then each fork imports one module, and what that needs.
 IMPORT_EACH_ALONE = """
-import importlib, os, sys
-children = {}
+import gc, importlib, os, sys
+def load(name):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] not in ("pyspark", "pyarrow"):
+            raise
 for name in sys.argv[1:]:
-    child = os.fork()
-    if not child:
+    load(name)
+for name in [name for name in sys.modules if name.partition(".")[0] == "nsqtools"]:
+    del sys.modules[name]
+gc.freeze()
+for name in sys.argv[1:]:
+    if not os.fork():
         try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name.partition(".")[0] not in ("pyspark", "pyarrow"):
-                sys.excepthook(*sys.exc_info())
-                os._exit(1)
+            load(name)
         except BaseException:
             sys.excepthook(*sys.exc_info())
-            os._exit(1)
+            print(name, flush=True)
         os._exit(0)
-    children[child] = name
-for child, name in children.items():
-    if os.waitpid(child, 0)[1]:
-        print(name)
+    os.wait()
 """
 
 
 def test_every_module_can_be_imported_alone() -> None:
     names = [f"nsqtools.{name}".removesuffix(".__init__") for name in sources("nsqtools")]
-    done = python(IMPORT_EACH_ALONE, *names)
-    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
-
-
-def test_the_command_line_loads_nothing_slow_before_a_command_runs() -> None:
-    done = python("import nsqtools.cli, sys; print(*sys.modules)")
-    assert done.returncode == 0, done.stderr
-    slow = {"httpx", "rich", "asyncio", "pyspark", "snappy", "prometheus_client"}
-    assert slow & set(done.stdout.split()) == set()
+    assert run_python(IMPORT_EACH_ALONE, *names) == ""
 
 
 def test_http_is_loaded_without_a_command_line_of_its_own() -> None:
-    done = python(
-        "import nsqtools.net.http, nsqtools.sinks.http.transport, sys; print(*sys.modules)"
-    )
-    assert done.returncode == 0, done.stderr
-    assert {"click", "pygments", "rich", "httpx._main"} & set(done.stdout.split()) == set()
-    later = python("import nsqtools.net.http; from httpx import _main; print(_main.main.name)")
-    assert later.stdout == "main\n", later.stderr
-
-
-def python(script: str, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script, *args], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    modules = "import nsqtools.net.http, nsqtools.sinks.http.transport, sys; print(*sys.modules)"
+    loaded = set(run_python(modules).split())
+    assert {"httpx", "click", "pygments", "rich", "httpx._main"} & loaded == {"httpx"}
+    later = "import nsqtools.net.http; from httpx import _main; print(_main.main.name)"
+    assert run_python(later) == "main\n"

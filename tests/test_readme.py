@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -19,11 +16,13 @@ import click
 import pytest
 
 from nsqtools.cli import cli
+from nsqtools.cli.demo import STEPS
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.settings import Settings, variables
-from nsqtools.cli.tree import groups_of, walk
+from nsqtools.cli.settings import variables
+from nsqtools.cli.tree import walk
 from nsqtools.errors import ConfigError
 from tests.support import picture
+from tests.support.command_lines import commands, parse
 from tests.support.eventually import eventually
 from tests.support.servers import drained
 from tests.support.spark import java_options, needs_spark
@@ -57,37 +56,6 @@ def shell_lines() -> Iterator[str]:
             yield re.sub(r"^[\d*/,-]+(\s+[\d*/,-]+){4}\s", "", bare).removeprefix("$ ").strip()
 
 
-def commands(line: str) -> list[list[str]]:
-    """Arguments of every nsqtools in a line of shell."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    lexer.commenters = ""
-    parts = groupby(lexer, lambda token: not set(token) <= set("();<>|&"))
-    simple = [list(tokens) for is_command, tokens in parts if is_command]
-    return [words[1:] for words in simple if words[0].rpartition("/")[2] == "nsqtools"]
-
-
-def parse(args: list[str]) -> None:
-    """Read a command line as nsqtools does, and run nothing; raises UsageError or ConfigError."""
-    if args[:1] == ["help"]:
-        args = [*args[1:], "--help"]
-    command: click.Command = cli
-    context: click.Context | None = None
-    name = "nsqtools"
-    while isinstance(command, click.Group) and args and not args[0].startswith("-"):
-        context = click.Context(command, context, info_name=name)
-        name, *args = args
-        found = command.get_command(context, name)
-        if found is None:
-            raise click.UsageError(f"no command {name}")
-        command = found
-    with (
-        suppress(click.exceptions.Exit),  # of --help and --version
-        command.make_context(name, args, parent=context) as made,
-    ):
-        Settings(made, groups_of(command)).made()
-
-
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
@@ -105,13 +73,7 @@ def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
 @pytest.mark.usefixtures("no_settings")
 @pytest.mark.parametrize(
     "line",
-    [
-        "true | nsqtools tial --topic x",
-        "(nsqtools tail --topic x --no-such)",
-        "nsqtools tail --topic x -n many && true",
-        "nsqtools tail",
-        "nsqtools help tial",
-    ],
+    ["true | nsqtools tial --topic x", "(nsqtools tail --topic x --no-such)", "nsqtools help tial"],
 )
 def test_a_wrong_command_line_would_be_found(line: str) -> None:
     (args,) = commands(line)
@@ -162,9 +124,8 @@ def test_every_variable_named_exists() -> None:
     }
     literal = {
         name
-        for folder in ("nsqtools", "tests")
+        for folder in ("nsqtools", "tests/support", "tests/bench")
         for path in (ROOT / folder).rglob("*.py")
-        if path != Path(__file__)
         for name in re.findall(r"NSQTOOLS_\w+", path.read_text(encoding="utf-8"))
     }
     known |= {"NSQTOOLS_AUTH_SECRET"} | literal
@@ -264,6 +225,14 @@ def test_the_pytest_plugin_gives_its_fixture(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_the_picture_shows_each_step_of_the_demo() -> None:
+    shown = "".join(picture.text_lines(picture.PICTURE.read_text(encoding="utf-8")))
+    for step in STEPS:
+        for text in (step.story, f"$ {step.line}", step.expected):
+            assert "".join(text.split())[: picture.WIDTH // 2] in shown
+
+
+@pytest.mark.full("a whole demo with Spark takes half a minute")
 def test_the_picture_shows_what_the_demo_prints_now(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_spark("the picture of the demo")
     monkeypatch.setenv("JDK_JAVA_OPTIONS", java_options())

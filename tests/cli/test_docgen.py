@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -14,6 +12,7 @@ from nsqtools.cli import cli
 from nsqtools.cli.docgen import differing, documents, fill, main, stale
 from nsqtools.cli.options import Command, ConfigOption
 from nsqtools.cli.tree import Node, walk
+from tests.support.loaded import run_python
 
 ROOT = Path(__file__).parents[2]
 MARKERS = """\
@@ -116,12 +115,9 @@ def test_the_commands_do_not_load_the_generator() -> None:
         "for name in cli.table: cli.get_command(click.Context(cli), name)\n"
         "print(*sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
-    )
     names = ("docgen", "manpages", "tomlpage", "roff", "facts", "starter")
     generator = {f"nsqtools.cli.{name}" for name in names}
-    assert not generator & set(done.stdout.split())
+    assert not generator & set(run_python(script).split())
 
 
 def shown_help(node: Node) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import indent
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import click
 import pytest
@@ -17,10 +18,27 @@ from click.testing import CliRunner
 from nsqtools import __version__
 from nsqtools.cli import COMMANDS, Entry, LazyGroup, cli
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.exits import run as run_here
+from nsqtools.errors import (
+    ConfigError,
+    ConnectError,
+    ConnectionLostError,
+    HTTPError,
+    NSQError,
+    OutputError,
+    PublishError,
+    ServerError,
+)
+from nsqtools.names import Address
+from tests.support.loaded import loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.process import Cli
 
 ROOT = Path(__file__).parents[2]
 NSQTOOLS = [sys.executable, "-m", "nsqtools"]
-TRY = "Try 'nsqtools --help'.\n"
 
 
 @click.command("sample", help="Print a sample.")
@@ -38,17 +56,14 @@ SAMPLES = LazyGroup(
 )
 
 
-def run(
-    *command: str, env: dict[str, str] | None = None, stdout: int | IO[str] = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
+def run(*command: str, stdout: int | IO[str] = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         stdout=stdout,
         stderr=subprocess.PIPE,
-        env={**os.environ, "NSQTOOLS_DEBUG": "", "PYTHONUNBUFFERED": "", **(env or {})},
+        env={**os.environ, "NSQTOOLS_DEBUG": "", "PYTHONUNBUFFERED": ""},
         cwd=ROOT,
         text=True,
-        timeout=60,
         check=False,
     )
 
@@ -58,10 +73,9 @@ def program(body: str) -> list[str]:
     return [
         sys.executable,
         "-c",
-        "import asyncio, os, sys, click\n"
+        "import os, sys, click\n"
         "from nsqtools.cli.exits import Exit, run\n"
         "from nsqtools.errors import *\n"
-        "from nsqtools.names import Address\n"
         "@click.group(name='nsqtools')\n"
         "def cli(): pass\n"
         "@cli.command()\n"
@@ -70,37 +84,18 @@ def program(body: str) -> list[str]:
     ]
 
 
-def loaded(*args: str, env: dict[str, str] | None = None) -> set[str]:
-    """Names of the modules that a run imports."""
-    done = run(sys.executable, "-X", "importtime", "-m", "nsqtools", *args, env=env)
-    assert done.returncode in (0, 2)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
-    return {line.rpartition("|")[2].strip() for line in lines}
-
-
-HEAVY = {"asyncio", "httpx", "logging", "pyspark", "rich", "snappy", "ssl", "nsqtools.config"}
-COMPLETING = {
-    "_NSQTOOLS_COMPLETE": "bash_complete",
-    "COMP_WORDS": "nsqtools t",
-    "COMP_CWORD": "1",
-}
-
-
-@pytest.mark.parametrize(
-    ("args", "env"),
-    [
-        (["--help"], {}),
-        (["--version"], {}),
-        ([], {}),
-        (["tial"], {}),
-        ([], COMPLETING),
-    ],
-)
-def test_help_version_and_completion_load_no_command(args: list[str], env: dict[str, str]) -> None:
-    names = loaded(*args, env=env)
-    assert "nsqtools.cli" in names
-    assert not names & HEAVY
-    assert not names & {entry.target.partition(":")[0] for entry in COMMANDS.values()}
+def test_help_version_and_mistakes_load_no_command() -> None:
+    heavy = {"asyncio", "httpx", "logging", "pyspark", "rich", "snappy", "ssl", "nsqtools.config"}
+    heavy |= {entry.target.partition(":")[0] for entry in COMMANDS.values()}
+    completing = {
+        "_NSQTOOLS_COMPLETE": "bash_complete",
+        "COMP_WORDS": "nsqtools t",
+        "COMP_CWORD": "1",
+    }
+    runs = [([word] if word else [], {}) for word in ("--help", "--version", "", "tial")]
+    for modules in loaded([*runs, ([], completing)]):
+        assert "nsqtools.cli" in modules
+        assert not modules & heavy
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -118,11 +113,8 @@ def test_help_lists_every_command_under_its_section() -> None:
         section = done.output.partition(f"\n{entry.section}:\n")[2].partition("\n\n")[0]
         assert f"  {name} " in section
         assert entry.help in section
-
-
-@pytest.mark.parametrize("args", [["-h"], ["help"]])
-def test_other_ways_to_ask_for_help(args: list[str]) -> None:
-    assert CliRunner().invoke(cli, args).output == CliRunner().invoke(cli, ["--help"]).output
+    for other in (["-h"], ["help"], ["-help"]):
+        assert CliRunner().invoke(cli, other).output == done.output
 
 
 def test_help_before_a_command_is_help_after_it() -> None:
@@ -138,33 +130,21 @@ def test_only_the_command_that_runs_is_loaded() -> None:
     assert "Never loaded." in CliRunner().invoke(SAMPLES, ["--help"]).output
 
 
-def test_version_is_one_line() -> None:
-    done = run(*NSQTOOLS, "--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"nsqtools {__version__}\n", "")
+def test_version_is_one_line_in_either_spelling(nsqtools_cli: Cli) -> None:
+    for spelling in ("--version", "-version"):
+        done = nsqtools_cli(spelling)
+        assert (done.code, done.stdout.decode()) == (0, f"nsqtools {__version__}\n")
 
 
-def test_a_misspelt_command_gets_a_suggestion() -> None:
-    done = run(*NSQTOOLS, "tial")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"nsqtools: No such command 'tial'. Did you mean 'tail'?\n{TRY}"
+def test_without_a_command_the_help_goes_to_stderr(nsqtools_cli: Cli) -> None:
+    done = nsqtools_cli()
+    assert (done.code, done.stdout) == (2, b"")
+    assert done.stderr == nsqtools_cli("--help").stdout.decode()
 
 
-def test_without_a_command_the_help_goes_to_stderr() -> None:
-    done = run(*NSQTOOLS)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == run(*NSQTOOLS, "--help").stdout
-
-
-def test_version_and_help_may_be_spelled_as_go_does() -> None:
-    assert run(*NSQTOOLS, "-version").stdout == run(*NSQTOOLS, "--version").stdout
-    assert run(*NSQTOOLS, "-help").stdout == run(*NSQTOOLS, "--help").stdout
-
-
-def test_completion_lists_commands_with_their_help() -> None:
-    words = {"COMP_WORDS": "nsqtools ta"}
-    done = run(*NSQTOOLS, env={"_NSQTOOLS_COMPLETE": "zsh_complete", **words})
-    assert done.returncode == 0
-    assert done.stdout == f"plain\ttail\t{COMMANDS['tail'].help}\n"
+def test_a_misspelt_command_gets_a_suggestion(nsqtools_cli: Cli) -> None:
+    done = nsqtools_cli("tial")
+    assert (done.code, done.stdout, "'tail'" in done.stderr) == (2, b"", True)
 
 
 def test_exit_codes_are_those_documented() -> None:
@@ -181,65 +161,99 @@ def test_exit_codes_are_those_documented() -> None:
     assert all(code.meaning.endswith((".", ").")) for code in Exit)
 
 
-INTERNAL = ", please report; run with NSQTOOLS_DEBUG=1 for the traceback\n"
+async def in_a_group() -> None:
+    async def fail() -> None:
+        raise ConfigError("bad")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail())
+
+
+def raised(error: BaseException) -> Callable[[], object]:
+    def go() -> None:
+        raise error
+
+    return go
+
+
+def group(body: Callable[[], object]) -> click.Group:
+    """``nsqtools go`` does this."""
+    made = click.Group("nsqtools")
+    made.command("go")(body)
+    return made
 
 
 @pytest.mark.parametrize(
     ("body", "code", "stderr"),
     [
-        ("pass", 0, ""),
-        ("return 4", 4, ""),
-        ("raise click.exceptions.Exit(3)", 3, ""),
-        ("raise KeyboardInterrupt", 130, ""),
-        (
-            "raise click.UsageError('no topic', click.get_current_context())",
-            2,
-            "nsqtools go: no topic\nTry 'nsqtools go --help'.\n",
-        ),
-        ("raise ConfigError('--topic: name one')", 2, "nsqtools: --topic: name one\n"),
-        (
-            "raise ConnectError('refused', Address('::1', 4150))",
-            3,
-            "nsqtools: [::1]:4150: refused\n",
-        ),
-        ("raise HTTPError('no answer')", 3, "nsqtools: no answer\n"),
-        ("raise ConnectionLostError('gone')", 3, "nsqtools: gone\n"),
-        ("raise PublishError('no', [0], permanent=True)", 1, "nsqtools: no\n"),
-        (
-            "raise ServerError('E_BAD \\x1b[31m\\nnsqtools: all is well')",
-            3,
-            "nsqtools: E_BAD \\x1b[31m\\nnsqtools: all is well\n",
-        ),
-        ("raise OutputError('x: full')", 1, "nsqtools: x: full\n"),
-        ("open('/no/such')", 1, "nsqtools: /no/such: No such file or directory\n"),
-        ("raise click.ClickException('text')", 1, "nsqtools: text\n"),
-        (
-            "{}['x']",
-            1,
-            "nsqtools: internal error: KeyError: 'x'" + INTERNAL,
-        ),
-        (
-            "async def fail(): raise ConfigError('bad')\n"
-            "async def main():\n"
-            " async with asyncio.TaskGroup() as group: group.create_task(fail())\n"
-            "asyncio.run(main())",
-            2,
-            "nsqtools: bad\n",
-        ),
+        (lambda: None, 0, ""),
+        (lambda: 4, 4, ""),
+        (raised(click.exceptions.Exit(3)), 3, ""),
+        (raised(KeyboardInterrupt()), 130, ""),
+        (raised(ConfigError("--topic: name one")), 2, "--topic: name one"),
+        (raised(ConnectError("refused", Address("::1", 4150))), 3, "[::1]:4150: refused"),
+        (raised(HTTPError("no answer")), 3, "no answer"),
+        (raised(ConnectionLostError("gone")), 3, "gone"),
+        (raised(PublishError("no", [0], permanent=True)), 1, "no"),
+        (raised(ServerError("E_BAD \x1b[31m\nx")), 3, "E_BAD \\x1b[31m\\nx"),
+        (raised(OutputError("x: full")), 1, "x: full"),
+        (lambda: Path("/no/such").read_text(), 1, "/no/such: No such file or directory"),
+        (raised(click.ClickException("text")), 1, "text"),
+        (lambda: asyncio.run(in_a_group()), 2, "bad"),
     ],
 )
-def test_an_outcome_has_its_exit_code_and_one_line(body: str, code: int, stderr: str) -> None:
-    done = run(*program(body))
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", stderr)
+def test_an_outcome_has_its_exit_code_and_one_line(
+    body: Callable[[], object], code: int, stderr: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(group(body), ["go"]) == code
+    assert capsys.readouterr() == ("", f"nsqtools: {stderr}\n" if stderr else "")
 
 
-def test_a_traceback_is_shown_only_when_debugging() -> None:
-    body = "raise AuthError('refused')"
-    assert "Traceback" not in run(*program(body)).stderr
-    done = run(*program(body), env={"NSQTOOLS_DEBUG": "1"})
-    assert done.returncode == 3
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.endswith("\nnsqtools: refused\n")
+def test_a_usage_error_names_the_command_and_a_bug_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def misused() -> None:
+        raise click.UsageError("no topic", click.get_current_context())
+
+    assert run_here(group(misused), ["go"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert (error, "nsqtools go --help" in hint) == ("nsqtools go: no topic", True)
+    assert run_here(group(lambda: {}["x"]), ["go"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "internal error: KeyError: 'x'" in line
+    assert "NSQTOOLS_DEBUG" in line
+
+
+def test_a_traceback_is_shown_only_when_debugging(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = group(raised(NSQError("refused")))
+    code = run_here(refused, ["go"])
+    assert "Traceback" not in capsys.readouterr().err
+    monkeypatch.setenv("NSQTOOLS_DEBUG", "1")
+    assert run_here(refused, ["go"]) == code
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.endswith("\nnsqtools: refused\n")
+
+
+@pytest.mark.parametrize(
+    ("env", "colour"),
+    [
+        ({"NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({}, None),
+    ],
+)
+def test_colour_follows_the_environment(
+    env: dict[str, str], colour: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"NO_COLOR": "", "FORCE_COLOR": "", "TERM": "xterm", **env}.items():
+        monkeypatch.setenv(name, value)
+    found: list[bool | None] = []
+    run_here(group(lambda: found.append(click.get_current_context().color)), ["go"])
+    assert found == [colour]
 
 
 def test_sigint_ends_a_command_silently_with_130() -> None:
@@ -250,10 +264,11 @@ def test_sigint_ends_a_command_silently_with_130() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate()
     assert (process.returncode, stderr) == (130, "")
 
 
+@pytest.fixture
 def closed_pipe() -> int:
     reading, writing = os.pipe()
     os.close(reading)
@@ -264,35 +279,26 @@ def closed_pipe() -> int:
     "command",
     [
         [*NSQTOOLS, "--help"],
-        [*NSQTOOLS, "--version"],
         program("os.write(1, b'x')"),
         program("print('x')"),
         program("raise OutputClosedError('closed')"),
         program("return Exit.PIPE_CLOSED"),
     ],
 )
-def test_a_reader_that_went_away_means_death_by_sigpipe_without_a_word(command: list[str]) -> None:
-    pipe = closed_pipe()
-    done = run(*command, stdout=pipe)
-    os.close(pipe)
+def test_a_reader_that_went_away_means_death_by_sigpipe_without_a_word(
+    command: list[str], closed_pipe: int
+) -> None:
+    done = run(*command, stdout=closed_pipe)
+    os.close(closed_pipe)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
 
 
-def test_a_shell_sees_141_when_the_reader_went_away() -> None:
-    pipe = closed_pipe()
-    done = run("sh", "-c", '"$@"; echo $? >&2', "sh", *NSQTOOLS, "--help", stdout=pipe)
-    os.close(pipe)
-    assert done.stderr == "141\n"
-
-
-@pytest.mark.parametrize(
-    "command", [[*NSQTOOLS, "--help"], program("print('x')"), program("os.write(1, b'x')")]
-)
-def test_a_full_disk_behind_stdout_is_one_line_and_a_failure(command: list[str]) -> None:
+@pytest.mark.parametrize("body", ["print('x')", "os.write(1, b'x')"])
+def test_a_full_disk_behind_stdout_is_one_line_and_a_failure(body: str) -> None:
     with Path("/dev/full").open("w") as full:
-        done = run(*command, stdout=full)
-    assert done.returncode == 1
-    assert done.stderr == "nsqtools: standard output: No space left on device\n"
+        done = run(*program(body), stdout=full)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left on device" in done.stderr
 
 
 def test_output_left_over_by_a_failed_command_does_not_hide_its_failure() -> None:
@@ -304,29 +310,12 @@ def test_output_left_over_by_a_failed_command_does_not_hide_its_failure() -> Non
 def test_with_stdout_closed_no_other_file_takes_its_place() -> None:
     body = "import socket; s = socket.socket(); assert s.fileno() > 2; os.write(1, b'x')"
     done = run("sh", "-c", '"$@" >&-', "sh", *program(body))
-    assert done.returncode == 1
-    assert done.stderr == "nsqtools: standard output: Bad file descriptor\n"
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "Bad file descriptor" in done.stderr
 
 
-@pytest.mark.parametrize(("body", "code"), [("return 4", 4), ("raise ConfigError('x')", 2)])
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
-def test_a_stderr_that_takes_nothing_does_not_change_the_exit_code(
-    body: str, code: int, stderr: str
-) -> None:
-    done = run("sh", "-c", f'"$@" {stderr}', "sh", *program(f"sys.stderr.isatty()\n{body}"))
-    assert (done.returncode, done.stdout) == (code, "")
-
-
-@pytest.mark.parametrize(
-    ("env", "colour"),
-    [
-        ({"NO_COLOR": "1"}, "False"),
-        ({"TERM": "dumb"}, "False"),
-        ({"NO_COLOR": "", "FORCE_COLOR": "1"}, "True"),
-        ({}, "None"),
-    ],
-)
-def test_colour_follows_the_environment(env: dict[str, str], colour: str) -> None:
-    neutral = {"NO_COLOR": "", "FORCE_COLOR": "", "TERM": "xterm"}
-    done = run(*program("print(click.get_current_context().color)"), env={**neutral, **env})
-    assert done.stdout == f"{colour}\n"
+def test_a_stderr_that_takes_nothing_does_not_change_the_exit_code(stderr: str) -> None:
+    body = "sys.stderr.isatty()\nraise ConfigError('x')"
+    done = run("sh", "-c", f'"$@" {stderr}', "sh", *program(body))
+    assert (done.returncode, done.stdout) == (2, "")

@@ -21,7 +21,7 @@ from nsqtools.config.option import Options, option, option_class
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from click.testing import Result
 
@@ -425,26 +425,3 @@ def test_examples_stand_unbroken_in_help_and_as_data_on_the_command() -> None:
     assert (
         f"  Print five messages:\n    {line}\n" in command.get_help(click.Context(command)) + "\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["--mode", ""], ["fast", "slow"]),
-        (["--mode", "s"], ["slow"]),
-        (["--ke"], ["--keep"]),
-        (["--no"], ["--no-keep", "--no-quiet"]),
-        (["-topic", "a", "--cou"], ["--count"]),
-    ],
-)
-def test_choices_and_options_complete(words: Sequence[str], found: list[str]) -> None:
-    from click.shell_completion import ShellComplete
-
-    @click.command("tail", cls=Command)
-    @options(where=Where, what=What)
-    def tail() -> None:
-        pass
-
-    complete = ShellComplete(tail, {}, "nsqtools", "_NSQTOOLS_COMPLETE")
-    items = complete.get_completions(list(words[:-1]), words[-1])
-    assert [item.value for item in items] == found
