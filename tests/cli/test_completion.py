@@ -264,7 +264,9 @@ LEAVES = [node.words for node in walk(cli) if not isinstance(node.command, click
 
 
 def test_completing_an_option_loads_no_more_than_options() -> None:
-    runs = [([], {COMPLETE: "bash_complete", LINE: f"{words} --help"}) for words in LEAVES]
+    runs: list[tuple[list[str], dict[str, str]]] = [
+        ([], {COMPLETE: "bash_complete", LINE: f"{words} --help"}) for words in LEAVES
+    ]
     for words, modules in zip(LEAVES, loaded(runs), strict=True):
         assert "nsqtools.cli.tab" in modules
         assert "nsqtools.config" in modules or words == "nsqtools completion"

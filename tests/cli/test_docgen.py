@@ -69,14 +69,9 @@ def test_writing_makes_the_check_silent(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    "text", ["# no markers\n", "", "<!-- commands -->\n# only one\n", "<!-- /options -->\n"]
-)
-def test_a_readme_without_markers_is_left_alone(tmp_path: Path, text: str) -> None:
-    (tmp_path / "README.md").write_text(text)
-    main([str(tmp_path)])
-    assert (tmp_path / "README.md").read_text() == text
-    assert "README.md" not in differing(tmp_path, documents(tmp_path))
+@pytest.mark.parametrize("text", ["# no markers\n", "<!-- commands -->\n# only one\n"])
+def test_a_readme_without_markers_is_left_alone(text: str) -> None:
+    assert fill(text, NODES) == text
 
 
 def test_the_readme_gets_commands_and_options_between_its_markers() -> None:
@@ -87,25 +82,6 @@ def test_the_readme_gets_commands_and_options_between_its_markers() -> None:
     assert fill(text, NODES) == text
     for node in LEAVES:
         assert f"| `{node.words}` | {node.summary} |" in text
-        for option in node.options:
-            if isinstance(option, ConfigOption):
-                assert f"{option.opts[-1].removeprefix('--')}" in text
-    assert "| `--tls-min-version [ssl3.0\\|tls1.0\\|tls1.1\\|tls1.2\\|tls1.3]` | `tls1.2` |" in text
-
-
-def test_the_default_column_tells_values_from_phrases_and_marks_what_is_required() -> None:
-    text = fill(MARKERS, NODES)
-    assert "| `--nsqd-tcp-address HOST:PORT` | `127.0.0.1:4150` |" in text
-    assert "| `--profile NAME` | its `default_profile` |" in text
-    assert "| `--channel CHANNEL` |  |" in text
-    assert text.count("| `--topic TOPIC` | *required* |") == 3
-
-
-def test_options_that_commands_have_in_common_are_listed_once() -> None:
-    text = fill(MARKERS, NODES)
-    assert text.count("| `--log-format [text\\|json]` |") == 1
-    assert "**Configuration** (all commands)\n" in text
-    assert "**Look-up** (lookup)\n" in text
 
 
 def test_the_commands_do_not_load_the_generator() -> None:

@@ -92,7 +92,9 @@ def test_help_version_and_mistakes_load_no_command() -> None:
         "COMP_WORDS": "nsqtools t",
         "COMP_CWORD": "1",
     }
-    runs = [([word] if word else [], {}) for word in ("--help", "--version", "", "tial")]
+    runs: list[tuple[list[str], dict[str, str]]] = [
+        ([word] if word else [], {}) for word in ("--help", "--version", "", "tial")
+    ]
     for modules in loaded([*runs, ([], completing)]):
         assert "nsqtools.cli" in modules
         assert not modules & heavy
@@ -218,7 +220,7 @@ def test_a_usage_error_names_the_command_and_a_bug_says_so(
     assert run_here(group(misused), ["go"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert (error, "nsqtools go --help" in hint) == ("nsqtools go: no topic", True)
-    assert run_here(group(lambda: {}["x"]), ["go"]) == 1
+    assert run_here(group(raised(KeyError("x"))), ["go"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "internal error: KeyError: 'x'" in line
     assert "NSQTOOLS_DEBUG" in line

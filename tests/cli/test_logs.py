@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.cli import logs
+from nsqtools.cli import exits, logs
 from nsqtools.cli.exits import one_line
 from nsqtools.config import LogOptions
-from nsqtools.errors import ConnectError
+from nsqtools.errors import ConfigError, ConnectError
 from nsqtools.names import Address
 
 ROOT = Path(__file__).parents[2]
@@ -50,21 +51,14 @@ def test_text_says_as_much_as_was_asked_for(
     assert capsys.readouterr().err.splitlines() == lines
 
 
-@pytest.mark.parametrize("verbose", [2, 3])
-def test_twice_verbose_adds_time_and_logger(
-    verbose: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs.configure(LogOptions(verbose=verbose))
-    say_everything()
-    first = capsys.readouterr().err.splitlines()[0].split(" ", 2)
-    assert (first[0], first[2]) == ("nsqtools:", "debug nsqtools.engine.consumer: RDY 5")
-    assert len(first[1]) == len("12:00:00.000")
-
-
-def test_nothing_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_twice_verbose_adds_time_and_logger_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogOptions(verbose=2))
     say_everything()
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert out == ""
+    first = err.splitlines()[0].split(" ", 2)
+    assert (first[0], first[2]) == ("nsqtools:", "debug nsqtools.engine.consumer: RDY 5")
+    assert len(first[1]) == len("12:00:00.000")
 
 
 def test_configuring_again_replaces_and_does_not_add(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,13 +89,6 @@ def test_readable_text_of_any_language_stays_as_it_is() -> None:
     assert one_line("größer 大きい 🙂") == "größer 大きい 🙂"
 
 
-def fail() -> None:
-    try:
-        raise ConnectError("refused", Address("10.0.0.1", 4150))
-    except ConnectError:
-        log.exception("giving up")
-
-
 def crash() -> None:
     try:
         dict[str, int]()["x"]
@@ -109,21 +96,20 @@ def crash() -> None:
         log.exception("bug")
 
 
-def test_an_exception_is_named_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_is_named_and_debugging_adds_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure(LogOptions())
-    fail()
+    try:
+        raise ConnectError("refused", Address("10.0.0.1", 4150))
+    except ConnectError:
+        log.exception("giving up")
     crash()
     assert capsys.readouterr().err.splitlines() == [
         "nsqtools: giving up: 10.0.0.1:4150: refused",
         "nsqtools: bug: KeyError: 'x'",
     ]
-
-
-def test_debugging_adds_the_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setenv("NSQTOOLS_DEBUG", "1")
-    logs.configure(LogOptions())
     crash()
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["nsqtools: bug: KeyError: 'x'", "Traceback (most recent call last):"]
@@ -199,19 +185,12 @@ def run(code: str, stderr: str = "") -> subprocess.CompletedProcess[str]:
         "from nsqtools.cli import logs\n"
         "from nsqtools.cli.exits import run\n"
         "from nsqtools.config import LogOptions\n"
-        "from nsqtools.errors import ConfigError\n"
         "log = logging.getLogger('nsqtools.x')\n"
         f"@click.group(invoke_without_command=True)\ndef cli():\n {code}\n"
         "sys.exit(run(cli, []))"
     )
-    return subprocess.run(
-        ["sh", "-c", f'exec "$@" {stderr}', "sh", sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
+    shell = ["sh", "-c", f'exec "$@" {stderr}', "sh", sys.executable, "-c", program]
+    return subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>/dev/null"])
@@ -231,13 +210,24 @@ def test_a_reader_of_stderr_that_went_away_does_not_end_the_run() -> None:
     assert (done.returncode, done.stdout) == (0, "data\n")
 
 
-def test_a_log_call_that_is_itself_wrong_shows_no_traceback() -> None:
-    done = run("logs.configure(LogOptions()); log.error('%d', 'x'); print('data')")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "data\n", "")
+def test_a_log_call_that_is_itself_wrong_shows_no_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.group(invoke_without_command=True)
+    def wrong() -> None:
+        logs.configure(LogOptions())
+        log.error("%d", "x")
+
+    assert exits.run(wrong, []) == 0
+    assert capsys.readouterr().err == ""
 
 
-def test_the_last_words_of_a_run_are_in_json_too() -> None:
-    done = run("logs.configure(LogOptions(log_format='json')); raise ConfigError('bad')")
-    assert done.returncode == 2
-    record = json.loads(done.stderr)
+def test_the_last_words_of_a_run_are_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.group(invoke_without_command=True)
+    def fails() -> None:
+        logs.configure(LogOptions(log_format="json"))
+        raise ConfigError("bad")
+
+    assert exits.run(fails, []) == 2
+    (record,) = records(capsys)
     assert (record["level"], record["message"]) == ("error", "bad")

@@ -23,7 +23,8 @@ import pytest
 from nsqtools.cli.completion import scripts
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
-from tests.support.servers import free_port
+from tests.support.examples import LINES
+from tests.support.golden import nobody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SHELLS = ["bash", "zsh", "fish"]
+LOADS = [line for line in LINES if "completion" in line]
 PROMPT = "ready> "
-TIMEOUT = 30.0
+TIMEOUT = 120.0
 
 # Completes as nsqtools does and otherwise only shows its arguments.
 PROGRAM = """\
@@ -43,11 +45,7 @@ printf 'got<'; for word; do printf '%s|' "$word"; done; echo '>'
 """
 
 # A program that cannot start.
-BROKEN = """\
-#!/bin/sh
-[ -n "$_NSQTOOLS_COMPLETE" ] && { echo Traceback >&2; exit 1; }
-printf 'got<'; for word; do printf '%s|' "$word"; done; echo '>'
-"""
+BROKEN = PROGRAM.replace("exec {python}", "echo Traceback >&2; exit 1")
 
 # An interactive shell wants a controlling terminal.
 IN_TERMINAL = (
@@ -181,10 +179,6 @@ def test_commands_options_and_choices_are_completed(shell: Shell) -> None:
     assert shell.tab("pub --mode=ro") == ["pub", "--mode=round-robin"]
     assert shell.tab("tail --verbose --log-f") == ["tail", "--verbose", "--log-format"]
     assert shell.tab("completion f") == ["completion", "fish"]
-
-
-def test_the_spelling_of_go_is_completed(shell: Shell) -> None:
-    assert shell.tab("pub -mo") == ["pub", "-mode"]
     assert shell.tab("pub -mode ro") == ["pub", "-mode", "round-robin"]
     assert shell.tab("pub -mode=ro") == ["pub", "-mode=round-robin"]
 
@@ -243,8 +237,9 @@ def completes(shell: Shell, line: str, last: str) -> bool:
 
 
 def test_without_an_answer_nothing_is_completed_and_nothing_shown(shell: Shell) -> None:
-    line = f"tail --lookupd-http-address 127.0.0.1:{free_port()} --topic ev"
-    shown, words = shell.look(line)
+    with nobody() as names:
+        line = f"tail --lookupd-http-address {names['NOBODY']} --topic ev"
+        shown, words = shell.look(line)
     assert words == line.split()
     assert_quiet(shell, shown, line)
 
@@ -265,15 +260,9 @@ def assert_quiet(shell: Shell, shown: str, line: str) -> None:
     assert not re.search(r"rror|Traceback|nsqtools:", shown)
 
 
-@pytest.mark.parametrize(
-    ("name", "load"),
-    [
-        ("bash", "source <(nsqtools completion bash)"),
-        ("zsh", "source <(nsqtools completion zsh)"),
-        ("fish", "nsqtools completion fish | source"),
-    ],
-)
-def test_the_script_can_be_loaded_as_help_says(name: str, load: str, home: Path) -> None:
+@pytest.mark.parametrize("load", LOADS)
+def test_the_script_can_be_loaded_as_help_says(load: str, home: Path) -> None:
+    (name,) = {"bash", "zsh", "fish"} & set(re.findall(r"\w+", load))
     (home / "nsqtools.bash").write_text("")
     (home / "functions" / "_nsqtools").unlink()
     (home / ".config" / "fish" / "completions" / "nsqtools.fish").unlink()
@@ -288,7 +277,7 @@ def test_the_script_can_be_loaded_as_help_says(name: str, load: str, home: Path)
 def test_bash_may_break_words_otherwise(breaks: str, home: Path) -> None:
     with Shell("bash", home) as shell:
         shell.run(f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//[{breaks}]}}")
-        given = ["pub", "--nsqd-tcp-address", "127.0.0.1:4150"]
+        given = ["pub", "--nsqd-tcp-address", "127.0.0.1:1"]
         assert shell.tab(f"{' '.join(given)} --mode=ro") == [*given, "--mode=round-robin"]
         assert shell.tab("tail --tls-cert=my") == ["tail", "--tls-cert=my certificate.pem"]
         assert shell.tab("tail --tls-cert=fun") == ["tail", "--tls-cert=functions/"]

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import ssl
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import click
@@ -18,13 +14,14 @@ from nsqtools.cli import cli
 from nsqtools.cli.values import names, questions
 from nsqtools.net.names import ask
 from tests.support.eventually import eventually
+from tests.support.webserver import HANG, Answer, Request, WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from nsqtools.config.option import Values
-    from tests.support.tls import Certificates
+    from tests.support.tls import Certificate, Certificates
 
 
 @pytest.fixture
@@ -144,32 +141,17 @@ def test_the_profile_on_the_line_says_where_servers_are(alone: Path) -> None:
 
 @contextmanager
 def server(
-    replies: Mapping[str, object], context: ssl.SSLContext | None = None
+    replies: Mapping[str, object], tls: Certificate | None = None
 ) -> Iterator[tuple[str, ...]]:
     """Answers GET by path, else with 404; the words of the line that make TAB ask it."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.rstrip("?")
-            body = json.dumps(replies.get(path, {"topics": ["wrong"]})).encode()
-            self.send_response(200 if path in replies else 404)
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: Request) -> Answer:
+        path = request.target.rstrip("?")
+        body = json.dumps(replies.get(path, {"topics": ["wrong"]})).encode()
+        return Answer(status=200 if path in replies else 404, body=body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        if context:
-            running.socket = context.wrap_socket(running.socket, server_side=True)
-        thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        scheme = "https" if context else "http"
-        try:
-            yield "--lookupd-http-address", f"{scheme}://127.0.0.1:{running.server_port}"
-        finally:
-            running.shutdown()
-            thread.join()
+    with WebServer(answer, tls=tls) as running:
+        yield "--lookupd-http-address", running.url("")
 
 
 @pytest.fixture
@@ -215,20 +197,14 @@ def test_a_server_that_refuses_or_is_gone_costs_only_its_own_names() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_a_server_that_never_answers_is_not_waited_for() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as silent,
-        server({"/topics": {"topics": ["a"]}}) as good,
-    ):
-        port = silent.getsockname()[1]
-        line = ("tail", "--lookupd-http-address", f"127.0.0.1:{port}", *good)
+    with WebServer(HANG) as silent, server({"/topics": {"topics": ["a"]}}) as good:
+        line = ("tail", "--lookupd-http-address", str(silent.address), *good)
         assert eventually(lambda: ask(questions("topic", typed(*line)))) == {"a"}
 
 
 @pytest.mark.usefixtures("alone", "patient")
 def test_https_is_verified_with_the_ca_of_the_line(certificates: Certificates) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
-    with server({"/topics": {"topics": ["a"]}}, context) as known:
+    with server({"/topics": {"topics": ["a"]}}, certificates.server) as known:
         trusted = ("--tls-root-ca-file", str(certificates.ca))
         assert names("topic", typed("tail", *known, *trusted)) == ("a",)
         assert names("topic", typed("tail", *known)) == ()
