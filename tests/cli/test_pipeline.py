@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,43 +40,20 @@ from nsqtools.spark import claims, folders, places, replayed
 from nsqtools.spark.depths import Depths
 from nsqtools.spark.options import parse_sink, parse_source, with_secret
 from nsqtools.spark.progress import Progress
-from tests.support.servers import free_port
+from tests.support.golden import nobody
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from tests.support.process import Called
 
 
-@pytest.fixture
-def pipeline(nsqtools: Called) -> Called:
-    """Runs a command of ``pipeline`` in this process, in ``tmp_path``."""
-    needs_spark("what commands of the pipeline say before they start it")
-    return lambda *args: nsqtools("pipeline", *args)
-
-
-@pytest.fixture
-def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark is not started, and the rest goes on as if it were."""
-    for name in ("open_session", "ship", "check_executors"):
-        monkeypatch.setattr(f"nsqtools.cli.pipeline.running.{name}", lambda *_, **__: nullcontext())
-
-
-async def none_waits(*_: object) -> int:
-    return 0
-
-
-async def one_waits(*_: object) -> int:
-    return 1
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.message for each in caplog.records if each.levelname == "WARNING"]
-
-
 ARCHIVE = ("archive", "--topic", "t", "--channel", "c", "--output", "lake")
 SQL = ("sql", "--query", "SELECT * FROM nsq")
+ASK = (*SQL, "--topic", "t", "--channel", "c")
+COMPACT = ("compact", "--input", "lake", "--output", "few")
+REPLAY = ("replay", "--input", "lake", "--topic", "t")
 
 
 class TestOptions:
@@ -205,6 +182,75 @@ class TestOptions:
         assert SparkOptions(conf=("a=1", "b=x=y", "a=2")).properties == {"a": "2", "b": "x=y"}
 
 
+class Pipeline:
+    """Runs commands of ``pipeline`` in this process, with a Spark that does as a test says."""
+
+    def __init__(
+        self,
+        nsqtools: Called,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        folder: Path,
+    ) -> None:
+        self._nsqtools, self._monkeypatch, self._caplog = nsqtools, monkeypatch, caplog
+        self.folder = folder
+        self.checkpoint = folder / "lake/_nsqtools/checkpoint"
+
+    def __call__(self, *args: str) -> tuple[int, str, str]:
+        self._caplog.clear()
+        return self._nsqtools("pipeline", *args)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Those of the last command."""
+        return [each.message for each in self._caplog.records if each.levelname == "WARNING"]
+
+    def patch(self, name: str, value: object) -> None:
+        self._monkeypatch.setattr(f"nsqtools.{name}", value)
+
+    def waits(self, count: int | Exception) -> None:
+        """So many messages wait in nsqd, or that is what asking for them raises."""
+
+        async def waiting(*_: object) -> int:
+            if isinstance(count, Exception):
+                raise count
+            return count
+
+        self.patch("cli.pipeline.streaming.waiting", waiting)
+        self.patch("spark.replay.reach", waiting)
+
+    def spark(self, start: Callable[..., Any] | None = None) -> None:
+        """A session is what ``start`` gives; without it no test may reach Spark."""
+
+        def unwanted(*_: object, **__: object) -> None:
+            pytest.fail("Spark was started")
+
+        self.patch("cli.pipeline.running.open_session", start or unwanted)
+        for name in ("ship", "check_executors"):
+            self.patch(f"cli.pipeline.running.{name}", lambda *_: None)
+
+
+@pytest.fixture
+def pipeline(
+    nsqtools: Called,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> Pipeline:
+    needs_spark("what commands of the pipeline say before they start it")
+    made = Pipeline(nsqtools, monkeypatch, caplog, tmp_path)
+    made.spark()
+    return made
+
+
+def session(*_: object, **__: object) -> Any:
+    return nullcontext()
+
+
+def started(*_: object, **__: object) -> None:
+    raise ConfigError("Spark is started")
+
+
 @pytest.mark.parametrize(
     ("args", "culprit"),
     [
@@ -215,7 +261,8 @@ class TestOptions:
         ((*ARCHIVE, "--checkpoint", "/dev/null/c"), "--checkpoint /dev/null/c"),
         ((*ARCHIVE, "--output", "/dev/null/x"), "--output /dev/null/x"),
         ((*ARCHIVE, "--master", "local[x]"), "--master local[x]"),
-        ((*SQL, "--topic", "t", "--channel", "c", "--destination-topic", "u"), "--checkpoint"),
+        ((*ASK, "--destination-topic", "u"), "--checkpoint"),
+        ((*ASK, "--staging", "hdfs://n/s"), "--staging hdfs://n/s"),
         ((*SQL, "--input", "x"), "--input x"),
         (("compact", "--input", ".", "--output", "d"), "--output d"),
         (("compact", "--input", ".", "--output", ".."), "--input ."),
@@ -223,14 +270,12 @@ class TestOptions:
     ],
 )
 def test_what_cannot_be_is_a_mistake_before_spark_starts_and_leaves_nothing(
-    pipeline: Called, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], culprit: str
+    pipeline: Pipeline, args: tuple[str, ...], culprit: str
 ) -> None:
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
-    monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
-    before = os.listdir()
+    pipeline.waits(0)
     code, out, err = pipeline(*args)
     assert (code, out, culprit in err) == (2, "", True)
-    assert os.listdir() == before
+    assert list(pipeline.folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -244,15 +289,11 @@ def test_masters_are_those_that_spark_knows(master: str) -> None:
     assert SparkOptions(master=master).master == master
 
 
-COMPACT = ("compact", "--input", "lake", "--output", "few")
-REPLAY = ("replay", "--input", "lake", "--topic", "t")
-
-
 class Interrupted:
-    """A Spark that a signal comes to; ``there`` is called in its thread when the run knows."""
+    """A signal that comes to a run; it is heard before ``signal`` returns."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-        self._number = number
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.number = signal.SIGTERM
         self._known = threading.Event()
         told = Run._interrupted
 
@@ -260,16 +301,13 @@ class Interrupted:
             told(run)
             self._known.set()
 
-        monkeypatch.setattr(Run, "_interrupted", interrupted)
+        pipeline.patch("cli.pipeline.running.Run._interrupted", interrupted)
 
-    @contextmanager
-    def starting(self, *_: object, **__: object) -> Iterator[None]:
-        self.signal()
-        yield
-
-    def signal(self) -> None:
-        os.kill(os.getpid(), self._number)
+    def signal(self, *_: object, **__: object) -> Any:
+        self._known.clear()
+        os.kill(os.getpid(), self.number)
         assert self._known.wait(60)
+        return nullcontext()
 
 
 @pytest.mark.parametrize(
@@ -284,33 +322,21 @@ class Interrupted:
     ids=["compact", "replay", "sql", "explain", "archive"],
 )
 def test_a_job_that_was_stopped_while_spark_started_is_not_done_unless_it_is_a_stream(
-    pipeline: Called,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    command: tuple[str, ...],
-    codes: tuple[int, int],
+    pipeline: Pipeline, command: tuple[str, ...], codes: tuple[int, int]
 ) -> None:
-    (tmp_path / "lake").mkdir()
-    monkeypatch.setattr("nsqtools.spark.replay.reach", none_waits)
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
-    for number, code in zip((signal.SIGTERM, signal.SIGINT), codes, strict=True):
-        with monkeypatch.context() as patching:
-            spark = Interrupted(patching, number)
-            patching.setattr("nsqtools.cli.pipeline.running.open_session", spark.starting)
-            caplog.clear()
-            assert pipeline(*command)[:2] == (code, "")
-            assert len(warnings(caplog)) == (code != 0)
+    (pipeline.folder / "lake").mkdir()
+    pipeline.waits(1)
+    interrupted = Interrupted(pipeline)
+    pipeline.spark(interrupted.signal)
+    for interrupted.number, code in zip((signal.SIGTERM, signal.SIGINT), codes, strict=True):
+        assert pipeline(*command)[:2] == (code, "")
+        assert len(pipeline.warnings) == (code != 0)
 
 
-@pytest.mark.usefixtures("no_session")
 def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_are_left(
-    pipeline: Called,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    pipeline: Pipeline,
 ) -> None:
-    (tmp_path / "lake").mkdir()
+    (pipeline.folder / "lake").mkdir()
     chosen = {
         "inputs": [os.path.realpath("lake")],
         "topic": "t",
@@ -318,90 +344,84 @@ def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_a
         "order_by": "",
         "layout": None,
     }
-    spark = Interrupted(monkeypatch, signal.SIGTERM)
+    interrupted = Interrupted(pipeline)
     staged: list[str] = []
 
     def stage(_: object, settings: Any, *__: object) -> None:
         staged.append(settings.staging)
         os.makedirs(settings.staging)
         replayed.save(settings.staging, replayed.State(chosen, [("part-0", 2000)]))
-        spark.signal()
+        interrupted.signal()
 
-    monkeypatch.setattr("nsqtools.spark.replay.reach", none_waits)
-    monkeypatch.setattr("nsqtools.spark.replay.stage", stage)
+    pipeline.waits(0)
+    pipeline.spark(session)
+    pipeline.patch("spark.replay.stage", stage)
     assert pipeline(*REPLAY)[0] == 1
-    (told,) = warnings(caplog)
+    (told,) = pipeline.warnings
     assert "2,000" in told
     assert replayed.load(staged[0], chosen)
 
 
-@pytest.mark.usefixtures("no_session")
-def test_a_damaged_file_is_named(
-    pipeline: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_named(pipeline: Pipeline) -> None:
     def damaged(*_: object) -> None:
         raise RecordError("lake/a.log.gz: the file ends in a member")
 
-    (tmp_path / "lake").mkdir()
-    monkeypatch.setattr("nsqtools.spark.compact.compact", damaged)
+    (pipeline.folder / "lake").mkdir()
+    pipeline.spark(session)
+    pipeline.patch("spark.compact.compact", damaged)
     code, _, err = pipeline(*COMPACT)
     assert (code, err.count("\n")) == (1, 1)
     assert err.startswith("nsqtools: lake/a.log.gz: ")
 
 
-class Service:
-    """A Spark in which a service works until ``done``."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self.done = threading.Event(), threading.Event()
-        monkeypatch.setattr("nsqtools.cli.pipeline.streaming.note_java", lambda *_: None)
-        monkeypatch.setattr("nsqtools.spark.archive.archive", self.archive)
-
-    def archive(self, *_: object, **__: object) -> None:
-        self.begun.set()
-        assert self.done.wait(60)
-
-
-@pytest.mark.usefixtures("no_session")
-def test_a_service_tells_of_servers_that_fall_silent_and_goes_on(
-    pipeline: Called, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    service = Service(monkeypatch)
+def test_a_service_tells_of_servers_that_fall_silent_and_goes_on(pipeline: Pipeline) -> None:
+    """It works until it has asked nsqd three times; a run that is no service asks no more."""
+    begun, done = threading.Event(), threading.Event()
     asked = 0
 
     class Silent(Depths):
         async def ask(self) -> dict[tuple[str, str], int]:
             nonlocal asked
-            assert service.begun.wait(60)
+            assert begun.wait(60)
             found = await super().ask()
             asked += 1
             if asked == 3:
-                service.done.set()
+                done.set()
             return found
 
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.Depths", Silent)
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming._LOOK", 0.0)
-    nobody = f"127.0.0.1:{free_port()}"
-    given = ("--nsqd-tcp-address", nobody, "--nsqd-http-address", nobody)
-    assert pipeline(*ARCHIVE, "--continuous", *given)[0] == 0
-    (warned,) = warnings(caplog)
-    assert f"nsqd {nobody}: " in warned
-    service.done.clear()
-    asked = 4
-    threading.Timer(0.1, service.done.set).start()
-    assert pipeline(*ARCHIVE, *given)[0] == 0
-    assert asked == 4
+    def archive(*_: object, **__: object) -> None:
+        begun.set()
+        assert done.wait(60)
+
+    pipeline.waits(1)
+    pipeline.spark(session)
+    pipeline.patch("cli.pipeline.streaming.note_java", lambda *_: None)
+    pipeline.patch("spark.archive.archive", archive)
+    pipeline.patch("cli.pipeline.streaming.Depths", Silent)
+    pipeline.patch("cli.pipeline.streaming._LOOK", 0.0)
+    with nobody() as names:
+        silent = names["NOBODY"]
+        given = ("--nsqd-tcp-address", silent, "--nsqd-http-address", silent)
+        assert pipeline(*ARCHIVE, "--continuous", *given)[0] == 0
+        (warned,) = pipeline.warnings
+        assert f"nsqd {silent}: " in warned
+        done.clear()
+        asked = 4
+        threading.Timer(0.1, done.set).start()
+        assert pipeline(*ARCHIVE, *given)[0] == 0
+        assert asked == 4
 
 
-def test_a_replay_looks_for_nsqd_before_it_starts_spark(
-    pipeline: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "lake").mkdir()
-    monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
-    code, _, err = pipeline(*REPLAY, "--nsqd-tcp-address", "127.0.0.1:1")
-    assert code == 3
-    assert "127.0.0.1:1" in err
+def test_nsqd_is_looked_for_before_spark_starts(pipeline: Pipeline) -> None:
+    with nobody() as names:
+        silent = ("--nsqd-tcp-address", names["NOBODY"])
+        code, out, err = pipeline(*ARCHIVE, *silent, "-q")
+        assert (code, out, err.count("\n")) == (3, "", 1)
+        assert names["NOBODY_HTTP"] in err
+        assert list(pipeline.folder.iterdir()) == []
+        (pipeline.folder / "lake").mkdir()
+        code, out, err = pipeline(*REPLAY, *silent)
+        assert (code, out, names["NOBODY"] in err) == (3, "", True)
 
 
 @pytest.mark.parametrize(
@@ -414,101 +434,62 @@ def test_a_replay_looks_for_nsqd_before_it_starts_spark(
     ],
 )
 def test_executors_are_asked_for_what_their_connections_need(
-    pipeline: Called,
-    monkeypatch: pytest.MonkeyPatch,
-    command: tuple[str, ...],
-    packages: list[str],
+    pipeline: Pipeline, command: tuple[str, ...], packages: list[str]
 ) -> None:
     asked: list[str] = []
-    os.mkdir("lake")
 
     def check(_: object, wanted: Iterable[str]) -> None:
         asked.extend(wanted)
         raise ConfigError("enough")
 
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
-    monkeypatch.setattr(
-        "nsqtools.cli.pipeline.running.open_session", lambda *_, **__: nullcontext()
-    )
-    monkeypatch.setattr("nsqtools.cli.pipeline.running.ship", lambda _: None)
-    monkeypatch.setattr("nsqtools.cli.pipeline.running.check_executors", check)
+    os.mkdir("lake")
+    pipeline.waits(1)
+    pipeline.spark(session)
+    pipeline.patch("cli.pipeline.running.check_executors", check)
     assert pipeline(*command)[0] == 2
     assert asked == packages
 
 
-def test_nothing_but_nsqd_is_needed_to_say_that_it_is_unreachable(
-    pipeline: Called, tmp_path: Path
-) -> None:
-    code, out, err = pipeline(*ARCHIVE, "--nsqd-tcp-address", "127.0.0.1:1", "-q")
-    assert (code, out, err.count("\n")) == (3, "", 1)
-    assert "127.0.0.1:2" in err
-    assert not (tmp_path / "lake").exists()
-
-
 def test_a_first_run_that_finds_nothing_ends_without_spark_and_leaves_nothing(
-    pipeline: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pipeline: Pipeline,
 ) -> None:
-    monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
-    for command in (ARCHIVE, (*SQL, "--topic", "t", "--channel", "c", "--output", "lake")):
+    pipeline.waits(0)
+    for command in (ARCHIVE, (*ASK, "--output", "lake")):
         assert pipeline(*command) == (0, "", "")
-        assert not list(tmp_path.iterdir())
+        assert list(pipeline.folder.iterdir()) == []
 
 
 class TestConsole:
     """Queries of topics to the console, without a checkpoint."""
 
-    ASK = (*SQL, "--topic", "t", "--channel", "c")
-
-    @pytest.fixture
-    def state(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-        monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
-        return tmp_path / "state/nsqtools"
-
-    def leave(self, place: Path) -> None:
-        """Leave a batch of a run that was killed, of 7 messages."""
-        segment = place / "console/b00000001/p0000/sealed-0001/seg-000000-0001-7-0123abcd.arrow"
-        segment.parent.mkdir(parents=True)
-        segment.touch()
-
     @pytest.mark.parametrize("staging", [(), ("--staging", "given")])
     def test_a_channel_has_a_place_for_what_was_not_shown_and_one_run_has_it(
-        self, pipeline: Called, monkeypatch: pytest.MonkeyPatch, state: Path, staging: Any
+        self, pipeline: Pipeline, staging: tuple[str, ...]
     ) -> None:
-        places: list[Path] = []
+        found: list[Path] = []
         command: tuple[str, ...] = ()
+        root = Path("given" if staging else "xdg/nsqtools")
+
+        def locked() -> list[Path]:
+            return [each.parent for each in root.glob("sql-*/lock")]
 
         async def note(*_: object) -> int:
-            root = state if not staging else Path("given")
-            places.extend(each.parent for each in root.glob("sql-*/lock"))
+            found.extend(locked())
             assert pipeline(*command)[0] == 75
             return 0
 
-        monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", note)
+        pipeline.patch("cli.pipeline.streaming.waiting", note)
         other = (*SQL, "--topic", "t", "--channel", "d")
-        for asked in (self.ASK, (*self.ASK, "--query", "SELECT 2 FROM nsq"), other):
+        for asked in (ASK, (*ASK, "--query", "SELECT 2 FROM nsq"), other):
             command = (*asked, *staging)
             assert pipeline(*command)[0] == 0
-        assert len(places) == 3
-        assert places[0] == places[1] != places[2]
-        assert not any(each.exists() for each in places)
+        assert len(found) == 3
+        assert found[0] == found[1] != found[2]
+        assert not any(each.exists() for each in found)
 
     def test_what_was_not_shown_is_work_and_is_told_of_until_it_is_shown(
-        self,
-        pipeline: Called,
-        monkeypatch: pytest.MonkeyPatch,
-        state: Path,
-        caplog: pytest.LogCaptureFixture,
+        self, pipeline: Pipeline
     ) -> None:
-        def start(*_: object, **__: object) -> None:
-            raise ConfigError("Spark is started")
-
-        async def silent(*_: object) -> int:
-            raise UnreachableError("nobody")
-
-        monkeypatch.setattr("nsqtools.cli.pipeline.running.open_session", start)
-        assert pipeline(*self.ASK) == (0, "", "")
         place: list[str] = []
         kept = claims.only_one
 
@@ -516,27 +497,20 @@ class TestConsole:
             place.append(held)
             return kept(held)
 
-        monkeypatch.setattr("nsqtools.cli.pipeline.streaming.only_one", only_one)
-        assert pipeline(*self.ASK)[0] == 0
-        self.leave(Path(place[0]))
-        for answer in (none_waits, silent):
-            monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", answer)
-            caplog.clear()
-            assert "Spark is started" in pipeline(*self.ASK)[2]
-            said = caplog.messages[-1]
-            assert said.startswith("7 ")
-            assert place[0] in said
-
-    def test_a_staging_that_cannot_be_locked_needs_a_checkpoint(
-        self, pipeline: Called, state: Path
-    ) -> None:
-        code, _, err = pipeline(*self.ASK, "--staging", "hdfs://n/s")
-        assert code == 2
-        assert "--staging hdfs://n/s" in err
+        pipeline.waits(0)
+        pipeline.spark(started)
+        pipeline.patch("cli.pipeline.streaming.only_one", only_one)
+        assert pipeline(*ASK) == (0, "", "")
+        leave(f"{place[0]}/console")
+        for answer in (0, UnreachableError("nobody")):
+            pipeline.waits(answer)
+            assert "Spark is started" in pipeline(*ASK)[2]
+            said = pipeline.warnings[-1]
+            assert (said[:2], place[0] in said) == ("7 ", True)
 
     @pytest.mark.parametrize("takes", [0, 1, 2])
     def test_rows_in_a_pipe_are_shown_once_their_reader_has_them_and_is_still_there(
-        self, monkeypatch: pytest.MonkeyPatch, takes: int
+        self, takes: int
     ) -> None:
         """A reader that takes nothing, one that takes all and goes, and one that stays."""
         reading, writing = os.pipe()
@@ -558,60 +532,62 @@ class TestConsole:
                 os.close(reading)
 
 
-def test_a_run_is_refused_while_another_one_goes_on(pipeline: Called, tmp_path: Path) -> None:
-    with claims.only_one(str(tmp_path / "lake/_nsqtools/checkpoint")):
+def leave(stream: str) -> None:
+    """Leave a batch of a run that was killed, of 7 messages."""
+    segment = Path(stream, "b00000001/p0000/sealed-0001/seg-000000-0001-7-0123abcd.arrow")
+    segment.parent.mkdir(parents=True)
+    segment.touch()
+
+
+def test_messages_of_a_lost_checkpoint_are_warned_of(pipeline: Pipeline) -> None:
+    pipeline.waits(UnreachableError("nobody"))
+    leave("lake/_nsqtools/staging/s")
+    assert pipeline(*ARCHIVE)[0] == 3
+    assert "lake/_nsqtools/staging" in pipeline.warnings[0]
+
+
+def test_a_run_is_refused_while_another_one_goes_on(pipeline: Pipeline) -> None:
+    with claims.only_one(str(pipeline.checkpoint)):
         code, _, err = pipeline(*ARCHIVE)
         assert code == 75
         given = ("--checkpoint", "lake/_nsqtools/checkpoint", "--output", "other")
         assert pipeline(*ARCHIVE, *given)[0] == 75
-    assert not list(tmp_path.iterdir())
+    assert list(pipeline.folder.iterdir()) == []
     assert f"process {os.getpid()}" in err
     with claims.only_one("mine"):
         assert pipeline(*ARCHIVE, "--lock", "mine/lock")[0] == 75
 
 
-def test_a_checkpoint_of_another_channel_is_refused(pipeline: Called, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "lake/_nsqtools/checkpoint"
-    began(checkpoint, '{"topics": ["t"], "channel": "old"}')
-    code, _, err = pipeline(*ARCHIVE)
-    assert code == 2
-    assert "--channel old" in err
-
-
-@pytest.mark.parametrize("stamp", ["", '{"topics": ["t"], "chan', "[]", b"\xff"])
-def test_a_damaged_stamp_is_an_error_that_says_what_to_do(
-    pipeline: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stamp: str | bytes
-) -> None:
-    monkeypatch.delattr("nsqtools.cli.pipeline.running.open_session")
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", one_waits)
-    checkpoint = tmp_path / "lake/_nsqtools/checkpoint"
-    began(checkpoint, "")
-    damaged = stamp if isinstance(stamp, bytes) else stamp.encode()
-    (checkpoint / "nsq-source").write_bytes(damaged)
-    code, _, err = pipeline(*ARCHIVE)
-    assert code == 1
-    assert f"{checkpoint}/nsq-source" in err
-    assert (checkpoint / "nsq-source").read_bytes() == damaged
-
-
-def began(checkpoint: Path, stamp: str, batch: int = 1) -> None:
+def began(checkpoint: Path, stamp: str | bytes, batch: int = 1) -> None:
     """Make a checkpoint that has planned this batch, and is done with it."""
     offset = {"stream": "0" * 32, "batch": batch, "quotas": []}
     for name in ("offsets", "commits"):
         (checkpoint / name).mkdir(parents=True)
         (checkpoint / name / "0").write_text(f"v1\n{{}}\n{json.dumps(offset)}")
-    (checkpoint / "nsq-source").write_text(stamp)
+    stamped = stamp if isinstance(stamp, bytes) else stamp.encode()
+    (checkpoint / "nsq-source").write_bytes(stamped)
 
 
-def test_a_checkpoint_under_which_nothing_was_archived_is_anybodys(
-    pipeline: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(*_: object, **__: object) -> None:
-        raise ConfigError("Spark is started")
+def test_a_checkpoint_of_another_channel_is_refused(pipeline: Pipeline) -> None:
+    began(pipeline.checkpoint, '{"topics": ["t"], "channel": "old"}')
+    code, _, err = pipeline(*ARCHIVE)
+    assert (code, "--channel old" in err) == (2, True)
 
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", none_waits)
-    monkeypatch.setattr("nsqtools.cli.pipeline.running.open_session", start)
-    began(tmp_path / "lake/_nsqtools/checkpoint", '{"topics": ["u"], "channel": "c"}', batch=0)
+
+@pytest.mark.parametrize("stamp", ["", '{"topics": ["t"], "chan', "[]", b"\xff"])
+def test_a_damaged_stamp_is_named_and_left_as_it_is(pipeline: Pipeline, stamp: str | bytes) -> None:
+    pipeline.waits(1)
+    began(pipeline.checkpoint, stamp)
+    before = (pipeline.checkpoint / "nsq-source").read_bytes()
+    code, _, err = pipeline(*ARCHIVE)
+    assert (code, f"{pipeline.checkpoint}/nsq-source" in err) == (1, True)
+    assert (pipeline.checkpoint / "nsq-source").read_bytes() == before
+
+
+def test_a_checkpoint_under_which_nothing_was_archived_is_anybodys(pipeline: Pipeline) -> None:
+    pipeline.waits(0)
+    pipeline.spark(started)
+    began(pipeline.checkpoint, '{"topics": ["u"], "channel": "c"}', batch=0)
     assert "Spark is started" in pipeline(*ARCHIVE)[2]
 
 
@@ -636,23 +612,23 @@ class TestOutputs:
         assert self.stamp("", "/s")["output"] == ""
 
     @pytest.mark.parametrize("state", ["a/_nsqtools/checkpoint", "state"])
-    def test_another_output_is_refused(self, pipeline: Called, tmp_path: Path, state: str) -> None:
-        mine = self.stamp(f"{tmp_path}/a", f"{tmp_path}/{state}")
-        began(tmp_path / state, json.dumps(mine))
+    def test_another_output_is_refused(self, pipeline: Pipeline, state: str) -> None:
+        top = pipeline.folder
+        began(top / state, json.dumps(self.stamp(f"{top}/a", f"{top}/{state}")))
         code, _, err = pipeline(*ARCHIVE, "--checkpoint", state)
         assert code == 2
-        for place in (f"--checkpoint {tmp_path}/{state}", f"{tmp_path}/a", f"{tmp_path}/lake"):
+        for place in (f"--checkpoint {top}/{state}", f"{top}/a", f"{top}/lake"):
             assert place in err
-        (tmp_path / state / "nsq-source").unlink()
-        claims.check_stamp(str(tmp_path / state), self.stamp(f"{tmp_path}/lake", "/s"))
+        (top / state / "nsq-source").unlink()
+        claims.check_stamp(str(top / state), self.stamp(f"{top}/lake", "/s"))
 
 
-def test_missing_java_is_an_error_that_says_what_to_install(
-    pipeline: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_missing_java_is_an_error_that_says_which_is_needed(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for command in (ARCHIVE, (*SQL, "--input", "x"), ("compact", "--input", "x", "--output", "d")):
+    for command in (ARCHIVE, (*SQL, "--input", "x"), COMPACT):
         code, _, err = pipeline(*command)
         assert (code, "Java 17" in err) == (2, True)
 
@@ -827,23 +803,3 @@ class TestViews:
 
 def numbers(text: str) -> list[str]:
     return re.findall(r"\d[\d,.]*(?<=\d)", text)
-
-
-def test_messages_of_a_lost_checkpoint_are_warned_of(
-    pipeline: Called,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def nobody(*_: object) -> int:
-        raise UnreachableError("nobody")
-
-    monkeypatch.setattr("nsqtools.cli.pipeline.streaming.waiting", nobody)
-    segment = (
-        tmp_path
-        / "lake/_nsqtools/staging/s/b00000001/p0000/sealed-0001/seg-000000-0001-7-0123abcd.arrow"
-    )
-    segment.parent.mkdir(parents=True)
-    segment.touch()
-    assert pipeline(*ARCHIVE)[0] == 3
-    assert "lake/_nsqtools/staging" in warnings(caplog)[0]
