@@ -227,7 +227,7 @@ def test_another_request_has_no_answer(nsqtools_cli: Cli, shell: str) -> None:
         "nsqtools tail --config /no/such/file --topic ",
         "nsqtools tail --config /no/such/file --profile ",
         "nsqtools tail --config broken.toml --topic ",
-        "nsqtools tail --lookupd-http-address :::: --topic ",
+        "nsqtools tail --lookupd-http-address :::: --nsqd-http-address 127.0.0.1:1 --topic ",
         "nsqtools tail --nsqd-tcp-address 127.0.0.1:1 --topic ",
         "nsqtools tail --topic 'no such' --lookupd-http-address 127.0.0.1:1 --channel ",
         "nsqtools tail \udcff --profile ",

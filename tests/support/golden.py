@@ -2,7 +2,8 @@
 
 A line that begins with ``$ `` is run, in a folder of the file's own. What it does comes after it:
 lines of stdout as they are, those of stderr after ``! ``, and the exit status, if it is not 0,
-after ``? ``. What differs from run to run is written as a name: see ``Transcript``.
+after ``? ``. A line of stdout that is empty, or begins like another kind, stands after ``| ``. What
+differs from run to run is written as a name: see ``Transcript``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 UPDATE = "pytest tests/golden --update-golden"
 
+_OTHER = re.compile(r"$|#|[$!?|] ")
 _MASKED = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?"), "TIME"),
     (re.compile(r"\b[0-9a-f]{16}\b"), "ID"),
@@ -62,6 +64,7 @@ class Transcript:
     def _said(self, line: str) -> str:
         code, stdout, stderr = self._run(line)
         told = [self._normal(each) for each in stdout.decode().splitlines()]
+        told = [f"| {each}".rstrip() if _OTHER.match(each) else each for each in told]
         told += [f"! {self._normal(each)}".rstrip() for each in stderr.decode().splitlines()]
         told += [f"? {code}"] if code else []
         return "".join(f"{each}\n" for each in told)
