@@ -263,6 +263,13 @@ def announced(stage: Stage) -> None:
     eventually(lambda: b"archive" in stage.lookupd.request("GET", "/channels", topic="events"))
 
 
+def filled(stage: Stage) -> None:
+    """As ``announced``, with all messages in the channel."""
+    announced(stage)
+    stage.nsqd.publish("events", BODIES)
+    eventually(lambda: stage.nsqd.channel("events", "archive")["depth"] == len(BODIES))
+
+
 def producers(stage: Stage, line: str) -> None:
     announced(stage)
     assert stage.run(line).decode().startswith(f"{stage.nsqd.tcp}\t{stage.nsqd.http}\t")
@@ -275,8 +282,7 @@ def nodes(stage: Stage, line: str) -> None:
 
 
 def report_a_channel(stage: Stage, line: str) -> None:
-    announced(stage)
-    stage.nsqd.publish("events", BODIES)
+    filled(stage)
     running = stage.start(line)
     assert running.process.stdout
     titles, row = [running.process.stdout.readline().split() for _ in range(3)][1:]
@@ -285,9 +291,7 @@ def report_a_channel(stage: Stage, line: str) -> None:
 
 
 def report_all(stage: Stage, line: str) -> None:
-    announced(stage)
-    stage.nsqd.publish("events", BODIES)
-    eventually(lambda: stage.nsqd.channel("events", "archive")["depth"] == 5)
+    filled(stage)
     rows = [row.split() for row in stage.run(line).splitlines()[2:] if row]
     assert [(row[3], *row[14:]) for row in rows] == [
         (b"0", b"events", b"-"),
@@ -309,10 +313,8 @@ def watch_all(stage: Stage, line: str) -> None:
 
 
 def find_the_deepest(stage: Stage, line: str) -> None:
-    announced(stage)
-    stage.nsqd.publish("events", BODIES)
+    filled(stage)
     stage.nsqd.create("other", "shallow")
-    eventually(lambda: stage.nsqd.channel("events", "archive")["depth"] == 5)
     assert stage.run(line).split(b",")[1:3] == [b"events", b"archive"]
 
 

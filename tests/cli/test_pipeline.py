@@ -774,6 +774,7 @@ class TestViews:
 
     def test_metrics_are_those_that_are_known(self) -> None:
         view = StreamView("archived")
+        assert [metric.samples[0].value for metric in view.metrics()] == [0, 0, 0]
         view.add(self.progress())
         view.add(self.progress(lag=None))
         values = {metric.name: metric.samples[0].value for metric in view.metrics()}
