@@ -81,7 +81,6 @@ class TestNagios:
             (Datum("a", 1.5, Limit(2, 3.25), "s"), "'a'=1.5s;2;3.25;0"),
             (Datum("a", 1e9, Limit(None, 0.0)), "'a'=1000000000;;0;0"),
             (Datum("a", 2, Limit(crit=3), "", True, 4), "'a'=2;;3:;0;4"),
-            (Datum("a", None, Limit(2), "s"), "'a'=U;2;;0"),
             (Datum("a", float("inf"), Limit(2), "s"), "'a'=U;2;;0"),
             (Datum("it's = 1 | x\n", 1), "'it_s _ 1 _ x\\n'=1;;;0"),
         ],
@@ -89,27 +88,21 @@ class TestNagios:
     def test_a_number_has_its_limits_as_ranges_and_a_clean_label(
         self, datum: Datum, text: str
     ) -> None:
-        verdict = Verdict(Status.OK, "fine", data=[datum])
-        assert nagios(verdict) == f"NSQ OK - fine | {text}\n"
-        assert len(read(nagios(verdict)).data) == 1
+        said = nagios(Verdict(Status.OK, "fine", data=[datum]))
+        assert said.partition(" | ")[2] == f"{text}\n"
+        assert len(read(said).data) == 1
 
     @settings(max_examples=25)
-    @given(rows, limits, limits, limits, limits, limits, counts)
+    @given(rows, st.lists(limits, min_size=5, max_size=5), counts)
     def test_who_reads_only_the_numbers_comes_to_the_same_state(
-        self,
-        found: list[Row],
-        depth: Limit,
-        in_flight: Limit,
-        requeue_rate: Limit,
-        timeout_rate: Limit,
-        age: Limit,
-        clients_min: int,
+        self, found: list[Row], each: list[Limit], clients_min: int
     ) -> None:
+        depth, in_flight, requeues, timeouts, age = each
         asked = Limits(
             depth=depth,
             in_flight=in_flight,
-            requeue_rate=requeue_rate,
-            timeout_rate=timeout_rate,
+            requeue_rate=requeues,
+            timeout_rate=timeouts,
             age=age,
             clients_min=clients_min,
         )
@@ -117,7 +110,7 @@ class TestNagios:
         verdict = judge(asked, there, ANYBODY, topic="t")
         output = read(nagios(verdict))
         assert output.code == int(verdict.status)
-        worst = max((each.state for each in output.data.values()), key=STATES.index)
+        worst = max((datum.state for datum in output.data.values()), key=STATES.index)
         assert worst == output.state
 
     @given(st.text(min_size=1), st.lists(st.text(min_size=1), max_size=3))

@@ -4,7 +4,6 @@ number of lines.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
@@ -13,7 +12,6 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools import __version__
 from nsqtools.cli.options import Command, options
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.config import ClientConfig, ConsumerConfig
@@ -208,19 +206,6 @@ def test_what_is_wrong_is_a_usage_error_that_names_flag_and_value(
     assert all(culprit in said for culprit in culprits)
 
 
-def test_a_usage_error_of_the_command_itself_names_the_command() -> None:
-    @click.command("tail", cls=Command)
-    @options(where=Where)
-    def tail(where: Where) -> None:
-        raise click.UsageError("no topic")
-
-    assert CliRunner().invoke(tail, prog_name="tail").stderr.splitlines()[1:] == [
-        "Try 'tail --help' for help.",
-        "",
-        "Error: no topic",
-    ]
-
-
 def test_a_variable_of_the_command_beats_the_one_all_commands_share() -> None:
     env = {"NSQTOOLS_ADDRESS": "shared"}
     assert run(env=env)[1]["where"].address == "shared"
@@ -273,11 +258,6 @@ def test_a_command_below_a_group_has_the_groups_name_in_its_variables() -> None:
     assert got == [Where(address="here")]
 
 
-def test_every_command_knows_version_in_go_s_spelling_too() -> None:
-    for arg in ("--version", "-version"):
-        assert run(arg)[0].output == f"nsqtools {__version__}\n"
-
-
 def test_a_commands_own_defaults_replace_those_of_the_class() -> None:
     groups: dict[str, Any] = {"what": (What, {"count": 7, "mode": "slow"})}
     assert run(**groups)[1]["what"] == What(count=7, mode="slow")
@@ -326,21 +306,6 @@ def test_one_flag_serves_two_classes_that_both_declare_it() -> None:
     _, got = run("--snappy", "--max-in-flight=9", first=ConsumerConfig, second=Client)
     assert got["first"] == ConsumerConfig(snappy=True, max_in_flight=9)
     assert got["second"] == Client(snappy=True, max_in_flight=9)
-
-
-def test_help_opens_with_the_sentence_and_groups_options_by_class() -> None:
-    lines = run("-h")[0].output.splitlines()
-    assert lines[:3] == ["Usage: nsqtools tail [OPTIONS] [REST]...", "", "  Print messages."]
-    headings = [line for line in lines if re.fullmatch(r"[A-Z][a-z ]+:", line)]
-    assert headings == [
-        "Where:",
-        "What:",
-        "Logging:",
-        "Configuration:",
-        "Other options:",
-        "Environment:",
-        "Examples:",
-    ]
 
 
 def test_help_shows_the_commands_own_default() -> None:

@@ -95,15 +95,12 @@ class TestOptions:
         assert made.client_id == "me"
 
     def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
-        made = source_options(
-            self.source(),
-            StreamOptions(continuous=True),
-            StreamConfig(),
-            master="local",
-            staging="/",
-        )
-        assert parse_source(made).wait_for_servers
-        assert not parse_source(self.made(StreamConfig())).wait_for_servers
+        for continuous in (False, True):
+            options = StreamOptions(continuous=continuous)
+            made = source_options(
+                self.source(), options, StreamConfig(), master="local", staging="/"
+            )
+            assert parse_source(made).wait_for_servers == continuous
 
     def test_nsqlookupds_take_the_place_of_nsqds(self) -> None:
         made = self.made(StreamConfig(), lookupd_http_address=("l:1", "http://m:2"))
@@ -131,13 +128,12 @@ class TestOptions:
         assert (settings.config.publish_timeout, settings.config.snappy) == (2.0, True)
         assert settings.config.mode == "all"
 
-    @pytest.mark.parametrize("parse", [parse_source, parse_sink])
-    def test_a_secret_that_is_not_there_is_named_by_its_flag(self, parse: Any) -> None:
+    def test_a_secret_that_is_not_there_is_named_by_its_flag(self) -> None:
         made = connection_options(StreamConfig(auth_secret_file="/no/secret"), "local")
-        given = {"subscribe": "t", "channel": "c", "stagingLocation": "/s"}
-        options = made | (given if parse is parse_source else {"topic": "t"})
-        with pytest.raises(ConfigError, match=r"^--auth-secret-file /no/secret: "):
-            with_secret(parse(options))
+        source = {"subscribe": "t", "channel": "c", "stagingLocation": "/s"}
+        for settings in (parse_source(made | source), parse_sink(made | {"topic": "t"})):
+            with pytest.raises(ConfigError, match=r"^--auth-secret-file /no/secret: "):
+                with_secret(settings)
 
     def test_state_is_in_the_output_unless_told(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,20 +162,22 @@ class TestOptions:
         assert found
         assert (found.format, found.delimiter) == ("raw", b"\0")
 
-    @pytest.mark.parametrize(
-        ("given", "kind"),
-        [
-            ({}, "console"),
-            ({"output": "d"}, "parquet"),
-            ({"output": "d", "format": "json"}, "json"),
-            ({"destination_topic": "t"}, "topic"),
-        ],
-    )
-    def test_a_result_goes_where_a_place_is_given(self, given: Any, kind: str) -> None:
-        assert QueryOptions(**given).kind == kind
+    def test_a_result_goes_where_a_place_is_given(self) -> None:
+        assert QueryOptions().kind == "console"
+        assert QueryOptions(output="d").kind == "parquet"
+        assert QueryOptions(output="d", format="json").kind == "json"
+        assert QueryOptions(destination_topic="t").kind == "topic"
 
     def test_properties_of_spark_have_names(self) -> None:
         assert SparkOptions(conf=("a=1", "b=x=y", "a=2")).properties == {"a": "2", "b": "x=y"}
+
+    def test_masters_are_those_that_spark_knows(self) -> None:
+        known = ["local[2]", "local[*]", "local[*, 4]", "local-cluster[2,1,1024]", "yarn"]
+        for master in [*known, "spark://a:7077,b:7077", "k8s://https://kubernetes.default.svc"]:
+            assert SparkOptions(master=master).master == master
+        for master in ("foo", "local[x]", "spark:a"):
+            with pytest.raises(ConfigError, match="--master"):
+                SparkOptions(master=master)
 
 
 class Pipeline:
@@ -276,17 +274,6 @@ def test_what_cannot_be_is_a_mistake_before_spark_starts_and_leaves_nothing(
     code, out, err = pipeline(*args)
     assert (code, out, culprit in err) == (2, "", True)
     assert list(pipeline.folder.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "master",
-    [
-        *("local", "local[2]", "local[*]", "local[*, 4]", "local-cluster[2,1,1024]", "yarn"),
-        *("spark://a:7077,b:7077", "k8s://https://kubernetes.default.svc"),
-    ],
-)
-def test_masters_are_those_that_spark_knows(master: str) -> None:
-    assert SparkOptions(master=master).master == master
 
 
 class Interrupted:
@@ -706,20 +693,11 @@ class TestCheckpoint:
 
 
 class TestPlaces:
-    @pytest.mark.parametrize(
-        ("place", "url"),
-        [
-            ("/a b/c", "file:///a b/c"),
-            ("file:/a", "file:///a"),
-            ("file:///a", "file:///a"),
-            ("hdfs://n/a", "hdfs://n/a"),
-            ("s3a://b/a", "s3a://b/a"),
-        ],
-    )
-    def test_a_path_is_one_of_this_machine_whatever_sparks_default_is(
-        self, place: str, url: str
-    ) -> None:
-        assert places.as_url(place) == url
+    def test_a_path_is_one_of_this_machine_whatever_sparks_default_is(self) -> None:
+        assert places.as_url("/a b/c") == "file:///a b/c"
+        assert places.as_url("file:/a") == places.as_url("file:///a") == "file:///a"
+        for remote in ("hdfs://n/a", "s3a://b/a"):
+            assert places.as_url(remote) == remote
 
     def test_of_what_killed_writers_left_a_query_removes_its_own_alone(
         self, tmp_path: Path
