@@ -219,7 +219,6 @@ def test_the_pytest_plugin_gives_its_fixture(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -10,6 +10,7 @@ import pytest
 
 from nsqtools.cli import cli
 from nsqtools.cli.exits import report_through, run
+from tests.support.process import neutral
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command that is run in this process sets up logging; later tests must not be mute."""
-    monkeypatch.delenv("NSQTOOLS_DEBUG", raising=False)
+def _neutral(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variables of whoever runs the tests, and no logging that a command left set up."""
+    for name in set(os.environ) - set(neutral()):
+        monkeypatch.delenv(name)
     monkeypatch.setattr(logging, "raiseExceptions", True)
     root, own = logging.getLogger(), logging.getLogger("nsqtools")
     before = root.handlers[:], root.level, own.level
@@ -40,8 +42,6 @@ def nsqtools(
     monkeypatch.chdir(tmp_path)
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "xdg"))
-    for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
-        monkeypatch.delenv(name)
 
     def call(*args: str) -> tuple[int, str, str]:
         code = run(cli, args)

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from tests.support.tls import Certificates
 
 URL = "http://127.0.0.1:1/"
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-
-
-@pytest.fixture(autouse=True)
-def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in PROXIES:
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
 
 
 def make(dead: Mapping[str, str] | None = None, **options: Any) -> HttpSink:

@@ -40,10 +40,14 @@ def test_what_is_committed_is_what_is_generated() -> None:
     assert outdated == [], "run python -m nsqtools.cli.docgen"
 
 
-def test_check_names_what_differs_and_writes_nothing(
+def test_what_is_written_passes_the_check_and_what_differs_is_named_and_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main([str(tmp_path)])
+    (tmp_path / "README.md").write_text(MARKERS)
+    (tmp_path / "man").mkdir()
+    (tmp_path / "man/nsqtools-gone.1").write_text("gone")
+    assert main([str(tmp_path)]) == 0
+    assert files(tmp_path) == documents(tmp_path)
     (tmp_path / "man/nsqtools-tail.1").write_text("old")
     (tmp_path / "man/nsqtools.1").unlink()
     (tmp_path / "man/nsqtools-gone.1").write_text("gone")
@@ -56,17 +60,6 @@ def test_check_names_what_differs_and_writes_nothing(
         "man/nsqtools.1",
     ]
     assert files(tmp_path) == before
-
-
-def test_writing_makes_the_check_silent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "README.md").write_text(MARKERS)
-    (tmp_path / "man").mkdir()
-    (tmp_path / "man/nsqtools-gone.1").write_text("gone")
-    assert main([str(tmp_path)]) == 0
-    assert files(tmp_path) == documents(tmp_path)
-    capsys.readouterr()
-    assert main(["--check", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("text", ["# no markers\n", "<!-- commands -->\n# only one\n"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cli.options import Command, options
@@ -162,6 +162,7 @@ def test_the_spelling_of_go_is_understood(args: list[str], expected: dict[str, A
     assert {name: values[name] for name in expected} == expected
 
 
+@settings(max_examples=30)
 @given(st.lists(st.text(min_size=1).filter(lambda text: "\0" not in text), max_size=4))
 def test_a_value_is_never_taken_for_an_option(values: list[str]) -> None:
     go = [word for value in values for word in ("-topic", value)]

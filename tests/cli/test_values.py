@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No variables of nsqtools, and a configuration file of this test's own."""
-    for variable in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
-        monkeypatch.delenv(variable)
+    """A configuration file of this test's own."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "nsqtools").mkdir()
     return tmp_path / "nsqtools" / "config.toml"

@@ -24,7 +24,7 @@ async def get(
     address: Address, path: str = "/metrics", method: str = "GET", **more: Any
 ) -> httpx.Response:
     """One request, on a connection of its own."""
-    async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=120.0) as client:
         return await client.request(method, f"http://{address}{path}", **more)
 
 
@@ -50,7 +50,7 @@ def kinds(text: str) -> dict[str, str]:
 def scrape(url: str) -> Values:
     """What a process tells now; raises ConnectionError if it does not listen."""
     try:
-        reply = httpx.get(url, trust_env=False, timeout=10.0)
+        reply = httpx.get(url, trust_env=False, timeout=120.0)
     except httpx.TransportError as error:
         raise ConnectionError(str(error)) from error
     assert reply.status_code == 200, reply.text

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PICTURE = Path(__file__).parents[2] / ".github" / "demo.svg"
 WIDTH = 92
-_TIMEOUT = 120.0
+_TIMEOUT = 250.0
 
 _ESCAPE = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
 _ERASED = "starting Spark"  # by moving the cursor up

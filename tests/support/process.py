@@ -62,7 +62,7 @@ class Cli:
         *args: str,
         stdin: bytes = b"",
         env: Mapping[str, str] | None = None,
-        timeout: float = 60.0,
+        timeout: float = 200.0,
     ) -> Result:
         """Run to the end; a process that takes longer than ``timeout`` fails the test."""
         pipe = subprocess.PIPE

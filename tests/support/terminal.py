@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tests.support.process import Cli
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 class Terminal:

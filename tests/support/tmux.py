@@ -79,7 +79,7 @@ class Tmux:
             window = "\n".join(self.lines())
             return window if all(text in window for text in texts) else ""
 
-        return eventually(shown, 20.0)
+        return eventually(shown, 120.0)
 
     def state(self, *names: str) -> list[str]:
         """Variables of tmux, such as ``alternate_on`` and ``cursor_flag``."""
@@ -91,18 +91,18 @@ class Tmux:
         path = self._folder / "stty"
         path.unlink(missing_ok=True)
         self.type(f"stty -g > {shlex.quote(str(path))}")
-        return eventually(path.read_text)
+        return eventually(path.read_text, 120.0)
 
     def record(self, path: Path) -> None:
         """Write all that programs send to the terminal from now on to a file too."""
         self._tmux("pipe-pane", f"cat > {shlex.quote(str(path))}")
-        eventually(path.exists)
+        eventually(path.exists, 120.0)
 
     def child(self) -> int:
         """Process id of what the shell runs."""
         (shell,) = self.state("pane_pid")
         children = Path(f"/proc/{shell}/task/{shell}/children")
-        return int(eventually(lambda: children.read_text().split())[0])
+        return int(eventually(lambda: children.read_text().split(), 120.0)[0])
 
     def _tmux(self, *args: str, env: dict[str, str] | None = None) -> str:
         done = subprocess.run(
