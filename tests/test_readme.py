@@ -41,6 +41,7 @@ CODE = re.findall(r"`` (.+?) ``|`([^`\n]+)`", PROSE)
 INLINE = [double or single for double, single in CODE]
 
 DEMO = "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/nsqtools demo"
+OPTION = re.compile(r"--?[a-z][\w-]*")
 TESTS = r"python3 -m venv .* && \.venv/bin/pytest"  # how .ci/run finds it
 
 
@@ -107,11 +108,10 @@ def test_every_option_named_in_prose_exists() -> None:
     known = options()
     for own in ("bench/__main__.py", "conftest.py"):
         known |= {*re.findall(r'"(--?[\w-]+)"', (ROOT / "tests" / own).read_text("utf-8"))}
-    for code in INLINE:
-        words = code.split()
-        for word in [] if "python" in words[0] else words:
-            option = re.match(r"--?[a-z][\w-]*", word)
-            assert not option or {option[0], f"-{option[0]}"} & known, code
+    lines = [code.split() for code in INLINE if "python" not in code.split()[0]]
+    named = [found[0] for words in lines for word in words if (found := OPTION.match(word))]
+    assert named
+    assert [option for option in named if not {option, f"-{option}"} & known] == []
 
 
 def test_every_variable_named_exists() -> None:
