@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow.dataset as ds
 import pytest
 
-from tests.live.test_to_file_kills import seeded, shares
+from tests.support.chance import seeded, shares
 from tests.support.eventually import eventually
 from tests.support.metrics import scrape
 from tests.support.servers import at, drained

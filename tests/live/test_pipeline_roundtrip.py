@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.live.test_to_file_kills import seeded
+from tests.support.chance import seeded
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
 from tests.support.spark import java_options, needs_spark

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.relays import CHANNEL, held, numbered, published, to
 from tests.support.servers import at, drained, empty
 from tests.support.webserver import WebServer
 
@@ -22,33 +23,6 @@ if TYPE_CHECKING:
     from tests.support.binaries import Nsq
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
-
-CHANNEL = "nsq_to_nsq"
-
-
-def to(*nsqds: Nsqd) -> tuple[str, ...]:
-    """Options for these destinations."""
-    return tuple(
-        word for nsqd in nsqds for word in ("--destination-nsqd-tcp-address", str(nsqd.tcp))
-    )
-
-
-def numbered(count: int) -> list[bytes]:
-    return [b'{"n":%d}' % number for number in range(count)]
-
-
-def published(nsqd: Nsqd, topic: str, bodies: Sequence[bytes]) -> None:
-    """Messages that wait on relay's channel."""
-    nsqd.create(topic, CHANNEL)
-    nsqd.publish(topic, bodies)
-
-
-def held(cli: Cli, nsqd: Nsqd, topic: str) -> Counter[bytes]:
-    """What channel c of a topic holds, and no longer does then."""
-    nsqd.create(topic, "c")
-    tailed = cli("tail", "--topic", topic, "--channel", "c", *empty(nsqd))
-    assert tailed.code == 0, tailed.stderr
-    return Counter(tailed.stdout.splitlines())
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.live.test_relay import CHANNEL, held, numbered, published, to
+from tests.support.chance import seeded
 from tests.support.eventually import eventually
+from tests.support.relays import CHANNEL, held, numbered, published, to
 from tests.support.servers import at, drained, empty
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ WINDOW = 500
 
 ON_DISK = ("-mem-queue-size=0", "-sync-every=1")
 """What nsqd has said OK to survives SIGKILL."""
-
-
-def seeded() -> random.Random:
-    seed = random.SystemRandom().getrandbits(32)
-    print("seed", seed)
-    return random.Random(seed)
 
 
 def test_a_destination_killed_again_and_again_loses_nothing(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.live.test_relay import CHANNEL, numbered, published, to
 from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
+from tests.support.relays import CHANNEL, numbered, published, to
 from tests.support.servers import at, empty
 
 if TYPE_CHECKING:

@@ -6,19 +6,19 @@ depend on how fast the machine is, and its phase against syncs and rotations is 
 
 from __future__ import annotations
 
-import random
 import signal
 from collections import Counter
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import archives
+from tests.support.chance import seeded, shares
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
 
 if TYPE_CHECKING:
+    import random
     import subprocess
     from collections.abc import Callable
     from pathlib import Path
@@ -104,19 +104,6 @@ class Archiver:
     @property
     def said(self) -> str:
         return self._log.read_text()
-
-
-def seeded() -> random.Random:
-    """A generator whose seed a failing test shows; put the seed here to have it again."""
-    seed = random.SystemRandom().getrandbits(32)
-    print("seed", seed)
-    return random.Random(seed)
-
-
-def shares(count: int, rounds: int) -> list[range]:
-    """The numbers below ``count`` in so many parts."""
-    edges = [count * edge // rounds for edge in range(rounds + 1)]
-    return [range(begin, end) for begin, end in pairwise(edges)]
 
 
 def duplicates(found: Counter[int]) -> int:

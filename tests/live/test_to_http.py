@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
     from tests.support.webserver import Request
 
-pytestmark = pytest.mark.live
-
 EVERY_BYTE = bytes(range(256))
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tests.support.posting import Posting
     from tests.support.webserver import Request
 
-pytestmark = pytest.mark.live
-
 ODD = {
     "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nOK\r\n0\r\n\r\n",
     "chunks with an extension and trailers": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.webserver import Request
 
-pytestmark = pytest.mark.live
-
 CLOSING = 4  # the state of a client that has sent CLS
 BATCH = ("--batch", "10", "--batch-format", "json-array")
 

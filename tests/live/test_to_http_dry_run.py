@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import Nsqd, Nsqlookupd
 
-pytestmark = pytest.mark.live
-
 
 @pytest.mark.parametrize("channels", [(), ("other#ephemeral",)])
 def test_a_dry_run_makes_no_channel_of_a_topic_without_one_and_says_so(

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tests.support.tls import Certificates
     from tests.support.webserver import Request
 
-pytestmark = pytest.mark.live
-
 
 def _tls(certificates: Certificates, kind: str) -> tuple[WebServer, tuple[str, ...]]:
     """An https server, and options for it."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tests.support.posting import Pool
     from tests.support.webserver import Request
 
-pytestmark = pytest.mark.live
-
 LONG = (("Content-Length", "100"),)
 SHORT = "--http-client-request-timeout", "2s"
 FOLLOW = ("--follow-redirects",)

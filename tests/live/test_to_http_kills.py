@@ -6,13 +6,13 @@ the machine is.
 
 from __future__ import annotations
 
-import random
 import signal
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.chance import seeded
 from tests.support.eventually import eventually
 from tests.support.posting import Posting
 from tests.support.webserver import WebServer
@@ -28,13 +28,6 @@ WINDOW = 200  # --max-in-flight
 
 MSG_TIMEOUT = "-msg-timeout=2s"
 """What was in flight with a killed process comes again after that."""
-
-
-def seeded() -> random.Random:
-    """A generator whose seed a failing test shows; put the seed here to have it again."""
-    seed = random.SystemRandom().getrandbits(32)
-    print("seed", seed)
-    return random.Random(seed)
 
 
 def prefixed(body: bytes) -> list[bytes]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tests.support.posting import Posting
     from tests.support.tls import Certificates
 
-pytestmark = pytest.mark.live
-
 
 class HttpProxy(socketserver.ThreadingTCPServer):
     """An HTTP proxy that tunnels and forwards, to ports of this host whatever host was asked for.
