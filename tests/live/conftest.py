@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.archives import Archiver
 from tests.support.posting import Posting, pool
 
 if TYPE_CHECKING:
@@ -27,6 +29,20 @@ def known_channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 def posting(nsqtools_cli: Cli, known_channels: Pool, tmp_path: Path) -> Posting:
     """A topic of this test's own on an nsqd that tests share."""
     return Posting(nsqtools_cli, known_channels.nsqd, known_channels.take(), tmp_path)
+
+
+@pytest.fixture
+def archiver(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> Archiver:
+    """``to-file`` on a topic with a channel of an nsqd of this test's own."""
+    made = Archiver(nsqtools_cli, nsqd, topic, tmp_path)
+    made.create()
+    return made
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """What is drawn by chance; ``--seed`` of the run has it again."""
+    return random.Random(f"{request.config.option.seed}/{request.node.nodeid}")
 
 
 @pytest.fixture

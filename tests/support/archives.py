@@ -6,10 +6,12 @@ import gzip
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.sinks.files.journal import FOLDER
 from tests.support.binaries import needs
+from tests.support.consuming import QUICK, Consuming
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +20,45 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
 
 UNFINISHED = (".part", ".copy", ".torn", ".lock")
+
+
+@dataclass(frozen=True, slots=True)
+class Archiver(Consuming):
+    """``to-file`` and a topic of its own, whose files are ``TOPIC-000000.log`` and so on."""
+
+    name = "to-file"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output"
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    def usual(self) -> tuple[str, ...]:
+        where = ("--output-dir", str(self.output), "--filename-format", "<TOPIC><REV>.log")
+        return (*where, "--sync-interval", "50ms", *QUICK)
+
+    def numbers(self, *bounds: int) -> None:
+        """Publish the numbers of a range, as ``body`` writes them."""
+        self.publish(bodies(range(*bounds)))
+
+    @property
+    def files(self) -> list[Path]:
+        return published(self.output)
+
+    @property
+    def found(self) -> Counter[int]:
+        return numbers(self.files)
+
+    def check(self, records: int, *manifests: Path) -> None:
+        """The files hold so many records, all of them whole, and nothing else is left."""
+        assert verified(self.cli, self.files) == records
+        for manifest in manifests:
+            assert verified(self.cli, [manifest]) == records
+        checked_by_programs(self.files)
+        assert leftovers(self.output, self.work) == []
 
 
 def body(number: int) -> bytes:

@@ -84,6 +84,7 @@ class Forked(subprocess.Popen[bytes]):
 
 class _Server:
     def __init__(self) -> None:
+        self._one = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -95,8 +96,9 @@ class _Server:
             )
 
     def ask(self, asked: bytes, fds: list[int]) -> None:
-        socket.send_fds(self._socket, [struct.pack("I", len(asked))], fds)
-        self._socket.sendall(asked)
+        with self._one:
+            socket.send_fds(self._socket, [struct.pack("I", len(asked))], fds)
+            self._socket.sendall(asked)
 
     def close(self) -> None:
         self._socket.close()
