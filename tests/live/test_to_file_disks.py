@@ -45,7 +45,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def room(method: str) -> int:
-    return ROOM if method == "none" else ROOM // 6
+    return ROOM if method == "none" else ROOM // 8
 
 
 @pytest.mark.parametrize("method", ["none", "gzip", "zstd"])
@@ -56,7 +56,7 @@ def test_a_disk_that_fills_up_and_is_freed_loses_and_tears_nothing(
     running = archiver.start("--compress", method, *care, log=log)
     archiver.numbers(MESSAGES // 2)
     eventually(lambda: archiver.files)
-    ballast = fill(disk, leave=room(method))
+    ballast = fill(disk, leave=room(method) // 2)
     archiver.numbers(MESSAGES // 2, MESSAGES)
     running.says(FULL)
     some = archiver.found

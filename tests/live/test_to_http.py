@@ -6,20 +6,18 @@ import base64
 import gzip
 import json
 import re
-import struct
 import subprocess
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
-from urllib.parse import unquote_to_bytes
 
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.support.eventually import eventually
 from tests.support.posting import DIRECT
-from tests.support.servers import drained, free_port
-from tests.support.webserver import OK, Answer, WebServer, per_message, redirect
+from tests.support.servers import at, drained, free_port
+from tests.support.webserver import Answer, WebServer, per_message, redirect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.binaries import Nsq
     from tests.support.posting import Posting
     from tests.support.process import Cli
-    from tests.support.servers import Nsqd
+    from tests.support.servers import Nsqd, Nsqlookupd
     from tests.support.webserver import Request
 
 EVERY_BYTE = bytes(range(256))
@@ -84,7 +82,7 @@ def _essence(request: Request) -> tuple[object, ...]:
     return request.method, request.target.lstrip("/ab"), request.body, sorted(told)
 
 
-def test_requests_tell_what_they_carry(posting: Posting) -> None:
+def test_requests_tell_what_they_carry_and_the_log_tells_no_secret(posting: Posting) -> None:
     begin = time.time_ns()
     posting.publish([b"one", EVERY_BYTE])
     file = posting.folder / "headers"
@@ -112,49 +110,9 @@ def test_requests_tell_what_they_carry(posting: Posting) -> None:
             mine = [each.headers for each in requests if identity in each.ids]
             assert [each["x-nsq-attempts"] for each in mine] == ["1", "2"]
             assert len({each["x-nsq-timestamp"] for each in mine}) == 1
+    assert web.url("/in").partition("?")[0] in poster.said
     for secret in ("p%40ss", "p@ss", "h1dden", "t0ps3cret"):
         assert secret not in poster.said
-
-
-def test_headers_of_the_user_replace_ours(posting: Posting) -> None:
-    posting.publish([b"1"])
-    own = {"User-Agent": "me/1", "X-NSQ-Topic": "mine", "content-TYPE": "text/a", "x-nsq-id": "5"}
-    options = [word for name, text in own.items() for word in ("--header", f"{name}: {text}")]
-    with WebServer() as web:
-        posting.start("--post", web.url(), *options).finish()
-        (request,) = web.requests
-    head = request.head.decode()
-    for name, text in own.items():
-        assert re.findall(f"(?i)\n{name}: *(.*)\r", f"{head}\r") == [text]
-    assert "X-NSQ-Attempts: 1" in head
-
-
-def test_the_body_of_a_get_stands_escaped_in_the_url_and_the_rest_stays_as_it_is(
-    posting: Posting,
-) -> None:
-    bodies = [EVERY_BYTE, b"a b&c=d?#/../%2F", b"\r\nX-Evil: 1\r\n\r\nGET / HTTP/1.1", b"..", b"."]
-    posting.publish(bodies)
-    with WebServer() as web:
-        url = web.url("/100%25/a%2Fb?x=%41&q=%s&z=%zz")
-        posting.start("--get", url, "--header", "X-Own: 1").finish()
-        requests = web.requests
-    before, after = "/100%25/a%2Fb?x=%41&q=", "&z=%zz"
-    values = [each.target.removeprefix(before).removesuffix(after) for each in requests]
-    assert sorted(unquote_to_bytes(each.replace("+", "%20")) for each in values) == sorted(bodies)
-    assert all(re.fullmatch(r"[\w.~+%-]*", each) for each in values)
-    for request in requests:
-        assert (request.method, request.body, request.headers["x-own"]) == ("GET", b"", "1")
-        assert "content-type" not in request.headers
-        assert "x-evil" not in request.headers
-
-
-def test_a_body_that_would_lead_a_get_elsewhere_is_a_dead_letter(posting: Posting) -> None:
-    posting.publish([b"..", b".", b"..."])
-    with WebServer() as web:
-        poster = posting.start("--get", web.url("/in/%s/it"), *posting.dead_after(1))
-        poster.finish()
-        assert [request.target for request in web.requests] == ["/in/.../it"]
-    assert [letter["body"] for letter in posting.dead_letters()] == [".", ".."]
 
 
 def _lines(body: bytes) -> list[bytes]:
@@ -166,19 +124,19 @@ def _array(body: bytes) -> list[bytes]:
     return [json.dumps(each).encode() for each in json.loads(body)]
 
 
-def _prefixed(body: bytes) -> list[bytes]:
+def prefixed(body: bytes) -> list[bytes]:
     found = []
     while body:
-        (size,) = struct.unpack_from(">I", body)
-        found.append(body[4 : 4 + size])
-        body = body[4 + size :]
+        end = 4 + int.from_bytes(body[:4])
+        found.append(body[4:end])
+        body = body[end:]
     return found
 
 
 FORMATS = {
     "ndjson": (_lines, "application/x-ndjson"),
     "json-array": (_array, "application/json"),
-    "length-prefixed": (_prefixed, "application/octet-stream"),
+    "length-prefixed": (prefixed, "application/octet-stream"),
 }
 
 
@@ -191,8 +149,7 @@ def test_batches_hold_every_message_once(posting: Posting, form: str, method: st
     posting.publish(b'{"n": %d}' % number for number in range(105))
     options = "--batch", "10", "--batch-format", form, "--compress", method, "-n", "3"
     with WebServer() as web:
-        poster = posting.start("--post", web.url(), *options)
-        poster.finish()
+        posting.start("--post", web.url(), *options).finish()
         counts = Counter[bytes]()
         sizes = []
         for request in web.requests:
@@ -200,7 +157,6 @@ def test_batches_hold_every_message_once(posting: Posting, form: str, method: st
             body = gzip.decompress(request.body) if method == "gzip" else request.body
             assert told.get("content-encoding", "none") == method
             assert told["content-type"] == content_type
-            assert "x-nsq-attempts" not in told
             bodies = read(body)
             assert int(told["x-nsq-count"]) == len(bodies) == len(request.ids)
             counts.update(bodies)
@@ -209,14 +165,6 @@ def test_batches_hold_every_message_once(posting: Posting, form: str, method: st
         assert set(web.deliveries.values()) == {1}
         assert max(sizes) == 10
         assert len(sizes) < 30
-
-
-def test_json_of_several_lines_is_one_line_of_ndjson(posting: Posting) -> None:
-    posting.publish([b'{\n "a": "\\n",\r\n "b": 12345678901234567890.5\n}\n', b"1"])
-    with WebServer() as web:
-        posting.start("--post", web.url(), "--batch", "2").finish()
-        lines = [line for request in web.requests for line in request.body.splitlines()]
-    assert sorted(lines) == [b"1", b'{  "a": "\\n",   "b": 12345678901234567890.5 } ']
 
 
 def test_signatures_are_what_another_implementation_of_standard_webhooks_expects(
@@ -247,18 +195,9 @@ def test_signatures_are_what_another_implementation_of_standard_webhooks_expects
     assert old[6:] not in poster.said
 
 
-def test_a_batch_is_signed_as_a_whole(posting: Posting) -> None:
-    secret = base64.b64encode(b"b" * 24).decode()
-    (posting.folder / "secret").write_text(secret)
-    posting.publish(b"%d" % number for number in range(50))
-    options = "--sign-secret-file", "secret", "--batch", "10", "--batch-format", "json-array"
-    with WebServer() as web:
-        posting.start("--post", web.url(), *options).finish()
-        found = [Webhook(secret).verify(each.body, each.headers) for each in web.requests]
-    assert sorted(number for batch in found for number in batch) == list(range(50))
-
-
-def test_credentials_do_not_follow_to_another_server(posting: Posting) -> None:
+def test_redirects_are_followed_but_credentials_do_not_go_to_another_server(
+    posting: Posting,
+) -> None:
     posting.publish([b"1"])
     with WebServer() as other, WebServer() as web:
         places = {"/": redirect("/here"), "/here": redirect(other.url("/there"), 308)}
@@ -274,13 +213,12 @@ def test_credentials_do_not_follow_to_another_server(posting: Posting) -> None:
     assert requests[2].headers["host"] == f"127.0.0.1:{other.address.port}"
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3])
-def test_a_sample_is_delivered_and_the_rest_finished(posting: Posting, share: float) -> None:
+def test_a_sample_is_delivered_and_the_rest_finished(posting: Posting) -> None:
     posting.numbers(1000)
     with WebServer() as web:
-        posting.start("--post", web.url(), "--sample", str(share)).finish()
-        assert set(web.deliveries.values()) <= {1}
-        assert abs(len(web.deliveries) - 1000 * share) <= 1000 * share / 3
+        posting.start("--post", web.url(), "--sample", "0.3").finish()
+        assert set(web.deliveries.values()) == {1}
+        assert abs(len(web.deliveries) - 300) <= 100
 
 
 def test_concurrency_is_limited_in_all_and_by_endpoint(posting: Posting) -> None:
@@ -300,34 +238,87 @@ def test_concurrency_is_limited_in_all_and_by_endpoint(posting: Posting) -> None
 
 
 def test_the_rate_is_limited(posting: Posting) -> None:
-    posting.numbers(40)
+    posting.numbers(30)
     with WebServer() as web:
         posting.start("--post", web.url(), "--rate", "50").finish()
-        assert list(web.deliveries.values()) == [1] * 40
-        assert web.requests[-1].at - web.requests[0].at > 0.7
+        assert list(web.deliveries.values()) == [1] * 30
+        assert web.requests[-1].at - web.requests[0].at > 0.5
 
 
-@pytest.mark.parametrize(
-    ("options", "culprit"),
-    [
-        ((), "--post or --get is required"),
-        (("--post", "{url}", "--mode", "roundrobin"), "round-robin"),
-        (("--post", "{url}", "--header", "X-A: b\r\nX-C: d"), "line break"),
-        (("--post", "{url}\r\nX-A: b"), "line break"),
-        (("--post", "{url}", "--drop-on", "404", "--retry-on", "404"), "404"),
-        (("--post", "{url}", "--sign-secret-file", "nosuch"), "nosuch"),
-        (("--post", "{url}", "--proxy", "socks9://x"), "--proxy"),
-        (("--post", "{url}", "--dead-letter-dir", "a", "--dead-letter-topic", "b"), "--dead"),
-    ],
-)
-def test_usage_errors_are_status_2_and_nothing_is_sent(
-    nsqtools_cli: Cli, options: Sequence[str], culprit: str
+# A dry run takes no message from anybody, and leaves no channel.
+
+
+def dry_run(topic: str, *options: str) -> tuple[str, ...]:
+    words = ("to-http", "--topic", topic, "--channel", "c", "--post", "http://127.0.0.1:9/")
+    return (*words, "--dry-run", *options)
+
+
+@pytest.mark.parametrize("channels", [(), ("other#ephemeral",)])
+def test_a_dry_run_makes_no_channel_of_a_topic_without_one_and_says_so(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, channels: tuple[str, ...]
 ) -> None:
-    with WebServer(OK) as web:
-        words = [word.replace("{url}", web.url()) for word in options]
-        source = "--topic", "t", "--nsqd-tcp-address", f"127.0.0.1:{free_port()}"
-        ended = nsqtools_cli("to-http", *source, *words, env=DIRECT)
+    for channel in channels:
+        nsqd.create(topic, channel)
+    nsqd.publish(topic, [b"precious"])
+    where = (*at(nsqd), "--nsqd-http-address", str(nsqd.http))
+    ended = nsqtools_cli(*dry_run(topic, *where))
+    assert (ended.code, ended.stdout) == (3, b"")
+    assert f"channel create {topic} c" in ended.stderr
+    there = nsqd.topic(topic)
+    assert there["message_count"] == 1
+    assert {each["channel_name"] for each in there["channels"]} == set(channels)
+    assert nsqtools_cli(*dry_run(f"{topic}.none", *where)).code == 3
+    assert [each["topic_name"] for each in nsqd.stats()["topics"]] == [topic]
+
+
+def test_a_dry_run_that_cannot_see_the_channels_subscribes_to_none(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    nsqd.create(topic, "c")
+    nobody = f"127.0.0.1:{free_port()}"
+    ended = nsqtools_cli(*dry_run(topic, *at(nsqd), "--nsqd-http-address", nobody))
+    assert (ended.code, ended.stdout) == (3, b"")
+    assert "--nsqd-http-address" in ended.stderr
+    assert [each["channel_name"] for each in nsqd.topic(topic)["channels"]] == ["c"]
+
+
+def test_a_dry_run_finds_the_channels_through_nsqlookupd(
+    nsqtools_cli: Cli, lookupds: list[Nsqlookupd], nsqds: list[Nsqd], topic: str
+) -> None:
+    nsqds[0].create(topic, "c")
+    nsqds[0].publish(topic, [b"precious"])
+    eventually(lambda: lookupds[0].lookup(topic) == {nsqds[0].tcp})
+    where = ("--max-duration", "500ms", "--lookupd-http-address", str(lookupds[0].http))
+    ended = nsqtools_cli(*dry_run(topic, *where))
+    assert (ended.code, ended.stdout) == (0, b"")
+    assert f"1 message in its channels at {nsqds[0].tcp}" in ended.stderr
+
+
+def test_a_dry_run_prints_requests_and_takes_nothing(posting: Posting) -> None:
+    posting.publish([b"before"])
+    with WebServer() as web:
+        process = posting.cli.start(
+            *posting.command("--post", web.url("/in"), "--header", "X-Own: 1", "--dry-run"),
+            *("--count", "2", *at(posting.nsqd)),
+            *("--nsqd-http-address", str(posting.nsqd.http)),
+            env=DIRECT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+        def clients() -> int:
+            channels = posting.nsqd.topic(posting.topic)["channels"]
+            return sum(each["client_count"] for each in channels)
+
+        eventually(clients)
+        posting.publish([b"one", b"two\x1b[31m"])
+        stdout, stderr = process.communicate(timeout=20)
+        assert process.returncode == 0
         assert web.connections == 0
-    assert (ended.code, ended.stdout) == (2, b""), ended.stderr
-    assert culprit in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert b"1 message in its channels" in stderr
+    assert posting.depth() == 3
+    assert stdout.count(b"POST /in HTTP/1.1\nHost: 127.0.0.1") == 2
+    assert stdout.count(b"X-Own: 1\n") == 2
+    assert stdout.count(b"\n\none\n\n") == stdout.count(b"\n\ntwo\x1b[31m\n\n") == 1
+    eventually(lambda: len(posting.nsqd.topic(posting.topic)["channels"]) == 1)
+    posting.nsqd.empty(posting.topic, "c")

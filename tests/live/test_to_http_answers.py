@@ -1,11 +1,15 @@
-"""``to-http`` and what a response says: statuses, redirects, Retry-After, and odd forms of 200.
+"""``to-http`` and what comes back: odd forms of success, statuses, Retry-After, and failures.
 
-Deliveries are counted exactly, by the record of the endpoint.
+What each message costs and where it ends is counted exactly, by the record of the endpoint.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import TYPE_CHECKING
@@ -13,10 +17,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.webserver import OK, Answer, WebServer, redirect, retry_after
+from tests.support.posting import Posting
+from tests.support.process import Cli
+from tests.support.webserver import (
+    HANG,
+    OK,
+    Answer,
+    WebServer,
+    per_message,
+    redirect,
+    retry_after,
+)
 
 if TYPE_CHECKING:
-    from tests.support.posting import Posting
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from tests.support.posting import Pool
     from tests.support.webserver import Request
 
 ODD = {
@@ -60,98 +78,39 @@ ANSWERS = {
 
 
 def test_odd_answers_deliver_once_whatever_connection_they_come_on(posting: Posting) -> None:
-    posting.publish([name.encode() for name in ANSWERS] * 5)
+    posting.publish([name.encode() for name in ANSWERS] * 2)
     with WebServer(lambda request: ANSWERS[request.body.decode()]) as web:
         poster = posting.start("--post", web.url(), "-n", "7")
         poster.finish()
         assert Counter(request.body.decode() for request in web.requests) == dict.fromkeys(
-            ANSWERS, 5
+            ANSWERS, 2
         )
         assert set(web.deliveries.values()) == {1}
         assert sum(request.sent for request in web.requests) < 100_000_000
     assert poster.said == ""
 
 
-RETRIED = [code for code in range(300, 600) if code != 410]
-
-
-def by_status(request: Request) -> Answer:
-    return Answer(status=int(request.body), headers=(("Location", "/elsewhere"),))
-
-
-def test_every_status_from_200_to_299_delivers_with_one_request(posting: Posting) -> None:
-    codes = range(200, 300)
-    posting.publish([b"%d" % code for code in codes])
-    with WebServer(by_status) as web:
-        posting.start("--post", web.url()).finish()
-        assert Counter(int(request.body) for request in web.requests) == dict.fromkeys(codes, 1)
-
-
-def test_every_other_status_is_tried_again(posting: Posting) -> None:
-    """300 to 599: two requests each, among others that leave the endpoint in good repute."""
-    seen = Counter[bytes]()
-
-    def answer(request: Request) -> Answer:
-        seen[request.body] += 1
-        return by_status(request) if seen[request.body] == 1 else OK
-
-    good = [b"200 %d" % code for code in RETRIED]
-    bad = [b"%d" % code for code in RETRIED]
-    posting.publish([body for pair in zip(good, bad, strict=True) for body in pair])
-    options = "-n", "1", "--consumer-opt", "max_backoff_duration,0"
-    with WebServer(lambda each: OK if each.body.startswith(b"200 ") else answer(each)) as web:
-        posting.start("--post", web.url(), *options).finish()
-        assert len(web.deliveries) == len(good) + len(bad)
-    assert seen == dict.fromkeys(bad, 2)
-
-
-def test_a_status_to_drop_on_is_a_dead_letter_after_one_request(posting: Posting) -> None:
-    posting.publish([b"%d" % code for code in RETRIED])
-    dead = "--drop-on", "3xx,4xx,5xx", *posting.dead_after(0)
-    with WebServer(by_status) as web:
-        posting.start("--post", web.url(), *dead).finish()
-        seen = Counter(int(request.body) for request in web.requests)
-    assert seen == dict.fromkeys(RETRIED, 1)
-    letters = posting.dead_letters()
-    assert [int(letter["body"]) for letter in letters] == RETRIED
-    assert all(f"status {each['body']}" in each["reason"] for each in letters)
-
-
-def test_lists_of_statuses_decide(posting: Posting) -> None:
-    lists = "--success-on", "200,3xx,410", "--drop-on", "4xx", "--retry-on", "201,409,500-504"
-    dead = posting.dead_after(2)
-    codes = {200: 1, 201: 2, 204: 2, 304: 1, 404: 1, 409: 2, 410: 1}
-    posting.publish([b"%d" % code for code in codes])
-    with WebServer(by_status) as web:
-        posting.start("--post", web.url(), *lists, *dead).finish()
-        assert Counter(int(request.body) for request in web.requests) == codes
-    assert [each["body"] for each in posting.dead_letters()] == [
-        "201",
-        "204",
-        "404",
-        "409",
-    ]
-
-
-@pytest.mark.parametrize("method", ["get", "post"])
-def test_redirects_of_a_get_are_followed_and_307_and_308_keep_a_body(
-    posting: Posting, method: str
+@pytest.mark.parametrize("lists", [False, True], ids=["as they are", "as lists say"])
+def test_statuses_decide_what_is_delivered_tried_again_or_dropped(
+    posting: Posting, lists: bool
 ) -> None:
-    codes = [301, 302, 303, 307, 308] if method == "get" else [307, 308]
+    """``costs`` are the requests for a message with that status; the dead took all attempts."""
+    costs = {200: 1, 201: 1, 204: 1, 299: 1, 304: 2, 400: 2, 404: 2, 429: 2, 503: 2, 599: 2}
+    options: tuple[str, ...] = ()
+    dead = [304, 400, 404, 429, 503, 599]
+    if lists:
+        costs = {200: 1, 201: 2, 204: 2, 304: 1, 404: 1, 409: 2, 410: 1}
+        words = "--success-on 200,3xx,410 --drop-on 4xx --retry-on 201,409,500-504"
+        options, dead = tuple(words.split()), [201, 204, 404, 409]
+    posting.publish([b"%d" % code for code in costs])
 
-    def answer(request: Request) -> Answer:
-        if request.target.startswith("/old"):
-            code = request.body or request.target.rpartition("/")[2]
-            return redirect(request.target.replace("old", "new"), int(code))
-        return OK
+    def by_status(request: Request) -> Answer:
+        return Answer(status=int(request.body), headers=(("Location", "/elsewhere"),))
 
-    posting.publish(b"%d" % code for code in codes)
-    with WebServer(answer) as web:
-        url = web.url("/old/%s" if method == "get" else "/old/")
-        posting.start(f"--{method}", url, "--follow-redirects").finish()
-        assert {request.method for request in web.requests} == {method.upper()}
-        asked = Counter(request.target + request.body.decode() for request in web.requests)
-    assert asked == {f"/{age}/{code}": 1 for age in ("old", "new") for code in codes}
+    with WebServer(by_status) as web:
+        posting.start("--post", web.url(), *options, *posting.dead_after(2)).finish()
+        assert Counter(int(request.body) for request in web.requests) == costs
+    assert [int(each["body"]) for each in posting.dead_letters()] == dead
 
 
 def test_retry_after_is_heeded(posting: Posting) -> None:
@@ -162,34 +121,16 @@ def test_retry_after_is_heeded(posting: Posting) -> None:
         seen[request.body] += 1
         if seen[request.body] > 1:
             return OK
-        code, form = request.body.split()
         date = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
-        return retry_after("1" if form == b"seconds" else date, int(code))
+        return retry_after("1") if request.body == b"seconds" else retry_after(date, 503)
 
-    bodies = [b"429 seconds", b"429 date", b"503 seconds", b"503 date"]
-    posting.publish(bodies)
+    posting.publish([b"seconds", b"date"])
     with WebServer(answer) as web:
         posting.start("--post", web.url()).finish()
-        assert seen == dict.fromkeys(bodies, 2)
+        assert seen == {b"seconds": 2, b"date": 2}
         for identity in web.deliveries:
             first, second = (each.at for each in web.requests if identity in each.ids)
             assert second - first > 0.95
-
-
-def test_retry_after_that_says_nothing_is_not(posting: Posting) -> None:
-    """What is no time, and what does not go with the status."""
-    seen = Counter[bytes]()
-
-    def answer(request: Request) -> Answer:
-        seen[request.body] += 1
-        code, value = request.body.decode().split()
-        return retry_after(value, int(code)) if seen[request.body] == 1 else OK
-
-    bodies = [b"429 soon", b"503 -1", b"503 0", b"500 3600"]
-    posting.publish(bodies)
-    with WebServer(answer) as web:
-        posting.start("--post", web.url()).finish()
-    assert seen == dict.fromkeys(bodies, 2)
 
 
 def test_retry_after_of_ages_is_as_long_as_nsqd_allows(posting: Posting) -> None:
@@ -199,3 +140,141 @@ def test_retry_after_of_ages_is_as_long_as_nsqd_allows(posting: Posting) -> None
         eventually(lambda: posting.channel()["deferred_count"] == 1)
         assert poster.end() == 0
         assert list(web.deliveries.values()) == [1]
+
+
+SHORT = "--http-client-request-timeout", "500ms"
+FOLLOW = ("--follow-redirects",)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An answer that is a failure. ``requests`` come of one attempt."""
+
+    answer: Answer
+    options: tuple[str, ...] = ()
+    requests: int = 1
+
+
+def raw(data: bytes, *, end: bool = False) -> Fault:
+    return Fault(Answer(raw=data, cut="response" if end else "", how="fin"))
+
+
+FAULTS = {
+    "reset after the request": Fault(Answer(cut="request")),
+    "closed after the request": Fault(Answer(cut="request", how="fin")),
+    "closed in the head": Fault(Answer(cut="head", how="fin")),
+    "reset in the body": Fault(Answer(cut="body")),
+    "closed before the last chunk": raw(CHUNKED + b"2\r\nab\r\n", end=True),
+    "closed after 100 Continue": raw(b"HTTP/1.1 100 Continue\r\n\r\n", end=True),
+    "no response": Fault(HANG, SHORT),
+    "another protocol": raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"),
+    "HTTP/2": raw(b"\0\0\x12\x04\0\0\0\0\0\0\x03\0\0\0\x80\0\x04\0\x01\0\0\r\n\r\n"),
+    "an alert of TLS": raw(b"\x15\x03\x01\0\x02\x02\x16", end=True),
+    "a status of two digits": raw(b"HTTP/1.1 20 OK\r\nContent-Length: 0\r\n\r\n"),
+    "a header with NUL": raw(b"HTTP/1.1 200 OK\r\nX: \0\r\nContent-Length: 0\r\n\r\n"),
+    "two lengths": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
+    "a chunk size that is none": raw(CHUNKED + b"xyz\r\nab\r\n0\r\n\r\n"),
+    "a head without end": raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * (100 << 10)),
+    "101 Switching Protocols": raw(
+        b"HTTP/1.1 101 X\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"
+    ),
+    "a refusal of 1 MB": Fault(Answer(status=500, size=1 << 20)),
+    "a refusal with control characters": raw(
+        b"HTTP/1.0 500 No\r\n\r\n\x1b[31m\r\nno\0\n\xff", end=True
+    ),
+    "a redirect that is not followed": Fault(redirect("/ok")),
+    "303 that would make a GET": Fault(redirect("/ok", 303), FOLLOW),
+    "a redirect to itself": Fault(redirect("/"), FOLLOW, 11),
+    "a redirect to a file": Fault(redirect("file:///etc/passwd"), FOLLOW),
+    "a redirect to nobody": Fault(redirect("http://127.0.0.1:1/"), FOLLOW),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How often each body came and was taken, what are dead letters of it, and what was said."""
+
+    seen: Counter[bytes]
+    taken: Counter[bytes]
+    dead: list[tuple[str, str]]
+    said: str
+
+
+def suffer(fault: Fault, posting: Posting) -> Outcome:
+    """Two messages are answered well at their second delivery, a third one never is."""
+    seen, taken = Counter[bytes](), Counter[bytes]()
+
+    def answer(request: Request) -> Answer:
+        seen[request.body] += 1
+        if request.body == b"never" or seen[request.body] <= fault.requests:
+            return fault.answer
+        taken[request.body] += 1
+        return Answer(close=True)  # an idle connection would be tried before a new one
+
+    posting.publish([b"once", b"never", b"once more"])
+    options = "-vv", *posting.dead_after(2), *fault.options
+    with WebServer(answer) as web, closing(posting.cli):
+        poster = posting.start("--post", web.url(), *options)
+        poster.finish()
+    dead = [(letter["body"], letter["reason"]) for letter in posting.dead_letters()]
+    return Outcome(seen, taken, dead, poster.said)
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    known_channels: Pool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Outcome]]]:
+    """Of all faults, four at a time: most of it is waiting."""
+
+    def run(fault: Fault, topic: str, folder: Path) -> Outcome:
+        return suffer(fault, Posting(Cli(folder), known_channels.nsqd, topic, folder))
+
+    with ThreadPoolExecutor(4) as workers:
+        yield {
+            name: workers.submit(
+                run, fault, known_channels.take(), tmp_path_factory.mktemp("fault")
+            )
+            for name, fault in FAULTS.items()
+        }
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_costs_an_attempt_and_one_for_ever_ends_as_a_dead_letter(
+    outcomes: dict[str, Future[Outcome]], name: str
+) -> None:
+    outcome = outcomes[name].result()
+    fault = FAULTS[name]
+    cost = fault.requests + 1
+    assert outcome.seen == {b"once": cost, b"once more": cost, b"never": 2 * fault.requests}
+    assert outcome.taken == {b"once": 1, b"once more": 1}
+    assert outcome.dead == [("never", "too many attempts")]
+    assert "\x1b" not in outcome.said
+    assert "Traceback" not in outcome.said
+
+
+def test_each_way_to_be_too_slow_costs_one_attempt(posting: Posting) -> None:
+    ways = {
+        b"response": HANG,
+        b"head": Answer(head_delay=math.inf),
+        b"body": Answer(body_delay=math.inf),
+        b"chunk": Answer(raw=CHUNKED + b"5\r\n"),
+    }
+    seen = Counter[bytes]()
+
+    def answer(request: Request) -> Answer:
+        seen[request.body] += 1
+        return ways[request.body] if seen[request.body] == 1 else OK
+
+    posting.publish(ways)
+    with WebServer(answer) as web:
+        posting.start("--post", web.url(), *SHORT).finish()
+    assert seen == dict.fromkeys(ways, 2)
+
+
+def test_a_get_fails_and_is_tried_again_like_a_post(posting: Posting) -> None:
+    posting.publish([b"1", b"3 & 4"])
+    with WebServer(per_message(Answer(status=500), Answer(cut="body"))) as web:
+        posting.start("--get", web.url("/a?b=%s")).finish()
+        targets = Counter(request.target for request in web.requests)
+    assert targets == {"/a?b=1": 3, "/a?b=3+%26+4": 3}

@@ -1,33 +1,59 @@
 """``to-http`` and nsqd killed at random moments, while numbered messages are delivered.
 
-A moment is a number of deliveries, drawn by a seeded generator: it does not depend on how fast
-the machine is.
+A moment is a number of deliveries, drawn by chance: it does not depend on how fast the machine is.
 """
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.chance import seeded
 from tests.support.eventually import eventually
 from tests.support.posting import Posting
 from tests.support.webserver import WebServer
 
 if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.consuming import Running
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd
+    from tests.support.servers import MakeNsqd, Nsqd
 
-ROUNDS = 10
-WINDOW = 200  # --max-in-flight
+    Make = Callable[..., Posting]
 
-MSG_TIMEOUT = "-msg-timeout=2s"
+WINDOW = 200  # --max-in-flight, unless a test has another one
+
+MSG_TIMEOUT = "-msg-timeout=1s"
 """What was in flight with a killed process comes again after that."""
+
+pytestmark = pytest.mark.nsqd_only("it is about processes that end, and messages on disk")
+
+
+@pytest.fixture
+def make_posting(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path) -> Make:
+    def make(messages: int, *args: str) -> Posting:
+        posting = Posting(nsqtools_cli, make_nsqd(*args), topic, tmp_path)
+        posting.make_known()
+        posting.numbers(messages)
+        return posting
+
+    return make
+
+
+def moments(rng: random.Random, messages: int, rounds: int) -> list[int]:
+    return sorted(rng.sample(range(messages), rounds))
+
+
+def received(web: WebServer) -> int:
+    return sum([len(each.ids) for each in web.requests])
+
+
+def reached(web: WebServer, moment: int) -> None:
+    eventually(lambda: received(web) >= moment, timeout=60)
 
 
 def prefixed(body: bytes) -> list[bytes]:
@@ -40,105 +66,69 @@ def prefixed(body: bytes) -> list[bytes]:
     return found
 
 
-def numbers(web: WebServer, *, batches: bool) -> Counter[int]:
-    """How often each number came."""
-    if not batches:
-        return Counter(int(request.body) for request in web.requests)
-    return Counter(int(body) for request in web.requests for body in prefixed(request.body))
-
-
-@pytest.mark.nsqd_only("seconds of kills; the sandbox would tell nothing else")
-@pytest.mark.parametrize(("batch", "messages"), [(1, 20_000), (50, 100_000)])
+@pytest.mark.parametrize("batch", [1, 50])
 def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path, batch: int, messages: int
+    make_posting: Make, rng: random.Random, batch: int, full: bool
 ) -> None:
-    rng = seeded()
-    nsqd = make_nsqd(MSG_TIMEOUT)
-    nsqd.create(topic, "c")
-    posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
-    posting.numbers(messages)
-    moments = sorted(rng.sample(range(messages), ROUNDS))
+    rounds, messages = (10, 20_000) if full else (2, 3000)
+    messages *= 5 if batch > 1 else 1
+    posting = make_posting(messages, MSG_TIMEOUT)
     options = "--batch", str(batch), "--batch-format", "length-prefixed", "-n", "20"
     with WebServer() as web:
-
-        def received() -> int:
-            return sum([len(each.ids) for each in web.requests]) if batch > 1 else len(web.requests)
-
-        for moment in moments:
+        for moment in moments(rng, messages, rounds):
             poster = posting.start("--post", web.url(), *options)
-            eventually(lambda moment=moment: received() >= moment, timeout=60)  # type: ignore[misc]
-            poster.process.kill()
-            assert poster.process.wait() == -signal.SIGKILL, poster.said
+            reached(web, moment)
+            poster.kill()
         posting.start("--post", web.url(), *options).finish(timeout=60)
-        found = numbers(web, batches=batch > 1)
+        bodies = [prefixed(each.body) if batch > 1 else [each.body] for each in web.requests]
+    found = Counter(int(body) for each in bodies for body in each)
     assert found.keys() == set(range(messages))
-    assert found.total() - messages <= ROUNDS * WINDOW
+    assert found.total() - messages <= rounds * WINDOW
 
 
-@pytest.mark.nsqd_only("the sandbox keeps nothing on disk")
-def test_what_nsqd_has_on_disk_outlives_its_kill_9(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
+def kill(nsqd: Nsqd) -> None:
+    nsqd.kill()
+    nsqd.start()
+
+
+def restart(nsqd: Nsqd) -> None:
+    nsqd.restart()
+
+
+@pytest.mark.parametrize("strike", [kill, restart])
+def test_what_nsqd_has_on_disk_outlives_its_end(
+    make_posting: Make, rng: random.Random, strike: Callable[[Nsqd], None], full: bool
 ) -> None:
-    rng = seeded()
-    messages, rounds = 5000, 5
-    nsqd = make_nsqd(MSG_TIMEOUT, "-mem-queue-size=0", "-sync-every=1")
-    nsqd.create(topic, "c")
-    posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
-    posting.numbers(messages)
+    """A restart writes to disk what is in flight, and of that what was delivered comes twice."""
+    messages, rounds, window = (5000, 5, 100) if full else (400, 2, 50)
+    on_disk = (MSG_TIMEOUT, "-mem-queue-size=0", "-sync-every=1")
+    posting = make_posting(messages, *(on_disk if strike is kill else ()))
     with WebServer() as web:
-        poster = posting.start("--post", web.url(), "--max-in-flight", "100")
-        for moment in sorted(rng.sample(range(messages), rounds)):
-            eventually(lambda moment=moment: len(web.requests) >= moment, timeout=60)  # type: ignore[misc]
-            nsqd.kill()
-            nsqd.start()
+        poster: Running = posting.start("--post", web.url(), "--max-in-flight", str(window))
+        for moment in moments(rng, messages, rounds):
+            reached(web, moment)
+            strike(posting.nsqd)
         poster.finish(timeout=60)
-        found = numbers(web, batches=False)
+        found = Counter(int(request.body) for request in web.requests)
     # What was on its way to a client is in nsqd's memory alone; so is what comes next.
     lost = set(range(messages)) - found.keys()
-    assert len(lost) <= rounds * (100 + 2)
-    assert found.total() - len(found) <= rounds * 100
+    assert len(lost) <= (rounds * (window + 2) if strike is kill else 0)
+    assert found.total() - len(found) <= rounds * window
 
 
-@pytest.mark.nsqd_only("seconds of restarts; the sandbox keeps nothing on disk")
-def test_a_restart_of_nsqd_loses_nothing(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
-) -> None:
-    """It writes what is in flight to disk, and what was delivered meanwhile comes twice."""
-    rng = seeded()
-    messages, rounds = 5000, 4
-    nsqd = make_nsqd()
-    nsqd.create(topic, "c")
-    posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
-    posting.numbers(messages)
-    with WebServer() as web:
-        poster = posting.start("--post", web.url(), "--max-in-flight", "100")
-        for moment in sorted(rng.sample(range(messages), rounds)):
-            eventually(lambda moment=moment: len(web.requests) >= moment, timeout=60)  # type: ignore[misc]
-            nsqd.restart()
-        poster.finish(timeout=60)
-        found = numbers(web, batches=False)
-    assert found.keys() == set(range(messages))
-    assert found.total() - len(found) <= rounds * 100
-
-
-@pytest.mark.nsqd_only("seconds of kills; the sandbox would tell nothing else")
 def test_sigterm_loses_nothing_and_doubles_nothing(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
+    make_posting: Make, rng: random.Random, full: bool
 ) -> None:
-    rng = seeded()
-    messages = 20_000
-    nsqd = make_nsqd()
-    nsqd.create(topic, "c")
-    posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
-    posting.numbers(messages)
+    messages, rounds = (20_000, 5) if full else (3000, 2)
+    posting = make_posting(messages)
     with WebServer() as web:
-        for moment in sorted(rng.sample(range(messages), 5)):
+        for moment in moments(rng, messages, rounds):
             if (goal := max(moment, len(web.requests) + 1)) > messages:
                 break
             poster = posting.start("--post", web.url())
-            eventually(lambda goal=goal: len(web.requests) >= goal, timeout=60)  # type: ignore[misc]
+            reached(web, goal)
             assert poster.end() == 0, poster.said
             assert posting.channel()["in_flight_count"] == 0
         posting.start("--post", web.url()).finish(timeout=60)
-        found = numbers(web, batches=False)
+        found = Counter(int(request.body) for request in web.requests)
     assert found == dict.fromkeys(range(messages), 1)

@@ -98,7 +98,7 @@ class Consuming:
 
     def take(self, count: int, *options: str) -> Result:
         """Run the command for so many messages."""
-        command = self.command("-n", str(count), *options, *at(self.nsqd))
+        command = self.command("--count", str(count), *options, *at(self.nsqd))
         return self.cli(*command, env=self.environment)
 
     def channel(self) -> dict[str, Any]:
