@@ -1,20 +1,19 @@
-"""``relay`` as a process on real servers: nsq_to_nsq's flags, exact JSON, exit codes."""
+"""``relay`` as a process on real servers: nsq_to_nsq's flags, exact JSON, exit codes, loops."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import signal
 import subprocess
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.relays import CHANNEL, held, numbered, published, to
-from tests.support.servers import at, drained, empty
-from tests.support.webserver import WebServer
+from tests.support.proxy import Proxy
+from tests.support.relays import CHANNEL, Relay, arrived, numbered, published, to
+from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,34 +25,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def source(make_nsqd: MakeNsqd) -> Nsqd:
-    return make_nsqd()
+def relay(nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str) -> Relay:
+    return Relay(nsqtools_cli, make_nsqd(), make_nsqd(), topic)
 
 
-@pytest.fixture
-def goal(make_nsqd: MakeNsqd) -> Nsqd:
-    return make_nsqd()
-
-
-def test_everything_arrives_exactly_once_and_is_counted(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
-) -> None:
-    goal.create(topic, "c")
-    published(source, topic, numbered(20_000))
-    ended = nsqtools_cli("relay", "--topic", topic, *to(goal), *empty(source))
-    assert (ended.code, ended.stdout) == (0, b""), ended.stderr
-    assert ended.stderr == (
-        f"nsqtools: {topic} -> {topic}: 20000 received, 20000 relayed, 0 filtered, "
-        "0 dead-lettered, 0 lost, 0 requeued\n"
-    )
-    assert drained(source, topic, CHANNEL)
-    assert held(nsqtools_cli, goal, topic) == Counter(numbered(20_000))
-
-
-def test_quietly_it_says_nothing(nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str) -> None:
-    published(source, topic, numbered(10))
-    ended = nsqtools_cli("relay", "--topic", topic, *to(goal), *empty(source), "-q")
-    assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
+def test_everything_arrives_exactly_once_and_is_counted(relay: Relay, full: bool) -> None:
+    count = 20_000 if full else 5000
+    relay.publish(*numbered(count))
+    assert f"{count} received, {count} relayed, 0 filtered" in relay.good()
+    assert drained(relay.source, relay.topic, CHANNEL)
+    assert relay.arrived() == Counter(numbered(count))
 
 
 @pytest.mark.nsqd_only("compares with nsq_to_nsq, for which there is the real nsqd")
@@ -70,21 +51,11 @@ def test_quietly_it_says_nothing(nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, to
     ids=lambda flags: " ".join(flags) or "defaults",
 )
 def test_nsq_to_nsqs_flags_relay_the_same(
-    nsqtools_cli: Cli,
-    source: Nsqd,
-    goal: Nsqd,
-    nsq: Nsq,
-    topic: str,
-    flags: Sequence[str],
+    nsqtools_cli: Cli, relay: Relay, nsq: Nsq, topic: str, flags: Sequence[str]
 ) -> None:
     """Both get the very same words. Messages are such as nsq_to_nsq does not spoil."""
     program = nsq.path("nsq_to_nsq", "that relay is like nsq_to_nsq")
-    bodies = [
-        json.dumps(
-            {"a": number % 2, "n": number % 5, "s": ["text", "other"][number % 3 > 0]}
-        ).encode()
-        for number in range(100)
-    ]
+    source, goal = relay.source, relay.goal
 
     def words(name: str) -> tuple[str, ...]:
         return (
@@ -96,8 +67,11 @@ def test_nsq_to_nsqs_flags_relay_the_same(
 
     for name in ("go", "py"):
         source.create(topic, name)
-        goal.create(name, "c")
-    source.publish(topic, bodies)
+    objects = [
+        {"a": number % 2, "n": number % 5, "s": ["text", "other"][number % 3 > 0]}
+        for number in range(100)
+    ]
+    source.publish(topic, [json.dumps(each).encode() for each in objects])
     ours = nsqtools_cli.start("relay", *words("py"))
     with subprocess.Popen([program, *words("go")], stderr=subprocess.DEVNULL) as theirs:
         try:
@@ -107,7 +81,7 @@ def test_nsq_to_nsqs_flags_relay_the_same(
                 assert process.wait(20) == 0
         finally:
             theirs.kill()
-    made = {name: held(nsqtools_cli, goal, name) for name in ("go", "py")}
+    made = {name: arrived(nsqtools_cli, goal, name) for name in ("go", "py")}
     plain = {
         name: Counter(json.dumps(json.loads(body), sort_keys=True) for body in found.elements())
         for name, found in made.items()
@@ -116,29 +90,23 @@ def test_nsq_to_nsqs_flags_relay_the_same(
     assert plain["py"]
 
 
-def test_several_topics_are_mapped(nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str) -> None:
-    for name in ("one", "two"):
-        published(source, f"{name}.{topic}", [name.encode()])
-    topics = ("--topic", f"one.{topic}", "--topic", f"two.{topic}")
-    maps = ("--map", r"one\.(.*)=first.\1", "--map", r"nosuch.*=x")
-    ended = nsqtools_cli("relay", *topics, *maps, *to(goal), *empty(source))
-    assert ended.code == 0, ended.stderr
-    assert held(nsqtools_cli, goal, f"first.{topic}") == Counter([b"one"])
-    assert held(nsqtools_cli, goal, f"two.{topic}") == Counter([b"two"])
-    assert f"one.{topic} -> first.{topic}: 1 received, 1 relayed" in ended.stderr
+def test_several_topics_are_mapped(relay: Relay) -> None:
+    other = f"b.{relay.topic}"
+    relay.publish(b"one")
+    published(relay.source, other, [b"two"])
+    maps = ("--topic", other, "--map", r"b\.(.*)=second.\1", "--map", r"nosuch.*=x")
+    said = relay.good(*maps, "--count", "2", "--status-every", "9")
+    assert relay.arrived() == Counter([b"one"])
+    assert relay.arrived(f"second.{relay.topic}") == Counter([b"two"])
+    assert f"{other} -> second.{relay.topic}: 1 received, 1 relayed" in said
 
 
 def test_with_nsqlookupd_all_its_nsqds_are_relayed(
-    nsqtools_cli: Cli,
-    make_nsqlookupd: MakeNsqlookupd,
-    make_nsqd: MakeNsqd,
-    goal: Nsqd,
-    topic: str,
+    nsqtools_cli: Cli, make_nsqlookupd: MakeNsqlookupd, make_nsqd: MakeNsqd, topic: str
 ) -> None:
-    lookupd = make_nsqlookupd()
-    nsqds = [make_nsqd(lookupds=[lookupd]) for _ in range(2)]
-    for nsqd in nsqds:
-        published(nsqd, topic, numbered(100))
+    lookupd, goal = make_nsqlookupd(), make_nsqd()
+    for _ in range(2):
+        published(make_nsqd(lookupds=[lookupd]), topic, numbered(100))
     eventually(lambda: len(lookupd.lookup(topic)) == 2)
     where = ("--lookupd-http-address", str(lookupd.http))
     ended = nsqtools_cli("relay", "--topic", topic, *to(goal), *where, "--until-empty")
@@ -146,205 +114,183 @@ def test_with_nsqlookupd_all_its_nsqds_are_relayed(
     assert goal.topic(topic)["message_count"] == 200
 
 
-def test_json_keeps_its_big_numbers_order_and_characters(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
-) -> None:
+def test_json_keeps_its_big_numbers_order_and_characters_and_quiet_is_quiet(relay: Relay) -> None:
     body = '{"z":12345678901234567890, "a":"<é\\u003c>&", "secret":1, "ok":true}'
-    published(source, topic, [body.encode(), body.replace("true", "false").encode(), b"{}"])
+    relay.publish(body.encode(), body.replace("true", "false").encode(), b"{}")
     fields = ("--whitelist-json-field", "a", "--whitelist-json-field", "z")
     required = ("--require-json-field", "ok", "--require-json-value", "true")
-    ended = nsqtools_cli("relay", "--topic", topic, *required, *fields, *to(goal), *empty(source))
-    assert ended.code == 0, ended.stderr
-    assert "3 received, 1 relayed, 2 filtered" in ended.stderr
+    assert relay.good(*required, *fields, "--count", "3", "-q") == ""
     expected = '{"z":12345678901234567890,"a":"<é\\u003c>&"}'
-    assert held(nsqtools_cli, goal, topic) == Counter([expected.encode()])
+    assert relay.arrived() == Counter([expected.encode()])
 
 
-@pytest.mark.parametrize("bodies", [[b"not json", b"[1]", b'{"a":1}']])
-def test_what_is_not_json_is_a_dead_letter(
-    nsqtools_cli: Cli,
-    source: Nsqd,
-    goal: Nsqd,
-    topic: str,
-    tmp_path: Path,
-    bodies: Sequence[bytes],
-) -> None:
+def test_what_is_not_json_is_a_dead_letter(relay: Relay, tmp_path: Path) -> None:
+    bodies = [b"not json", b"[1]", b'{"a":1}']
     for target in (
-        ("--dead-letter-topic", f"dead.{topic}"),
+        ("--dead-letter-topic", f"dead.{relay.topic}"),
         ("--dead-letter-dir", str(tmp_path / "dead")),
     ):
-        published(source, topic, bodies)
-        rules = ("--require-json-field", "a", *target)
-        ended = nsqtools_cli("relay", "--topic", topic, *rules, *to(goal), *empty(source))
-        assert ended.code == 0, ended.stderr
-        assert "3 received, 1 relayed, 0 filtered, 2 dead-lettered" in ended.stderr
-        assert "went to the dead letters: not JSON" in ended.stderr
-    assert held(nsqtools_cli, source, f"dead.{topic}") == Counter(bodies[:2])
-    lines = (tmp_path / f"dead/{topic}.dead.jsonl").read_text().splitlines()
-    assert {(each["body"], each["reason"]) for each in map(json.loads, lines)} == {
-        ("not json", "not JSON"),
-        ("[1]", "not a JSON object"),
-    }
+        relay.publish(*bodies)
+        said = relay.good(
+            "--require-json-field", "a", *target, "--count", "3", "--status-every", "9"
+        )
+        assert "3 received, 1 relayed, 0 filtered, 2 dead-lettered" in said
+    dead = arrived(relay.cli, relay.source, f"dead.{relay.topic}")
+    assert dead == Counter(bodies[:2])
+    lines = (tmp_path / f"dead/{relay.topic}.dead.jsonl").read_text().splitlines()
+    assert {json.loads(each)["body"] for each in lines} == {"not json", "[1]"}
 
 
-def test_dead_letters_can_be_posted(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
-) -> None:
-    published(source, topic, [b"not json", b'{"a":1}'])
-    with WebServer() as server:
-        rules = ("--require-json-field", "a", "--dead-letter-url", server.url())
-        ended = nsqtools_cli("relay", "--topic", topic, *rules, *to(goal), *empty(source))
-        assert ended.code == 0, ended.stderr
-        (letter,) = [json.loads(request.body) for request in server.requests]
-    assert (letter["topic"], letter["body"], letter["reason"]) == (topic, "not json", "not JSON")
+def test_without_a_place_for_dead_letters_what_is_not_json_stays_in_nsqd(relay: Relay) -> None:
+    relay.publish(b"not json", b'{"a":1}')
+    process = relay.start("--require-json-field", "a", stderr=subprocess.PIPE)
+    eventually(lambda: relay.waiting()["deferred_count"] == 1)
+    eventually(lambda: relay.goal.topic(relay.topic)["message_count"] == 1)
+    process.terminate()
+    _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, b"not JSON" in stderr) == (4, True)
+    assert relay.waiting()["deferred_count"] == 1
 
 
-def test_without_a_place_for_dead_letters_what_is_not_json_stays_in_nsqd(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
-) -> None:
-    published(source, topic, [b"not json", b'{"a":1}'])
-    relay = nsqtools_cli.start(
-        *("relay", "--topic", topic, "--require-json-field", "a", *to(goal), *at(source)),
-        stderr=subprocess.PIPE,
-    )
-    eventually(lambda: source.channel(topic, CHANNEL)["deferred_count"] == 1)
-    eventually(lambda: goal.topic(topic)["message_count"] == 1)
-    relay.terminate()
-    assert relay.wait(20) == 4
-    assert relay.stderr
-    assert b"1 messages cannot be relayed and go back to nsqd: not JSON" in relay.stderr.read()
-    assert source.channel(topic, CHANNEL)["deferred_count"] == 1
-
-
-def test_pass_invalid_relays_what_is_not_json_as_it_is(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
-) -> None:
-    bodies = [b"not json", b"[1]", b'{"a":1}', b'{"b":1}']
-    published(source, topic, bodies)
-    rules = ("--require-json-field", "a", "--pass-invalid")
-    ended = nsqtools_cli("relay", "--topic", topic, *rules, *to(goal), *empty(source))
-    assert ended.code == 0, ended.stderr
-    assert held(nsqtools_cli, goal, topic) == Counter(bodies[:3])
-
-
-def test_a_loss_over_max_attempts_is_logged_with_ids_and_is_status_4(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
-) -> None:
-    published(source, topic, [b"not json"])
+def test_a_loss_over_max_attempts_is_logged_with_ids_and_is_status_4(relay: Relay) -> None:
+    relay.publish(b"not json")
     options = ("--max-attempts", "2", "--consumer-opt", "default_requeue_delay,0s")
-    rules = ("--require-json-field", "a", *options)
-    ended = nsqtools_cli("relay", "--topic", topic, *rules, *to(goal), *empty(source))
+    ended = relay.run("--require-json-field", "a", *options)
     assert ended.code == 4
-    assert "gave up 1 messages after too many attempts, they are lost: " in ended.stderr
+    assert "lost: " in ended.stderr
     assert "3 received, 0 relayed" in ended.stderr
 
 
-def test_jq_chooses_and_edits(nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str) -> None:
-    pytest.importorskip("jq")
-    published(source, topic, numbered(10))
-    rules = ("--where", ".n >= 8", "--set", '.from = "eu"', "--set", ".n |= . + 1")
-    ended = nsqtools_cli("relay", "--topic", topic, *rules, *to(goal), *empty(source))
-    assert ended.code == 0, ended.stderr
-    expected = Counter([b'{"n":9,"from":"eu"}', b'{"n":10,"from":"eu"}'])
-    assert held(nsqtools_cli, goal, topic) == expected
-
-
-def test_defer_defers(nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str) -> None:
-    goal.create(topic, "c")
-    published(source, topic, numbered(5))
-    ended = nsqtools_cli("relay", "--topic", topic, "--defer", "1h", *to(goal), *empty(source))
-    assert ended.code == 0, ended.stderr
-    eventually(lambda: goal.channel(topic, "c")["deferred_count"] == 5)
+def test_defer_defers(relay: Relay) -> None:
+    relay.goal.create(relay.topic, "c")
+    relay.publish(*numbered(5))
+    relay.good("--defer", "1h", "--count", "5")
+    eventually(lambda: relay.goal.channel(relay.topic, "c")["deferred_count"] == 5)
 
 
 def test_a_message_too_big_for_the_destination_is_a_dead_letter_alone(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, source: Nsqd, topic: str
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
 ) -> None:
-    goal = make_nsqd("-max-msg-size=1000")
+    relay = Relay(nsqtools_cli, make_nsqd(), make_nsqd("-max-msg-size=1000"), topic)
     bodies = numbered(200)
     bodies[77] = b"x" * 2000
-    published(source, topic, bodies)
-    options = ("--dead-letter-topic", f"dead.{topic}")
-    ended = nsqtools_cli("relay", "--topic", topic, *options, *to(goal), *empty(source))
-    assert ended.code == 0, ended.stderr
-    assert "E_BAD_MESSAGE" in ended.stderr
-    found = held(nsqtools_cli, goal, topic)
-    assert set(found) == {body for body in bodies if len(body) < 1000}
-    assert held(nsqtools_cli, source, f"dead.{topic}") == Counter([bodies[77]])
+    relay.publish(*bodies)
+    said = relay.good("--dead-letter-topic", f"dead.{topic}", "--count", "200")
+    assert "E_BAD_MESSAGE" in said
+    assert set(relay.arrived()) == {body for body in bodies if len(body) < 1000}
+    assert arrived(nsqtools_cli, relay.source, f"dead.{topic}") == Counter([bodies[77]])
 
 
-def test_the_rate_is_not_exceeded(nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str) -> None:
-    published(source, topic, numbered(100))
-    started = time.monotonic()
-    ended = nsqtools_cli("relay", "--topic", topic, "--rate", "50", *to(goal), *empty(source))
-    assert ended.code == 0, ended.stderr
-    assert time.monotonic() - started > 1.8
-    assert goal.topic(topic)["message_count"] == 100
-
-
-def test_sigterm_drains_and_leaves_the_rest(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
-) -> None:
-    goal.create(topic, "c")
-    published(source, topic, numbered(5000))
-    relay = nsqtools_cli.start("relay", "--topic", topic, "--rate", "500", *to(goal), *at(source))
-    eventually(lambda: goal.topic(topic)["message_count"] > 100)
-    relay.send_signal(signal.SIGTERM)
-    assert relay.wait(30) == 0
-    relayed = goal.topic(topic)["message_count"]
+def test_sigterm_drains_and_leaves_the_rest(relay: Relay) -> None:
+    relay.publish(*numbered(5000))
+    process = relay.start("--rate", "500")
+    eventually(lambda: relay.goal.topic(relay.topic)["message_count"] > 100)
+    process.terminate()
+    assert process.wait(30) == 0
+    relayed = relay.goal.topic(relay.topic)["message_count"]
     assert relayed < 5000
-    eventually(lambda: source.channel(topic, CHANNEL)["in_flight_count"] == 0)
-    assert source.channel(topic, CHANNEL)["depth"] == 5000 - relayed
+    eventually(lambda: relay.waiting()["in_flight_count"] == 0)
+    assert relay.waiting()["depth"] == 5000 - relayed
 
 
-def test_sigterm_gives_everything_back_while_the_destination_is_down(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
-) -> None:
-    source.create(topic, CHANNEL)
-    relay = nsqtools_cli.start("relay", "--topic", topic, *to(goal), *at(source))
-    eventually(lambda: source.channel(topic, CHANNEL)["client_count"] == 1)
-    goal.stop()
-    published(source, topic, numbered(1000))
-    eventually(lambda: source.channel(topic, CHANNEL)["in_flight_count"] > 0)
-    relay.send_signal(signal.SIGTERM)
-    assert relay.wait(30) == 0
-    eventually(lambda: source.channel(topic, CHANNEL)["depth"] == 1000)
-    assert source.channel(topic, CHANNEL)["in_flight_count"] == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "culprit"),
-    [
-        ((), "--destination-nsqd-tcp-address"),
-        (("--destination-nsqd-tcp-address", "x:y"), "x:y"),
-        (("--mode", "nosuch"), "--mode"),
-        (("--require-json-value", "x"), "--require-json-field"),
-        (("--map", "x"), "--map"),
-        (("--map", "(=x"), "--map"),
-        (("--map", "t=no spaces"), "no spaces"),
-        (("--map", "a=b", "--destination-topic", "c"), "--destination-topic"),
-        (("--where", ".a b"), "--where"),
-        (("--set", ")"), "--set"),
-        (("--defer", "2h"), "--defer"),
-        (("--producer-opt", "nosuch,1"), "nosuch"),
-        (("--dead-letter-topic", "t"), "--dead-letter-topic"),
-        (("--dead-letter-topic", "d", "--dead-letter-dir", "d"), "--dead-letter-dir"),
-    ],
-)
-def test_usage_errors_are_status_2(nsqtools_cli: Cli, options: Sequence[str], culprit: str) -> None:
-    given = ("--destination-nsqd-tcp-address", "127.0.0.1:9") if options else ()
-    ended = nsqtools_cli("relay", "--topic", "t", *given, *options)
-    assert (ended.code, ended.stdout) == (2, b""), ended.stderr
-    assert culprit in ended.stderr
+def test_sigterm_gives_everything_back_while_the_destination_is_down(relay: Relay) -> None:
+    relay.publish()
+    process = relay.start()
+    eventually(lambda: relay.waiting()["client_count"] == 1)
+    relay.goal.stop()
+    relay.publish(*numbered(1000))
+    eventually(lambda: relay.waiting()["in_flight_count"] > 0)
+    process.terminate()
+    assert process.wait(30) == 0
+    eventually(lambda: relay.waiting()["depth"] == 1000)
+    assert relay.waiting()["in_flight_count"] == 0
 
 
 def test_a_destination_that_cannot_be_reached_is_status_3_and_costs_no_attempt(
-    nsqtools_cli: Cli, source: Nsqd, goal: Nsqd, topic: str
+    relay: Relay,
 ) -> None:
-    published(source, topic, numbered(10))
-    goal.stop()
-    ended = nsqtools_cli("relay", "--topic", topic, *to(goal), *at(source))
-    assert ended.code == 3
-    assert f"{goal.tcp}: connection refused" in ended.stderr
-    channel = source.channel(topic, CHANNEL)
-    assert (channel["depth"], channel["requeue_count"]) == (10, 0)
+    relay.publish(*numbered(10))
+    relay.goal.stop()
+    ended = relay.run("--count", "10")
+    assert (ended.code, str(relay.goal.tcp) in ended.stderr) == (3, True)
+    assert (relay.waiting()["depth"], relay.waiting()["requeue_count"]) == (10, 0)
+
+
+# To relay to where it comes from, however that is called, is refused.
+
+
+def refused(cli: Cli, topic: str, *options: str, to: str = "") -> None:
+    ended = cli("relay", *options, "-n", "1")
+    assert ended.code == 2, ended.stderr
+    assert f"topic {topic} would be relayed to {to or topic}" in ended.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::ffff:127.0.0.1]"])
+def test_another_spelling_is_the_same_nsqd(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, host: str
+) -> None:
+    published(nsqd, topic, [b"x"])
+    goal = ("--destination-nsqd-tcp-address", f"{host}:{nsqd.tcp.port}")
+    refused(nsqtools_cli, topic, "--topic", topic, *goal, *at(nsqd))
+    assert nsqd.channel(topic, CHANNEL)["depth"] == 1
+
+
+async def test_another_port_is_the_same_nsqd_if_http_says_so(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    published(nsqd, topic, [b"x"])
+    async with Proxy(nsqd.tcp) as proxy:
+        await asyncio.to_thread(
+            refused,
+            *(nsqtools_cli, topic, "--topic", topic),
+            *("--destination-nsqd-tcp-address", str(proxy.address)),
+            *("--nsqd-http-address", str(nsqd.http), *at(nsqd)),
+            *("--destination-nsqd-http-address", str(nsqd.http)),
+        )
+
+
+def test_a_destination_that_nsqlookupd_knows_is_of_the_same_cluster(
+    nsqtools_cli: Cli, make_nsqlookupd: MakeNsqlookupd, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    first, second = (make_nsqd(lookupds=[lookupd]) for _ in range(2))
+    published(first, topic, [b"x"])
+    second.create("another")
+    eventually(lambda: len(lookupd.lookup(topic) | lookupd.lookup("another")) == 2)
+    where = ("--lookupd-http-address", str(lookupd.http))
+    refused(nsqtools_cli, topic, "--topic", topic, *to(second), *where)
+
+
+def test_topics_that_are_mapped_in_a_circle_are_a_loop(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
+    topics = ("--topic", "a.x", "--topic", "b.x")
+    maps = ("--map", r"a\.(.*)=b.\1", "--map", r"b\.(.*)=a.\1")
+    refused(nsqtools_cli, "a.x", *topics, *maps, *to(nsqd), *at(nsqd), to="b.x")
+
+
+def test_another_topic_of_the_same_nsqd_is_no_loop(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
+) -> None:
+    published(nsqd, topic, numbered(10))
+    Relay(nsqtools_cli, nsqd, nsqd, topic).good("--destination-topic", "copy", "--count", "10")
+    assert nsqd.topic("copy")["message_count"] == 10
+
+
+def test_a_loop_that_comes_once_something_was_relayed_is_a_failure(
+    nsqtools_cli: Cli, make_nsqlookupd: MakeNsqlookupd, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    lookupd = make_nsqlookupd()
+    first, second = make_nsqd(lookupds=[lookupd]), make_nsqd()
+    published(first, topic, [b"x"])
+    eventually(lambda: lookupd.lookup(topic))
+    relay = nsqtools_cli.start(
+        *("relay", "--topic", topic, "--lookupd-http-address", str(lookupd.http), *to(second)),
+        *("--consumer-opt", "lookupd_poll_interval,100ms"),
+        stderr=subprocess.PIPE,
+    )
+    eventually(lambda: second.topic(topic)["message_count"] == 1)
+    second.stop()
+    second.lookupds = [lookupd]
+    second.start()
+    second.publish(topic, [b"y"])
+    _, stderr = relay.communicate(timeout=30)
+    assert (relay.returncode, f"topic {topic} would be relayed".encode() in stderr) == (1, True)

@@ -2,90 +2,101 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.chance import seeded
+from tests.support.consuming import make_known
 from tests.support.eventually import eventually
 from tests.support.relays import CHANNEL, held, numbered, published, to
 from tests.support.servers import at, drained, empty
 
 if TYPE_CHECKING:
+    import random
+
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd
+    from tests.support.servers import MakeNsqd, Nsqd
 
 pytestmark = pytest.mark.nsqd_only("it is about messages on disk")
 
-MESSAGES = 12_000
-ROUNDS = 5
 WINDOW = 500
-
+PACE = ("--rate", "10000", "--max-in-flight", str(WINDOW))
 ON_DISK = ("-mem-queue-size=0", "-sync-every=1")
 """What nsqd has said OK to survives SIGKILL."""
 
 
+@pytest.fixture
+def sizes(full: bool) -> tuple[int, int]:
+    """How many messages, and how often something is killed."""
+    return (12_000, 5) if full else (2000, 2)
+
+
+def moments(rng: random.Random, sizes: tuple[int, int]) -> list[int]:
+    """How many messages are left at most, each time something is killed."""
+    messages, rounds = sizes
+    part = messages // rounds
+    return [messages - number * part - rng.randrange(part) for number in range(rounds)]
+
+
+def reached(source: Nsqd, topic: str, left: int) -> None:
+    eventually(lambda: source.channel(topic, CHANNEL)["depth"] <= left, 30)
+
+
 def test_a_destination_killed_again_and_again_loses_nothing(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, rng: random.Random, sizes: tuple[int, int]
 ) -> None:
-    rng = seeded()
+    messages, rounds = sizes
     source, goal = make_nsqd(), make_nsqd(*ON_DISK)
-    published(source, topic, numbered(MESSAGES))
+    published(source, topic, numbered(messages))
     goal.create(topic)
-    relay = nsqtools_cli.start(
-        *("relay", "--topic", topic, *to(goal), *empty(source)),
-        *("--rate", "10000", "--max-in-flight", str(WINDOW)),
-    )
-    for number in range(ROUNDS):
-        left = MESSAGES - rng.randrange(MESSAGES // ROUNDS) - number * (MESSAGES // ROUNDS)
-        eventually(lambda left=left: source.channel(topic, CHANNEL)["depth"] <= left, 30)  # type: ignore[misc]
+    relay = nsqtools_cli.start("relay", "--topic", topic, *to(goal), *empty(source), *PACE)
+    for left in moments(rng, sizes):
+        reached(source, topic, left)
         goal.kill()
         goal.start()
     assert relay.wait(120) == 0
     found = held(nsqtools_cli, goal, topic)
-    assert set(found) == set(numbered(MESSAGES))
-    assert found.total() - MESSAGES <= ROUNDS * WINDOW
+    assert set(found) == set(numbered(messages))
+    assert found.total() - messages <= rounds * WINDOW
     assert drained(source, topic, CHANNEL)
 
 
 def test_a_destination_that_stays_dead_loses_nothing(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, sizes: tuple[int, int]
 ) -> None:
+    messages, _ = sizes
     source, dead, alive = make_nsqd(), make_nsqd(*ON_DISK), make_nsqd()
-    published(source, topic, numbered(MESSAGES))
+    published(source, topic, numbered(messages))
     dead.create(topic)
     alive.create(topic, "c")
-    relay = nsqtools_cli.start(
-        *("relay", "--topic", topic, *to(dead, alive), *empty(source)),
-        *("--rate", "10000", "--max-in-flight", str(WINDOW)),
-    )
-    eventually(lambda: source.channel(topic, CHANNEL)["depth"] < MESSAGES // 2, 30)
+    relay = nsqtools_cli.start("relay", "--topic", topic, *to(dead, alive), *empty(source), *PACE)
+    reached(source, topic, messages // 2)
     dead.kill()
     assert relay.wait(120) == 0
     dead.start()
     found = held(nsqtools_cli, alive, topic) + held(nsqtools_cli, dead, topic)
-    assert set(found) == set(numbered(MESSAGES))
-    assert found.total() - MESSAGES <= WINDOW
+    assert set(found) == set(numbered(messages))
+    assert found.total() - messages <= WINDOW
 
 
 def test_relay_itself_killed_again_and_again_loses_nothing(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, rng: random.Random, sizes: tuple[int, int]
 ) -> None:
-    rng = seeded()
-    source, goal = make_nsqd("-msg-timeout=2s"), make_nsqd()
-    published(source, topic, numbered(MESSAGES))
+    messages, rounds = sizes
+    source, goal = make_nsqd("-msg-timeout=1s"), make_nsqd()
+    source.create(topic, CHANNEL)
+    make_known(source, topic)
+    source.delete(topic, "c")
+    published(source, topic, numbered(messages))
     goal.create(topic, "c")
-    command = ("relay", "--topic", topic, *to(goal), "--max-in-flight", str(WINDOW))
-    for number in range(ROUNDS):
-        most = MESSAGES - number * (MESSAGES // ROUNDS)
-        left = most - rng.randrange(MESSAGES // ROUNDS)
-        relay = nsqtools_cli.start(*command, "--rate", "10000", *at(source))
-        eventually(lambda left=left: source.channel(topic, CHANNEL)["depth"] <= left, 30)  # type: ignore[misc]
-        relay.send_signal(signal.SIGKILL)
+    command = ("relay", "--topic", topic, *to(goal), *PACE)
+    for left in moments(rng, sizes):
+        relay = nsqtools_cli.start(*command, *at(source))
+        reached(source, topic, left)
+        relay.kill()
         relay.wait(10)
     ended = nsqtools_cli(*command, *empty(source))
     assert ended.code == 0, ended.stderr
     found = held(nsqtools_cli, goal, topic)
-    assert set(found) == set(numbered(MESSAGES))
-    assert found.total() - MESSAGES <= ROUNDS * WINDOW
+    assert set(found) == set(numbered(messages))
+    assert found.total() - messages <= rounds * WINDOW
