@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +15,6 @@ from tests.support.posting import Posting, pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.support.posting import Pool
     from tests.support.process import Cli
@@ -43,6 +45,18 @@ def archiver(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> Archi
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """What is drawn by chance; ``--seed`` of the run has it again."""
     return random.Random(f"{request.config.option.seed}/{request.node.nodeid}")
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """Arguments of an nsqd that has on disk all to which it said OK, so that SIGKILL loses none.
+
+    Where it syncs after each message, memory is the better disk.
+    """
+    memory = Path("/dev/shm")
+    place = memory if os.access(memory, os.W_OK) else tmp_path
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield ("-mem-queue-size=0", "-sync-every=1", f"-data-path={folder}")
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.nsqd_only("it is about messages on disk")
 
 WINDOW = 500
 PACE = ("--rate", "10000", "--max-in-flight", str(WINDOW))
-ON_DISK = ("-mem-queue-size=0", "-sync-every=1")
-"""What nsqd has said OK to survives SIGKILL."""
 
 
 @pytest.fixture
@@ -43,10 +41,15 @@ def reached(source: Nsqd, topic: str, left: int) -> None:
 
 
 def test_a_destination_killed_again_and_again_loses_nothing(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, rng: random.Random, sizes: tuple[int, int]
+    nsqtools_cli: Cli,
+    make_nsqd: MakeNsqd,
+    topic: str,
+    rng: random.Random,
+    sizes: tuple[int, int],
+    on_disk: tuple[str, ...],
 ) -> None:
     messages, rounds = sizes
-    source, goal = make_nsqd(), make_nsqd(*ON_DISK)
+    source, goal = make_nsqd(), make_nsqd(*on_disk)
     published(source, topic, numbered(messages))
     goal.create(topic)
     relay = nsqtools_cli.start("relay", "--topic", topic, *to(goal), *empty(source), *PACE)
@@ -62,10 +65,14 @@ def test_a_destination_killed_again_and_again_loses_nothing(
 
 
 def test_a_destination_that_stays_dead_loses_nothing(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, sizes: tuple[int, int]
+    nsqtools_cli: Cli,
+    make_nsqd: MakeNsqd,
+    topic: str,
+    sizes: tuple[int, int],
+    on_disk: tuple[str, ...],
 ) -> None:
     messages, _ = sizes
-    source, dead, alive = make_nsqd(), make_nsqd(*ON_DISK), make_nsqd()
+    source, dead, alive = make_nsqd(), make_nsqd(*on_disk), make_nsqd()
     published(source, topic, numbered(messages))
     dead.create(topic)
     alive.create(topic, "c")

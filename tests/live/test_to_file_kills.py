@@ -135,12 +135,13 @@ def test_what_nsqd_has_on_disk_outlives_its_kill_9(
     topic: str,
     tmp_path: Path,
     rng: random.Random,
+    on_disk: tuple[str, ...],
     method: str,
     work: bool,
     full: bool,
 ) -> None:
     messages, rounds, window = (5000, 5, 100) if full else (1000, 2, 100)
-    nsqd = make_nsqd(MSG_TIMEOUT, "-mem-queue-size=0", "-sync-every=1")
+    nsqd = make_nsqd(MSG_TIMEOUT, *on_disk)
     victim = Victim(nsqtools_cli, nsqd, topic, tmp_path)
     victim.make_known()
     running = victim.begin("--max-in-flight", str(window), *options_of(method, work, victim))

@@ -97,12 +97,16 @@ def restart(nsqd: Nsqd) -> None:
 
 @pytest.mark.parametrize("strike", [kill, restart])
 def test_what_nsqd_has_on_disk_outlives_its_end(
-    make_posting: Make, rng: random.Random, strike: Callable[[Nsqd], None], full: bool
+    make_posting: Make,
+    rng: random.Random,
+    strike: Callable[[Nsqd], None],
+    on_disk: tuple[str, ...],
+    full: bool,
 ) -> None:
     """A restart writes to disk what is in flight, and of that what was delivered comes twice."""
-    messages, rounds, window = (5000, 5, 100) if full else (400, 2, 50)
-    on_disk = (MSG_TIMEOUT, "-mem-queue-size=0", "-sync-every=1")
-    posting = make_posting(messages, *(on_disk if strike is kill else ()))
+    messages, rounds, window = (5000, 5, 100) if full else (1000, 2, 100)
+    args = (MSG_TIMEOUT, *on_disk) if strike is kill else ()
+    posting = make_posting(messages, *args)
     with WebServer() as web:
         poster: Running = posting.start("--post", web.url(), "--max-in-flight", str(window))
         for moment in moments(rng, messages, rounds):
