@@ -86,7 +86,7 @@ def test_until_empty_archives_all_and_quietly_says_nothing(archiver: Archiver) -
 def test_what_is_left_when_the_time_is_over_is_status_4(archiver: Archiver) -> None:
     archiver.numbers(10)
     archiver.cli("pub", "--topic", archiver.topic, "--defer", "10m", *at(archiver.nsqd), "late")
-    ended = archiver.run("--max-duration", "1s", "-q")
+    ended = archiver.run("--max-duration", "2s", "-q")
     assert (ended.code, ended.stdout, ended.stderr.count("\n")) == (4, b"", 1)
     assert archiver.found == Counter(range(10))
     assert archiver.channel()["deferred_count"] == 1
