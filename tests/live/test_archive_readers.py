@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
-COUNT = 3000
+COUNT = 1000
 SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
 READERS = {"none": ["cat"], "gzip": ["zcat"], "zstd": ["zstd", "-dc"]}
 
@@ -34,7 +34,7 @@ def archive(
     nsqd.publish(topic, bodies)
     ended = cli(
         *("to-file", "--topic", topic, "--channel", "c", "--output-dir", str(folder)),
-        *("--rotate-size", "100KB", "--max-in-flight", "200", *options),
+        *("--rotate-size", "30KB", "--max-in-flight", "200", *options),
         *("-n", str(len(bodies)), *at(nsqd)),
     )
     assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
@@ -54,20 +54,18 @@ def test_bodies_with_newlines_after_them(
     assert {path.suffix for path in files} == {SUFFIXES[method] or ".log"}
     assert sorted(archives.lines(files)) == sorted(bodies)
     assert archives.verified(nsqtools_cli, files) == COUNT
-    archives.checked_by_programs(files)
-    if command := READERS.get(method):
-        program = needs(command[0], f"archives of {method}, read by others")
-        read = subprocess.run([program, *command[1:], *files], capture_output=True, check=True)
-        assert read.stderr == b""
-        assert sorted(read.stdout.splitlines()) == sorted(bodies)
+    program, *options = READERS[method]
+    path = needs(program, f"archives of {method}, read by others")
+    read = subprocess.run([path, *options, *files], capture_output=True, check=True)
+    assert read.stderr == b""
+    assert sorted(read.stdout.splitlines()) == sorted(bodies)
 
 
-@pytest.mark.parametrize("method", SUFFIXES)
 def test_bodies_of_any_bytes_with_their_length_before_them(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:
     bodies = [struct.pack(">I", number) * (number % 100) + b"\n" for number in range(COUNT)]
-    how = ("--format", "length-prefixed", "--compress", method)
+    how = ("--format", "length-prefixed", "--compress", "zstd")
     files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, *how)
     found = []
     for path in files:
@@ -88,10 +86,9 @@ def events(topic: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("method", SUFFIXES)
-def test_json_lines(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str) -> None:
+def test_json_lines(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
     bodies = [json.dumps(event).encode() for event in events(topic)] + [b"\xff\0"] * 3
-    how = ("--format", "json", "--compress", method)
+    how = ("--format", "json", "--gzip")
     files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, *how)
     read = [json.loads(line) for line in archives.lines(files)]
     assert sorted(body_of(record) for record in read) == sorted(bodies)
@@ -108,7 +105,7 @@ def body_of(record: dict[str, Any]) -> bytes:
     return base64.b64decode(record["body_b64"])
 
 
-@pytest.mark.parametrize("method", ["none", "gzip", "zstd"])
+@pytest.mark.parametrize("method", ["none", "zstd"])
 def test_duckdb_and_pyarrow_read_json_lines(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str
 ) -> None:

@@ -29,26 +29,27 @@ BINARY = [
 ]
 
 
-def test_200_000_messages_pass_pub_and_tail_over_three_nsqds_unchanged(
+def test_many_messages_pass_pub_and_tail_over_three_nsqds_unchanged(
     nsqtools_cli: Cli,
     make_nsqd: MakeNsqd,
     make_nsqlookupd: MakeNsqlookupd,
     topic: str,
-    tmp_path: object,
+    full: bool,
 ) -> None:
+    count = 200_000 if full else 20_000
     lookupd = make_nsqlookupd()
     nsqds = [make_nsqd(lookupds=[lookupd]) for _ in range(3)]
     for nsqd in nsqds:
         nsqd.create(topic, "copy")
     eventually(lambda: len(lookupd.lookup(topic)) == 3)
-    lines = [b"%d %s" % (number, os.urandom(12).hex().encode()) for number in range(200_000)]
+    lines = [b"%d %s" % (number, os.urandom(12).hex().encode()) for number in range(count)]
     addresses = [word for nsqd in nsqds for word in at(nsqd)]
     published = nsqtools_cli("pub", "--topic", topic, *addresses, stdin=b"\n".join(lines))
     assert (published.code, published.stdout, published.stderr) == (0, b"", "")
-    assert all(nsqd.topic(topic)["message_count"] > 10_000 for nsqd in nsqds)
+    assert all(nsqd.topic(topic)["message_count"] > count // 20 for nsqd in nsqds)
 
     tailed = nsqtools_cli(
-        *("tail", "--topic", topic, "--channel", "copy", "-n", "200000"),
+        *("tail", "--topic", topic, "--channel", "copy", "-n", str(count)),
         *("--lookupd-http-address", str(lookupd.http)),
     )
 
@@ -110,12 +111,3 @@ def test_go_spellings_and_options_of_the_go_tools_work(
     )
     assert (published.code, tailed.code, tailed.stderr) == (0, 0, "")
     assert sorted(tailed.stdout.splitlines()) == [f"{topic} | {x}".encode() for x in "abc"]
-
-
-@pytest.mark.parametrize("command", ["tail", "pub"])
-def test_nothing_listening_is_status_3_in_one_line(
-    nsqtools_cli: Cli, topic: str, command: str
-) -> None:
-    ended = nsqtools_cli(command, "--topic", topic, "--nsqd-tcp-address", "127.0.0.1:1")
-    assert ended.code == 3
-    assert ended.stderr == "nsqtools: 127.0.0.1:1: connection refused\n"

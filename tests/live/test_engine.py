@@ -15,6 +15,7 @@ from nsqtools.engine.limit import Limit
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import PublishError
+from tests.support.consuming import make_known
 from tests.support.eventually import eventually_async
 from tests.support.proxy import Faults, Proxy
 from tests.support.scripted import Recorder, consume, running, undisturbed
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
 
 CUTS = {
-    f"cut.{cut}.{offset}": Faults(cut_down_after=offset, cut=cut)
-    for offset in (700, 5500, 40_000)
-    for cut in ("fin", "rst")
+    "cut.700": Faults(cut_down_after=700, cut="fin"),
+    "cut.5500": Faults(cut_down_after=5500, cut="rst"),
+    "cut.40000": Faults(cut_down_after=40_000, cut="fin"),
 }
 
 
@@ -48,15 +49,11 @@ class Bodies(Recorder):
         await asyncio.sleep(pause)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def old_nsqd(nsqd_class: type[Nsqd], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """An nsqd with channels that it knows by the time the last tests of this file want them.
-
-    The real one notices new channels every 5 s only, and before that nothing in them times out.
-    """
+    """An nsqd with channels in which messages time out and are deferred."""
     with nsqd_class(tmp_path_factory.mktemp("old-nsqd")) as nsqd:
-        for topic in ("failing", "deferred", "1.4", "2.5", *CUTS):
-            nsqd.create(topic, "c")
+        make_known(nsqd, "failing", "deferred", "1.4", "2.5", *CUTS)
         yield nsqd
 
 
@@ -65,7 +62,7 @@ def numbered(count: int, size: int = 10) -> list[bytes]:
 
 
 async def test_a_full_channel_is_handled_once_each_and_left_empty(nsqd: Nsqd, topic: str) -> None:
-    bodies = numbered(20_000, 200)
+    bodies = numbered(5000, 200)
     nsqd.create(topic, "c")
     nsqd.publish(topic, bodies)
     handler = Bodies()
@@ -89,7 +86,7 @@ async def test_stopping_gives_back_at_once_what_was_not_handled(nsqd: Nsqd, topi
     assert stats["clients"] == []
 
 
-@pytest.mark.parametrize("count", [1, 50, 2499, 2500, 3000])
+@pytest.mark.parametrize("count", [1, 2500])
 async def test_a_limit_takes_exactly_its_number_from_one_nsqd(
     count: int, nsqd: Nsqd, topic: str
 ) -> None:
@@ -111,41 +108,6 @@ async def test_a_limit_takes_exactly_its_number_from_one_nsqd(
         0,
         0,
     )
-
-
-@pytest.mark.nsqd_only("it is about messages on disk")
-async def test_an_nsqd_restarted_while_consuming_loses_nothing(nsqd: Nsqd, topic: str) -> None:
-    bodies = numbered(2000)
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, bodies[:1000])
-    handler = Bodies(pause=0.1)
-    options: dict[str, Any] = {
-        "max_in_flight": 100,
-        "reconnect_delay": 0.05,
-        "max_reconnect_delay": 0.05,
-    }
-    async with running(consume(handler, nsqd.tcp, topic=topic, **options)):
-        await eventually_async(lambda: len(handler.counts) >= 50)
-        await asyncio.to_thread(nsqd.restart)
-        nsqd.publish(topic, bodies[1000:])
-        await eventually_async(lambda: len(handler.counts) == 2000)
-        await eventually_async(lambda: drained(nsqd, topic, "c"))
-
-
-async def test_an_nsqd_killed_while_consuming_is_connected_to_again(nsqd: Nsqd, topic: str) -> None:
-    handler = Bodies()
-    options: dict[str, Any] = {
-        "max_in_flight": 100,
-        "reconnect_delay": 0.05,
-        "max_reconnect_delay": 0.05,
-    }
-    async with running(consume(handler, nsqd.tcp, topic=topic, **options)):
-        nsqd.publish(topic, [b"before"])
-        await eventually_async(lambda: handler.counts)
-        await asyncio.to_thread(nsqd.kill)
-        await asyncio.to_thread(nsqd.start)
-        nsqd.publish(topic, [b"after"])
-        await eventually_async(lambda: handler.counts[b"after"])
 
 
 async def test_three_nsqds_are_found_through_one_of_two_nsqlookupds_and_a_fourth_when_it_appears(
@@ -186,9 +148,8 @@ async def publish(
         await producer.publish(topic, bodies)
 
 
-@pytest.mark.parametrize("attempt", range(5))
 async def test_bodies_that_are_too_big_for_nsqd_are_named_and_all_others_published(
-    attempt: int, make_nsqd: MakeNsqd, topic: str
+    make_nsqd: MakeNsqd, topic: str
 ) -> None:
     nsqd = make_nsqd("-max-msg-size=1000")
     nsqd.create(topic, "c")
@@ -206,9 +167,8 @@ async def test_bodies_that_are_too_big_for_nsqd_are_named_and_all_others_publish
     assert handler.counts == dict.fromkeys(bodies[:7] + bodies[9:], 1)
 
 
-@pytest.mark.parametrize("attempt", range(5))
 async def test_a_batch_that_is_too_big_for_nsqd_is_published_in_parts(
-    attempt: int, make_nsqd: MakeNsqd, topic: str
+    make_nsqd: MakeNsqd, topic: str
 ) -> None:
     nsqd = make_nsqd("-max-body-size=100000")
     nsqd.create(topic, "c")
@@ -244,12 +204,6 @@ async def test_publishing_goes_on_when_one_of_two_nsqds_dies(
     assert set(handler.counts) == set(bodies)
 
 
-async def test_in_mode_all_each_nsqd_has_everything(make_nsqd: MakeNsqd, topic: str) -> None:
-    nsqds = [make_nsqd() for _ in range(2)]
-    await publish([nsqd.tcp for nsqd in nsqds], topic, numbered(100), mode="all")
-    assert [nsqd.topic(topic)["message_count"] for nsqd in nsqds] == [100, 100]
-
-
 async def test_bytes_split_at_random_carry_the_same_messages(nsqd: Nsqd, topic: str) -> None:
     random = Random(7)
     bodies = [random.randbytes(random.randint(1, 3000)) for _ in range(100)]
@@ -271,7 +225,7 @@ async def test_a_handler_that_stalls_over_many_heartbeats_keeps_its_connection_a
         bodies = numbered(300, size)
         nsqd.create(name, "c")
         nsqd.publish(name, bodies)
-        handler = Bodies(pause=3.5)
+        handler = Bodies(pause=2.5)
         options: dict[str, Any] = {
             "max_in_flight": 300,
             "heartbeat_interval": 1,
@@ -315,15 +269,16 @@ async def test_a_failed_message_comes_again_after_its_delay_and_is_given_up_in_t
 
 
 async def test_a_deferred_message_waits(old_nsqd: Nsqd) -> None:
+    handler = Recorder()
+    started = time.monotonic()
     async with undisturbed(), Producer([old_nsqd.tcp], ProducerConfig()) as producer:
-        await producer.publish("deferred", [b"one", b"two"], defer=3)
+        await producer.publish("deferred", [b"one", b"two"], defer=0.5)
         with pytest.raises(PublishError, match="E_INVALID") as caught:
             await producer.publish("deferred", [b"x"], defer=7200)
         assert caught.value.permanent
-    await eventually_async(lambda: old_nsqd.channel("deferred", "c")["deferred_count"] == 2)
-    handler = Bodies()
     async with running(consume(handler, old_nsqd.tcp, topic="deferred")):
-        await eventually_async(lambda: handler.counts == {b"one": 1, b"two": 1})
+        await eventually_async(lambda: len(handler.seen) == 2)
+    assert time.monotonic() - started >= 0.5
 
 
 @pytest.mark.parametrize("topic", CUTS)

@@ -1,4 +1,4 @@
-"""Topics that come and go, and a time that is over too soon, against real servers."""
+"""Topics that come and go, against real servers, and what systemd hears of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
 from nsqtools.errors import OutputError, UnreachableError
 from nsqtools.policy import topics as policy
 from tests.support.eventually import eventually, eventually_async
-from tests.support.servers import at, drained, empty
+from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,27 +145,6 @@ async def test_a_topic_that_vanishes_with_messages_unsettled_stops_no_other_but_
     assert errors == [f"topic {gone}: {gone}.log: no space", f"not all was written: {gone}"]
 
 
-async def test_a_nsqlookupd_that_is_down_hides_nothing_and_is_told_once(
-    make_nsqd: MakeNsqd,
-    make_nsqlookupd: MakeNsqlookupd,
-    topic: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    lookupd = make_nsqlookupd()
-    nsqd = make_nsqd(lookupds=[lookupd])
-    topics = [f"{topic}.{number}" for number in range(3)]
-    for each in topics:
-        nsqd.create(each)
-        nsqd.publish(each, [b"x"])
-    sink = Holding()
-    run = archive(sink, topic.replace(".", "\\."), "127.0.0.1:1", str(lookupd.http))
-    await eventually_async(lambda: sorted(sink.bodies) == topics)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await run == 0
-    warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
-    assert warned == ["nsqlookupd 127.0.0.1:1: connection refused"]
-
-
 async def test_an_outage_of_all_nsqlookupds_changes_nothing(
     make_nsqd: MakeNsqd,
     make_nsqlookupd: MakeNsqlookupd,
@@ -197,50 +176,10 @@ async def test_no_nsqlookupd_at_the_start_is_an_error() -> None:
     assert sink.drained == ["all"]
 
 
-async def test_until_empty_is_reached_though_the_sink_gathers(
-    make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
-) -> None:
-    lookupd = make_nsqlookupd()
-    nsqd = make_nsqd(lookupds=[lookupd])
-    topics = [f"{topic}.{number}" for number in range(3)]
-    for each in topics:
-        nsqd.publish(each, [b"x"] * 10)
-    eventually(lambda: all(lookupd.lookup(each) for each in topics))
-    sink = Holding()
-    pattern = topic.replace(".", "\\.")
-    async with asyncio.timeout(30):
-        assert await archive(sink, pattern, str(lookupd.http), until_empty=True) == 0
-    assert sorted(sink.bodies) == topics
-    assert all(drained(nsqd, each, "archive") for each in topics)
-
-
 async def test_a_pattern_without_a_topic_is_empty(make_nsqlookupd: MakeNsqlookupd) -> None:
     sink = Holding()
     lookupd = make_nsqlookupd()
     assert await archive(sink, "nothing", str(lookupd.http), until_empty=True) == 0
-
-
-def test_a_time_that_is_over_before_all_is_read_says_what_is_left(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "c")
-    nsqtools_cli("pub", "--topic", topic, "--defer", "10m", *at(nsqd), "late")
-    nsqd.publish(topic, [b"early"])
-    tail = ("tail", "--topic", topic, "--channel", "c", "--max-duration", "1s", *at(nsqd))
-    ended = nsqtools_cli(*tail, *empty(nsqd), "-q")
-    assert (ended.code, ended.stdout) == (4, b"early\n")
-    text = "--max-duration was over before --until-empty: 1 messages are left"
-    assert ended.stderr == f"nsqtools: {text}\n"
-
-
-def test_a_time_that_is_over_with_nothing_left_is_a_success(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"x"])
-    tail = ("tail", "--topic", topic, "--channel", "c", "--max-duration", "400ms", *at(nsqd))
-    ended = nsqtools_cli(*tail, *empty(nsqd), "-q")
-    assert (ended.code, ended.stderr) == (0, "")
 
 
 def test_a_topic_whose_name_makes_no_file_name_stops_no_other(
