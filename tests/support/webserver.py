@@ -37,7 +37,6 @@ _PATIENCE = 30.0
 _PIECE = bytes(1 << 16)
 _REQUEST_LINE = re.compile(rb"([A-Z]+) (\S+) HTTP/1\.[01]\r\n")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked[ \t]*\r\n", re.IGNORECASE)
 _LAST = re.compile(rb" HTTP/1\.0\r\n|\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
 _IDS = re.compile(rb"\r\nx-nsq-ids?:[ \t]*([^\r\n]*)", re.IGNORECASE)
 
@@ -88,8 +87,7 @@ def redirect(location: str, status: int = 307) -> Answer:
 class Request:
     """A request that was read to its end.
 
-    ``head`` is as it came, up to the last header. ``connection`` is the number of its connection
-    and ``nth`` its own number on that, both from 1. ``at`` is in monotonic seconds. ``status`` is
+    ``head`` is as it came, up to the last header. ``at`` is in monotonic seconds. ``status`` is
     that of the answer once it was sent whole, else 0; ``sent`` the bytes sent of its body.
     """
 
@@ -97,8 +95,6 @@ class Request:
     target: str
     head: bytes
     body: bytes
-    connection: int
-    nth: int
     at: float
     status: int = 0
     sent: int = 0
@@ -224,10 +220,6 @@ class WebServer:
         good = [request for request in self._requests if 200 <= request.status < 300]
         return Counter(each for request in good for each in request.ids)
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._open)
-
     def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
         return f"{'https' if self._tls else 'http'}://{host}:{self.address.port}{path}"
 
@@ -328,7 +320,6 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._buffer = b""
         self._needed = 0
-        self._number = 0
         self._count = 0
         self._quota: int | None = None
         self._answering: asyncio.Task[None] | None = None
@@ -339,7 +330,6 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._quota = self._server._made(self)
-        self._number = self._server.connections
         if self._quota == 0:
             self.end("rst")
 
@@ -404,11 +394,6 @@ class _Connection(asyncio.Protocol):
             if len(data) < stop:
                 return None
             body = data[start:stop]
-        elif _CHUNKED.search(data, 0, start):
-            found = _chunks(data, start)
-            if found is None:
-                return None
-            body, stop = found
         else:
             body, stop = b"", start
         self._buffer, self._needed = data[stop:], 0
@@ -418,8 +403,6 @@ class _Connection(asyncio.Protocol):
             line[2].decode("latin-1"),
             data[:end],
             body,
-            self._number,
-            self._count,
             time.monotonic(),
         )
 
@@ -493,24 +476,6 @@ class _Connection(asyncio.Protocol):
             self.end(answer.how)
         elif is_last or answer.close or _LAST.search(request.head + b"\r\n"):
             self.end("fin")
-
-
-def _chunks(data: bytes, position: int) -> tuple[bytes, int] | None:
-    """A chunked body that begins there, and where it ends; None if it has not come yet."""
-    parts: list[bytes] = []
-    while (end := data.find(b"\r\n", position)) >= 0:
-        size = int(data[position:end].partition(b";")[0], 16)
-        start, position = end + 2, end + 2 + size + 2
-        if len(data) < position:
-            break
-        if data[position - 2 : position] != b"\r\n":
-            raise ValueError(
-                f"a chunk, or trailers, without an end: {data[position - 20 :][:40]!r}"
-            )
-        if not size:
-            return b"".join(parts), position
-        parts.append(data[start : start + size])
-    return None
 
 
 @lru_cache(maxsize=256)
