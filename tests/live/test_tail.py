@@ -132,7 +132,7 @@ def test_a_dead_server_beside_a_living_one_is_a_warning(
 
 def test_stop_conditions(tail: Tail) -> None:
     tail.publish([b"x"] * 3)
-    for condition in ["--idle-timeout=200ms"], ["--max-duration=1500ms"], empty(tail.nsqd):
+    for condition in ["--idle-timeout=1s"], ["--max-duration=2s"], empty(tail.nsqd):
         tailed = tail.cli(*tail.command(*condition, *at(tail.nsqd)))
         assert (tailed.code, tailed.stderr) == (0, "")
     assert tail.is_drained
@@ -159,7 +159,7 @@ def test_until_empty_without_an_http_api_waits_for_silence(tail: Tail) -> None:
     tail.publish([b"x"])
     tailed = tail.cli(
         *tail.command("--until-empty", *at(tail.nsqd)),
-        *("--nsqd-http-address", "127.0.0.1:1", "--idle-timeout", "500ms"),
+        *("--nsqd-http-address", "127.0.0.1:1", "--idle-timeout", "1s"),
     )
     assert (tailed.code, tailed.stdout) == (0, b"x\n")
     assert "127.0.0.1:1: " in tailed.stderr
@@ -178,7 +178,7 @@ def test_a_full_disk_is_one_line_and_status_1_and_nothing_is_finished(
     assert "No space left" in running.said
     assert running.said.count("\n") == 1
     eventually(lambda: tail.depth() == 1)
-    tailed = tail.take(0, "--max-attempts", "1", "--idle-timeout", "500ms")
+    tailed = tail.take(0, "--max-attempts", "1", "--idle-timeout", "1s")
     assert (tailed.code, tailed.stdout) == (4, b"")
     assert "gave up 1" in tailed.stderr
     assert tail.is_drained
