@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+    if config.option.full and not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="nsqtools-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ[SHARED] = folder.name

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from tests.support.process import Cli
+    from tests.support.pulling import Staging
+    from tests.support.replays import Taken
+    from tests.support.servers import Nsqd
+
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
     module: pytest.Module = SparkModule.from_parent(parent, path=module_path)
@@ -21,13 +26,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 @pytest.fixture(scope="session")
-def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the shared session's JVM and workers write what else would be on stderr."""
-    return tmp_path_factory.mktemp("spark-log") / "spark.log"
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, spark_log: Path) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on ``local[2,4]`` in which the source and sink ``nsq`` are registered.
 
     It is started once in a run of tests, so configure nothing on it for good.
@@ -43,6 +42,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory, spark_log: Path) -> Iterator
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    with open_session("local[2]", conf, log_file=str(spark_log), app_name="tests") as session:
+    with open_session("local[2]", conf, log_file=str(folder / "log"), app_name="tests") as session:
         register(session)
         yield session
+
+
+@pytest.fixture
+def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staging:
+    from tests.support.pulling import Staging
+
+    return Staging(tmp_path / "staging", monkeypatch)
+
+
+@pytest.fixture
+def taken(nsqd: Nsqd, topic: str, nsqtools_cli: Cli) -> Taken:
+    """The bodies that are in the topic."""
+    from tests.support.replays import Taken
+
+    return Taken(nsqtools_cli, nsqd, topic)

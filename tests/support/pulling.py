@@ -1,30 +1,30 @@
-"""What tests of receiving share: a staging to pull into, and looks at nsqd."""
+"""What tests of receiving share: a staging to pull into, looks at nsqd, and one to script."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from nsqtools.names import Address
 from nsqtools.spark.ledger import ROW_SCHEMA, Claim, Ledger
 from nsqtools.spark.options import SourceSettings, parse_source
 from nsqtools.spark.plans import Offset, Quota
 from nsqtools.spark.receive import receive
 from nsqtools.spark.segments import Ending
 from nsqtools.spark.stores import LocalStore
-from tests.support.eventually import eventually
-from tests.support.servers import SandboxNsqd
+from tests.support import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import pytest
 
-    from nsqtools.names import Address
     from tests.support.servers import Nsqd
 
     Found = list[dict[str, Any]]
@@ -90,19 +90,6 @@ def settings(topic: str, options: Mapping[str, str] = NONE) -> SourceSettings:
     return parse_source({**given, **options})
 
 
-def publish(nsqd: Nsqd, topic: str, bodies: Sequence[bytes], *, alert: bool = False) -> None:
-    """``alert``: nsqd notices time-outs at once, as it does in channels that it starts with."""
-    nsqd.create(topic, "c")
-    if alert and not isinstance(nsqd, SandboxNsqd):
-        nsqd.restart()
-    nsqd.publish(topic, bodies)
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == len(bodies))
-
-
-def numbered(number: int) -> list[bytes]:
-    return [b"%d" % each for each in range(number)]
-
-
 def bodies_of(*parts: Found) -> Counter[bytes]:
     return Counter(row["body"] for rows in parts for row in rows)
 
@@ -116,3 +103,48 @@ def rests(nsqd: Nsqd, topic: str) -> bool:
     """Whether nsqd has nothing in flight, so that its depth is all that it holds."""
     found = nsqd.channel(topic, "c")
     return not (found["in_flight_count"] or found["clients"])
+
+
+class ScriptedNsqd:
+    """An nsqd that takes every subscription and sends what ``on_ready`` writes; it counts."""
+
+    def __init__(self, max_rdy_count: int = 2500) -> None:
+        self._max_rdy_count = max_rdy_count
+        self.connections = self.requeued = self.finished = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = Address(*self._server.sockets[0].getsockname())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        rest = b""
+        while data := await reader.read(65536):
+            found, rest = wire.split_commands(rest + data)
+            for command in found:
+                match command.split():
+                    case ["IDENTIFY", *_]:
+                        writer.write(wire.negotiated(max_rdy_count=self._max_rdy_count))
+                    case ["SUB", *_]:
+                        writer.write(wire.OK)
+                    case ["RDY", count]:
+                        self.on_ready(int(count), writer)
+                    case ["FIN", *_]:
+                        self.finished += 1
+                        self.on_finish(writer)
+                    case ["REQ", *_]:
+                        self.requeued += 1
+                    case ["CLS"]:
+                        self.on_ready(0, writer)
+                        writer.write(wire.CLOSE_WAIT)
+        writer.close()
+
+    def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
+        """RDY of this count has come."""
+
+    def on_finish(self, writer: asyncio.StreamWriter) -> None:
+        """A FIN has come."""

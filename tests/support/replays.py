@@ -10,7 +10,6 @@ from tests.support.servers import empty
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -51,9 +50,7 @@ class Taken:
     """The bodies that are in the topic, in their order."""
 
     def __init__(self, cli: Cli, nsqd: Nsqd, topic: str) -> None:
-        self._cli = cli
-        self._nsqd = nsqd
-        self._topic = topic
+        self._cli, self._nsqd, self._topic = cli, nsqd, topic
 
     def __call__(self) -> list[bytes]:
         tailed = self._cli(
@@ -61,11 +58,10 @@ class Taken:
             *empty(self._nsqd),
         )
         assert tailed.code == 0, tailed
-        return list(_records(tailed.stdout))
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    while data:
-        end = 4 + int.from_bytes(data[:4], "big")
-        yield data[4:end]
-        data = data[end:]
+        found, data = [], tailed.stdout
+        start = 0
+        while start < len(data):
+            end = start + 4 + int.from_bytes(data[start : start + 4])
+            found.append(data[start + 4 : end])
+            start = end
+        return found

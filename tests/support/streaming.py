@@ -9,6 +9,7 @@ import pyarrow.dataset as ds
 
 from nsqtools.spark.streams import Stream
 from tests.support.eventually import eventually
+from tests.support.servers import SandboxNsqd
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,35 +20,40 @@ if TYPE_CHECKING:
     from nsqtools.spark.progress import Progress
     from tests.support.servers import Nsqd
 
-CHANNEL = "lake"
 
-
-def source(nsqd: Nsqd, topic: str, folder: Path, **more: str) -> dict[str, str]:
-    """Options of the source, for an archive in this folder."""
+def source(nsqd: Nsqd, topic: str, staging: Path, **more: str) -> dict[str, str]:
+    """Options of the source; in names of ``more``, __ stands for a dot."""
     return {
         "nsqd.tcp.addresses": f"{nsqd.tcp}/{nsqd.http.port}",
         "connectionsPerNsqd": "1",
         "subscribe": topic,
-        "channel": CHANNEL,
-        "stagingLocation": str(folder / "_nsqtools/staging"),
+        "channel": "c",
+        "stagingLocation": str(staging),
         "idleTimeoutMs": "300",
-        "pollIntervalMs": "10",
-        **more,
+        "pollIntervalMs": "1",
+        **{name.replace("__", "."): text for name, text in more.items()},
     }
 
 
-def stream(folder: Path, **more: Any) -> Stream:
-    return Stream(str(folder / "_nsqtools/checkpoint"), **more)
+def publish(
+    nsqd: Nsqd, topic: str, bodies: Iterable[bytes], *, channel: str = "c", alert: bool = False
+) -> None:
+    """Publish, and wait until the channel has it all.
 
-
-def publish(nsqd: Nsqd, topic: str, bodies: Iterable[bytes]) -> None:
-    """Publish, and wait until the channel has it all."""
+    ``alert``: nsqd notices time-outs at once, as it does in channels that it starts with.
+    """
     bodies = list(bodies)
-    nsqd.create(topic, CHANNEL)
-    before = nsqd.channel(topic, CHANNEL)["message_count"]
+    nsqd.create(topic, channel)
+    if alert and not isinstance(nsqd, SandboxNsqd):
+        nsqd.restart()
+    count = nsqd.channel(topic, channel)["message_count"] + len(bodies)
     nsqd.publish(topic, bodies)
-    count = before + len(bodies)
-    eventually(lambda: nsqd.channel(topic, CHANNEL)["message_count"] == count)
+    eventually(lambda: nsqd.channel(topic, channel)["message_count"] == count)
+
+
+def numbered(*numbers: int) -> list[bytes]:
+    """The numbers of a range."""
+    return [b"%d" % each for each in range(*numbers)]
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -57,27 +63,24 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-class Told:
-    """What a job is given besides its settings."""
+class OfTopic:
+    """Jobs on a topic, with their files in a folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, spark: SparkSession, nsqd: Nsqd, topic: str, folder: Path) -> None:
+        self.spark, self.nsqd, self.topic, self.folder = spark, nsqd, topic, folder
         self.stop = threading.Event()
         self.facts: list[Progress] = []
 
     @property
     def given(self) -> dict[str, Any]:
+        """What a job is given besides its settings."""
         return {"stop": self.stop, "report": self.facts.append}
 
+    def source(self, **more: str) -> dict[str, str]:
+        return source(self.nsqd, self.topic, self.folder / "_nsqtools/staging", **more)
 
-class OfTopic:
-    """Jobs on a topic, with their files in a folder."""
-
-    def __init__(self, spark: SparkSession, nsqd: Nsqd, topic: str, folder: Path) -> None:
-        self.spark = spark
-        self.nsqd = nsqd
-        self.topic = topic
-        self.folder = folder
-        self.told = Told()
+    def stream(self, **more: Any) -> Stream:
+        return Stream(str(self.folder / "_nsqtools/checkpoint"), **more)
 
     def publish(self, *bodies: bytes) -> None:
         publish(self.nsqd, self.topic, bodies)
