@@ -1,14 +1,13 @@
-"""Archives: what is written of a message, and what a batch that is written again replaces.
-
-More than 400 lines, as all of it is about one lake.
-"""
+"""Archives: what is written of a message, and what a batch that is written again replaces."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,8 @@ from nsqtools.spark.outputs import replace_batch
 from tests.support.disks import small_disk
 from tests.support.eventually import eventually
 from tests.support.servers import free_port
-from tests.support.streaming import OfTopic, rows, stream
-from tests.support.streaming import source as made
+from tests.support.spark import START
+from tests.support.streaming import OfTopic, numbered, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,18 +43,47 @@ BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xf
 class Lake(OfTopic):
     """An archive of a topic."""
 
-    def archive(self, source: Mapping[str, str] | None = None, **shape: str) -> Totals:
-        settings = ArchiveSettings(
-            source={**made(self.nsqd, self.topic, self.folder), **(source or {})},
+    def settings(
+        self, source: Mapping[str, str] | None = None, trigger: float = 0.0, **shape: str
+    ) -> ArchiveSettings:
+        return ArchiveSettings(
+            source=self.source() | (source or {}),
             output=str(self.folder),
-            stream=stream(self.folder),
+            stream=self.stream(trigger=trigger) if trigger else self.stream(),
             shape=Shape(**shape),
         )
-        return archive(self.spark, settings, **self.told.given)
+
+    def archive(self, source: Mapping[str, str] | None = None, **shape: str) -> Totals:
+        return archive(self.spark, self.settings(source, **shape), **self.given)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "_nsqtools/checkpoint"
 
     @property
     def bodies(self) -> Counter[bytes]:
         return Counter(row["body"] for row in rows(self.folder))
+
+    def batches(self, number: str) -> set[str]:
+        return {each.name for each in self.folder.glob(f"date=*/hour=*/batch=*{number}")}
+
+
+@contextmanager
+def crashing(*names: str) -> Iterator[None]:
+    """What is called by these names fails, and the run with it."""
+
+    def crash(*_: object) -> None:
+        raise OutputError("disk on fire")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setattr(name, crash)
+        with pytest.raises(OutputError, match=r"^disk on fire$"):
+            yield
+
+
+SYNC = "nsqtools.spark.outputs.sync"
+"""What is called when the files of a batch are complete, and Spark does not know of that."""
 
 
 @pytest.fixture
@@ -64,12 +92,21 @@ def lake(spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path) -> Lake:
 
 
 def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishing(
-    lake: Lake,
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And its file, and all names above it, are synced before the batch is done."""
+    synced: set[Path] = set()
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{fd}").readlink())
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
     lake.publish(*BODIES)
     totals = lake.archive(schema="user INT, Topic STRING, at STRING")
     assert (totals.batches, totals.received, totals.written) == (1, 5, 5)
-    (told,) = [fact for fact in lake.told.facts if fact.rows]
+    (told,) = [fact for fact in lake.facts if fact.rows]
     assert (told.rows, told.written, told.backlog) == (5, 5, 0)
     assert told.lag is not None
     assert 0 <= told.lag < 60
@@ -86,7 +123,7 @@ def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishin
         "null",
     ]
     for row in found:
-        assert (row["topic"], row["channel"]) == (lake.topic, "lake")
+        assert (row["topic"], row["channel"]) == (lake.topic, "c")
         assert (row["nsqd"], row["attempts"]) == (str(lake.nsqd.tcp), 1)
         assert len(row["message_id"]) == 16
         assert row["body_Topic"] is None
@@ -96,6 +133,7 @@ def test_a_message_is_archived_with_its_metadata_below_the_hour_of_its_publishin
         assert (str(row["date"]), row["hour"]) == (f"{published:%Y-%m-%d}", published.hour)
     (leaf,) = lake.folder.glob("date=*/hour=??/batch=*")
     assert leaf.name.endswith("-00000000")
+    assert {*leaf.iterdir(), leaf, *leaf.parents[:3]} <= synced
     assert {each.name for each in lake.folder.iterdir()} == {"_nsqtools", leaf.parents[1].name}
 
 
@@ -124,8 +162,8 @@ def test_what_went_wrong_on_executors_is_reported_before_the_run_ends(lake: Lake
     hidden = f"127.0.0.1:{free_port()}"
     totals = lake.archive({"nsqd.tcp.addresses": f"{hidden}/{lake.nsqd.http.port}"})
     assert totals.received == 0
-    notes = {note for fact in lake.told.facts for note in fact.notes}
-    assert notes == {f"{hidden}: topic {lake.topic}: cannot be reached: connection refused"}
+    (note,) = {note for fact in lake.facts for note in fact.notes}
+    assert hidden in note
 
 
 def test_where_and_select_choose_rows_and_columns_and_json_has_text(lake: Lake) -> None:
@@ -148,70 +186,48 @@ def test_where_and_select_choose_rows_and_columns_and_json_has_text(lake: Lake) 
 
 
 def test_a_batch_that_is_done_again_replaces_itself_even_if_other_rows_are_wanted(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: Lake,
 ) -> None:
     lake.publish(b"1")
     lake.archive()
     lake.publish(b"2", b"3")
     old = lake.folder / "date=2001-01-01/hour=00"
-    for where, wanted in (("", b"123"), ("", b"123"), ("body <> X'33'", b"12"), ("", b"123")):
-        with monkeypatch.context() as crashing:
-            crashing.setattr("nsqtools.spark.outputs.sync", crash)
-            with pytest.raises(OutputError, match=r"^disk on fire$"):
-                lake.archive(where=where)
+    for where, wanted in (("", b"123"), ("body <> X'33'", b"12"), ("", b"123")):
+        with crashing(SYNC):
+            lake.archive(where=where)
         assert lake.bodies == Counter(bytes([each]) for each in wanted)
-        old.joinpath(*batches(lake, "1")).mkdir(parents=True, exist_ok=True)
+        old.joinpath(*lake.batches("1")).mkdir(parents=True, exist_ok=True)
     assert lake.archive(where="body <> X'33'").received == 2
     assert lake.bodies == Counter([b"1", b"2"])
     assert not any(old.iterdir())
-    assert len(batches(lake, "0")) == 1
+    assert len(lake.batches("0")) == 1
 
 
-def test_half_a_batch_goes_also_where_the_stamp_is_gone(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stamp = lake.folder / "_nsqtools/checkpoint/nsq-source"
+def test_what_a_killed_run_left_is_removed_also_where_the_stamp_is_gone(lake: Lake) -> None:
+    stamp = lake.checkpoint / "nsq-source"
     lake.publish(b"1", b"2")
-
-    def fail(*crashes: str) -> None:
-        with monkeypatch.context() as crashing:
-            for name in crashes:
-                crashing.setattr(name, crash)
-            with pytest.raises(OutputError, match=r"^disk on fire$"):
-                lake.archive(where="body <> X'32'")
-
-    fail("nsqtools.spark.outputs.sync")
-    (batch,) = batches(lake, "0")
+    where = "body <> X'32'"
+    with crashing(SYNC):
+        lake.archive(where=where)
+    (batch,) = lake.batches("0")
     half = lake.folder / "date=2001-01-01/hour=00" / batch
-    half.mkdir(parents=True)
+    left, other = (lake.folder / f".spark-staging-{number}/date=2026-01-01" for number in (1, 2))
+    for folder in (half, left / "hour=00" / batch, other / "hour=00/batch=9"):
+        folder.mkdir(parents=True)
     stamp.write_text(stamp.read_text()[:-9])
-    with pytest.raises(OutputError, match="nsq-source: damaged: remove it, if"):
-        lake.archive(where="body <> X'32'")
+    with pytest.raises(OutputError, match="nsq-source"):
+        lake.archive(where=where)
     assert half.exists()
     stamp.unlink()
-    fail("nsqtools.spark.claims.remove_all")  # and the run that finds no stamp is killed, too
+    with crashing("nsqtools.spark.claims.remove_all"):  # the run that finds no stamp is killed, too
+        lake.archive(where=where)
     assert half.exists()
-    lake.archive(where="body <> X'32'")
+    lake.archive(where=where)
     assert not half.exists()
+    assert not left.parent.exists()
+    assert other.exists(), "another job of Spark writes there"
     assert lake.bodies == Counter([b"1"])
     assert {each.name for each in stamp.parent.glob("nsq-source*")} == {"nsq-source"}
-
-
-def test_files_and_all_names_above_them_are_synced_before_a_batch_is_done(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: set[Path] = set()
-    fsync = os.fsync
-
-    def note(fd: int) -> None:
-        synced.add(Path(f"/proc/self/fd/{fd}").readlink())
-        fsync(fd)
-
-    lake.publish(b"1")
-    monkeypatch.setattr(os, "fsync", note)
-    lake.archive()
-    (leaf,) = lake.folder.glob("date=*/hour=*/batch=*")
-    assert {*leaf.iterdir(), leaf, *leaf.parents[:3]} <= synced
 
 
 def test_delta_lake_knows_a_batch_by_the_whole_id_of_its_query(
@@ -227,12 +243,7 @@ def test_delta_lake_knows_a_batch_by_the_whole_id_of_its_query(
         told[key] = value
         return writer
 
-    settings = ArchiveSettings(
-        source=made(lake.nsqd, lake.topic, lake.folder),
-        output=str(lake.folder),
-        stream=stream(lake.folder),
-        shape=Shape("delta"),
-    )
+    settings = lake.settings(format="delta")
     stamp = Stamp(lake.spark, settings.stream.checkpoint, settings.stamp)
     writer = Writer(lake.spark, settings, stamp)
     batch = lake.spark.range(1).selectExpr(
@@ -246,22 +257,14 @@ def test_delta_lake_knows_a_batch_by_the_whole_id_of_its_query(
     assert told == {"txnAppId": query, "txnVersion": 7, "place": f"file://{lake.folder}"}
 
 
-def crash(*_: object) -> None:
-    raise OutputError("disk on fire")
-
-
-def batches(lake: Lake, number: str) -> set[str]:
-    return {each.name for each in lake.folder.glob(f"date=*/hour=*/batch=*{number}")}
-
-
 def test_a_new_checkpoint_overwrites_nothing(lake: Lake) -> None:
     lake.publish(b"1")
     lake.archive()
-    os.rename(lake.folder / "_nsqtools/checkpoint", lake.folder / "_nsqtools/lost")
+    os.rename(lake.checkpoint, lake.folder / "_nsqtools/lost")
     lake.publish(b"2")
     lake.archive()
     assert lake.bodies == Counter([b"1", b"2"])
-    assert len(batches(lake, "0")) == 2
+    assert len(lake.batches("0")) == 2
 
 
 def test_nothing_to_do_is_no_batch_and_nothing_that_is_wanted_no_file(lake: Lake) -> None:
@@ -272,64 +275,33 @@ def test_nothing_to_do_is_no_batch_and_nothing_that_is_wanted_no_file(lake: Lake
     assert not list(lake.folder.glob("date=*"))
 
 
-def test_what_a_killed_run_left_is_removed_and_what_another_job_of_spark_writes_is_not(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake.publish(b"1")
-    with monkeypatch.context() as crashing:
-        crashing.setattr("nsqtools.spark.outputs.sync", crash)
-        with pytest.raises(OutputError):
-            lake.archive()
-    (batch,) = batches(lake, "0")
-    left, other = (lake.folder / f".spark-staging-{number}/date=2026-01-01" for number in (1, 2))
-    (left / "hour=00" / batch).mkdir(parents=True)
-    (other / "hour=00/batch=9").mkdir(parents=True)
-    lake.archive()
-    assert not left.parent.exists()
-    assert other.exists()
-    assert lake.bodies == Counter([b"1"])
-
-
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "culprit"),
     [
-        ({"where": "user ="}, "--where: [PARSE_SYNTAX_ERROR] Syntax error at or near end of input"),
-        ({"where": "usr = 1"}, "--where: [UNRESOLVED_COLUMN"),
-        ({"where": "body"}, "--where: [DATATYPE_MISMATCH"),
-        ({"select": "body,"}, "--select: [PARSE_SYNTAX_ERROR]"),
-        ({"select": "bdy"}, "--select: [UNRESOLVED_COLUMN"),
-        ({"select": "body, topic AS date"}, "--select: two columns are called date"),
-        ({"select": "body AS Batch"}, "--select: Batch is the name of a directory"),
-        ({"schema": "user INTT"}, '--schema: [UNSUPPORTED_DATATYPE] Unsupported data type "INTT"'),
-        ({"schema": "a INT, A INT"}, "--schema: it names 'a' more than once"),
-        (
-            {"schema": "_corrupt INT"},
-            "--schema: _corrupt is the column of bodies that do not parse",
-        ),
-        ({"schema": '{"type": "struct"}'}, "--schema: "),
-        ({"format": "delta"}, "--format delta: Spark has no Delta Lake: add --conf spark.jars"),
+        ({"where": "user ="}, "PARSE_SYNTAX_ERROR"),
+        ({"where": "usr = 1"}, "UNRESOLVED_COLUMN"),
+        ({"where": "body"}, "DATATYPE_MISMATCH"),
+        ({"select": "body,"}, "PARSE_SYNTAX_ERROR"),
+        ({"select": "bdy"}, "UNRESOLVED_COLUMN"),
+        ({"select": "body, topic AS date"}, "date"),
+        ({"select": "body AS Batch"}, "Batch"),
+        ({"schema": "user INTT"}, "INTT"),
+        ({"schema": "a INT, A INT"}, "'a'"),
+        ({"schema": "_corrupt INT"}, "_corrupt"),
+        ({"schema": '{"type": "struct"}'}, ""),
+        ({"format": "delta"}, "delta"),
     ],
 )
 def test_what_cannot_be_written_is_known_before_a_message_moves(
-    lake: Lake, shape: dict[str, Any], said: str
+    lake: Lake, shape: dict[str, Any], culprit: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         lake.archive(**shape)
-    assert str(caught.value).startswith(said)
+    (option,) = shape
+    assert re.match(f"--{option}.*{re.escape(culprit)}.*", str(caught.value))
     assert "\n" not in str(caught.value)
     with pytest.raises(LookupError):
         lake.nsqd.topic(lake.topic)
-
-
-def test_a_condition_that_fails_on_a_body_ends_the_run_and_another_one_goes_on(
-    lake: Lake,
-) -> None:
-    lake.publish(b"1", b"x")
-    with pytest.raises(NSQError, match="CAST_INVALID_INPUT") as caught:
-        lake.archive(where="CAST(CAST(body AS STRING) AS INT) > 0")
-    assert "\n" not in str(caught.value)
-    lake.archive(where="try_cast(CAST(body AS STRING) AS INT) > 0")
-    assert lake.bodies == Counter([b"1"])
 
 
 @pytest.fixture
@@ -339,7 +311,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("where", ["output", "staging"])
+@pytest.mark.parametrize(
+    "where", ["output", pytest.param("staging", marks=pytest.mark.full("another full disk"))]
+)
 def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on(
     lake: Lake, disk: Path, tmp_path: Path, where: str
 ) -> None:
@@ -359,57 +333,41 @@ def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on
     assert lake.bodies == numbers
 
 
-def test_a_checkpoint_of_another_topic_or_channel_is_refused(lake: Lake) -> None:
-    lake.publish(b"1")
-    lake.archive()
-    mine = lake.topic
-    lake.topic = "other"
-    with pytest.raises(ConfigError, match=f"it is of --topic {mine}, not of other: give another"):
-        lake.archive()
-
-
 def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake.publish(*(b"%d" % n for n in range(500)))
-    settings = ArchiveSettings(
-        source=made(lake.nsqd, lake.topic, lake.folder, maxMessagesPerTrigger="100"),
-        output=str(lake.folder),
-        stream=stream(lake.folder),
-    )
-
+    lake.publish(*numbered(300))
+    small = {"maxMessagesPerTrigger": "100"}
     write = replace_batch
 
     def stop_after(*args: Any) -> Written:
         written = write(*args)
-        lake.told.stop.set()
+        lake.stop.set()
         return written
 
     monkeypatch.setattr(archives, "replace_batch", stop_after)
-    archive(lake.spark, settings, **lake.told.given)
+    lake.archive(small)
     assert len(rows(lake.folder)) == 100
-    archive(lake.spark, settings, stop=threading.Event(), report=lake.told.facts.append)
-    assert lake.bodies == Counter(b"%d" % n for n in range(500))
+    lake.stop = threading.Event()
+    monkeypatch.undo()
+    lake.archive()
+    assert lake.bodies == Counter(numbered(300))
 
 
 def test_a_continuous_run_takes_what_comes_until_it_is_stopped(lake: Lake) -> None:
-    settings = ArchiveSettings(
-        source=made(lake.nsqd, lake.topic, lake.folder),
-        output=str(lake.folder),
-        stream=stream(lake.folder, trigger=0.05),
-    )
-    runner = threading.Thread(target=archive, args=(lake.spark, settings), kwargs=lake.told.given)
+    settings = lake.settings(trigger=0.05)
+    runner = threading.Thread(target=archive, args=(lake.spark, settings), kwargs=lake.given)
     runner.start()
     try:
-        for number in (b"1", b"2"):
-            count = sum(fact.rows for fact in lake.told.facts)
-            lake.publish(number)
-            eventually(lambda: sum(fact.rows for fact in lake.told.facts) > count, timeout=30)  # noqa: B023
+        for number in (1, 2):
+            lake.publish(b"%d" % number)
+            eventually(lambda: sum(fact.rows for fact in lake.facts) == number, timeout=START)  # noqa: B023
     finally:
-        lake.told.stop.set()
-        runner.join(30)
+        lake.stop.set()
+        runner.join(START)
     assert not runner.is_alive()
     assert lake.bodies == Counter([b"1", b"2"])
-    checkpoint = lake.folder / "_nsqtools/checkpoint"
-    planned, done = ({e.name for e in (checkpoint / n).iterdir()} for n in ("offsets", "commits"))
+    planned, done = (
+        {each.name for each in (lake.checkpoint / log).iterdir()} for log in ("offsets", "commits")
+    )
     assert planned == done

@@ -22,92 +22,78 @@ from nsqtools.spark.session import (
 from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture
-def java_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A JAVA_HOME of the test's own, with nothing in it."""
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
-    monkeypatch.delenv("SPARK_HOME", raising=False)
-    return tmp_path / "java"
+def refused_with(culprit: str) -> str:
+    """What is said of this culprit."""
+    with pytest.raises(ConfigError, match=culprit) as caught:
+        require_spark()
+    return str(caught.value)
 
 
-def install_java(home: Path, version: str) -> None:
-    (home / "bin").mkdir(parents=True)
-    (home / "bin" / "java").touch(0o755)
-    (home / "release").write_text(f'IMPLEMENTOR="Debian"\nJAVA_VERSION="{version}"\n')
-
-
-@pytest.mark.parametrize(
-    ("absent", "text"),
-    [
-        (("pyspark",), "pyspark is not installed: run "),
-        (("pyspark", "pyarrow"), "pyspark and pyarrow are not installed: run "),
-    ],
-)
+@pytest.mark.parametrize("absent", [("pyspark",), ("pyspark", "pyarrow")])
 def test_a_missing_package_names_the_command_that_installs_it(
-    absent: tuple[str, ...], text: str, monkeypatch: pytest.MonkeyPatch
+    absent: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "find_spec", lambda name: None if name in absent else object())
-    with pytest.raises(ConfigError, match=text) as caught:
-        require_spark()
-    assert f"{sys.executable} -m pip install" in str(caught.value)
+    assert f"{sys.executable} -m pip install" in refused_with(" and ".join(absent))
 
 
-def test_a_missing_java_names_the_command_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"needs Java 17 or later and none is on PATH: run .*17"):
-        require_spark()
+    refused_with("Java 17")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    refused_with(f"JAVA_HOME {tmp_path}/java")
 
 
-def test_a_java_home_without_java_is_named(java_home: Path) -> None:
-    with pytest.raises(ConfigError, match=f"JAVA_HOME {java_home} has none: run "):
-        require_spark()
+@pytest.fixture
+def install_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a Java of this version that of JAVA_HOME."""
+
+    def install(version: str) -> None:
+        (tmp_path / "java/bin").mkdir(parents=True)
+        (tmp_path / "java/bin/java").touch(0o755)
+        (tmp_path / "java/release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    return install
 
 
 @pytest.mark.parametrize(("version", "number"), [("11.0.2", "11"), ("1.8.0_392", "8")])
-def test_a_java_that_is_too_old_is_named(java_home: Path, version: str, number: str) -> None:
-    install_java(java_home, version)
-    with pytest.raises(ConfigError, match=rf"needs Java 17 or later and .*bin/java is {number}: "):
-        require_spark()
+def test_a_java_that_is_too_old_is_named(
+    install_java: Callable[[str], None], version: str, number: str
+) -> None:
+    install_java(version)
+    refused_with(rf"bin/java is {number}: ")
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "25-ea"])
-def test_a_java_that_is_new_enough_will_do(java_home: Path, version: str) -> None:
-    install_java(java_home, version)
+def test_a_java_that_is_new_enough_will_do(
+    install_java: Callable[[str], None], version: str
+) -> None:
+    install_java(version)
     require_spark()
 
 
 def test_a_spark_home_of_another_version_is_named(
-    java_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install_java: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_java(java_home, "17")
+    install_java("17")
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"SPARK_HOME .* is Spark 3\.5\.1 and pyspark is "):
-        require_spark()
+    refused_with(r"SPARK_HOME .* 3\.5\.1")
 
 
-@pytest.mark.parametrize(
-    ("master", "local"),
-    [
-        ("local", True),
-        ("local[*]", True),
-        ("local[2,4]", True),
-        ("local-cluster[2,1,1024]", False),
-        ("spark://127.0.0.1:7077", False),
-        ("yarn", False),
-    ],
-)
-def test_a_local_master_is_told_from_a_cluster(master: str, local: bool) -> None:
-    assert is_local(master) is local
+def test_a_local_master_is_told_from_a_cluster() -> None:
+    assert all(map(is_local, ("local", "local[*]", "local[2,4]")))
+    assert not any(map(is_local, ("local-cluster[2,1,1024]", "spark://127.0.0.1:7077", "yarn")))
 
 
 WORKER_ERROR = """
@@ -135,7 +121,6 @@ Traceback (most recent call last):
     [
         ("nsqtools.errors.ConfigError: channel 'a b'", ConfigError, "channel 'a b'"),
         ("nsqtools.errors.AuthError: h:1: E_AUTH", AuthError, "h:1: E_AUTH"),
-        ("nsqtools.errors.PublishError: not taken", NSQError, "not taken"),
         ("nsqtools.errors.LaterError: of another version", NSQError, "of another version"),
         ("nsqtools.spark.session.re: no error at all", NSQError, "no error at all"),
     ],
@@ -233,9 +218,10 @@ class CapturedError(Exception):
     "error", [CapturedError(), RuntimeError(DAEMON_DIED), RuntimeError(WORKER_DIED)]
 )
 def test_python_workers_that_died_are_told_as_such(error: Exception) -> None:
-    assert first_line(error) == (
-        "a Python worker of Spark died, killed or out of memory: run it again"
-    )
+    assert "Python worker" in first_line(error)
+
+
+def test_what_java_alone_has_said_is_told_without_its_stack() -> None:
     assert first_line(RuntimeError(DISK_FULL.strip())) == "No space left on device"
 
 
@@ -245,23 +231,22 @@ def test_an_error_of_ours_stays_what_it_is() -> None:
 
 
 def test_errors_of_a_real_session_are_one_line(spark: SparkSession) -> None:
-    def told(query: str) -> str:
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - the kind is Spark's affair
-            spark.sql(query).collect()
-        return first_line(caught.value)
-
-    assert told("select * from nowhere").startswith("[TABLE_OR_VIEW_NOT_FOUND] The table or view")
-    assert told("selec 1").startswith("[PARSE_SYNTAX_ERROR] Syntax error at or near 'selec'")
-    assert told("select 1 / (id - 1) from range(3)").startswith("[DIVIDE_BY_ZERO] Division by zero")
-
-
-def test_a_python_error_in_a_task_is_its_last_line(spark: SparkSession) -> None:
     def fail(number: int) -> int:
         raise ValueError("no such thing")
 
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the kind is Spark's affair
-        spark.sparkContext.parallelize([1], 1).map(fail).collect()
-    assert first_line(caught.value) == "ValueError: no such thing"
+    def told(work: Callable[[], object]) -> str:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - the kind is Spark's affair
+            work()
+        return first_line(caught.value)
+
+    for query, kind in (
+        ("select * from nowhere", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("selec 1", "PARSE_SYNTAX_ERROR"),
+        ("select 1 / (id - 1) from range(3)", "DIVIDE_BY_ZERO"),
+    ):
+        assert told(lambda query=query: spark.sql(query).collect()).startswith(f"[{kind}] ")  # type: ignore[misc]
+    task = spark.sparkContext.parallelize([1], 1).map(fail)
+    assert told(task.collect) == "ValueError: no such thing"
 
 
 def test_times_are_utc_and_the_web_page_is_off(spark: SparkSession) -> None:
@@ -270,21 +255,16 @@ def test_times_are_utc_and_the_web_page_is_off(spark: SparkSession) -> None:
 
 
 def test_a_second_session_in_a_process_is_refused_and_harms_the_first_one_not(
-    spark: SparkSession,
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="a Spark session already"), open_session("local", {}):
-        pass
-    assert spark.range(3).count() == 3
-
-
-def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    needs_spark("sessions of Spark")
     log = str(tmp_path / "absent" / "spark.log")
-    with (
-        pytest.raises(ConfigError, match=f"--spark-log {log}: No such file or directory"),
-        open_session("local", {}, log_file=log),
-    ):
-        pass
+    for culprit, file in (("session", None), (log, log)):
+        with (
+            pytest.raises(ConfigError, match=culprit),
+            open_session("local", {}, log_file=file),
+        ):
+            pass
+    assert spark.range(3).count() == 3
 
 
 SESSION = """
@@ -325,6 +305,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.full("sessions that are refused, end, and whose Java process dies")
 def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path: Path) -> None:
     needs_spark("sessions of Spark")
     log = tmp_path / "spark.log"
@@ -336,15 +317,15 @@ def test_a_session_keeps_its_noise_in_its_log_and_leaves_nothing_behind(tmp_path
         os.kill(found.pop("jvm"), 0)
     assert found.pop("error").startswith("[TABLE_OR_VIEW_NOT_FOUND]")
     refused = found.pop("refused")
-    assert refused.startswith("ConfigError: Spark did not start: [JAVA_GATEWAY_EXITED] ")
-    assert refused.endswith(f" (see {log})")
+    assert refused.startswith("ConfigError: ")
+    assert str(log) in refused
+    assert "--spark-log" in found.pop("dead")
+    assert str(log) in found.pop("named")
     assert found == {
         "restored": True,
         "ignores": True,
         "leads": True,
         "master": "local[2,4]",
         "python": sys.executable,
-        "dead": "Spark's Java process has ended: --spark-log FILE shows why",
-        "named": f"Spark's Java process has ended: {log} shows why",
     }
     assert "WARN" in log.read_text()

@@ -20,7 +20,7 @@ from nsqtools.spark.sql import (
     query_stream,
 )
 from tests.support.replays import Taken
-from tests.support.streaming import OfTopic, Told, rows, source, stream
+from tests.support.streaming import OfTopic, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,13 +62,13 @@ class Asking(OfTopic):
         return StreamSettings(
             query=Query(query, **{"schema": "user INT, total INT", **more}),
             target=target,
-            source=source(self.nsqd, self.topic, self.folder),
-            stream=stream(self.folder, output_mode=mode),
+            source=self.source(),
+            stream=self.stream(output_mode=mode),
         )
 
     def ask(self, query: str, target: Target, **more: Any) -> Totals:
         settings = self.settings(query, target, **more)
-        return query_stream(self.spark, settings, **self.told.given)
+        return query_stream(self.spark, settings, **self.given)
 
 
 @pytest.fixture
@@ -139,16 +139,16 @@ def test_what_a_query_has_not_shown_the_next_one_begins_with_whatever_it_asks(
             source={**settings.source, "streamName": "console"},
             stream=replace(settings.stream, checkpoint=str(tmp_path / f"scratch-{run}")),
         )
-        query_stream(asking.spark, settings, **asking.told.given)
+        query_stream(asking.spark, settings, **asking.given)
 
     with pytest.raises(NSQError, match="CAST_INVALID_INPUT"):
         ask("SELECT CAST(CAST(body AS STRING) AS INT) FROM nsq", 1)
-    assert asking.nsqd.channel(asking.topic, "lake")["depth"] == 0
+    assert asking.nsqd.channel(asking.topic, "c")["depth"] == 0
     for query in (
         "SELECT window.start, count(*) FROM nsq GROUP BY window(timestamp, '1 minute')",
         "SELECT DISTINCT timestamp FROM nsq",
     ):
-        with pytest.raises(ConfigError, match="--checkpoint is required: rows of this query wait"):
+        with pytest.raises(ConfigError, match="--checkpoint"):
             ask(query, 2)
     total = "SELECT count(*) AS n, sum(try_cast(CAST(body AS STRING) AS INT)) AS total FROM nsq"
     ask(total, 3, "complete")
@@ -169,72 +169,61 @@ def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: 
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "culprit"),
     [
-        ("SELECT usr FROM nsq", "--query: [UNRESOLVED_COLUMN"),
-        ("SELEC user FROM nsq", "--query: [PARSE_SYNTAX_ERROR]"),
-        ("SELECT 1", "--query: expected a SELECT from the table nsq"),
-        ("SELECT 1 AS batch FROM nsq", "--query: batch is the name of a directory"),
+        ("SELECT usr FROM nsq", "UNRESOLVED_COLUMN"),
+        ("SELEC user FROM nsq", "PARSE_SYNTAX_ERROR"),
+        ("SELECT 1", "nsq"),
+        ("SELECT 1 AS batch FROM nsq", "batch"),
+        # A stream is read once, or each reader would miss some.
+        ("SELECT body FROM nsq UNION ALL SELECT body FROM nsq", "more than once"),
+        ("WITH t AS (SELECT * FROM nsq) SELECT a.body FROM t a JOIN t b USING (body)", "nsq"),
     ],
 )
 def test_a_query_that_cannot_be_is_known_before_a_message_moves(
-    asking: Asking, query: str, said: str
+    asking: Asking, query: str, culprit: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^--query: .*{culprit}"):
         asking.ask(query, Target("parquet", output=str(asking.folder)))
-    assert str(caught.value).startswith(said)
     with pytest.raises(LookupError):
         asking.nsqd.topic(asking.topic)
 
 
 def test_a_plan_is_explained_and_nothing_consumed(asking: Asking) -> None:
     settings = asking.settings("SELECT user FROM nsq WHERE total > 1", Shown().target)
-    text = explain(asking.spark, settings, stop=asking.told.stop)
+    text = explain(asking.spark, settings, stop=asking.stop)
     assert text.startswith("== Physical Plan ==")
     assert "StreamingRelation" in text
     with pytest.raises(LookupError):
         asking.nsqd.topic(asking.topic)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        "SELECT a.body FROM nsq a JOIN nsq b ON a.message_id = b.message_id",
-        "SELECT body FROM nsq UNION ALL SELECT body FROM nsq",
-        "WITH t AS (SELECT * FROM nsq) SELECT a.body FROM t a JOIN t b ON a.body = b.body",
-    ],
-)
-def test_a_stream_is_read_once_or_each_reader_would_miss_some(asking: Asking, query: str) -> None:
-    with pytest.raises(ConfigError, match="--query: the table nsq stands in it more than once"):
-        asking.ask(query, Target("parquet", output=str(asking.folder / "out")))
-
-
 def test_archives_are_queried_once(asking: Asking, tmp_path: Path) -> None:
     asking.publish(*ORDERS)
     lake = tmp_path / "lake"
     asking.ask("SELECT * FROM nsq", Target("parquet", output=str(lake)))
-    shown, told = Shown(), Told()
+    shown = Shown()
 
     def ask(query: str, target: Target) -> None:
         settings = ArchivesSettings(Query(query, "user INT"), target, (str(lake),), None)
-        query_archives(asking.spark, settings, **told.given)
+        query_archives(asking.spark, settings, **asking.given)
 
     ask("SELECT user, count(*) AS n, max(hour) >= 0 FROM nsq GROUP BY user", shown.target)
     assert sorted(shown.rows) == [(user, 10, True) for user in range(3)]
     assert "Scan parquet" in explain(
         asking.spark,
         ArchivesSettings(Query("SELECT body FROM nsq"), shown.target, (str(lake),), None),
-        stop=told.stop,
+        stop=asking.stop,
     )
     target = Target("json", output=str(tmp_path / "json"))
     ask("SELECT user, body FROM nsq WHERE user = 2", target)
     (file,) = (tmp_path / "json").glob("*.json")
     found = [json.loads(line) for line in file.read_text().splitlines()]
     assert [each["body"].encode() for each in found] == ORDERS[2::3]
-    with pytest.raises(ConfigError, match="there are files already: name a new directory"):
+    with pytest.raises(ConfigError, match="json: there are files"):
         ask("SELECT user FROM nsq", target)
     with pytest.raises(ConfigError, match="--query: "):
         ask("SELECT usr FROM nsq", shown.target)
-    told.stop.set()
+    asking.stop.set()
     with pytest.raises(StoppedError):
         ask("SELECT count(*) FROM range(1000000000000), nsq", shown.target)
