@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from nsqtools.spark.replay import ReplaySettings
     from tests.support.process import Cli
     from tests.support.pulling import Staging
     from tests.support.replays import Taken
@@ -52,6 +53,17 @@ def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staging:
     from tests.support.pulling import Staging
 
     return Staging(tmp_path / "staging", monkeypatch)
+
+
+@pytest.fixture
+def replaying(nsqd: Nsqd, topic: str, tmp_path: Path) -> ReplaySettings:
+    """A replay of ``lake`` into a topic that has a channel, by way of ``staging``."""
+    from nsqtools.config import ProducerConfig
+    from nsqtools.spark.replay import ReplaySettings
+
+    nsqd.create(topic, "c")
+    lake, staging = str(tmp_path / "lake"), str(tmp_path / "staging")
+    return ReplaySettings((lake,), topic, (nsqd.tcp,), staging, ProducerConfig())
 
 
 @pytest.fixture

@@ -14,30 +14,22 @@ import pytest
 from tests.support import cluster_driver
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually
-from tests.support.servers import drained, empty
-from tests.support.spark import needs_spark
+from tests.support.replays import Taken
+from tests.support.servers import drained
+from tests.support.spark import START, needs_spark
+from tests.support.streaming import numbered, publish, rows, source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, Nsqd
+    from tests.support.servers import MakeNsqd
 
 MESSAGES = 40_000
-PATIENCE = 60.0
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    needs_spark("clusters of Spark")
-    with Cluster(tmp_path_factory.mktemp("cluster") / "spark") as running:
-        yield running
 
 
 class Driver:
     """A process of ``cluster_driver``; a context manager."""
 
-    def __init__(self, folder: Path, cluster: Cluster, **given: Any) -> None:
+    def __init__(self, folder: Path, cluster: Cluster, given: dict[str, Any]) -> None:
         given |= {"master": cluster.master, "conf": cluster.conf(), "log": str(folder / "log")}
         self._errors = folder / "stderr"
         with self._errors.open("w") as errors:
@@ -75,73 +67,54 @@ class Driver:
         return self.hear(step)
 
 
-def bodies_of(cli: Cli, nsqd: Nsqd, topic: str) -> Counter[bytes]:
-    tailed = cli("tail", "--topic", topic, "--channel", "c", *empty(nsqd))
-    return Counter(tailed.stdout.split())
-
-
 def newest_staged(staging: Path) -> int:
     """The number of the last batch of which something was received."""
     return max((int(path.parts[-4][1:]) for path in staging.glob("*/b*/p*/*/seg-*")), default=-1)
 
 
 @pytest.mark.nsqd_only("one run will do, and Spark is slow to start")
+@pytest.mark.full("a cluster whose executors are killed")
 def test_archive_sql_and_replay_run_on_a_cluster_and_lose_nothing_with_its_executors(
-    cluster: Cluster, make_nsqd: MakeNsqd, nsqtools_cli: Cli, topic: str, tmp_path: Path
+    make_nsqd: MakeNsqd, nsqtools_cli: Cli, topic: str, tmp_path: Path
 ) -> None:
-    import pyarrow.dataset as ds
-
+    needs_spark("clusters of Spark")
     nsqd = make_nsqd("-msg-timeout=2s")
-    bodies = Counter(b"%d" % number for number in range(MESSAGES))
-    nsqd.create(topic, "lake")
-    nsqd.publish(topic, bodies)
+    bodies = Counter(numbered(MESSAGES))
+    publish(nsqd, topic, bodies)
     staging = tmp_path / "staging"
-    source = {
-        "nsqd.tcp.addresses": f"{nsqd.tcp}/{nsqd.http.port}",
-        "subscribe": topic,
-        "channel": "lake",
-        "stagingLocation": str(staging),
-        "maxMessagesPerTrigger": "10000",
-        "connectionsPerNsqd": "2",
+    size = {"maxMessagesPerTrigger": "10000", "connectionsPerNsqd": "2"}
+    (folder := tmp_path / "elsewhere").mkdir()
+    given = {
+        "source": source(nsqd, topic, staging) | size,
+        "nsqd": str(nsqd.tcp),
+        **{name: str(tmp_path / name) for name in ("output", "checkpoint")},
+        "staging": str(tmp_path / "replay"),
+        **{f"{job}_to": f"{topic}.{job}" for job in ("sql", "replay")},
     }
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    with Driver(
-        folder,
-        cluster,
-        source=source,
-        nsqd=str(nsqd.tcp),
-        output=str(tmp_path / "output"),
-        checkpoint=str(tmp_path / "checkpoint"),
-        staging=str(tmp_path / "replay"),
-        sql_to=f"{topic}.sql",
-        replay_to=f"{topic}.replay",
-    ) as driver:
+    with Cluster(tmp_path / "spark") as cluster, Driver(folder, cluster, given) as driver:
         assert driver.do("imports") == ["No module named 'nsqtools'"]
         assert driver.do("shipping") is None
         for path in driver.do("imports"):
             assert Path(path).is_relative_to(cluster.folder)
             assert ".zip/nsqtools/" in path
-        assert "lacks snappy: run " in driver.do("lacking")["error"]
+        assert "lacks snappy" in driver.do("lacking")["error"]
 
         driver.tell("archiving")
         for _ in range(2):
             done = driver.hear("batch")
-            eventually(lambda: newest_staged(staging) > done, PATIENCE)  # noqa: B023 - called here
+            eventually(lambda: newest_staged(staging) > done, START)  # noqa: B023 - called here
             cluster.kill_executor()
         received = driver.hear("archiving")
-        while not drained(nsqd, topic, "lake"):
-            eventually(lambda: nsqd.channel(topic, "lake")["in_flight_count"] == 0)
+        while not drained(nsqd, topic, "c"):
+            eventually(lambda: nsqd.channel(topic, "c")["in_flight_count"] == 0)
             received += driver.do("archiving")
         assert received == MESSAGES
-        table = ds.dataset(tmp_path / "output", partitioning="hive").to_table(["body"])
-        assert Counter(table["body"].to_pylist()) == bodies
+        assert Counter(row["body"] for row in rows(tmp_path / "output")) == bodies
 
         driver.tell("publishing")
-        eventually(lambda: nsqd.topic(f"{topic}.sql")["message_count"], PATIENCE)
+        eventually(lambda: nsqd.topic(f"{topic}.sql")["message_count"], START)
         cluster.kill_executor()
         assert driver.hear("publishing") is None
         assert driver.do("replaying") == MESSAGES
-    at_least_once = bodies_of(nsqtools_cli, nsqd, f"{topic}.sql")
-    assert set(at_least_once) == set(bodies)
-    assert bodies_of(nsqtools_cli, nsqd, f"{topic}.replay") == bodies
+    assert set(Taken(nsqtools_cli, nsqd, f"{topic}.sql")()) == set(bodies)  # at least once
+    assert Counter(Taken(nsqtools_cli, nsqd, f"{topic}.replay")()) == bodies

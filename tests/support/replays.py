@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.config import ProducerConfig
-from nsqtools.spark.replay import ReplaySettings, publish, stage
+from nsqtools.spark.replay import publish, stage
 from tests.support.servers import empty
 
 if TYPE_CHECKING:
     import threading
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from nsqtools.spark.inputs import Report
-    from nsqtools.spark.replay import Replayed
+    from nsqtools.spark.replay import Replayed, ReplaySettings
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
@@ -24,18 +22,6 @@ HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b" "]
 
 def nothing(*_: object) -> None:
     """A report that nobody reads."""
-
-
-def numbered(count: int, size: int = 0) -> list[bytes]:
-    return [b"%d " % number + b"x" * size for number in range(count)]
-
-
-def settings(nsqd: Nsqd, topic: str, folder: Path) -> ReplaySettings:
-    """``lake`` into a topic that has a channel, by way of ``staging``."""
-    nsqd.create(topic, "c")
-    return ReplaySettings(
-        (str(folder / "lake"),), topic, (nsqd.tcp,), str(folder / "staging"), ProducerConfig()
-    )
 
 
 def replay(

@@ -15,39 +15,25 @@ from nsqtools.spark import replay as job
 from nsqtools.spark.compact import CompactSettings, compact
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.replay import Replayed, ReplaySettings, is_staged, stage
-from tests.support import replays
 from tests.support.lakes import HOUR, JSON, PREFIXED, again, sent, to_file, to_parquet
-from tests.support.replays import HOSTILE, Taken, nothing, numbered, replay
+from tests.support.replays import HOSTILE, Taken, nothing, replay
+from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from tests.support.process import Cli
-    from tests.support.servers import Nsqd
-
-
 pytestmark = pytest.mark.nsqd_only("what Spark stages does not depend on who takes it")
 
 
-@pytest.fixture
-def settings(nsqd: Nsqd, topic: str, tmp_path: Path) -> ReplaySettings:
-    return replays.settings(nsqd, topic, tmp_path)
-
-
-@pytest.fixture
-def taken(nsqd: Nsqd, topic: str, nsqtools_cli: Cli) -> Taken:
-    return replays.Taken(nsqtools_cli, nsqd, topic)
-
-
 def test_archives_go_to_a_topic_and_come_back_the_same(
-    spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
+    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
     """Through compact, which leaves out what was delivered twice."""
-    messages = sent(*HOSTILE, *numbered(2000))
-    to_parquet(tmp_path / "raw" / "part-1.parquet", [*messages[:1500], *again(messages[:99])])
-    to_file(tmp_path / "raw" / "x.json.gz", messages[1000:], JSON)
+    messages = sent(*HOSTILE, *numbered(500))
+    to_parquet(tmp_path / "raw" / "part-1.parquet", [*messages[:350], *again(messages[:99])])
+    to_file(tmp_path / "raw" / "x.json.gz", messages[250:], JSON)
     stop = threading.Event()
     compact(
         spark,
@@ -55,48 +41,48 @@ def test_archives_go_to_a_topic_and_come_back_the_same(
         stop,
         nothing,
     )
-    chosen = replace(settings, order_by="timestamp")
+    chosen = replace(replaying, order_by="timestamp")
     done = replay(spark, chosen, stop, nothing)
-    assert done == Replayed(rows=2005, published=2005)
+    assert done == Replayed(rows=505, published=505)
     assert taken() == [each.body for each in messages]
 
 
 def test_rows_are_chosen_and_ordered_by_sql(
-    spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
+    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
     hours = sent(*numbered(40), step=HOUR // 10)
     to_parquet(tmp_path / "lake" / "part-1.parquet", hours[::2], price=pa.array(range(20)))
     to_parquet(tmp_path / "lake" / "part-2.parquet", hours[1::2])
     where = "date = '2026-11-21' and hour in (10, 11) and (price is null or price <> 7)"
-    chosen = replace(settings, where=where, order_by="timestamp desc, price")
+    chosen = replace(replaying, where=where, order_by="timestamp desc, price")
     assert replay(spark, chosen, threading.Event(), nothing).rows == 19
     assert taken() == [each.body for each in reversed(hours[10:30]) if each is not hours[14]]
 
 
 def test_bare_records_go_back_too(
-    spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
+    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
     to_file(tmp_path / "lake" / "x.bin.zst", sent(b"", *HOSTILE, *HOSTILE), PREFIXED)
-    chosen = replace(settings, layout=PREFIXED, order_by="timestamp")
+    chosen = replace(replaying, layout=PREFIXED, order_by="timestamp")
     done = replay(spark, chosen, threading.Event(), nothing)
     assert done == Replayed(rows=11, published=10, empty=1)
     assert taken() == [*HOSTILE, *HOSTILE]
 
 
 def test_what_is_staged_is_not_chosen_again(
-    spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
+    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
     to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a", b"b"))
-    stage(spark, settings, threading.Event(), nothing)
+    stage(spark, replaying, threading.Event(), nothing)
     to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c"))
     no_spark: Any = None
-    assert replay(no_spark, settings, threading.Event(), nothing).published == 2
+    assert replay(no_spark, replaying, threading.Event(), nothing).published == 2
     assert sorted(taken()) == [b"a", b"b"]
 
 
-def test_a_staging_that_was_killed_is_done_again(
+def test_a_staging_that_was_killed_or_told_to_end_is_done_by_the_next_run(
     spark: SparkSession,
-    settings: ReplaySettings,
+    replaying: ReplaySettings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,65 +93,58 @@ def test_a_staging_that_was_killed_is_done_again(
         raise KilledError
 
     to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a", b"b"))
-    monkeypatch.setattr(job, "save", killed)
-    with pytest.raises(KilledError):
-        stage(spark, settings, threading.Event(), nothing)
-    monkeypatch.undo()
-    assert replay(spark, settings, threading.Event(), nothing).published == 2
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        stage(spark, replaying, stop, nothing)
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "save", killed)
+        with pytest.raises(KilledError):
+            stage(spark, replaying, threading.Event(), nothing)
+    assert not is_staged(replaying)
+    assert replay(spark, replaying, threading.Event(), nothing).published == 2
 
 
 def test_a_damaged_file_is_named_and_nothing_published(
-    spark: SparkSession, settings: ReplaySettings, tmp_path: Path, taken: Taken
+    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
 ) -> None:
     to_file(tmp_path / "lake" / "a.json", sent(b"a"), JSON)
     bad = to_file(tmp_path / "lake" / "b.json", sent(b"b"), JSON)
     with bad.open("ab") as file:
         file.write(b"{")
-    with pytest.raises(RecordError, match=f"^{bad}: line 2 at byte .* is torn"):
-        replay(spark, replace(settings, layout=JSON), threading.Event(), nothing)
-    assert not is_staged(replace(settings, layout=JSON))
+    with pytest.raises(RecordError, match=f"^{bad}: line 2 "):
+        replay(spark, replace(replaying, layout=JSON), threading.Event(), nothing)
+    assert not is_staged(replace(replaying, layout=JSON))
     assert taken() == []
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("wrong", "culprit"),
     [
         ({"where": "hour ="}, "^--where 'hour =': "),
         ({"where": "price > 1"}, "^--where 'price > 1': .*price"),
         ({"order_by": "price"}, "^--order-by 'price': .*price"),
-        ({"order_by": "timestamp,"}, "^--order-by 'timestamp,': expected columns"),
+        ({"order_by": "timestamp,"}, "^--order-by 'timestamp,': "),
         ({"staging": "s3a://bucket/x"}, "^s3a://bucket/x: "),
-        ({"inputs": ("/nowhere",)}, "^/nowhere: No such file"),
+        ({"inputs": ("/nowhere",)}, "^/nowhere: "),
     ],
 )
 def test_settings_that_cannot_be_are_named(
     spark: SparkSession,
-    settings: ReplaySettings,
+    replaying: ReplaySettings,
     tmp_path: Path,
     wrong: dict[str, Any],
-    text: str,
+    culprit: str,
 ) -> None:
     to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
-    with pytest.raises(ConfigError, match=text) as caught:
-        replay(spark, replace(settings, **wrong), threading.Event(), nothing)
+    with pytest.raises(ConfigError, match=culprit) as caught:
+        replay(spark, replace(replaying, **wrong), threading.Event(), nothing)
     assert "\n" not in str(caught.value)
 
 
-def test_parquet_without_bodies_is_named(settings: ReplaySettings, tmp_path: Path) -> None:
+def test_parquet_without_bodies_is_named(replaying: ReplaySettings, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / "part-1.parquet")
     no_spark: Any = None
     with pytest.raises(ConfigError, match=r"part-1\.parquet: has no column body"):
-        stage(no_spark, settings, threading.Event(), nothing)
-
-
-def test_a_staging_that_is_told_to_end_is_done_by_the_next_run(
-    spark: SparkSession, settings: ReplaySettings, tmp_path: Path
-) -> None:
-    to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(StoppedError):
-        stage(spark, settings, stop, nothing)
-    assert not is_staged(settings)
-    assert replay(spark, settings, threading.Event(), nothing).published == 1
+        stage(no_spark, replaying, threading.Event(), nothing)
