@@ -115,6 +115,7 @@ WHOLE = gzip.compress(b"one\ntwo\n", mtime=0)
         ("a.gz", WHOLE + gzip.compress(b"three\n", mtime=0)[:-1], "member 2 at byte 28: "),
         ("a.gz", gzip.compress(b"one\ntwo\nth", mtime=0) + b"junk", "member 2 at byte 30: "),
     ],
+    ids=["gzip", "zstd", "torn", "torn in gzip", "cut", "junk"],
 )
 def test_of_a_damaged_file_whole_records_are_published_and_the_place_is_named(
     pub: Callable[..., Result],

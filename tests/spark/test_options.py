@@ -12,14 +12,15 @@ from nsqtools.names import Address
 from nsqtools.spark.options import Nsqd, parse_sink, parse_source, respelled, with_secret
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 NEEDED = {"subscribe": "clicks", "channel": "lake", "staginglocation": "/staging"}
 
 
-def wrong_source(**options: str) -> str:
+def wrong_source(options: Mapping[str, str]) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse_source(NEEDED | {key.replace("__", "."): value for key, value in options.items()})
+        parse_source({**NEEDED, **options})
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -83,50 +84,48 @@ def test_an_nsqd_counts_once() -> None:
     assert [each.tcp.host for each in found.nsqds] == ["one", "two"]
 
 
-@pytest.mark.parametrize("missing", NEEDED)
+@pytest.mark.parametrize("missing", ["subscribe", "channel", "stagingLocation"])
 def test_what_is_needed_is_asked_for(missing: str) -> None:
-    text = wrong_source(**{missing: " "})
-    spelling = {"staginglocation": "stagingLocation"}.get(missing, missing)
-    assert text.startswith(f"option {spelling} is required: ")
+    assert f"option {missing} " in wrong_source({missing.lower(): " "})
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "culprits"),
     [
-        ({"chanel": "x"}, "unknown option 'chanel'; did you mean 'channel'?"),
-        ({"maxmessages": "1"}, "did you mean 'maxMessagesPerTrigger'?"),
-        ({"nsq__tls": "true"}, "unknown option 'nsq.tls'; did you mean 'nsq.tls_v1'?"),
-        ({"nsq__max_attempts": "5"}, "unknown option 'nsq.max_attempts'"),
-        ({"path": "/x"}, "unknown option 'path'"),
-        ({"nsq__auth_secret": "hush"}, "nsq.auth_secret_file or nsq.auth_secret_env"),
-        ({"nsq__auth_secret_file": "f", "nsq__auth_secret_env": "E"}, "exclude each other"),
-        ({"maxinflight": "0"}, "option maxInFlight: 0 is out of range: expected at least 1"),
-        ({"maxmessagespertrigger": "many"}, "option maxMessagesPerTrigger: 'many' is not a whole"),
-        ({"maxreadms": ""}, "option maxReadMs: '' is not a whole number"),
-        ({"waitForServers": "perhaps"}, "option waitForServers: 'perhaps' is not a boolean"),
-        ({"nsq__msg_timeout": "60"}, "option nsq.msg_timeout: '60' is not a duration"),
-        ({"nsq__msg_timeout": "1ms"}, "nsq.msg_timeout: nsqd takes 0, for its own, or at least 1s"),
-        ({"nsq__tls_cert": "c.pem"}, "nsq.tls_cert and nsq.tls_key belong together"),
-        ({"nsq__snappy": "true", "nsq__deflate": "true"}, "nsq.snappy and nsq.deflate exclude"),
-        ({"subscribe": "a b"}, "topic 'a b': expected 1 to 64"),
-        ({"channel": "ä"}, "channel 'ä': expected 1 to 64"),
-        ({"channel": "c#ephemeral"}, "would vanish between two micro-batches"),
-        ({"nsqd__tcp__addresses": "one:x"}, "option nsqd.tcp.addresses: address 'one:x'"),
-        ({"nsqd__tcp__addresses": "one:1/"}, "option nsqd.tcp.addresses: address ''"),
-        ({"nsqd__tcp__addresses": "one:1/99999"}, "option nsqd.tcp.addresses: address 'one:99999'"),
-        ({"nsqlookupd__http__addresses": "x:y"}, "option nsqlookupd.http.addresses: address 'x:y'"),
+        ({"chanel": "x"}, ["'chanel'", "'channel'"]),
+        ({"maxmessages": "1"}, ["'maxMessagesPerTrigger'"]),
+        ({"nsq.tls": "true"}, ["'nsq.tls'", "'nsq.tls_v1'"]),
+        ({"nsq.max_attempts": "5"}, ["nsq.max_attempts"]),
+        ({"path": "/x"}, ["'path'"]),
+        ({"nsq.auth_secret": "hush"}, ["nsq.auth_secret_file", "nsq.auth_secret_env"]),
+        ({"nsq.auth_secret_file": "f", "nsq.auth_secret_env": "E"}, ["_file", "_env"]),
+        ({"maxinflight": "0"}, ["maxInFlight: 0"]),
+        ({"maxmessagespertrigger": "many"}, ["maxMessagesPerTrigger: 'many'"]),
+        ({"maxreadms": ""}, ["maxReadMs: ''"]),
+        ({"waitForServers": "perhaps"}, ["waitForServers: 'perhaps'"]),
+        ({"nsq.msg_timeout": "60"}, ["nsq.msg_timeout: '60'"]),
+        ({"nsq.msg_timeout": "1ms"}, ["nsq.msg_timeout"]),
+        ({"nsq.tls_cert": "c.pem"}, ["nsq.tls_cert", "nsq.tls_key"]),
+        ({"nsq.snappy": "true", "nsq.deflate": "true"}, ["nsq.snappy", "nsq.deflate"]),
+        ({"subscribe": "a b"}, ["topic 'a b'"]),
+        ({"channel": "ä"}, ["channel 'ä'"]),
+        ({"channel": "c#ephemeral"}, ["c#ephemeral"]),
+        ({"nsqd.tcp.addresses": "one:x"}, ["nsqd.tcp.addresses", "'one:x'"]),
+        ({"nsqd.tcp.addresses": "one:1/"}, ["nsqd.tcp.addresses", "''"]),
+        ({"nsqd.tcp.addresses": "one:1/99999"}, ["nsqd.tcp.addresses", "'one:99999'"]),
+        ({"nsqlookupd.http.addresses": "x:y"}, ["nsqlookupd.http.addresses", "'x:y'"]),
         (
-            {"nsqd__tcp__addresses": "one", "nsqlookupd__http__addresses": "two"},
-            "options nsqd.tcp.addresses and nsqlookupd.http.addresses exclude each other",
+            {"nsqd.tcp.addresses": "one", "nsqlookupd.http.addresses": "two"},
+            ["nsqd.tcp.addresses", "nsqlookupd.http.addresses"],
         ),
     ],
 )
-def test_a_wrong_option_is_one_line_that_names_it(options: dict[str, str], text: str) -> None:
-    assert text in wrong_source(**options)
-
-
-def test_a_secret_given_as_a_value_is_not_repeated() -> None:
-    assert "hush" not in wrong_source(nsq__auth_secret="hush")
+def test_a_wrong_option_is_one_line_that_names_it(
+    options: dict[str, str], culprits: list[str]
+) -> None:
+    text = wrong_source(options)
+    assert [each for each in culprits if each not in text] == []
+    assert "hush" not in text
 
 
 def test_settings_go_to_executors() -> None:
@@ -148,52 +147,34 @@ def test_the_secret_is_read_where_it_is_used(
     assert b"from" not in pickle.dumps((by_file, by_name))
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, "No such file or directory"),
-        (b" \n", "empty"),
-        (b"\xff", "not text"),
-        (b"x" * 70_000, "more than 65536 characters"),
-    ],
-)
-def test_a_secret_that_cannot_be_read_names_its_file(
-    tmp_path: Path, content: bytes | None, text: str
-) -> None:
+@pytest.mark.parametrize("content", [None, b" \n", b"\xff", b"x" * 70_000])
+def test_a_secret_that_cannot_be_read_names_its_file(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "secret"
     if content is not None:
         file.write_bytes(content)
     settings = parse_source(NEEDED | {"nsq.auth_secret_file": str(file)})
-    with pytest.raises(ConfigError) as caught:
-        with_secret(settings)
-    assert str(caught.value) == f"nsq.auth_secret_file {file}: {text}"
-
-
-def test_a_secret_that_is_not_in_the_environment_names_its_variable() -> None:
-    settings = parse_source(NEEDED | {"nsq.auth_secret_env": "NSQ_NO_SUCH"})
-    with pytest.raises(ConfigError, match=r"nsq\.auth_secret_env NSQ_NO_SUCH: no such variable"):
+    with pytest.raises(ConfigError, match=rf"^nsq\.auth_secret_file {file}: "):
         with_secret(settings)
 
 
-def test_errors_name_flags_where_a_command_has_made_the_options() -> None:
+@pytest.mark.parametrize("flags", [True, False])
+def test_errors_name_flags_where_a_command_has_made_the_options(flags: bool) -> None:
+    def spelled(flag: str, option: str) -> str:
+        return flag if flags else option.replace(".", r"\.")
+
+    given = {"flags": "true"} if flags else {}
     for parse, needed in ((parse_source, NEEDED), (parse_sink, {"topic": "t"})):
-        settings = parse({**needed, "flags": "true", "nsq.auth_secret_env": "NSQ_NO_SUCH"})
-        with pytest.raises(ConfigError, match=r"^--auth-secret-env NSQ_NO_SUCH: no such variable"):
+        settings = parse({**needed, **given, "nsq.auth_secret_env": "NSQ_NO_SUCH"})
+        culprit = spelled("--auth-secret-env", "nsq.auth_secret_env")
+        with pytest.raises(ConfigError, match=f"^{culprit} NSQ_NO_SUCH: "):
             with_secret(settings)
-    with pytest.raises(ConfigError, match=r"--tls-cert"):
-        parse_source({**NEEDED, "flags": "true", "nsq.tls_v1": "true", "nsq.tls_cert": "/c"})
-    with pytest.raises(ConfigError, match=r"nsq\.tls_cert"):
-        parse_source({**NEEDED, "nsq.tls_v1": "true", "nsq.tls_cert": "/c"})
-
-
-def test_errors_of_connections_name_options_not_flags() -> None:
-    error = AuthError("nsqd requires AUTH: set --auth-secret-file", Address("one", 4150))
-    assert str(respelled(error, flags=True)) == "one:4150: " + error.text
-    error = AuthError(error.text, error.address)
-    text = "one:4150: nsqd requires AUTH: set nsq.auth_secret_file"
-    assert str(respelled(error, flags=False)) == text
-    other = ConfigError("--tls-root-ca-file /ca--x.pem: no such file")
-    assert str(respelled(other, flags=False)) == "nsq.tls_root_ca_file /ca--x.pem: no such file"
+    with pytest.raises(ConfigError, match=spelled("--tls-cert", "nsq.tls_cert")):
+        parse_source({**NEEDED, **given, "nsq.tls_v1": "true", "nsq.tls_cert": "/c"})
+    error = AuthError("set --auth-secret-file", Address("one", 4150))
+    told = spelled("--auth-secret-file", "nsq.auth_secret_file").replace("\\", "")
+    assert str(respelled(error, flags=flags)) == f"one:4150: set {told}"
+    other = str(respelled(ConfigError("--tls-root-ca-file /ca--x.pem: none"), flags=flags))
+    assert other.endswith(" /ca--x.pem: none")
 
 
 def test_a_sink_has_a_topic_and_the_same_servers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -33,15 +34,23 @@ def shares(quotas: tuple[Quota, ...]) -> Counter[tuple[str, str]]:
     return found
 
 
-@given(any_depths, any_limit, any_connections)
+@given(any_depths, any_limit, any_connections, st.randoms(use_true_random=False))
 def test_a_plan_takes_all_there_is_or_exactly_the_limit(
-    depths: Depths, limit: int | None, connections: int
+    depths: Depths, limit: int | None, connections: int, rng: Any
 ) -> None:
+    """In any order of the depths, and as evenly from each nsqd as its connections can be."""
     quotas = plan(depths, limit=limit, connections=connections)
     total = sum(depths.values())
     assert sum(quota.count for quota in quotas) == (total if limit is None else min(limit, total))
-    assert all(quota.count > 0 for quota in quotas)
-    assert all(count <= depths[pair] for pair, count in shares(quotas).items())
+    for pair, share in shares(quotas).items():
+        counts = [quota.count for quota in quotas if (quota.topic, quota.nsqd) == pair]
+        assert share <= depths[pair]
+        assert len(counts) == min(connections, share)
+        assert min(counts) > 0
+        assert max(counts) - min(counts) <= 1
+    items = list(depths.items())
+    rng.shuffle(items)
+    assert plan(dict(items), limit=limit, connections=connections) == quotas
 
 
 @given(any_depths, any_limit, any_connections)
@@ -65,27 +74,6 @@ def test_shares_are_in_proportion_to_depth(depths: Depths, limit: int, connectio
         for other, less in depths.items():
             if depth >= less:
                 assert got[pair] >= got[other] - (depth == less)
-
-
-@given(any_depths, any_limit, any_connections)
-def test_a_share_is_split_over_the_connections_as_evenly_as_it_goes(
-    depths: Depths, limit: int | None, connections: int
-) -> None:
-    quotas = plan(depths, limit=limit, connections=connections)
-    for pair, share in shares(quotas).items():
-        counts = [quota.count for quota in quotas if (quota.topic, quota.nsqd) == pair]
-        assert len(counts) == min(connections, share)
-        assert max(counts) - min(counts) <= 1
-
-
-@given(any_depths, any_limit, any_connections, st.randoms(use_true_random=False))
-def test_a_plan_depends_on_the_depths_alone_not_on_their_order(
-    depths: Depths, limit: int | None, connections: int, rng: Any
-) -> None:
-    items = list(depths.items())
-    rng.shuffle(items)
-    again = plan(dict(items), limit=limit, connections=connections)
-    assert again == plan(depths, limit=limit, connections=connections)
 
 
 def test_the_largest_quotas_come_first() -> None:
@@ -114,7 +102,7 @@ def test_nothing_to_read_is_no_quota(depths: Depths) -> None:
         st.lists(
             st.builds(
                 Quota,
-                st.from_regex(r"[.a-zA-Z0-9_-]{1,64}", fullmatch=True),
+                st.sampled_from(["t", "a.b-c_9", "x" * 64, "t#ephemeral"]),
                 st.sampled_from(["a:4150", "127.0.0.1:1", "[::1]:65535"]),
                 st.integers(1, 10**12),
             )
@@ -128,15 +116,15 @@ def test_an_offset_comes_back_from_json_as_it_was(offset: Offset) -> None:
 @pytest.mark.parametrize(
     ("change", "culprit"),
     [
-        ({"stream": None}, "its stream is None"),
-        ({"stream": "../other"}, "its stream is '../other'"),
-        ({"batch": -1}, "its batch is -1"),
-        ({"batch": True}, "its batch is True"),
-        ({"batch": "3"}, "its batch is '3'"),
-        ({"quotas": 7}, "not iterable"),
-        ({"quotas": ["orders"]}, "string indices"),
-        ({"quotas": [{"topic": "orders", "nsqd": "a:4150"}]}, "no 'count'"),
-        ({"quotas": [{"topic": "orders", "nsqd": "a:4150", "count": 0}]}, "its count is 0"),
+        ({"stream": None}, "stream is None"),
+        ({"stream": "../other"}, "'../other'"),
+        ({"batch": -1}, "batch is -1"),
+        ({"batch": True}, "batch is True"),
+        ({"batch": "3"}, "batch is '3'"),
+        ({"quotas": 7}, "int"),
+        ({"quotas": ["orders"]}, "string"),
+        ({"quotas": [{"topic": "orders", "nsqd": "a:4150"}]}, "'count'"),
+        ({"quotas": [{"topic": "orders", "nsqd": "a:4150", "count": 0}]}, "count is 0"),
         ({"quotas": [{"topic": "a b", "nsqd": "a:4150", "count": 1}]}, "topic 'a b'"),
         ({"quotas": [{"topic": "orders", "nsqd": "a", "count": 1}]}, "address 'a'"),
         ({"quotas": [{"topic": 5, "nsqd": "a:4150", "count": 1}]}, "int"),
@@ -145,12 +133,11 @@ def test_an_offset_comes_back_from_json_as_it_was(offset: Offset) -> None:
 def test_an_offset_of_another_source_is_refused_by_name(
     change: dict[str, Any], culprit: str
 ) -> None:
-    with pytest.raises(ConfigError, match="use a new checkpoint directory") as refused:
+    with pytest.raises(ConfigError, match=re.escape(culprit)):
         Offset.from_json(OFFSET.to_json() | change)
-    assert culprit in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [{"orders": {"0": 17}}, {}, [], 5, None])
 def test_a_foreign_checkpoint_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="an offset is not of the nsq source"):
+    with pytest.raises(ConfigError, match="checkpoint"):
         Offset.from_json(value)

@@ -1,3 +1,5 @@
+"""``compact``: which rows come of which inputs, where they are, and what becomes of the inputs."""
+
 from __future__ import annotations
 
 import os
@@ -38,6 +40,7 @@ from tests.support.lakes import (
     walk,
 )
 from tests.support.servers import at as at_nsqd
+from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +78,7 @@ def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(
     run: Compacting, tmp_path: Path
 ) -> None:
     """An odd directory, messages in several files, hours in several files, ids that repeat."""
-    messages = sent(*HOSTILE, *(b"%d" % n for n in range(3000)), step=3 * 10**9)
+    messages = sent(*HOSTILE, *numbered(3000), step=3 * 10**9)
     others = [replace(each, topic="other") for each in messages[:500]]
     lake = tmp_path / "odd +%41 [x]{y}"
     shuffled = random.Random(7).sample(messages, len(messages))
@@ -100,7 +103,7 @@ def test_archives_of_all_kinds_become_few_sorted_files_without_doubles(
 def test_a_second_run_changes_nothing_and_a_third_only_the_hours_of_what_is_new(
     run: Compacting, tmp_path: Path
 ) -> None:
-    messages = sent(*(b"%d" % n for n in range(30)), step=HOUR // 10)
+    messages = sent(*numbered(30), step=HOUR // 10)
     to_parquet(tmp_path / "lake" / "part-1.parquet", messages)
     run(tmp_path / "lake")
     before = dict(walk(tmp_path / "out"))
@@ -174,7 +177,7 @@ def test_columns_of_parsed_bodies_are_kept(run: Compacting, tmp_path: Path) -> N
     assert found["price"].to_pylist() == [1.5, 2.5, None]
     assert found["tags"].to_pylist() == [None, None, [{"k": "v"}]]
     to_parquet(tmp_path / "lake" / "part-3.parquet", messages, price=pa.array(["1", "2", "3"]))
-    with pytest.raises(ConfigError, match="column price is double in some inputs and string in"):
+    with pytest.raises(ConfigError, match="column price"):
         run(tmp_path / "lake")
 
 
@@ -201,12 +204,10 @@ def test_json_of_the_pipeline_is_read_with_its_columns(
     assert bodies(tmp_path / "out") == Counter(each.body for each in messages)
     found = pq.ParquetFile(files(tmp_path / "out")[0]).read().sort_by("timestamp_ns")
     assert found["price"].to_pylist() == [None, *range(7)]
-    path = next(folder.glob("part-*.json.gz"))
-    name = path.name
-    path.rename(folder / "kept")
+    (path,) = folder.glob("part-*.json.gz")
+    path.unlink()
+    path.with_suffix("").write_text('{"topic":"t"}\n{"topic":\n')
     shutil.rmtree(tmp_path / "out")
-    (folder / name.removesuffix(".gz")).write_text('{"topic":"t"}\n{"topic":\n')
-    (folder / "kept").unlink()
     with pytest.raises(RecordError, match=r"^/.*/part-[^/]*\.json: ") as caught:
         run(tmp_path / "lake")
     assert "\n" not in str(caught.value)
@@ -286,23 +287,21 @@ def test_files_that_changed_lately_are_left_for_another_run(
     assert run(tmp_path / "lake", older_than=3600.0).duplicates == 1
 
 
-def test_outputs_and_inputs_within_each_other_are_refused_and_nothing_is_made(
-    run: Compacting, tmp_path: Path
+def test_outputs_that_cannot_be_are_refused_and_nothing_is_made(
+    run: Compacting, spark: SparkSession, tmp_path: Path
 ) -> None:
+    """Those within an input, inputs within them, and remote ones."""
     to_parquet(tmp_path / "part-1.parquet", sent(b"a"))
     (tmp_path / "link").symlink_to(tmp_path)
     for place in (tmp_path, tmp_path / "link"):
-        with pytest.raises(ConfigError, match=f"out: is in --input {place}, whose readers would"):
+        with pytest.raises(ConfigError, match=f"out: is in --input {place}"):
             run(place)
     for place in (tmp_path / "out", tmp_path / "link/out/date=2026-11-21"):
-        with pytest.raises(ConfigError, match=f"{place}: is in --.*out, "):
+        with pytest.raises(ConfigError, match=f"{place}: is in --.*out"):
             run(place)
     assert not (tmp_path / "out").exists()
-
-
-def test_remote_outputs_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     chosen = CompactSettings((str(tmp_path),), "s3a://bucket/lake")
-    with pytest.raises(ConfigError, match="s3a://bucket/lake: compact writes to a file system"):
+    with pytest.raises(ConfigError, match="s3a://bucket/lake"):
         compact(spark, chosen, threading.Event(), lambda *_: None)
 
 
@@ -311,8 +310,8 @@ def test_archives_of_to_file_hold_every_message(
     run: Compacting, tmp_path: Path, nsqd: Nsqd, nsqtools_cli: Cli
 ) -> None:
     """By the real command, in all formats, of which each gives back what it can hold."""
-    hostile = [*HOSTILE, *(os.urandom(50) for _ in range(2000))]
-    plain = [b"%d" % n for n in range(2000)]
+    hostile = [*HOSTILE, *(os.urandom(50) for _ in range(300))]
+    plain = numbered(300)
     kinds = [
         ("raw", "gzip", plain),
         ("json", "zstd", hostile),
@@ -325,7 +324,7 @@ def test_archives_of_to_file_hold_every_message(
             *("to-file", "--topic", form, "--channel", "c", "--until-empty", *at_nsqd(nsqd)),
             *("--nsqd-http-address", str(nsqd.http), "--format", form, "--compress", compress),
             *("--output-dir", "logs", "--filename-format", "<TOPIC>/<DATETIME><REV>.log"),
-            *("--rotate-size", "4000"),
+            *("--rotate-size", "2000"),
         )
         assert ended.code == 0, ended
         done = run(tmp_path / "logs" / form, layout=Layout(form), delete_inputs=True)
