@@ -67,20 +67,17 @@ async def test_each_topic_on_each_nsqd_has_its_depth(make_nsqd: MakeNsqd, topic:
     }
 
 
-async def test_a_channel_that_is_not_there_is_made_so_that_it_gets_what_comes(
+async def test_a_topic_or_channel_that_is_not_there_is_made_so_that_it_gets_what_comes(
     nsqd: Nsqd, topic: str
 ) -> None:
-    depths = Depths(settings(nsqd, topics=topic))
+    depths = Depths(settings(nsqd, topics=f"{topic},{topic}.new"))
     nsqd.create(topic, "other")
-    assert await depths.ask() == {(topic, str(nsqd.tcp)): 0}
+    new = {(f"{topic}.new", str(nsqd.tcp)): 0}
+    assert await depths.ask() == {(topic, str(nsqd.tcp)): 0} | new
+    assert nsqd.channel(f"{topic}.new", "lake")["depth"] == 0
     nsqd.publish(topic, BODIES)
     eventually(lambda: nsqd.channel(topic, "lake")["depth"] == 3)
-    assert await depths.ask() == {(topic, str(nsqd.tcp)): 3}
-
-
-async def test_a_topic_is_made_on_an_nsqd_that_is_named(nsqd: Nsqd, topic: str) -> None:
-    assert await Depths(settings(nsqd, topics=topic)).ask() == {(topic, str(nsqd.tcp)): 0}
-    assert nsqd.channel(topic, "lake")["depth"] == 0
+    assert await depths.ask() == {(topic, str(nsqd.tcp)): 3} | new
 
 
 async def test_nsqlookupds_name_the_nsqds_that_have_the_topic(
@@ -113,25 +110,15 @@ async def test_an_nsqd_that_does_not_answer_is_empty_and_told_once_until_it_does
         assert found == {(topic, str(one.tcp)): 3, (topic, str(two.tcp)): 0}
     assert len(caplog.messages) == 1
     assert str(two.http) in caplog.messages[0]
+    caplog.set_level(logging.INFO, "nsqtools.spark.depths")
     two.start()
-    await depths.ask()
+    for _ in range(2):
+        await depths.ask()
+    assert len(caplog.messages) == 2
+    assert str(two.http) in caplog.messages[1]
     two.stop()
     await depths.ask()
-    assert len(caplog.messages) == 2
-
-
-async def test_an_nsqd_that_answers_again_is_told(
-    nsqd: Nsqd, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    depths = Depths(settings(nsqd, topics=topic))
-    await depths.ask()
-    caplog.set_level(logging.INFO, "nsqtools.spark.depths")
-    nsqd.stop()
-    await depths.ask()
-    nsqd.start()
-    await depths.ask()
-    await depths.ask()
-    assert caplog.messages[1:] == [f"nsqd {nsqd.http} answers again"]
+    assert len(caplog.messages) == 3
 
 
 async def test_servers_that_are_waited_for_need_not_answer_at_the_start(
@@ -156,7 +143,7 @@ async def test_that_nobody_answers_is_an_error_at_the_start_alone(
     heard, deaf = Depths(settings(nsqd, topics=topic)), Depths(settings(nsqd, topics=topic))
     await heard.ask()
     nsqd.stop()
-    with pytest.raises(UnreachableError, match=r"no nsqd answers: .* write host:tcp/http"):
+    with pytest.raises(UnreachableError, match=str(nsqd.http)):
         await deaf.ask()
     assert not caplog.messages
     assert await heard.ask() == {(topic, str(nsqd.tcp)): 0}
@@ -172,24 +159,18 @@ async def test_that_no_nsqlookupd_answers_is_an_error_at_the_start_alone(
     await heard.ask()
     lookupd.stop()
     assert await heard.ask() == {}
-    with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
+    with pytest.raises(UnreachableError, match=str(lookupd.http)):
         await deaf.ask()
 
 
 async def test_a_wrong_http_port_says_how_to_give_the_right_one(nsqd: Nsqd, topic: str) -> None:
-    given = {"nsqd.tcp.addresses": f"{nsqd.tcp}/{free_port()}"}
-    wrong = parse_source(
-        given | {"subscribe": topic, "channel": "lake", "staginglocation": "/staging"}
-    )
-    for settings, way in (
-        (wrong, "write host:tcp/http"),
-        (replace(wrong, flags=True), "give --nsqd-http-address"),
-    ):
-        with pytest.raises(UnreachableError, match=f"{way}$") as caught:
-            await Depths(settings).ask()
+    wrong = settings(topics=topic, nsqd__tcp__addresses=f"{nsqd.tcp}/{free_port()}")
+    for given, way in ((wrong, "host:tcp/http"), (replace(wrong, flags=True), "--nsqd-http")):
+        with pytest.raises(UnreachableError, match=way) as caught:
+            await Depths(given).ask()
         assert "\n" not in str(caught.value)
 
 
 def test_a_ca_file_that_is_not_there_is_named_by_its_option(topic: str) -> None:
-    with pytest.raises(ConfigError, match=r"^nsq\.tls_root_ca_file /no/such: no such file"):
+    with pytest.raises(ConfigError, match=r"^nsq\.tls_root_ca_file /no/such: "):
         Depths(settings(topics=topic, nsq__tls_root_ca_file="/no/such"))

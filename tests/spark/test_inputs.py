@@ -1,3 +1,5 @@
+"""Which files are inputs of a job, and the rows that archives give back."""
+
 from __future__ import annotations
 
 import json
@@ -14,6 +16,7 @@ from nsqtools.sinks.verification import Layout
 from nsqtools.spark.inputs import find
 from nsqtools.spark.reading import INPUT_SCHEMA, Archive, read
 from tests.support.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
+from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +52,8 @@ class TestFind:
         alone = to_file(tmp_path / "alone.log", sent(b"c"), RAW)
         found = names(tmp_path / "lake", tmp_path / "logs", alone)
         assert found == ["alone.log", "part-1.parquet", "events.log.gz"]
+        to_file(tmp_path / "_audit" / "_audit.log", sent(b"a"), RAW)
+        assert names(tmp_path / "_audit") == ["_audit.log"], "a topic may begin so"
 
     def test_what_changed_lately_is_not_even_looked_at(self, tmp_path: Path) -> None:
         old = at(to_parquet(tmp_path / "old.parquet", sent(b"a")), NINE)
@@ -57,34 +62,19 @@ class TestFind:
         found = find([str(tmp_path), str(tmp_path / "new.parquet")], None, until=NINE)
         assert [each.path for each in found] == [str(old)]
 
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "events.log.part",
-            "events.log.torn",
-            "to-file.lock",
-            ".events.log.0123abcd.copy",
-            ".hidden/events.log",
-            "_nsqtools/checkpoint/offsets/0",
-            ".spark-staging-1/part-1.parquet",
-            "_SUCCESS",
-            "_spark_metadata/0",
+    def test_what_is_not_published_or_not_data_is_no_input(self, tmp_path: Path) -> None:
+        for name in (
+            *("events.log.part", "events.log.torn", "to-file.lock", ".events.log.0123abcd.copy"),
+            *(".hidden/events.log", "_nsqtools/checkpoint/offsets/0", "_SUCCESS"),
+            *(".spark-staging-1/part-1.parquet", "_spark_metadata/0", ".part-1.parquet.crc"),
             "_temporary/0/part-1.parquet",
-            ".part-1.parquet.crc",
-        ],
-    )
-    def test_what_is_not_published_or_not_data_is_no_input(self, tmp_path: Path, name: str) -> None:
-        to_file(tmp_path / name, sent(b"a"), RAW)
+        ):
+            to_file(tmp_path / name, sent(b"a"), RAW)
+        facts = {"sha256": "0", "format": "raw", "delimiter": "\\n", "compression": "none"}
+        Manifest(str(tmp_path / "manifest")).append(
+            Published(path="/x.log", name="x.log", topic="x", records=1, size=2, **facts)
+        )
         assert names(tmp_path) == []
-
-    def test_a_topic_may_begin_with_an_underscore(self, tmp_path: Path) -> None:
-        to_file(tmp_path / "_audit" / "_audit.log", sent(b"a"), RAW)
-        assert names(tmp_path) == ["_audit.log"]
-
-    def test_a_torn_file_that_is_named_is_refused(self, tmp_path: Path) -> None:
-        torn = to_file(tmp_path / "events.log.torn", sent(b"a"), RAW)
-        with pytest.raises(ConfigError, match=r"events.log.torn: is not published"):
-            names(torn)
 
     def test_a_file_is_found_once_whatever_ways_lead_to_it(self, tmp_path: Path) -> None:
         path = to_file(tmp_path / "logs" / "events.log", sent(b"a"), RAW)
@@ -108,22 +98,6 @@ class TestFind:
         at(to_file(tmp_path / "b" / "events.log", sent(b"tick"), RAW), NINE + 1)
         assert names(tmp_path) == ["events.log", "events.log"]
 
-    def test_a_manifest_is_no_archive(self, tmp_path: Path) -> None:
-        path = to_file(tmp_path / "events.log", sent(b"a"), RAW)
-        published = Published(
-            path=str(path),
-            name=path.name,
-            topic="events",
-            records=1,
-            size=2,
-            sha256="0",
-            format="raw",
-            delimiter="\\n",
-            compression="none",
-        )
-        Manifest(str(tmp_path / "manifest")).append(published)
-        assert names(tmp_path) == ["events.log"]
-
     def test_the_result_inside_an_input_is_no_input(self, tmp_path: Path) -> None:
         to_file(tmp_path / "events.log", sent(b"a"), RAW)
         to_parquet(tmp_path / "clean" / "date=2026-11-21" / "part-1.parquet", sent(b"b"))
@@ -134,7 +108,7 @@ class TestFind:
         (tmp_path / "clean" / "date=2026-11-21").mkdir(parents=True)
         (tmp_path / "link").symlink_to("clean/date=2026-11-21")
         for place in ("clean", "clean/date=2026-11-21", "link"):
-            with pytest.raises(ConfigError, match=f"{place}: is in .*clean, where the result goes"):
+            with pytest.raises(ConfigError, match=f"{place}: is in .*clean"):
                 names(tmp_path / place, exclude=(tmp_path / "clean",))
 
     def test_without_a_layout_only_what_the_pipeline_wrote_is_taken(self, tmp_path: Path) -> None:
@@ -142,41 +116,27 @@ class TestFind:
         to_file(tmp_path / "lake" / "hour=09" / "batch=1-1" / "part-1.json.gz", sent(b"a"), JSON)
         assert names(tmp_path / "lake", layout=None) == ["part-1.json.gz", "part-1.parquet"]
         to_file(tmp_path / "lake" / "events.json", sent(b"a"), JSON)
-        with pytest.raises(ConfigError, match=r"events.json: is no Parquet: give --input-format"):
+        with pytest.raises(ConfigError, match=r"events.json: .*--input-format"):
             names(tmp_path / "lake", layout=None)
 
     def test_places_that_cannot_be_are_named(self, tmp_path: Path) -> None:
-        fifo = tmp_path / "fifo"
-        os.mkfifo(fifo)
-        for place, text in (
-            (str(tmp_path / "gone"), "gone: No such file or directory"),
-            (str(fifo), "fifo: is neither a file nor a directory"),
-            ("s3a://bucket/lake", "s3a://bucket/lake: inputs are read from a file system"),
-        ):
-            with pytest.raises(ConfigError, match=text):
-                find([place], RAW)
-
-    def test_a_delta_table_is_not_read_file_by_file(self, tmp_path: Path) -> None:
-        to_parquet(tmp_path / "lake" / "part-1.parquet", sent(b"a"))
-        (tmp_path / "lake" / "_delta_log").mkdir()
-        with pytest.raises(ConfigError, match="lake: is a Delta table"):
-            names(tmp_path)
+        os.mkfifo(tmp_path / "fifo")
+        to_file(tmp_path / "x.log.torn", sent(b"a"), RAW)
+        (tmp_path / "delta/_delta_log").mkdir(parents=True)
+        to_parquet(tmp_path / "delta/part-1.parquet", sent(b"a"))
+        to_parquet(tmp_path / "skipped/_part-1.parquet", sent(b"a"))  # by Spark, in silence
+        to_file(tmp_path / "no text" / os.fsdecode(b"\xff.log"), sent(b"a"), RAW)
+        for name in ("gone", "fifo", "x.log.torn", "delta", "skipped", "no text"):
+            with pytest.raises(ConfigError, match=name):
+                names(tmp_path / name)
+        with pytest.raises(ConfigError, match="s3a://bucket/lake"):
+            find(["s3a://bucket/lake"], RAW)
 
     @pytest.mark.parametrize("left", [0, 3, 100])
     def test_a_torn_parquet_file_is_named(self, tmp_path: Path, left: int) -> None:
         path = to_parquet(tmp_path / "part-1.parquet", sent(b"a" * 1000))
         os.truncate(path, left)
-        with pytest.raises(RecordError, match=r"part-1.parquet: no Parquet file that can be read"):
-            names(tmp_path)
-
-    def test_parquet_that_spark_would_skip_in_silence_is_refused(self, tmp_path: Path) -> None:
-        to_parquet(tmp_path / "_part-1.parquet", sent(b"a"))
-        with pytest.raises(ConfigError, match=r"_part-1.parquet: .* rename it"):
-            names(tmp_path)
-
-    def test_a_name_that_is_no_text_is_refused(self, tmp_path: Path) -> None:
-        to_file(tmp_path / os.fsdecode(b"\xff.log"), sent(b"a"), RAW)
-        with pytest.raises(ConfigError, match="its name is not UTF-8: rename it"):
+        with pytest.raises(RecordError, match=str(path)):
             names(tmp_path)
 
 
@@ -185,21 +145,13 @@ class TestRead:
     def test_json_archives_give_back_whole_messages(self, tmp_path: Path, suffix: str) -> None:
         messages = sent(*HOSTILE, attempts=3)
         found = rows(to_file(tmp_path / f"events.json{suffix}", messages, JSON), JSON)
-        assert [
-            Sent(
-                row["body"],
-                row["timestamp_ns"],
-                row["message_id"],
-                row["attempts"],
-                row["topic"],
-                row["channel"],
-                row["nsqd"],
-            )
-            for row in found
-        ] == messages
-        assert [row["source_record"] for row in found] == list(range(len(messages)))
+        assert [row.pop("source_record") for row in found] == list(range(len(messages)))
+        facts = {"body", "timestamp_ns", "message_id", "attempts", "topic", "channel", "nsqd"}
+        assert [{name: row[name] for name in facts} for row in found] == [
+            {name: each.row[name] for name in facts} for each in messages
+        ]
 
-    @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+    @pytest.mark.parametrize("suffix", ["", ".zst"])
     @pytest.mark.parametrize("layout", [PREFIXED, Layout("raw", b"\xff--\xff")])
     def test_bodies_alone_have_the_time_of_the_file_and_their_place(
         self, tmp_path: Path, suffix: str, layout: Layout
@@ -247,23 +199,22 @@ class TestRead:
             assert row["timestamp"].year == 2026
 
     def test_batches_are_bounded_and_nothing_is_between_them(self, tmp_path: Path) -> None:
-        bodies = [b"%d" % number * (number % 400) + b"." for number in range(40_000)]
+        bodies = [b"%d" % number * (number % 400) + b"." for number in range(20_000)]
         path = to_file(tmp_path / "events.log.gz", sent(*bodies), RAW, members=2)
         batches = list(read(archive(path, RAW)))
-        assert len(batches) > 3
-        assert max(batch.num_rows for batch in batches) < 40_000
+        assert len(batches) > 2
+        assert max(batch.num_rows for batch in batches) < 20_000
         assert max(batch.nbytes for batch in batches) < 12 << 20
         assert [body for batch in batches for body in batch["body"].to_pylist()] == bodies
         places = [place for batch in batches for place in batch["source_record"].to_pylist()]
-        assert places == list(range(40_000))
+        assert places == list(range(20_000))
 
-    @pytest.mark.parametrize("skip", [0, 1, 16_384, 39_999, 40_000])
-    def test_records_are_skipped_by_number(self, tmp_path: Path, skip: int) -> None:
-        bodies = [b"%d" % number for number in range(40_000)]
-        path = to_file(tmp_path / "events.log", sent(*bodies), RAW)
-        found = rows(path, RAW, skip)
-        assert [row["body"] for row in found] == bodies[skip:]
-        assert [row["source_record"] for row in found] == list(range(skip, 40_000))
+    def test_records_are_skipped_by_number(self, tmp_path: Path) -> None:
+        path = to_file(tmp_path / "events.log", sent(*numbered(20_000)), RAW)
+        for skip in (0, 1, 16_384, 19_999, 20_000):
+            found = rows(path, RAW, skip)
+            assert [row["body"] for row in found] == numbered(skip, 20_000)
+            assert [row["source_record"] for row in found] == list(range(skip, 20_000))
 
     def test_blank_lines_are_no_envelopes(self, tmp_path: Path) -> None:
         path = tmp_path / "x.json"
@@ -281,30 +232,30 @@ class TestRead:
         assert rows(to_file(tmp_path / f"{name}.gz", [], layout), layout) == []
 
     @pytest.mark.parametrize(
-        ("data", "layout", "problem"),
+        ("data", "layout", "place"),
         [
-            (b"one\ntwo", RAW, "record 2 at byte 4 is torn: no delimiter follows it"),
-            (b"\0\0\0\x09abc", PREFIXED, "the input ends inside record 1"),
-            (b'{"body":"a"}\n{"body":', JSON, "line 2 at byte 13 is torn"),
-            (b'{"body":"a"}\n{"body":}\n', JSON, "line 2: not JSON"),
-            (b'{"body":"a"},{"body":"b"}\n', JSON, "line 1: not JSON"),
-            (b"[1]\n", JSON, "line 1: expected an object with a body, found an array"),
-            (b'{"id":"1"}\n', JSON, "line 1: expected either body or body_b64, found none"),
-            (b'{"body":"a","body_b64":"YQ=="}\n', JSON, "line 1: .* found both"),
+            (b"one\ntwo", RAW, "record 2 at byte 4 "),
+            (b"\0\0\0\x09abc", PREFIXED, "record 1"),
+            (b'{"body":"a"}\n{"body":', JSON, "line 2 at byte 13 "),
+            (b'{"body":"a"}\n{"body":}\n', JSON, "line 2: "),
+            (b'{"body":"a"},{"body":"b"}\n', JSON, "line 1: "),
+            (b"[1]\n", JSON, "line 1: .* array"),
+            (b'{"id":"1"}\n', JSON, "line 1: .* none"),
+            (b'{"body":"a","body_b64":"YQ=="}\n', JSON, "line 1: .* both"),
             (b'{"body":7}\n', JSON, "line 1: body is a number"),
             (b'{"body_b64":"***"}\n', JSON, "line 1: body_b64 is not base64"),
             (b'{"body_b64":1234}\n', JSON, "line 1: body_b64 is a number"),
-            (b'{"body":"\xff"}\n', JSON, "line 1: not UTF-8"),
-            (b'{"body":"\\ud800"}\n', JSON, "line 1: body has half of a surrogate pair"),
-            (b'{"body":"a","id":"\\ud800"}\n', JSON, "id has half of a surrogate pair"),
+            (b'{"body":"\xff"}\n', JSON, "line 1: .*UTF-8"),
+            (b'{"body":"\\ud800"}\n', JSON, "line 1: body "),
+            (b'{"body":"a","id":"\\ud800"}\n', JSON, "id "),
         ],
     )
     def test_a_damaged_file_is_named_with_the_place(
-        self, tmp_path: Path, data: bytes, layout: Layout, problem: str
+        self, tmp_path: Path, data: bytes, layout: Layout, place: str
     ) -> None:
         path = tmp_path / "bad.log"
         path.write_bytes(data)
-        with pytest.raises(RecordError, match=f"^{path}: .*{problem}"):
+        with pytest.raises(RecordError, match=f"^{path}: .*{place}"):
             rows(path, layout)
 
     @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -323,8 +274,8 @@ class TestRead:
         then = archive(path, RAW)
         with path.open("ab") as file:
             file.write(b"b\n")
-        with pytest.raises(RecordError, match=r"x.log: changed while it was read"):
+        with pytest.raises(RecordError, match=r"x.log: "):
             list(read(then))
         path.unlink()
-        with pytest.raises(RecordError, match=r"x.log: No such file"):
+        with pytest.raises(RecordError, match=r"x.log: "):
             list(read(then))

@@ -41,22 +41,31 @@ def test_a_directory_is_made_with_its_parents_and_again(store: Store, tmp_path: 
     assert store.list(f"{tmp_path}/a/b") == []
 
 
-def test_to_list_what_is_not_there_is_file_not_found(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        store.list(f"{tmp_path}/none")
-
-
 def test_a_directory_is_renamed_with_what_is_in_it(store: Store, tmp_path: Path) -> None:
     store.make_dir(f"{tmp_path}/a/x")
     store.rename(f"{tmp_path}/a", f"{tmp_path}/b")
     assert tree(tmp_path) == ["b", "b/x"]
 
 
-def test_to_rename_what_is_gone_is_file_not_found(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store, path: store.list(f"{path}/none"),
+        lambda store, path: store.read(f"{path}/none"),
+        lambda store, path: store.rename(f"{path}/a", f"{path}/b"),
+        lambda store, path: store.rename(f"{path}/none/a", f"{path}/none/b"),
+        # A file must not bring a directory back that is gone.
+        lambda store, path: store.write(f"{path}/p/a/file", b"data"),
+    ],
+    ids=["list", "read", "rename", "rename in what is gone", "write"],
+)
+def test_what_is_not_there_is_file_not_found(
+    store: Store, tmp_path: Path, use: Callable[[Store, Path], object]
+) -> None:
+    store.make_dir(f"{tmp_path}/p/b")
     with pytest.raises(FileNotFoundError):
-        store.rename(f"{tmp_path}/a", f"{tmp_path}/b")
-    with pytest.raises(FileNotFoundError):
-        store.rename(f"{tmp_path}/none/a", f"{tmp_path}/none/b")
+        use(store, tmp_path)
+    assert tree(tmp_path) == ["p", "p/b"]
 
 
 def test_a_directory_with_something_in_it_is_not_replaced(store: Store, tmp_path: Path) -> None:
@@ -73,18 +82,6 @@ def test_a_file_is_read_as_it_was_written(store: Store, tmp_path: Path) -> None:
         store.write(f"{tmp_path}/p/a/{name}", data)
         assert store.read(f"{tmp_path}/p/a/{name}").to_pybytes() == data
     assert tree(tmp_path) == ["p", "p/a", "p/a/empty", "p/a/full"]
-
-
-def test_to_read_what_is_not_there_is_file_not_found(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        store.read(f"{tmp_path}/none")
-
-
-def test_a_file_does_not_bring_a_directory_back(store: Store, tmp_path: Path) -> None:
-    store.make_dir(f"{tmp_path}/p/b")
-    with pytest.raises(FileNotFoundError):
-        store.write(f"{tmp_path}/p/a/file", b"data")
-    assert tree(tmp_path) == ["p", "p/b"]
 
 
 def test_what_was_read_outlives_the_file(store: Store, tmp_path: Path) -> None:
@@ -130,9 +127,8 @@ def test_a_probe_of_what_is_no_directory_is_a_matter_of_configuration(
     store: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="name a directory that this user can write to") as bad:
+    with pytest.raises(ConfigError, match="file/staging") as bad:
         probe(store, f"{tmp_path}/file/staging")
-    assert f"staging {tmp_path}/file/staging: " in str(bad.value)
     assert "\n" not in str(bad.value)
 
 
@@ -149,7 +145,7 @@ class Unfit(LocalStore):
 def test_a_probe_tells_a_full_disk_from_a_wrong_one(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="No space left on device"):
         probe(Unfit(errno.ENOSPC), str(tmp_path))
-    with pytest.raises(ConfigError, match="Read-only file system: name a directory"):
+    with pytest.raises(ConfigError, match="Read-only file system"):
         probe(Unfit(errno.EROFS), str(tmp_path))
     assert tree(tmp_path) == []
 
@@ -172,33 +168,22 @@ def test_a_local_path_may_be_a_url(location: str, path: str) -> None:
     assert found == path
 
 
-@pytest.mark.parametrize("location", ["", "staging", "./staging", "file:staging", "file://host/x"])
-def test_a_path_that_depends_on_the_process_or_host_is_refused(location: str) -> None:
-    with pytest.raises(ConfigError, match="give an absolute path"):
-        make_store(location)
-
-
 @pytest.mark.parametrize(
     "location",
     [
-        "s3://bucket/x",
-        "s3a://bucket/x",
-        "gs://b/x",
-        "abfs://b/x",
-        "wasb://b",
-        "https://h/x",
-        "C:/x",
+        *("", "staging", "./staging", "file:staging", "file://host/x"),
+        *("s3a://bucket/x", "gs://b/x", "abfs://b/x", "https://h/x", "C:/x"),
     ],
 )
-def test_a_store_without_atomic_renames_is_refused_with_a_way_out(location: str) -> None:
-    with pytest.raises(ConfigError, match="cannot rename a directory atomically") as refused:
+def test_a_place_that_depends_on_the_process_or_cannot_rename_at_once_is_refused(
+    location: str,
+) -> None:
+    with pytest.raises(ConfigError, match=f"staging .?{location}.?: "):
         make_store(location)
-    assert "nsqtools to-file" in str(refused.value)
-    assert "nsqtools pipeline compact" in str(refused.value)
 
 
 def test_hdfs_without_its_library_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR", "CLASSPATH"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"staging hdfs://name/x: .+libhdfs needs"):
+    with pytest.raises(ConfigError, match=r"staging hdfs://name/x: .+libhdfs"):
         make_store("hdfs://name/x")

@@ -311,7 +311,7 @@ def test_archives_of_to_file_hold_every_message(
 ) -> None:
     """By the real command, in all formats, of which each gives back what it can hold."""
     hostile = [*HOSTILE, *(os.urandom(50) for _ in range(300))]
-    plain = numbered(300)
+    plain = numbered(500)
     kinds = [
         ("raw", "gzip", plain),
         ("json", "zstd", hostile),
@@ -324,7 +324,7 @@ def test_archives_of_to_file_hold_every_message(
             *("to-file", "--topic", form, "--channel", "c", "--until-empty", *at_nsqd(nsqd)),
             *("--nsqd-http-address", str(nsqd.http), "--format", form, "--compress", compress),
             *("--output-dir", "logs", "--filename-format", "<TOPIC>/<DATETIME><REV>.log"),
-            *("--rotate-size", "2000"),
+            *("--rotate-size", "700"),
         )
         assert ended.code == 0, ended
         done = run(tmp_path / "logs" / form, layout=Layout(form), delete_inputs=True)
