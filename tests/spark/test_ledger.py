@@ -1,6 +1,6 @@
 """The ledger: what was acknowledged is there, once, or the error says which file is not.
 
-More than 400 lines, as the ledger has; crashes and races have files of their own.
+Crashes and races have files of their own.
 """
 
 from __future__ import annotations
@@ -40,50 +40,52 @@ def only(folder: Path, pattern: str) -> Path:
     return found
 
 
+def sealed(ledger: Ledger) -> Sealed:
+    found = ledger.claim(1, 0)
+    assert isinstance(found, Sealed)
+    return found
+
+
+def is_stale(ledger: Ledger, batch: int = 1) -> bool:
+    """Whether the batch cannot be had any more, nor be made again."""
+    for use in (
+        lambda: ledger.claim(batch, 0),
+        lambda: ledger.prepare(offset(batch)),
+        lambda: ledger.expect(offset(batch)),
+    ):
+        with pytest.raises(StaleError):
+            use()
+    return True
+
+
 def test_a_sealed_partition_gives_the_rows_in_the_order_they_were_added(ledger: Ledger) -> None:
     claim = claimed(ledger)
     claim.add(rows([3, 1]))
     claim.add(rows([2]))
     assert claim.rows == 3
     assert ids(claim.seal(SETTLED)) == [3, 1, 2]
-    again = ledger.claim(1, 0)
-    assert isinstance(again, Sealed)
-    assert again.rows == 3
-    batches = list(again.batches())
+    assert sealed(ledger).rows == 3
+    batches = list(sealed(ledger).batches())
     assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
     assert pa.Table.from_batches(batches).equals(pa.Table.from_batches([rows([3, 1]), rows([2])]))
 
 
 def test_a_partition_of_no_rows_can_be_sealed(ledger: Ledger) -> None:
-    assert ids(filled(ledger)) == []
-    assert ids(filled_again(ledger)) == []
+    assert ids(filled(ledger)) == ids(sealed(ledger)) == []
 
 
-def filled_again(ledger: Ledger) -> Sealed:
-    found = ledger.claim(1, 0)
-    assert isinstance(found, Sealed)
-    return found
-
-
-def test_a_claim_goes_on_where_the_attempt_before_was(ledger: Ledger) -> None:
+def test_a_claim_goes_on_where_the_attempt_before_was(tmp_path: Path, ledger: Ledger) -> None:
+    """What that did not complete is removed."""
     claimed(ledger).add(rows([1, 2]))
+    torn = only(tmp_path, "a-*") / "seg-000001-0001-5-deadbeef.arrow"
+    torn.write_bytes(b"half")
     claim = claimed(ledger)
     assert claim.rows == 2
     claim.add(rows([3]))
     claim = claimed(ledger)
     assert claim.rows == 3
     assert ids(claim.seal(SETTLED)) == [1, 2, 3]
-
-
-def test_what_a_dead_attempt_did_not_complete_is_removed_by_the_next(
-    tmp_path: Path, ledger: Ledger
-) -> None:
-    claimed(ledger).add(rows([1]))
-    torn = only(tmp_path, "a-*") / "seg-000001-0001-5-deadbeef.arrow"
-    torn.write_bytes(b"half")
-    sealed = filled(ledger, [2])
     assert len(list(tmp_path.rglob("*.arrow"))) == 2
-    assert ids(sealed) == [1, 2]
 
 
 def test_partitions_are_separate(ledger: Ledger) -> None:
@@ -96,10 +98,10 @@ def test_partitions_are_separate(ledger: Ledger) -> None:
 
 def test_an_overtaken_attempt_is_told_before_it_may_finish_anything(ledger: Ledger) -> None:
     first, second = claimed(ledger), claimed(ledger)
-    with pytest.raises(FencedError, match="taken over by another attempt"):
+    with pytest.raises(FencedError):
         first.add(rows([1]))
     second.add(rows([1]))
-    with pytest.raises(OutputError, match="an earlier step has failed"):
+    with pytest.raises(OutputError):
         first.seal(SETTLED)
     assert ids(second.seal(SETTLED)) == [1]
 
@@ -136,7 +138,9 @@ def test_prepare_leaves_what_is_there(ledger: Ledger) -> None:
     claim.add(rows([2]))
     claim.seal(SETTLED)
     ledger.prepare(offset())
-    assert ids(filled_again(ledger)) == [1, 2]
+    with pytest.raises(OutputError, match="b00000001"):
+        ledger.prepare(offset(partitions=2))
+    assert ids(sealed(ledger)) == [1, 2]
 
 
 def test_the_offset_of_a_batch_can_be_had_from_the_staging(ledger: Ledger) -> None:
@@ -146,40 +150,20 @@ def test_the_offset_of_a_batch_can_be_had_from_the_staging(ledger: Ledger) -> No
     assert ledger.staged(1) is None
 
 
-def test_a_batch_is_not_prepared_for_another_offset(ledger: Ledger) -> None:
-    filled(ledger, [1])
-    with pytest.raises(OutputError, match="b00000001: was made for another offset"):
-        ledger.prepare(offset(partitions=2))
-    assert ids(filled_again(ledger)) == [1]
-
-
-def test_a_cleaned_batch_is_gone_and_cannot_be_made_again(tmp_path: Path, ledger: Ledger) -> None:
-    filled(ledger, [1])
-    ledger.prepare(offset(2))
-    ledger.clean(1)
-    assert not list(tmp_path.rglob("*.arrow"))
-    with pytest.raises(StaleError, match="its batch was committed"):
-        ledger.claim(1, 0)
-    with pytest.raises(StaleError, match="use a new checkpoint directory"):
-        ledger.prepare(offset())
-    with pytest.raises(StaleError):
-        ledger.claim(1, 0)
-    assert ids(filled(ledger, [2], batch=2)) == [2]
-
-
 def test_clean_removes_all_batches_up_to_one_and_keeps_one_name(
     tmp_path: Path, ledger: Ledger
 ) -> None:
+    filled(ledger, [1])
     for batch in range(2, 6):
         ledger.prepare(offset(batch))
-    ledger.clean(1)
-    ledger.clean(4)
-    ledger.clean(4)
+    for upto in (1, 4, 4):
+        ledger.clean(upto)
     names = sorted(path.name for path in (tmp_path / STREAM).iterdir())
     assert [name[: len("done-00000004")] for name in names] == ["b00000005", "done-00000004"]
     assert not list((tmp_path / STREAM / names[1]).iterdir())
-    with pytest.raises(StaleError):
-        ledger.prepare(offset(3))
+    assert not list(tmp_path.rglob("*.arrow"))
+    assert all(is_stale(ledger, batch) for batch in (1, 3, 4))
+    assert ids(filled(ledger, [2], batch=5)) == [2]
 
 
 def test_to_clean_what_was_never_there_is_nothing(tmp_path: Path) -> None:
@@ -188,15 +172,14 @@ def test_to_clean_what_was_never_there_is_nothing(tmp_path: Path) -> None:
 
 
 def test_batches_that_are_mapped_outlive_the_cleaning(ledger: Ledger) -> None:
-    sealed = filled(ledger, [1, 2], [3])
-    reading = sealed.batches()
+    found = filled(ledger, [1, 2], [3])
+    reading = found.batches()
     first = next(reading)
     ledger.clean(1)
     assert first.equals(rows([1, 2]))
-    with pytest.raises(StaleError, match="its batch was committed"):
-        next(reading)
-    with pytest.raises(StaleError):
-        list(sealed.batches())
+    for gone in (reading, found.batches()):
+        with pytest.raises(StaleError):
+            next(gone)
 
 
 def test_what_was_committed_without_all_of_its_rows_stays_and_is_told(
@@ -213,11 +196,9 @@ def test_what_was_committed_without_all_of_its_rows_stays_and_is_told(
     (record,) = caplog.records
     kept = only(tmp_path, "unread-*")
     assert str(kept) in record.getMessage()
-    assert "messages of p0001 that were finished" in record.getMessage()
+    assert "p0001" in record.getMessage()
     assert len(list(kept.rglob("seg-*"))) == 2
-    for batch in (2, 3):
-        with pytest.raises(StaleError):
-            ledger.prepare(offset(batch))
+    assert all(is_stale(ledger, batch) for batch in (2, 3))
 
 
 def test_a_driver_that_wakes_up_does_not_make_a_batch_anew_that_was_left_unread(
@@ -225,10 +206,7 @@ def test_a_driver_that_wakes_up_does_not_make_a_batch_anew_that_was_left_unread(
 ) -> None:
     claimed(ledger).add(rows([1]))
     ledger.clean(1)
-    with pytest.raises(StaleError):
-        ledger.prepare(offset())
-    with pytest.raises(StaleError):
-        ledger.expect(offset())
+    assert is_stale(ledger)
     assert len(list(tmp_path.rglob("seg-*"))) == 1
 
 
@@ -240,13 +218,10 @@ def test_a_batch_that_spark_has_logged_is_here_or_was_staged_elsewhere(
     for prepared in (None, offset(2)):
         if prepared:
             other.prepare(prepared)
-        with pytest.raises(OutputError, match=r"staged elsewhere: give the old --staging"):
+        with pytest.raises(OutputError, match="--staging"):
             other.expect(offset())
-    with pytest.raises(OutputError, match="was made for another offset"):
+    with pytest.raises(OutputError, match="another offset"):
         ledger.expect(offset(partitions=2))
-    ledger.clean(1)
-    with pytest.raises(StaleError):
-        ledger.expect(offset())
 
 
 def test_a_batch_that_vanishes_does_not_keep_others_from_being_cleaned(tmp_path: Path) -> None:
@@ -264,7 +239,7 @@ def test_a_batch_that_vanishes_does_not_keep_others_from_being_cleaned(tmp_path:
 
 
 def test_files_that_a_killed_driver_had_under_way_to_hdfs_are_removed(tmp_path: Path) -> None:
-    ledger = Ledger(ArrowStore(fs.PyFileSystem(HdfsLike(lambda: None))), str(tmp_path), STREAM)
+    ledger = Ledger(ArrowStore(fs.PyFileSystem(HdfsLike())), str(tmp_path), STREAM)
     ledger.prepare(offset())
     tag = f"{0:032x}-{1:032x}"
     ours = [tmp_path / f"tmp-{STREAM}-{0:032x}", tmp_path / STREAM / f"tmp-new-00000001-{tag}"]
@@ -284,11 +259,9 @@ def test_what_cannot_be_removed_is_logged_and_removed_the_next_time(
         def remove(self, path: str) -> None:
             raise OSError(errno.EBUSY, "Device or resource busy", path)
 
-    with caplog.at_level(logging.WARNING):
-        Ledger(Stuck(), str(tmp_path), STREAM).clean(1)
-    assert "committed rows are not removed: Device or resource busy" in caplog.text
-    with pytest.raises(StaleError):
-        ledger.claim(1, 0)
+    Ledger(Stuck(), str(tmp_path), STREAM).clean(1)
+    assert "Device or resource busy" in caplog.text
+    assert is_stale(ledger)
     ledger.clean(1)
     assert not list(tmp_path.rglob("*.arrow"))
 
@@ -299,60 +272,41 @@ def test_two_streams_share_a_staging_directory(tmp_path: Path, ledger: Ledger) -
     filled(ledger, [1])
     filled(other, [2])
     ledger.clean(1)
-    assert ids(filled_again(other)) == [2]
+    assert ids(sealed(other)) == [2]
 
 
-def test_a_staging_directory_that_is_not_shared_is_not_taken_for_a_commit(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="the driver and all executors share") as refused:
-        Ledger(LocalStore(), str(tmp_path / "elsewhere"), STREAM).claim(1, 0)
-    assert not isinstance(refused.value, StaleError)
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
 
 
-class Damage:
-    """What can happen to a file."""
-
-    @staticmethod
-    def truncated(path: Path) -> None:
-        os.truncate(path, path.stat().st_size // 2)
-
-    @staticmethod
-    def emptied(path: Path) -> None:
-        os.truncate(path, 0)
-
-    @staticmethod
-    def flipped(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 4
-        path.write_bytes(data)
-
-    @staticmethod
-    def removed(path: Path) -> None:
-        path.unlink()
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
 
 
-EVERY_DAMAGE = [Damage.truncated, Damage.emptied, Damage.flipped, Damage.removed]
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", EVERY_DAMAGE)
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, flip, remove])
 def test_a_damaged_segment_is_an_error_that_names_it(
     tmp_path: Path, ledger: Ledger, damage: Callable[[Path], None]
 ) -> None:
     filled(ledger, [1], [2])
     file = only(tmp_path, "seg-000001-*")
     damage(file)
-    reading = filled_again(ledger).batches()
+    reading = sealed(ledger).batches()
     assert next(reading).equals(rows([1]))
-    with pytest.raises(OutputError, match="missing or damaged") as refused:
+    with pytest.raises(OutputError, match=str(file)):
         next(reading)
-    assert str(file) in str(refused.value)
 
 
-def prepare_and_claim(ledger: Ledger) -> None:
-    ledger.prepare(offset())
-    ledger.claim(1, 0)
-
-
-@pytest.mark.parametrize("damage", [Damage.truncated, Damage.emptied, Damage.removed])
+@pytest.mark.parametrize("damage", [truncate, empty, remove])
 @pytest.mark.parametrize("name", ["segments-*.json", "offset.json"])
 def test_a_damaged_list_is_an_error_that_names_it(
     tmp_path: Path, ledger: Ledger, damage: Callable[[Path], None], name: str
@@ -360,9 +314,9 @@ def test_a_damaged_list_is_an_error_that_names_it(
     filled(ledger, [1])
     file = only(tmp_path, name)
     damage(file)
-    with pytest.raises(OutputError) as refused:
-        prepare_and_claim(ledger)
-    assert str(file.parent) in str(refused.value)
+    with pytest.raises(OutputError, match=str(file.parent)):  # noqa: PT012 - either finds it
+        ledger.prepare(offset())
+        ledger.claim(1, 0)
 
 
 def test_a_segment_that_is_missing_cannot_be_overlooked_by_who_adopts(
@@ -372,23 +326,24 @@ def test_a_segment_that_is_missing_cannot_be_overlooked_by_who_adopts(
     for each in range(3):
         claim.add(rows([each]))
     only(tmp_path, "seg-000001-*").unlink()
-    with pytest.raises(OutputError, match="damaged: segment 1 of 3 is missing"):
+    with pytest.raises(OutputError, match="segment 1 of 3"):
         ledger.claim(1, 0)
 
 
-def test_a_partition_that_is_missing_is_not_taken_for_a_commit(
-    tmp_path: Path, ledger: Ledger
+@pytest.mark.parametrize("name", ["p0000", "a-*"])
+def test_a_partition_or_attempt_that_is_missing_is_not_taken_for_a_commit(
+    tmp_path: Path, ledger: Ledger, name: str
 ) -> None:
-    shutil.rmtree(only(tmp_path, "p0000"))
-    with pytest.raises(OutputError, match="p0000: damaged") as refused:
+    shutil.rmtree(only(tmp_path, name))
+    with pytest.raises(OutputError, match="p0000") as refused:
         ledger.claim(1, 0)
     assert not isinstance(refused.value, StaleError)
 
 
-def test_a_partition_without_its_directory_is_damaged(tmp_path: Path, ledger: Ledger) -> None:
-    shutil.rmtree(only(tmp_path, "a-*"))
-    with pytest.raises(OutputError, match="p0000: damaged"):
-        ledger.claim(1, 0)
+def test_a_staging_directory_that_is_not_shared_is_not_taken_for_a_commit(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="elsewhere") as refused:
+        Ledger(LocalStore(), str(tmp_path / "elsewhere"), STREAM).claim(1, 0)
+    assert not isinstance(refused.value, StaleError)
 
 
 @contextlib.contextmanager
@@ -410,7 +365,7 @@ def test_a_segment_that_does_not_fit_is_not_acknowledged_and_leaves_nothing(
     with file_size_limit(1000), pytest.raises(OutputError, match=r"seg-000001-.*File too large"):
         claim.add(rows(range(100)))
     assert len(list(tmp_path.rglob("*.arrow"))) == 1
-    with pytest.raises(OutputError, match="an earlier step has failed"):
+    with pytest.raises(OutputError):
         claim.add(rows([2]))
     assert ids(filled(ledger, [3])) == [1, 3]
 
