@@ -99,9 +99,7 @@ def kill(process: subprocess.Popen[bytes], *, alone: bool) -> None:
     eventually(lambda: not any(map(is_alive, below)), timeout=30)
 
 
-def test_a_service_that_was_killed_goes_on_and_ends_with_the_batch_when_told_to(
-    lake: Lake,
-) -> None:
+def test_a_service_that_was_killed_goes_on_and_ends_with_the_batch_when_told_to(lake: Lake) -> None:
     lake.publish(range(3000))
     process = lake.start("--trigger", "0s", "--max-per-trigger", "500")
     lake.wait_for_depth(2000)
@@ -211,11 +209,7 @@ def test_who_would_be_refused_is_told_so_before_spark_is_started(
 
 
 def test_a_query_of_what_nsqlookupd_knows_is_printed_over_tls_with_a_secret_and_snappy(
-    nsqtools_cli: Cli,
-    guarded: Nsqd,
-    nsqlookupd: Nsqlookupd,
-    certificates: Certificates,
-    topic: str,
+    nsqtools_cli: Cli, guarded: Nsqd, nsqlookupd: Nsqlookupd, certificates: Certificates, topic: str
 ) -> None:
     needs_spark("pipelines as processes")
     publish(guarded, topic, [b"1", b"2", b"a\tb\x1b"])

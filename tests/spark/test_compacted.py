@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,12 +19,13 @@ from nsqtools.spark.inputs import find
 from tests.support.lakes import NINE, RAW, at, sent, to_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from nsqtools.spark.inputs import Input
 
 NINE_O_CLOCK, TEN_O_CLOCK = "date=2026-11-21/hour=09", "date=2026-11-21/hour=10"
+OLD, NEW = ({NINE_O_CLOCK: text, TEN_O_CLOCK: text} for text in ("old", "new"))
 
 
 class KilledError(BaseException):
@@ -36,10 +38,7 @@ class Mortal:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 10**9
         for module, name in (
-            (os, "rename"),
-            (os, "replace"),
-            (os, "unlink"),
-            (os, "fsync"),
+            *((os, name) for name in ("rename", "replace", "unlink", "fsync")),
             (shutil, "rmtree"),
             (compacted, "make_directory"),
         ):
@@ -54,13 +53,27 @@ class Mortal:
 
         return changed
 
+    def survived(self, step: int, work: Callable[[], object]) -> bool:
+        """Whether it ended before that step, at which it is killed."""
+        self.left = step
+        with suppress(KilledError):
+            work()
+            return True
+        return False
+
+    def rest(self) -> None:
+        self.left = 10**9
+
 
 @pytest.fixture
 def mortal(monkeypatch: pytest.MonkeyPatch) -> Mortal:
     return Mortal(monkeypatch)
 
 
-def make(output: Output, hours: Mapping[str, str]) -> tuple[str, dict[str, dict[str, Part]]]:
+Made = tuple[str, dict[str, dict[str, Part]]]
+
+
+def make(output: Output, hours: Mapping[str, str]) -> Made:
     """Hours of one file each, which holds this text."""
     made = output.begin()
     parts = {}
@@ -72,9 +85,17 @@ def make(output: Output, hours: Mapping[str, str]) -> tuple[str, dict[str, dict[
     return made, parts
 
 
-def known(each: Input, rows: int, *hours: str, keyed: bool = False) -> Known:
+def made(root: Path, hours: Mapping[str, str], inputs: Mapping[str, Known] | None = None) -> Output:
+    """An output that was made of these inputs, as the next run finds it."""
+    output = Output(str(root))
+    output.commit(*make(output, hours), inputs or {})
+    return Output(str(root))
+
+
+def known(each: Input, rows: int, *hours: str, keyed: bool = False) -> dict[str, Known]:
     digest = "" if keyed else each.digest()
-    return Known(each.size, each.mtime_ns, each.inode, each.skip + rows, hours, digest)
+    found = Known(each.size, each.mtime_ns, each.inode, each.skip + rows, hours, digest)
+    return {each.path: found}
 
 
 def contents(root: Path) -> dict[str, str]:
@@ -93,47 +114,35 @@ def raw(path: Path, *records: bytes) -> Input:
 def test_a_new_state_replaces_hours_and_remembers_inputs(tmp_path: Path) -> None:
     first, second = raw(tmp_path / "a.log", b"a"), raw(tmp_path / "b.log", b"b")
     root = tmp_path / "out"
-    output = Output(str(root))
-    output.commit(
-        *make(output, {NINE_O_CLOCK: "a", TEN_O_CLOCK: "x"}), {first.path: known(first, 1)}
-    )
-    output = Output(str(root))
+    output = made(root, {NINE_O_CLOCK: "a", TEN_O_CLOCK: "x"}, known(first, 1))
     assert output.divide([first, second]) == ([second], [first])
-    output.commit(*make(output, {NINE_O_CLOCK: "ab"}), {second.path: known(second, 1)})
+    output = made(root, {NINE_O_CLOCK: "ab"}, known(second, 1))
     assert contents(root) == {NINE_O_CLOCK: "ab", TEN_O_CLOCK: "x"}
-    output = Output(str(root))
     assert output.divide([first, second]) == ([], [first, second])
-    assert output.files([NINE_O_CLOCK, "date=1/hour=1"]) == [
-        f"{root}/{NINE_O_CLOCK}/part-ab.parquet"
-    ]
+    nine = f"{root}/{NINE_O_CLOCK}/part-ab.parquet"
+    assert output.files([NINE_O_CLOCK, "date=1/hour=1"]) == [nine]
     assert [path.name for path in (root / "_nsqtools").iterdir()] == ["compact.json"]
 
 
 def test_a_run_killed_at_any_step_has_happened_or_not(tmp_path: Path, mortal: Mortal) -> None:
     """And the next run knows which: inputs are in if, and only if, the hours have them."""
     each = raw(tmp_path / "a.log", b"a")
-    before, after = {NINE_O_CLOCK: "old"}, {NINE_O_CLOCK: "new", TEN_O_CLOCK: "new"}
+    before = {NINE_O_CLOCK: "old"}
     outcomes = []
-    for step in range(1000):
-        root = tmp_path / f"out-{step}"
-        output = Output(str(root))
-        output.commit(*make(output, before), {})
-        output = Output(str(root))
-        run = make(output, after)
-        mortal.left = step
-        try:
-            output.commit(*run, {each.path: known(each, 1)})
-            survived = True
-        except KilledError:
-            survived = False
-        mortal.left = 10**9
-        again = Output(str(root))
-        is_in = again.divide([each]) == ([], [each])
-        assert contents(root) == (after if is_in else before)
+    survived = False
+    while not survived:
+        root = tmp_path / f"out-{len(outcomes)}"
+        output = made(root, before)
+        run = make(output, NEW)
+        survived = mortal.survived(
+            len(outcomes),
+            lambda: output.commit(*run, known(each, 1)),  # noqa: B023
+        )
+        mortal.rest()
+        is_in = Output(str(root)).divide([each]) == ([], [each])
+        assert contents(root) == (NEW if is_in else before)
         assert not list((root / "_nsqtools").glob("compact-*"))
         outcomes.append(is_in)
-        if survived:
-            break
     assert outcomes == sorted(outcomes)
     assert not outcomes[0]
     assert len(outcomes) > 8, "hours were swapped and swept, step by step"
@@ -141,59 +150,45 @@ def test_a_run_killed_at_any_step_has_happened_or_not(tmp_path: Path, mortal: Mo
 
 def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, mortal: Mortal) -> None:
     each = raw(tmp_path / "a.log", b"a")
-    after = {NINE_O_CLOCK: "new", TEN_O_CLOCK: "new"}
-    for step in range(1000):
+    step, survived = 0, False
+    while not survived:
         root = tmp_path / f"out-{step}"
-        output = Output(str(root))
-        output.commit(*make(output, {NINE_O_CLOCK: "old", TEN_O_CLOCK: "old"}), {})
-        run = make(output, after)
-        mortal.left = 2  # the state is replaced, and the first hour moved aside
-        with pytest.raises(KilledError):
-            output.commit(*run, {each.path: known(each, 1)})
-        mortal.left = step
-        try:
-            Output(str(root))
-            survived = True
-        except KilledError:
-            survived = False
-        mortal.left = 10**9
+        output = made(root, OLD)
+        run = make(output, NEW)
+        # The state is replaced, and the first hour moved aside.
+        assert not mortal.survived(2, lambda: output.commit(*run, known(each, 1)))  # noqa: B023
+        survived = mortal.survived(step, lambda: Output(str(root)))  # noqa: B023
+        mortal.rest()
         assert Output(str(root)).divide([each]) == ([], [each])
-        assert contents(root) == after
-        if survived:
-            break
-    assert step > 4
+        assert contents(root) == NEW
+        step += 1
+    assert step > 5
 
 
 def test_deleting_killed_at_any_step_loses_and_doubles_nothing(
     tmp_path: Path, mortal: Mortal
 ) -> None:
     """A file that comes to have the name of one that was deleted is read, and no other is."""
-    for step in range(1000):
-        folder = tmp_path / f"logs-{step}"
+    step, survived = 0, False
+    while not survived:
+        folder, root = tmp_path / f"logs-{step}", tmp_path / f"out-{step}"
         inputs = [raw(folder / name, b"tick") for name in ("a.log", "b.log")]
-        output = Output(str(tmp_path / f"out-{step}"))
-        output.commit(
-            *make(output, {NINE_O_CLOCK: "x"}), {e.path: known(e, 1, NINE_O_CLOCK) for e in inputs}
-        )
-        mortal.left = step
+        facts = known(inputs[0], 1, NINE_O_CLOCK) | known(inputs[1], 1, NINE_O_CLOCK)
+        output = made(root, {NINE_O_CLOCK: "x"}, facts)
         held = [open(each.path) for each in inputs]  # noqa: SIM115 - so no inode comes free
-        try:
-            assert output.delete(inputs) == (2, 0)
-            survived = True
-        except KilledError:
-            survived = False
-        mortal.left = 10**9
+        survived = mortal.survived(step, lambda: output.delete(inputs))  # noqa: B023
+        mortal.rest()
         left = find([str(folder)], RAW)
+        assert not (survived and left)
         gone = [each for each in inputs if not os.path.exists(each.path)]
         new = [raw(folder / os.path.basename(each.path), b"tick") for each in gone]
-        output = Output(str(tmp_path / f"out-{step}"))
+        output = Output(str(root))
         assert output.divide([*left, *new]) == (new, left)
         assert output.delete(left) == (len(left), 0)
         for file in held:
             file.close()
-        if survived:
-            break
-    assert step > 2
+        step += 1
+    assert step > 3
 
 
 @pytest.mark.parametrize(
@@ -212,12 +207,10 @@ def test_of_a_file_with_bare_records_only_what_is_new_is_read(
     tmp_path: Path, then: tuple[bytes, ...], now: tuple[bytes, ...], new: int | None
 ) -> None:
     each = raw(tmp_path / "a.log", *then)
-    output = Output(str(tmp_path / "out"))
-    output.commit(output.begin(), {}, {each.path: known(each, len(then))})
-    each = raw(tmp_path / "a.log", *now)
+    output = made(tmp_path / "out", {}, known(each, len(then)))
+    raw(tmp_path / "a.log", *now)
     at(tmp_path / "a.log", NINE)
-    [each] = find([each.path], RAW)
-    fresh, old = Output(str(tmp_path / "out")).divide([each])
+    fresh, old = output.divide(find([each.path], RAW))
     assert [found.skip for found in fresh] == ([] if new is None else [new])
     assert len(old) == (new is None)
 
@@ -226,22 +219,20 @@ def test_of_a_file_whose_rows_have_keys_all_is_read_again_when_it_has_changed(
     tmp_path: Path,
 ) -> None:
     each = raw(tmp_path / "a.log", b"a")
-    output = Output(str(tmp_path / "out"))
-    output.commit(output.begin(), {}, {each.path: known(each, 1, keyed=True)})
+    output = made(tmp_path / "out", {}, known(each, 1, keyed=True))
     each = raw(tmp_path / "a.log", b"a", b"b")
-    assert Output(str(tmp_path / "out")).divide([each]) == ([each], [])
+    assert output.divide([each]) == ([each], [])
 
 
 def test_a_file_that_was_moved_is_known_by_its_content(tmp_path: Path) -> None:
     each = raw(tmp_path / "a.log", b"a")
-    output = Output(str(tmp_path / "out"))
-    output.commit(output.begin(), {}, {each.path: known(each, 1)})
+    output = made(tmp_path / "out", {}, known(each, 1))
     (tmp_path / "moved").mkdir()
     os.rename(each.path, tmp_path / "moved" / "a.log")
-    other = raw(tmp_path / "other" / "a.log", b"b")
+    raw(tmp_path / "other" / "a.log", b"b")
     at(tmp_path / "other" / "a.log", each.mtime_ns)
     moved, other = find([str(tmp_path / "moved"), str(tmp_path / "other")], RAW)
-    assert Output(str(tmp_path / "out")).divide([moved, other]) == ([other], [moved])
+    assert output.divide([moved, other]) == ([other], [moved])
 
 
 def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(
@@ -249,11 +240,10 @@ def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(
 ) -> None:
     names = ("changed.log", "held.log", "replaced.log", "stuck.log", "good.log")
     inputs = {name: raw(tmp_path / "logs" / name, b"a") for name in names}
-    output = Output(str(tmp_path / "out"))
-    output.commit(
-        *make(output, {NINE_O_CLOCK: "x"}),
-        {each.path: known(each, 1, NINE_O_CLOCK) for each in inputs.values()},
-    )
+    facts: dict[str, Known] = {}
+    for each in inputs.values():
+        facts |= known(each, 1, NINE_O_CLOCK)
+    output = made(tmp_path / "out", {NINE_O_CLOCK: "x"}, facts)
     with open(inputs["changed.log"].path, "ab") as file:
         file.write(b"b\n")
     os.unlink(inputs["replaced.log"].path)
@@ -269,82 +259,65 @@ def test_a_file_is_kept_that_changed_is_written_or_cannot_be_deleted(
     with open(inputs["held.log"].path) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert output.delete(inputs.values()) == (1, 4)
-    left = sorted(path.name for path in (tmp_path / "logs").iterdir())
-    assert left == ["changed.log", "held.log", "replaced.log", "stuck.log"]
+    assert sorted(os.listdir(tmp_path / "logs")) == sorted(names[:-1])
 
 
 def test_inputs_are_kept_of_which_an_hour_was_removed(tmp_path: Path) -> None:
     both, ten = raw(tmp_path / "both.log", b"a"), raw(tmp_path / "ten.log", b"b")
     root = tmp_path / "out"
-    output = Output(str(root))
-    facts = {
-        both.path: known(both, 1, NINE_O_CLOCK, TEN_O_CLOCK),
-        ten.path: known(ten, 1, TEN_O_CLOCK),
-    }
-    output.commit(*make(output, {NINE_O_CLOCK: "a", TEN_O_CLOCK: "b"}), facts)
+    made(root, OLD, known(both, 1, NINE_O_CLOCK, TEN_O_CLOCK) | known(ten, 1, TEN_O_CLOCK))
     shutil.rmtree(root / NINE_O_CLOCK)
-    output = Output(str(root))
-    output.commit(*make(output, {NINE_O_CLOCK: "late"}), {})
-    output = Output(str(root))
+    output = made(root, {NINE_O_CLOCK: "late"})
     assert output.divide([both, ten]) == ([], [both, ten])
     assert output.delete([both, ten]) == (1, 1)
     assert os.path.exists(both.path)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> None:
+    """It has files of others, or has lost a file, or its state, or has another file."""
+    made(tmp_path, {NINE_O_CLOCK: "a"})
+    (tmp_path / NINE_O_CLOCK / "_SUCCESS").touch()
+    Output(str(tmp_path))
+    for name in (
         "date=2026-11-21/hour=10/batch=0a-1/part-1.parquet",
         "date=2026-11-21/hour=10/part-1.parquet",
         "date=2026-11-21/hour=09/part-2.parquet",
         "date=2026-11-21/part-1.parquet",
-    ],
-)
-def test_an_output_with_files_of_others_is_refused(tmp_path: Path, path: str) -> None:
-    output = Output(str(tmp_path))
-    output.commit(*make(output, {NINE_O_CLOCK: "a"}), {})
-    other = tmp_path / path
-    other.parent.mkdir(parents=True, exist_ok=True)
-    other.write_text("x")
-    with pytest.raises(ConfigError, match=r"date=2026-11-21.*: is not as compact left it"):
-        Output(str(tmp_path))
-
-
-def test_an_output_that_lost_a_file_or_its_state_or_has_another_file_is_refused(
-    tmp_path: Path,
-) -> None:
-    output = Output(str(tmp_path))
-    output.commit(*make(output, {NINE_O_CLOCK: "a"}), {})
-    (tmp_path / NINE_O_CLOCK / "_SUCCESS").touch()
+    ):
+        other = tmp_path / name
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_text("x")
+        with pytest.raises(ConfigError, match="date=2026-11-21"):
+            Output(str(tmp_path))
+        other.unlink()
+        with suppress(OSError):
+            other.parent.rmdir()
+            other.parent.parent.rmdir()
     Output(str(tmp_path))
-    (tmp_path / "_nsqtools" / "compact.json").rename(tmp_path / "state")
-    with pytest.raises(ConfigError, match="is not as compact left it"):
+    state, part = tmp_path / "_nsqtools/compact.json", tmp_path / NINE_O_CLOCK / "part-a.parquet"
+    state.rename(tmp_path / "state")
+    with pytest.raises(ConfigError, match="hour=09"):
         Output(str(tmp_path))
-    (tmp_path / "state").rename(tmp_path / "_nsqtools" / "compact.json")
-    part = tmp_path / NINE_O_CLOCK / "part-a.parquet"
-    part.write_text("longer")
-    with pytest.raises(ConfigError, match="is not as compact left it"):
-        Output(str(tmp_path))
-    part.unlink()
-    with pytest.raises(ConfigError, match="is not as compact left it"):
-        Output(str(tmp_path))
+    (tmp_path / "state").rename(state)
+    for spoil in (lambda: part.write_text("longer"), part.unlink):
+        spoil()
+        with pytest.raises(ConfigError, match="hour=09"):
+            Output(str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "nsqtools compact 2"}', "\xff"])
 def test_a_state_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     Output(str(tmp_path))
     (tmp_path / "_nsqtools" / "compact.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ConfigError, match=r"compact.json: is not a state of compact"):
+    with pytest.raises(ConfigError, match=r"compact\.json"):
         Output(str(tmp_path))
 
 
 def test_the_state_forgets_keyed_files_that_are_gone(tmp_path: Path) -> None:
     keyed, bare = raw(tmp_path / "keyed.log", b"a"), raw(tmp_path / "bare.log", b"b")
-    output = Output(str(tmp_path / "out"))
-    facts = {keyed.path: known(keyed, 1, keyed=True), bare.path: known(bare, 1)}
-    output.commit(output.begin(), {}, facts)
+    made(tmp_path / "out", {}, known(keyed, 1, keyed=True) | known(bare, 1))
     os.unlink(keyed.path)
     os.unlink(bare.path)
-    output.commit(output.begin(), {}, {})
+    made(tmp_path / "out", {})
     state = json.loads((tmp_path / "out" / "_nsqtools" / "compact.json").read_text())
     assert list(state["inputs"]) == [bare.path]

@@ -208,10 +208,7 @@ def test_what_nsqd_was_not_seen_to_finish_is_there_once(unsettled: list[int]) ->
     st.randoms(use_true_random=False),
 )
 def test_any_number_of_crashes_of_any_kind_loses_nothing_and_doubles_nothing(
-    crashes: list[tuple[int, bool, bool]],
-    keeps_all: bool,
-    unsettled: set[int],
-    rng: random.Random,
+    crashes: list[tuple[int, bool, bool]], keeps_all: bool, unsettled: set[int], rng: random.Random
 ) -> None:
     """Also where nothing that a dead attempt left can be removed."""
     query = Query(unsettled)

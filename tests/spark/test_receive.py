@@ -248,11 +248,7 @@ def test_a_partition_that_ends_as_planned_has_all_its_fins_processed(
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"nsq.deflate": "true"},
-        {"nsq.tls_v1": "true", "nsq.snappy": "true"},
-    ],
+    [{}, {"nsq.deflate": "true"}, {"nsq.tls_v1": "true", "nsq.snappy": "true"}],
     ids=["plain", "deflate", "tls-snappy"],
 )
 def test_connections_are_encrypted_compressed_and_authorised_as_told(

@@ -195,9 +195,7 @@ def test_a_death_between_staging_and_finishing_loses_nothing_and_doubles_nothing
     assert killed.again > 0 or moment == "before"
 
 
-def test_another_partition_gets_the_messages_before_the_dead_one_is_adopted(
-    killed: Killed,
-) -> None:
+def test_another_partition_gets_the_messages_before_the_dead_one_is_adopted(killed: Killed) -> None:
     killed(3, "after", partitions=2)
     rows = killed.pull(batch=1, k=1)
     assert killed.again > 0

@@ -202,9 +202,7 @@ def test_a_rate_makes_small_batches(
     staged(numbered(300))
     passed = []
     publish(
-        replace(replaying, rate=1000.0),
-        threading.Event(),
-        lambda _, done, __: passed.append(done),
+        replace(replaying, rate=1000.0), threading.Event(), lambda _, done, __: passed.append(done)
     )
     assert passed == [100, 200, 300, 300]
     assert taken() == numbered(300)
@@ -221,13 +219,7 @@ def test_two_runs_at_once_are_refused(
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"topic": "other"},
-        {"where": "x"},
-        {"order_by": "x"},
-        {"inputs": ("x",)},
-        {"layout": JSON},
-    ],
+    [{"topic": "other"}, {"where": "x"}, {"order_by": "x"}, {"inputs": ("x",)}, {"layout": JSON}],
 )
 def test_a_staging_directory_of_another_replay_is_refused(
     replaying: ReplaySettings, staged: Staged, other: dict[str, Any]

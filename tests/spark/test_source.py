@@ -37,12 +37,25 @@ ALL = ReadAllAvailable()
 
 
 class Driven:
-    """A reader that is driven as Spark does, without a JVM."""
+    """A reader of a topic that is driven as Spark does, without a JVM."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self.options, self.staging = options, options["stagingLocation"]
+    def __init__(self, nsqd: Nsqd, topic: str, options: Mapping[str, str]) -> None:
+        self.nsqd, self.topic, self.options = nsqd, topic, options
         self.settings = parse_source(options)
         self.reader = NsqStreamReader(self.settings)
+
+    def anew(self, **more: str) -> Driven:
+        """Another process, with some other options."""
+        changed = {name.replace("__", "."): text for name, text in more.items()}
+        return Driven(self.nsqd, self.topic, {**self.options, **changed})
+
+    def publish(self, *numbers: int) -> None:
+        publish(self.nsqd, self.topic, numbered(*numbers))
+
+    @property
+    def depth(self) -> int:
+        depth: int = self.nsqd.channel(self.topic, "c")["depth"]
+        return depth
 
     def plan(self, start: Json | None = None, limit: Any = ALL) -> Json:
         return self.reader.latestOffset(start or self.reader.initialOffset(), limit)
@@ -71,12 +84,12 @@ class Driven:
         return start, batches
 
     def ledger(self, offset: Json) -> Ledger:
-        return Ledger(*make_store(self.staging), offset["stream"])
+        return Ledger(*make_store(self.options["stagingLocation"]), offset["stream"])
 
 
 @pytest.fixture
 def driven(nsqd: Nsqd, topic: str, tmp_path: Path) -> Driven:
-    return Driven(source(nsqd, topic, tmp_path / "staging"))
+    return Driven(nsqd, topic, source(nsqd, topic, tmp_path / "staging"))
 
 
 def count_of(offset: Json) -> int:
@@ -86,69 +99,62 @@ def count_of(offset: Json) -> int:
 def test_a_stream_has_an_id_of_its_own_that_is_minted_once(driven: Driven) -> None:
     first = driven.reader.initialOffset()
     assert driven.reader.initialOffset() == first
-    assert Driven(driven.options).reader.initialOffset()["stream"] != first["stream"]
+    assert driven.anew().reader.initialOffset()["stream"] != first["stream"]
     assert (first["batch"], first["quotas"]) == (0, [])
 
 
 def test_a_stream_that_has_a_name_goes_on_with_what_one_of_that_name_has_staged(
-    nsqd: Nsqd, topic: str, tmp_path: Path
+    driven: Driven,
 ) -> None:
-    named = source(nsqd, topic, tmp_path / "staging", streamName="mine")
-    publish(nsqd, topic, numbered(5))
-    first = Driven(named)
+    driven.publish(5)
+    first = driven.anew(streamName="mine")
     start, done, _ = first.first(ReadMaxRows(2))
     assert start == Offset("mine", 0, ()).to_json()
     rows = first.read(done, first.plan(done, ReadMaxRows(2)))
-    nsqd.empty(topic, "c")
-    again = Driven(named)
+    driven.nsqd.empty(driven.topic, "c")
+    again = first.anew()
     assert again.reader.initialOffset() == Offset("mine", 1, ()).to_json()
     assert again.drain()[1] == [rows]
-    assert Driven(named).reader.initialOffset() == Offset("mine", 2, ()).to_json()
+    assert first.anew().reader.initialOffset() == Offset("mine", 2, ()).to_json()
 
 
-def test_batches_are_as_large_as_the_limit_and_nothing_to_read_is_none(
-    driven: Driven, nsqd: Nsqd, topic: str
-) -> None:
+def test_batches_are_as_large_as_the_limit_and_nothing_to_read_is_none(driven: Driven) -> None:
     start = driven.reader.initialOffset()
     assert driven.plan(start) == start
-    publish(nsqd, topic, numbered(250))
+    driven.publish(250)
     _, batches = driven.drain(start, ReadMaxRows(100))
     assert [len(rows) for rows in batches] == [100, 100, 50]
     assert bodies_of(*batches) == Counter(numbered(250))
-    assert drained(nsqd, topic, "c")
+    assert drained(driven.nsqd, driven.topic, "c")
 
 
-def test_the_limit_is_that_of_the_options(nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
+def test_the_limit_is_that_of_the_options(driven: Driven) -> None:
     def limit(**more: str) -> Any:
-        return Driven(source(nsqd, topic, tmp_path, **more)).reader.getDefaultReadLimit()
+        return driven.anew(**more).reader.getDefaultReadLimit()
 
     assert limit() == limit(maxMessagesPerTrigger="0") == ReadAllAvailable()
     assert limit(maxMessagesPerTrigger="7") == ReadMaxRows(7)
 
 
-def test_connections_share_the_messages_of_an_nsqd(nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
-    publish(nsqd, topic, numbered(100))
-    _, end, rows = Driven(source(nsqd, topic, tmp_path, connectionsPerNsqd="3")).first()
+def test_connections_share_the_messages_of_an_nsqd(driven: Driven) -> None:
+    driven.publish(100)
+    _, end, rows = driven.anew(connectionsPerNsqd="3").first()
     assert len(end["quotas"]) == 3
     assert bodies_of(rows) == Counter(numbered(100))
 
 
-def test_a_batch_is_the_same_whoever_reads_it_and_however_often(
-    driven: Driven, nsqd: Nsqd, topic: str
-) -> None:
-    publish(nsqd, topic, numbered(100))
+def test_a_batch_is_the_same_whoever_reads_it_and_however_often(driven: Driven) -> None:
+    driven.publish(100)
     start, end, rows = driven.first()
-    publish(nsqd, topic, numbered(100, 200))
+    driven.publish(100, 200)
     assert driven.read(start, end) == rows
-    assert Driven(driven.options).read(start, end) == rows
+    assert driven.anew().read(start, end) == rows
     assert bodies_of(rows) == Counter(numbered(100))
 
 
 @pytest.mark.parametrize("by_commit", [False, True])
-def test_what_is_committed_is_removed_before_the_next_plan(
-    driven: Driven, nsqd: Nsqd, topic: str, by_commit: bool
-) -> None:
-    publish(nsqd, topic, numbered(10))
+def test_what_is_committed_is_removed_before_the_next_plan(driven: Driven, by_commit: bool) -> None:
+    driven.publish(10)
     start, end, _ = driven.first()
     assert counts(driven.ledger(end), 1, 1) == [10]
     if by_commit:
@@ -161,17 +167,15 @@ def test_what_is_committed_is_removed_before_the_next_plan(
 
 
 @pytest.mark.parametrize("read", [False, True])
-def test_a_batch_whose_offset_was_lost_is_planned_as_it_was(
-    driven: Driven, nsqd: Nsqd, topic: str, read: bool
-) -> None:
+def test_a_batch_whose_offset_was_lost_is_planned_as_it_was(driven: Driven, read: bool) -> None:
     """Killed before Spark has noted it, the next process plans the same one."""
-    publish(nsqd, topic, numbered(10))
+    driven.publish(10)
     start = driven.reader.initialOffset()
     end = driven.plan(start)
     driven.ledger(end).expect(Offset.from_json(end))
     rows = driven.read(start, end) if read else []
-    publish(nsqd, topic, numbered(10, 30))
-    restarted = Driven(driven.options)
+    driven.publish(10, 30)
+    restarted = driven.anew()
     assert restarted.plan(start) == end
     if read:
         assert restarted.read(start, end) == rows
@@ -180,70 +184,66 @@ def test_a_batch_whose_offset_was_lost_is_planned_as_it_was(
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_batch_under_way_is_not_read_without_what_another_staging_has_of_it(
-    driven: Driven, nsqd: Nsqd, topic: str, tmp_path: Path, known: bool
+    driven: Driven, tmp_path: Path, known: bool
 ) -> None:
     """It goes on with the old one; once it is committed the staging may be another."""
-    publish(nsqd, topic, numbered(100))
+    driven.publish(100)
     start = driven.reader.initialOffset()
-    elsewhere = source(nsqd, topic, tmp_path / "elsewhere")
+    elsewhere = {"stagingLocation": str(tmp_path / "elsewhere")}
     earlier: list[Json] = []
     if known:  # the stream was there before
-        end = Driven(elsewhere).plan(start, ReadMaxRows(30))
-        earlier = Driven(elsewhere).read(start, end)
+        end = driven.anew(**elsewhere).plan(start, ReadMaxRows(30))
+        earlier = driven.anew(**elsewhere).read(start, end)
         start = end
     end = driven.plan(start)
     rows = driven.read(start, end)
     with pytest.raises(OutputError, match="staged elsewhere"):
-        Driven(elsewhere).read(start, end)
-    again = Driven(driven.options)
+        driven.anew(**elsewhere).read(start, end)
+    again = driven.anew()
     assert again.read(start, end) == rows
-    publish(nsqd, topic, numbered(100, 150))
-    last, batches = Driven(elsewhere).drain(end)
+    driven.publish(100, 150)
+    last, batches = driven.anew(**elsewhere).drain(end)
     assert bodies_of(earlier, rows, *batches) == Counter(numbered(150))
     assert again.plan(last) == last
 
 
-def test_available_now_takes_what_was_there_and_ends(
-    driven: Driven, nsqd: Nsqd, topic: str
-) -> None:
-    publish(nsqd, topic, numbered(25))
+def test_available_now_takes_what_was_there_and_ends(driven: Driven) -> None:
+    driven.publish(25)
     driven.reader.prepareForTriggerAvailableNow()
     _, end, rows = driven.first(ReadMaxRows(10))
-    publish(nsqd, topic, numbered(25, 100))
+    driven.publish(25, 100)
     end, batches = driven.drain(end, ReadMaxRows(10))
     assert [len(each) for each in (rows, *batches)] == [10, 10, 5]
-    assert nsqd.channel(topic, "c")["depth"] == 75
+    assert driven.depth == 75
     driven.reader.prepareForTriggerAvailableNow()
     assert [len(each) for each in driven.drain(end)[1]] == [75]
 
 
-def test_available_now_goes_on_with_what_a_partition_did_not_get(
-    driven: Driven, nsqd: Nsqd, topic: str
-) -> None:
-    publish(nsqd, topic, numbered(400))
+def test_available_now_goes_on_with_what_a_partition_did_not_get(driven: Driven) -> None:
+    driven.publish(400)
     driven.reader.prepareForTriggerAvailableNow()
     start = driven.reader.initialOffset()
     end = driven.plan(start)
-    taken = Driven(driven.options).first(ReadMaxRows(300))[2]
+    taken = driven.anew().first(ReadMaxRows(300))[2]
     rows = driven.read(start, end)
     assert (len(taken), len(rows)) == (300, 100)
-    publish(nsqd, topic, numbered(400, 900))
+    driven.publish(400, 900)
     assert [len(each) for each in driven.drain(end)[1]] == [300]
-    assert nsqd.channel(topic, "c")["depth"] == 200
+    assert driven.depth == 200
 
 
 @pytest.mark.parametrize("available_now", [True, False])
 def test_an_nsqd_that_gave_nothing_ends_a_run_and_rests_in_a_stream(
-    driven: Driven, nsqd: Nsqd, topic: str, available_now: bool
+    driven: Driven, available_now: bool
 ) -> None:
-    publish(nsqd, topic, numbered(10))
+    driven.publish(10)
     if available_now:
         driven.reader.prepareForTriggerAvailableNow()
     start = driven.reader.initialOffset()
     end = driven.plan(start)
-    nsqd.empty(topic, "c")
+    driven.nsqd.empty(driven.topic, "c")
     assert driven.read(start, end) == []
-    publish(nsqd, topic, numbered(7))
+    driven.publish(7)
     assert driven.plan(end) == end
     if not available_now:
         eventually(lambda: driven.plan(end) != end)
@@ -263,9 +263,9 @@ class Unfinished:
         raise OutputError("as it were, killed")
 
 
-def batch_that_comes_again(driven: Driven, nsqd: Nsqd, topic: str) -> Json:
+def batch_that_comes_again(driven: Driven) -> Json:
     """Ten messages that were staged, and read, and are in nsqd still."""
-    publish(nsqd, topic, numbered(10))
+    driven.publish(10)
     start = driven.reader.initialOffset()
     end = driven.plan(start)
     driven.reader.partitions(start, end)
@@ -273,29 +273,25 @@ def batch_that_comes_again(driven: Driven, nsqd: Nsqd, topic: str) -> Json:
     assert isinstance(claim, Claim)
     with pytest.raises(OutputError, match="as it were"):
         receive(Offset.from_json(end).quotas[0], driven.settings, Unfinished(claim))  # type: ignore[arg-type]
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 10)
+    eventually(lambda: driven.depth == 10)
     assert bodies_of(driven.read(start, end)) == Counter(numbered(10))
     return end
 
 
-def test_what_comes_again_and_is_staged_is_no_reason_to_end(
-    driven: Driven, nsqd: Nsqd, topic: str
-) -> None:
-    end = batch_that_comes_again(driven, nsqd, topic)
-    publish(nsqd, topic, numbered(10, 30))
-    again = Driven(driven.options)
+def test_what_comes_again_and_is_staged_is_no_reason_to_end(driven: Driven) -> None:
+    end = batch_that_comes_again(driven)
+    driven.publish(10, 30)
+    again = driven.anew()
     again.reader.prepareForTriggerAvailableNow()
     end, batches = again.drain(end, ReadMaxRows(5))
     assert [len(each) for each in batches] == [0, 0, 5, 5, 5, 5]
     assert bodies_of(*batches) == Counter(numbered(10, 30))
-    assert drained(nsqd, topic, "c")
+    assert drained(driven.nsqd, driven.topic, "c")
 
 
-def test_a_stream_does_not_rest_when_what_came_was_staged_before(
-    driven: Driven, nsqd: Nsqd, topic: str
-) -> None:
-    end = batch_that_comes_again(driven, nsqd, topic)
-    publish(nsqd, topic, numbered(10, 20))
+def test_a_stream_does_not_rest_when_what_came_was_staged_before(driven: Driven) -> None:
+    end = batch_that_comes_again(driven)
+    driven.publish(10, 20)
     second = driven.plan(end, ReadMaxRows(10))
     assert driven.read(end, second) == []
     third = driven.plan(second)
@@ -305,13 +301,12 @@ def test_a_stream_does_not_rest_when_what_came_was_staged_before(
 
 @pytest.mark.parametrize("available_now", [True, False])
 def test_what_went_wrong_on_executors_is_told_by_the_driver(
-    nsqd: Nsqd, topic: str, tmp_path: Path, available_now: bool
+    driven: Driven, available_now: bool
 ) -> None:
     """By a batch that is there only to tell of the one before, if no other one would come."""
-    publish(nsqd, topic, numbered(10))
+    driven.publish(10)
     hidden = f"127.0.0.1:{free_port()}"
-    where = {"nsqd.tcp.addresses": f"{hidden}/{nsqd.http.port}"}
-    driven = Driven(source(nsqd, topic, tmp_path / "staging") | where)
+    driven = driven.anew(nsqd__tcp__addresses=f"{hidden}/{driven.nsqd.http.port}")
     if available_now:
         driven.reader.prepareForTriggerAvailableNow()
         end, batches = driven.drain()
@@ -324,10 +319,8 @@ def test_what_went_wrong_on_executors_is_told_by_the_driver(
     assert hidden in note
 
 
-def test_the_backlog_is_what_no_batch_is_planned_for(
-    driven: Driven, nsqd: Nsqd, topic: str
-) -> None:
-    publish(nsqd, topic, numbered(30))
+def test_the_backlog_is_what_no_batch_is_planned_for(driven: Driven) -> None:
+    driven.publish(30)
     driven.plan(limit=ReadMaxRows(10))
     assert driven.reader.reportLatestOffset() == {"backlog": 20, "notes": []}
 
@@ -337,22 +330,21 @@ def test_a_checkpoint_of_another_source_is_refused(driven: Driven) -> None:
         driven.plan({"logOffset": 3})
 
 
-def test_that_nobody_answers_is_said_when_a_batch_is_planned(driven: Driven, nsqd: Nsqd) -> None:
-    nsqd.stop()
+def test_that_nobody_answers_is_said_when_a_batch_is_planned(driven: Driven) -> None:
+    driven.nsqd.stop()
     driven.reader.prepareForTriggerAvailableNow()
-    with pytest.raises(UnreachableError, match=str(nsqd.http)):
+    with pytest.raises(UnreachableError, match=str(driven.nsqd.http)):
         driven.plan()
 
 
 @pytest.mark.parametrize("location", ["s3a://bucket/x", "/proc/no/such"])
 def test_a_staging_that_cannot_work_is_said_before_a_message_moves(
-    nsqd: Nsqd, topic: str, location: str
+    driven: Driven, location: str
 ) -> None:
-    publish(nsqd, topic, numbered(10))
-    driven = Driven(source(nsqd, topic, location))  # type: ignore[arg-type] # it is no path
+    driven.publish(10)
     with pytest.raises(ConfigError, match=location[:6]):
-        driven.plan()
-    assert nsqd.channel(topic, "c")["depth"] == 10
+        driven.anew(stagingLocation=location).plan()
+    assert driven.depth == 10
 
 
 def test_readers_are_given_only_where_they_make_sense(tmp_path: Path) -> None:

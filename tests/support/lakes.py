@@ -100,11 +100,7 @@ def _batch(each: Sent) -> Batch:
     host, _, port = each.nsqd.rpartition(":")
     settle: Any = None
     return Batch(
-        [message],
-        settle,
-        topic=each.topic,
-        channel=each.channel,
-        source=Address(host, int(port)),
+        [message], settle, topic=each.topic, channel=each.channel, source=Address(host, int(port))
     )
 
 

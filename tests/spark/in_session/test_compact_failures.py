@@ -83,10 +83,7 @@ def test_parquet_whose_pages_are_damaged_is_named(
 
 
 def test_a_file_that_is_written_to_meanwhile_changes_nothing(
-    run: Compacting,
-    tmp_path: Path,
-    before: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Compacting, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = to_file(tmp_path / "logs" / "x.log", sent(b"c"), RAW)
     read_back = job._read_back
@@ -105,10 +102,7 @@ def test_a_file_that_is_written_to_meanwhile_changes_nothing(
 
 
 def test_what_is_not_on_disk_as_it_should_be_replaces_nothing(
-    run: Compacting,
-    tmp_path: Path,
-    before: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Compacting, tmp_path: Path, before: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = to_parquet(tmp_path / "lake" / "part-2.parquet", sent(b"c", start=NINE + 1))
     read_back = job._read_back

@@ -12,13 +12,7 @@ import pytest
 
 from nsqtools.errors import AuthError, ConfigError, NSQError
 from nsqtools.spark import session
-from nsqtools.spark.session import (
-    explain,
-    first_line,
-    is_local,
-    open_session,
-    require_spark,
-)
+from nsqtools.spark.session import explain, first_line, is_local, open_session, require_spark
 from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
@@ -259,10 +253,7 @@ def test_a_second_session_in_a_process_is_refused_and_harms_the_first_one_not(
 ) -> None:
     log = str(tmp_path / "absent" / "spark.log")
     for culprit, file in (("session", None), (log, log)):
-        with (
-            pytest.raises(ConfigError, match=culprit),
-            open_session("local", {}, log_file=file),
-        ):
+        with pytest.raises(ConfigError, match=culprit), open_session("local", {}, log_file=file):
             pass
     assert spark.range(3).count() == 3
 

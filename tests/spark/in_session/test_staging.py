@@ -81,10 +81,7 @@ def test_what_is_staged_is_not_chosen_again(
 
 
 def test_a_staging_that_was_killed_or_told_to_end_is_done_by_the_next_run(
-    spark: SparkSession,
-    replaying: ReplaySettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class KilledError(BaseException):
         pass
