@@ -49,10 +49,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staging:
+def staging(tmp_path: Path, nsqd: Nsqd, topic: str, monkeypatch: pytest.MonkeyPatch) -> Staging:
     from tests.support.pulling import Staging
 
-    return Staging(tmp_path / "staging", monkeypatch)
+    return Staging(tmp_path / "staging", nsqd, topic, monkeypatch)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset, Quota
 from nsqtools.spark.source import NsqStreamReader
 from nsqtools.spark.stores import LocalStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_the_newest_entries_and_all_names_above_are_synced(
@@ -51,16 +55,8 @@ def test_offsets_last_before_a_batch_is_read_and_commits_before_it_is_removed(
         noted.append((log, [path.name[0] for path in staging.glob("*/*")]))
 
     monkeypatch.setattr(source, "sync_log", note)
-    reader = NsqStreamReader(
-        parse_source(
-            {
-                "subscribe": "events",
-                "channel": "lake",
-                "stagingLocation": str(staging),
-                "checkpointPath": "/checkpoint",
-            }
-        )
-    )
+    given = {"subscribe": "events", "channel": "lake", "checkpointPath": "/checkpoint"}
+    reader = NsqStreamReader(parse_source({**given, "stagingLocation": str(staging)}))
     end = Offset("a" * 32, 1, (Quota("events", "127.0.0.1:4150", 1),)).to_json()
     Ledger(LocalStore(), str(staging), "a" * 32).prepare(Offset.from_json(end))
     reader.partitions(Offset("a" * 32, 0, ()).to_json(), end)
@@ -70,47 +66,57 @@ def test_offsets_last_before_a_batch_is_read_and_commits_before_it_is_removed(
     assert [path.name[0] for path in staging.glob("*/*")] == ["d"]
 
 
-class TestStagedElsewhere:
-    QUOTAS = (Quota("events", "127.0.0.1:4150", 1),)
+def offset(batch: int) -> Offset:
+    quotas = (Quota("events", "127.0.0.1:4150", 1),)
+    return Offset("a" * 32, batch, quotas if batch else ())
 
-    def log(self, folder: Path, offsets: list[Offset], commits: int) -> str:
+
+@pytest.fixture
+def write_log(tmp_path: Path) -> Callable[[list[int], int], str]:
+    """Makes a checkpoint in which so many of the batches with these offsets are committed."""
+
+    def write(batches: list[int], commits: int) -> str:
         for name in ("offsets", "commits"):
-            (folder / name).mkdir(parents=True)
-        for number, offset in enumerate(offsets):
-            text = f"v1\n{{}}\n{json.dumps(offset.to_json())}"
-            (folder / "offsets" / str(number)).write_text(text)
+            (tmp_path / "state" / name).mkdir(parents=True)
+        for number, batch in enumerate(batches):
+            text = f"v1\n{{}}\n{json.dumps(offset(batch).to_json())}"
+            (tmp_path / "state/offsets" / str(number)).write_text(text)
         for number in range(commits):
-            (folder / "commits" / str(number)).touch()
-        return str(folder)
+            (tmp_path / "state/commits" / str(number)).touch()
+        return str(tmp_path / "state")
 
-    def offset(self, batch: int) -> Offset:
-        return Offset("a" * 32, batch, self.QUOTAS if batch else ())
+    return write
 
-    def test_a_batch_under_way_is_refused_in_a_staging_that_does_not_have_it(
-        self, tmp_path: Path
-    ) -> None:
-        under_way = [self.offset(batch) for batch in range(3)]
-        checkpoint = self.log(tmp_path / "state", under_way, 2)
-        Ledger(LocalStore(), str(tmp_path / "old"), "a" * 32).prepare(under_way[-1])
-        check_staged(checkpoint, str(tmp_path / "old"))
-        with pytest.raises(OutputError, match="give the old --staging"):
-            check_staged(checkpoint, str(tmp_path / "new"))
-        assert not (tmp_path / "new").exists()
 
-    @pytest.mark.parametrize(("batches", "commits"), [([], 0), ([0], 0), ([0, 1], 2)])
-    def test_where_none_is_under_way_any_staging_will_do(
-        self, tmp_path: Path, batches: list[int], commits: int
-    ) -> None:
-        offsets = [self.offset(batch) for batch in batches]
-        check_staged(self.log(tmp_path / "state", offsets, commits), str(tmp_path / "new"))
-
-    def test_a_batch_of_nothing_new_needs_no_staging(self, tmp_path: Path) -> None:
-        """Spark makes some for what it aggregates, with the offset of the one before."""
-        offsets = [self.offset(batch) for batch in (0, 1, 1)]
-        check_staged(self.log(tmp_path / "state", offsets, 2), str(tmp_path / "new"))
-
-    def test_what_cannot_be_looked_at_is_left_to_spark(self, tmp_path: Path) -> None:
-        check_staged("hdfs://n/c", str(tmp_path))
-        checkpoint = self.log(tmp_path / "state", [self.offset(0)], 0)
-        (tmp_path / "state/offsets/1").write_text("torn")
+def test_a_batch_under_way_is_refused_in_a_staging_that_does_not_have_it(
+    tmp_path: Path, write_log: Callable[[list[int], int], str]
+) -> None:
+    checkpoint = write_log([0, 1, 2], 2)
+    Ledger(LocalStore(), str(tmp_path / "old"), "a" * 32).prepare(offset(2))
+    check_staged(checkpoint, str(tmp_path / "old"))
+    with pytest.raises(OutputError, match="--staging"):
         check_staged(checkpoint, str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("batches", "commits"),
+    # The last is of nothing new: Spark makes some for what it aggregates.
+    [([], 0), ([0], 0), ([0, 1], 2), ([0, 1, 1], 2)],
+)
+def test_where_none_is_under_way_any_staging_will_do(
+    tmp_path: Path,
+    write_log: Callable[[list[int], int], str],
+    batches: list[int],
+    commits: int,
+) -> None:
+    check_staged(write_log(batches, commits), str(tmp_path / "new"))
+
+
+def test_what_cannot_be_looked_at_is_left_to_spark(
+    tmp_path: Path, write_log: Callable[[list[int], int], str]
+) -> None:
+    check_staged("hdfs://n/c", str(tmp_path))
+    checkpoint = write_log([0], 0)
+    (tmp_path / "state/offsets/1").write_text("torn")
+    check_staged(checkpoint, str(tmp_path / "new"))

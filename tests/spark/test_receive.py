@@ -19,29 +19,28 @@ from nsqtools.spark.rows import Rows
 from nsqtools.spark.segments import Ending
 from tests.support import wire
 from tests.support.proxy import Faults, Proxy
-from tests.support.pulling import NONE, ScriptedNsqd, Staging, bodies_of, depth
-from tests.support.servers import drained
-from tests.support.streaming import numbered, publish
+from tests.support.pulling import ScriptedNsqd, Staging, bodies_of
+from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from nsqtools.names import Address
     from tests.support.authd import Authd
-    from tests.support.servers import MakeNsqd, Nsqd
+    from tests.support.servers import MakeNsqd
     from tests.support.tls import Certificates
 
 
 class Looks:
     """Looks at the channel at each segment, before it is added."""
 
-    def __init__(self, nsqd: Nsqd, topic: str) -> None:
-        self._nsqd, self._topic = nsqd, topic
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
         self.seen: list[dict[str, Any]] = []
 
     def __call__(self, add: Callable[[], None], rows: int) -> None:
-        self.seen.append(self._nsqd.channel(self._topic, "c"))
+        self.seen.append(self._staging.channel)
         add()
 
     @property
@@ -55,27 +54,26 @@ class Looks:
 
 
 @pytest.fixture
-def look(nsqd: Nsqd, topic: str) -> Looks:
-    return Looks(nsqd, topic)
+def look(staging: Staging) -> Looks:
+    return Looks(staging)
 
 
 @pytest.mark.parametrize(
     ("number", "window"), [(1, 1), (7, 2), (3210, 500), (5000, 2500), (5999, 10_000)]
 )
 def test_the_quota_is_met_and_nothing_beyond_it_is_ever_in_flight(
-    nsqd: Nsqd, staging: Staging, topic: str, look: Looks, number: int, window: int
+    staging: Staging, look: Looks, number: int, window: int
 ) -> None:
-    publish(nsqd, topic, numbered(6000))
-    rows = staging.pull(nsqd.tcp, topic, number, on_add=look, options={"maxInFlight": str(window)})
+    staging.publish(*numbered(6000))
+    rows = staging.pull(number, on_add=look, maxInFlight=str(window))
     assert len(rows) == number
     assert look.in_flight <= window
     assert min(each["depth"] for each in look.seen) >= 6000 - number
-    found = nsqd.channel(topic, "c")
+    found = staging.channel
     assert (found["depth"], found["in_flight_count"]) == (6000 - number, 0)
     assert (found["requeue_count"], found["timeout_count"]) == (0, 0)
-    rest = staging.pull(nsqd.tcp, topic, 6000 - number)
-    assert bodies_of(rows, rest) == Counter(numbered(6000))
-    assert drained(nsqd, topic, "c")
+    rest = staging.pull(6000 - number)
+    staging.check(numbered(6000), rows, rest)
 
 
 class EagerNsqd(ScriptedNsqd):
@@ -107,35 +105,33 @@ async def test_no_order_of_commands_lets_nsqd_send_more_than_the_quota(
     staging: Staging, number: int, window: int, allowed: int
 ) -> None:
     async with EagerNsqd(allowed) as nsqd:
-        rows = await asyncio.to_thread(
-            staging.pull, nsqd.address, "t", number, options={"maxInFlight": str(window)}
-        )
+        rows = await asyncio.to_thread(staging.pull, number, nsqd.address, maxInFlight=str(window))
     assert nsqd.delivered == number
     assert {int(row["message_id"], 16) for row in rows} == set(range(number))
     assert nsqd.in_flight.total() == 0
     assert nsqd.most_in_flight <= window + nsqd.connections - 1
 
 
-def test_a_row_says_where_a_message_came_from_and_what_it_was(
-    nsqd: Nsqd, staging: Staging, topic: str
-) -> None:
-    publish(nsqd, topic, [b"one"])
-    (row,) = staging.pull(nsqd.tcp, topic, 1)
-    assert (row["topic"], row["channel"], row["nsqd"]) == (topic, "c", str(nsqd.tcp))
+def test_a_row_says_where_a_message_came_from_and_what_it_was(staging: Staging) -> None:
+    staging.publish(b"one")
+    (row,) = staging.pull(1)
+    assert (row["topic"], row["channel"], row["nsqd"]) == (
+        staging.topic,
+        "c",
+        str(staging.nsqd.tcp),
+    )
     assert len(row["message_id"]) == 16
     assert int(row["message_id"], 16) >= 0
     assert (row["attempts"], row["body"]) == (1, b"one")
     assert abs(row["timestamp"].timestamp() * 1e6 - row["timestamp_ns"] // 1000) < 2
 
 
-def test_bodies_of_all_bytes_and_sizes_arrive_as_they_are(
-    nsqd: Nsqd, staging: Staging, topic: str
-) -> None:
+def test_bodies_of_all_bytes_and_sizes_arrive_as_they_are(staging: Staging) -> None:
     random = Random(7)
     bodies = [bytes(range(256)), b"\0", b"\0" * 1000]
     bodies += [random.randbytes(size) for size in (*(1 << n for n in range(20)), *[1 << 20] * 10)]
-    publish(nsqd, topic, bodies)
-    assert bodies_of(staging.pull(nsqd.tcp, topic, len(bodies))) == Counter(bodies)
+    staging.publish(*bodies)
+    assert bodies_of(staging.pull(len(bodies))) == Counter(bodies)
 
 
 def test_rows_have_the_schema_of_the_ledger_even_for_empty_bodies() -> None:
@@ -154,26 +150,23 @@ def test_rows_have_the_schema_of_the_ledger_even_for_empty_bodies() -> None:
         maker.make([Message(b"\xff" * 16, b"", 0, 1)])
 
 
-def test_large_bodies_make_the_window_smaller(
-    nsqd: Nsqd, staging: Staging, topic: str, look: Looks
-) -> None:
-    publish(nsqd, topic, [bytes(100_000)] * 100)
-    limit = {"nsq.max_in_flight_bytes": "1000000"}
-    assert len(staging.pull(nsqd.tcp, topic, 100, on_add=look, options=limit)) == 100
+def test_large_bodies_make_the_window_smaller(staging: Staging, look: Looks) -> None:
+    staging.publish(*[bytes(100_000)] * 100)
+    limit = {"nsq__max_in_flight_bytes": "1000000"}
+    assert len(staging.pull(100, on_add=look, **limit)) == 100
     assert look.in_flight <= 10
 
 
 def test_a_window_that_nsqd_allows_no_connection_is_had_by_several(
-    make_nsqd: MakeNsqd, staging: Staging, topic: str
+    make_nsqd: MakeNsqd, staging: Staging, look: Looks
 ) -> None:
-    nsqd = make_nsqd("-max-rdy-count=100")
-    look = Looks(nsqd, topic)
-    publish(nsqd, topic, numbered(2000))
-    rows = staging.pull(nsqd.tcp, topic, 1500, on_add=look, options={"maxInFlight": "250"})
+    staging.nsqd = make_nsqd("-max-rdy-count=100")
+    staging.publish(*numbered(2000))
+    rows = staging.pull(1500, on_add=look, maxInFlight="250")
     assert len(bodies_of(rows)) == len(rows) == 1500
     assert look.clients == 3
     assert 100 < look.in_flight <= 252
-    found = nsqd.channel(topic, "c")
+    found = staging.channel
     assert (found["depth"], found["in_flight_count"]) == (500, 0)
 
 
@@ -183,15 +176,13 @@ def test_a_window_that_nsqd_allows_no_connection_is_had_by_several(
     ids=["flooded by none", "one consumer"],
 )
 def test_an_nsqd_that_allows_little_gives_all_to_few_connections(
-    make_nsqd: MakeNsqd, staging: Staging, topic: str, flags: tuple[str, ...], clients: int
+    make_nsqd: MakeNsqd, staging: Staging, look: Looks, flags: tuple[str, ...], clients: int
 ) -> None:
-    nsqd = make_nsqd(*flags)
-    look = Looks(nsqd, topic)
-    publish(nsqd, topic, numbered(300))
-    rows = staging.pull(nsqd.tcp, topic, 300, on_add=look)
-    assert bodies_of(rows) == Counter(numbered(300))
+    staging.nsqd = make_nsqd(*flags)
+    staging.publish(*numbered(300))
+    rows = staging.pull(300, on_add=look)
+    staging.check(numbered(300), rows)
     assert look.clients == clients
-    assert drained(nsqd, topic, "c")
 
 
 @pytest.mark.parametrize(
@@ -202,36 +193,28 @@ def test_an_nsqd_that_allows_little_gives_all_to_few_connections(
     ],
 )
 def test_silence_or_time_ends_a_partition_short_of_its_quota(
-    nsqd: Nsqd,
-    staging: Staging,
-    topic: str,
-    caplog: pytest.LogCaptureFixture,
-    limits: dict[str, str],
-    reason: str,
+    staging: Staging, caplog: pytest.LogCaptureFixture, limits: dict[str, str], reason: str
 ) -> None:
-    publish(nsqd, topic, numbered(50))
+    staging.publish(*numbered(50))
     caplog.set_level(logging.INFO)
-    rows = staging.pull(nsqd.tcp, topic, 80, options=limits)
-    assert bodies_of(rows) == Counter(numbered(50))
-    assert drained(nsqd, topic, "c")
+    rows = staging.pull(80, **limits)
+    staging.check(numbered(50), rows)
     assert "50 of 80 messages" in caplog.text
     assert reason in caplog.text
 
 
 def test_an_nsqd_that_is_down_gives_an_empty_partition(
-    nsqd: Nsqd, staging: Staging, topic: str, caplog: pytest.LogCaptureFixture
+    staging: Staging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nsqd.stop()
-    assert staging.pull(nsqd.tcp, topic, 10) == []
-    assert f"{nsqd.tcp}: topic {topic}: 0 of 10 messages" in caplog.text
+    staging.nsqd.stop()
+    assert staging.pull(10) == []
+    assert f"{staging.nsqd.tcp}: topic {staging.topic}: 0 of 10 messages" in caplog.text
 
 
-def test_time_that_is_over_leaves_nothing_in_flight(
-    nsqd: Nsqd, staging: Staging, topic: str
-) -> None:
-    publish(nsqd, topic, numbered(20_000))
-    rows = staging.pull(nsqd.tcp, topic, 20_000, options={"maxReadMs": "5"})
-    found = nsqd.channel(topic, "c")
+def test_time_that_is_over_leaves_nothing_in_flight(staging: Staging) -> None:
+    staging.publish(*numbered(20_000))
+    rows = staging.pull(20_000, maxReadMs="5")
+    found = staging.channel
     assert found["in_flight_count"] <= 4  # one for each connection, under way when CLS came
     assert len(rows) + found["depth"] + found["in_flight_count"] == 20_000
     assert staging.ending == Ending(settled=True)
@@ -239,99 +222,89 @@ def test_time_that_is_over_leaves_nothing_in_flight(
 
 @pytest.mark.parametrize("number", [999, 4000])
 def test_a_partition_that_ends_as_planned_has_all_its_fins_processed(
-    nsqd: Nsqd, staging: Staging, topic: str, number: int
+    staging: Staging, number: int
 ) -> None:
-    publish(nsqd, topic, numbered(1000))
-    staging.pull(nsqd.tcp, topic, number, options={"idleTimeoutMs": "100"})
+    staging.publish(*numbered(1000))
+    staging.pull(number, idleTimeoutMs="100")
     assert staging.ending == Ending(settled=True)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"nsq.deflate": "true"}, {"nsq.tls_v1": "true", "nsq.snappy": "true"}],
+    [{}, {"nsq__deflate": "true"}, {"nsq__tls_v1": "true", "nsq__snappy": "true"}],
     ids=["plain", "deflate", "tls-snappy"],
 )
 def test_connections_are_encrypted_compressed_and_authorised_as_told(
     make_nsqd: MakeNsqd,
     staging: Staging,
-    topic: str,
     certificates: Certificates,
     authd: Authd,
     tmp_path: Path,
     options: dict[str, str],
 ) -> None:
     authd.grant("open sesame")
-    nsqd = make_nsqd(*certificates.server.nsqd_args(), *authd.nsqd_args())
+    staging.nsqd = make_nsqd(*certificates.server.nsqd_args(), *authd.nsqd_args())
     bodies = [*numbered(3000), bytes(1 << 20), Random(3).randbytes(1 << 20)]
-    publish(nsqd, topic, bodies)
+    staging.publish(*bodies)
     (secret := tmp_path / "secret").write_text("open sesame\n")
-    options = options | {"nsq.auth_secret_file": str(secret)}
-    if "nsq.tls_v1" in options:
-        options["nsq.tls_root_ca_file"] = str(certificates.ca)
-    rows = staging.pull(nsqd.tcp, topic, len(bodies), options=options)
-    assert bodies_of(rows) == Counter(bodies)
-    assert drained(nsqd, topic, "c")
-    assert "reset by peer" not in nsqd.log.read_text()
+    options = options | {"nsq__auth_secret_file": str(secret)}
+    if "nsq__tls_v1" in options:
+        options["nsq__tls_root_ca_file"] = str(certificates.ca)
+    rows = staging.pull(len(bodies), **options)
+    staging.check(bodies, rows)
+    assert "reset by peer" not in staging.nsqd.log.read_text()
 
 
-def refused(
-    staging: Staging, address: Address, topic: str, options: Mapping[str, str] = NONE
-) -> NSQError:
+def refused(staging: Staging, address: Address | None = None, **options: str) -> NSQError:
     """The error of the query, which names options as Spark has them, not flags."""
     with pytest.raises(NSQError) as caught:
-        staging.pull(address, topic, 10, options=options)
+        staging.pull(10, address, **options)
     assert "\n" not in str(caught.value)
     assert "--" not in str(caught.value)
     return caught.value
 
 
 def test_an_nsqd_that_wants_a_secret_is_an_error_of_the_query(
-    make_nsqd: MakeNsqd, staging: Staging, topic: str, authd: Authd, monkeypatch: pytest.MonkeyPatch
+    make_nsqd: MakeNsqd, staging: Staging, authd: Authd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nsqd = make_nsqd(*authd.nsqd_args())
-    publish(nsqd, topic, numbered(10))
-    error = refused(staging, nsqd.tcp, topic)
+    staging.nsqd = make_nsqd(*authd.nsqd_args())
+    staging.publish(*numbered(10))
+    error = refused(staging)
     assert isinstance(error, AuthError)
     assert "nsq.auth_secret_file" in str(error)
     monkeypatch.setenv("NSQ_SECRET", "wrong")
     for variable, kind in (("NSQ_SECRET", AuthError), ("NSQ_NONE", ConfigError)):
-        options = {"nsq.auth_secret_env": variable}
-        assert isinstance(refused(staging, nsqd.tcp, topic, options), kind)
-    assert depth(nsqd, topic) == 10
+        assert isinstance(refused(staging, nsq__auth_secret_env=variable), kind)
+    assert staging.depth == 10
 
 
 def test_tls_that_cannot_be_is_an_error_of_the_query(
-    make_nsqd: MakeNsqd, staging: Staging, topic: str, certificates: Certificates
+    make_nsqd: MakeNsqd, staging: Staging, certificates: Certificates
 ) -> None:
-    secure = make_nsqd(*certificates.server.nsqd_args())
-    strict = make_nsqd(
-        *certificates.server.nsqd_args(),
-        f"-tls-root-ca-file={certificates.ca}",
-        "-tls-client-auth-policy=require-verify",
-    )
-    publish(secure, topic, numbered(10))
-    for nsqd, ca, culprit in (
-        (make_nsqd(), certificates.ca, "TLS"),
+    secure = certificates.server.nsqd_args()
+    required = (f"-tls-root-ca-file={certificates.ca}", "-tls-client-auth-policy=require-verify")
+    for flags, ca, culprit in (
+        ((), certificates.ca, "TLS"),
         (secure, certificates.other_ca, "nsq.tls_root_ca_file"),
-        (make_nsqd(*certificates.other_host.nsqd_args()), certificates.ca, "name"),
-        (strict, certificates.ca, "client certificate"),
+        (certificates.other_host.nsqd_args(), certificates.ca, "name"),
+        ((*secure, *required), certificates.ca, "client certificate"),
         (secure, "/no/such", "nsq.tls_root_ca_file /no/such"),
     ):
-        error = refused(staging, nsqd.tcp, topic, {"nsq.tls_root_ca_file": str(ca)})
+        staging.nsqd = make_nsqd(*flags)
+        error = refused(staging, nsq__tls_root_ca_file=str(ca))
         assert isinstance(error, RefusedError | ConfigError)
         assert culprit in str(error)
-    assert depth(secure, topic) == 10
 
 
-def test_what_is_no_nsqd_is_an_error_of_the_query(nsqd: Nsqd, staging: Staging, topic: str) -> None:
-    assert str(nsqd.http) in str(refused(staging, nsqd.http, topic))
+def test_what_is_no_nsqd_is_an_error_of_the_query(staging: Staging) -> None:
+    assert str(staging.nsqd.http) in str(refused(staging, staging.nsqd.http))
 
 
 async def test_an_nsqd_that_falls_silent_in_the_handshake_gives_an_empty_partition(
-    nsqd: Nsqd, staging: Staging, topic: str
+    staging: Staging,
 ) -> None:
-    async with Proxy(nsqd.tcp, [Faults(cut_down_after=1, cut="fin")]) as proxy:
-        assert await asyncio.to_thread(staging.pull, proxy.address, topic, 10) == []
+    async with Proxy(staging.nsqd.tcp, [Faults(cut_down_after=1, cut="fin")]) as proxy:
+        assert await asyncio.to_thread(staging.pull, 10, proxy.address) == []
 
 
 def test_executors_need_none_of_the_libraries_that_only_the_driver_uses() -> None:

@@ -5,105 +5,96 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from nsqtools.errors import OutputError
 from nsqtools.spark import again
 from nsqtools.spark import receive as receiving
-from nsqtools.spark.ledger import ROW_SCHEMA, Claim, FencedError
-from nsqtools.spark.plans import Quota
-from nsqtools.spark.receive import receive
+from nsqtools.spark.ledger import Claim, FencedError
 from tests.support import wire
 from tests.support.eventually import eventually
 from tests.support.ledgers import SETTLED
 from tests.support.proxy import Faults, Proxy
-from tests.support.pulling import ScriptedNsqd, Staging, bodies_of, depth, rests, settings
-from tests.support.servers import drained
-from tests.support.streaming import numbered, publish
+from tests.support.pulling import ScriptedNsqd, Staging, bodies_of, rows_of
+from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.servers import MakeNsqd, Nsqd
+    import pyarrow as pa
+
+    from tests.support.servers import MakeNsqd
+
+SECOND = {"nsq__msg_timeout": "1s"}
+"""After which nsqd delivers again; no shorter one is to be had."""
 
 
-def test_an_attempt_takes_over_what_an_earlier_one_has_staged(
-    nsqd: Nsqd, staging: Staging, topic: str
-) -> None:
+def test_an_attempt_takes_over_what_an_earlier_one_has_staged(staging: Staging) -> None:
     """If that is the quota, no nsqd is needed."""
-    publish(nsqd, topic, numbered(1000))
+    staging.publish(*numbered(1000))
     for taken, number in ((300, 800), (200, 200)):
         batch, claim = staging.claim()
-        receive(Quota(topic, str(nsqd.tcp), taken), settings(topic), claim)
+        staging.receive(claim, taken)
         if taken == number:
-            nsqd.stop()
-        rows = staging.pull(nsqd.tcp, topic, number, batch=batch)
+            staging.nsqd.stop()
+        rows = staging.pull(number, batch=batch)
         assert len(bodies_of(rows)) == len(rows) == number
 
 
 @pytest.mark.parametrize(("after", "cut"), [(300, "fin"), (40_000, "rst")])
 async def test_a_connection_that_is_cut_ends_the_partition_and_loses_nothing(
-    nsqd: Nsqd, staging: Staging, topic: str, after: int, cut: Any
+    staging: Staging, after: int, cut: Any
 ) -> None:
     bodies = [b"%06d" % each + bytes(100) for each in range(2000)]
-    publish(nsqd, topic, bodies, alert=True)
-    quick = {"maxInFlight": "200", "nsq.msg_timeout": "1s"}
-    async with Proxy(nsqd.tcp, [Faults(cut_down_after=after, cut=cut)]) as proxy:
-        first = await asyncio.to_thread(staging.pull, proxy.address, topic, 2000, options=quick)
-        assert len(first) < 2000
-        await asyncio.to_thread(eventually, lambda: rests(nsqd, topic))
-        left = depth(nsqd, topic)
-        second = await asyncio.to_thread(staging.pull, proxy.address, topic, left, options=quick)
-    assert bodies_of(first, second) == Counter(bodies)
-    assert drained(nsqd, topic, "c")
+    staging.publish(*bodies, alert=True)
+    async with Proxy(staging.nsqd.tcp, [Faults(cut_down_after=after, cut=cut)]) as proxy:
+
+        def pull() -> None:
+            first = staging.pull(2000, proxy.address, maxInFlight="200", **SECOND)
+            assert len(first) < 2000
+            staging.check(bodies, first, staging.pull(staging.rest(), proxy.address, **SECOND))
+
+        await asyncio.to_thread(pull)
 
 
 @pytest.mark.parametrize("batches_later", [1, 30])
 async def test_what_was_staged_when_the_connection_went_comes_again_and_is_finished(
-    nsqd: Nsqd, staging: Staging, topic: str, batches_later: int
+    staging: Staging, batches_later: int
 ) -> None:
-    publish(nsqd, topic, numbered(100), alert=True)
+    staging.publish(*numbered(100), alert=True)
     loop = asyncio.get_running_loop()
     segments = []
-    async with Proxy(nsqd.tcp) as proxy:
+    async with Proxy(staging.nsqd.tcp) as proxy:
 
         async def cut() -> None:
             proxy.cut()
 
         def add_and_cut(add: Callable[[], None], rows: int) -> None:
-            eventually(lambda: nsqd.channel(topic, "c")["in_flight_count"] == 10)
+            eventually(lambda: staging.channel["in_flight_count"] == 10)
             add()
             segments.append(rows)
             asyncio.run_coroutine_threadsafe(cut(), loop).result()
-            eventually(lambda: not nsqd.channel(topic, "c")["clients"])
+            eventually(lambda: not staging.channel["clients"])
 
-        rows = await asyncio.to_thread(
-            staging.pull,
-            proxy.address,
-            topic,
-            100,
-            on_add=add_and_cut,
-            options={"nsq.msg_timeout": "1s", "maxInFlight": "10"},
-        )
-        assert segments == [len(rows)]
-        assert not staging.ending.settled
-        reason = "connection lost: connection reset by peer"
-        assert staging.ending.notes == (f"{proxy.address}: topic {topic}: {reason}",)
-        await asyncio.to_thread(eventually, lambda: depth(nsqd, topic) == 100)
-        for _ in range(1, batches_later):
-            batch, claim = staging.claim()
-            claim.seal(SETTLED)
-            staging.ledger.clean(batch)
-        rest = await asyncio.to_thread(staging.pull, proxy.address, topic, 100)
-    assert bodies_of(rows, rest) == Counter(numbered(100))
-    assert staging.ending.again == len(rows)
-    assert drained(nsqd, topic, "c")
+        def pull() -> None:
+            given = {"maxInFlight": "10", **SECOND}
+            rows = staging.pull(100, proxy.address, on_add=add_and_cut, **given)
+            assert segments == [len(rows)]
+            assert not staging.ending.settled
+            (note,) = staging.ending.notes
+            assert f"{proxy.address}: topic {staging.topic}: " in note
+            eventually(lambda: staging.depth == 100)
+            for _ in range(1, batches_later):
+                batch, claim = staging.claim()
+                claim.seal(SETTLED)
+                staging.ledger.clean(batch)
+            staging.check(numbered(100), rows, staging.pull(100, proxy.address))
+            assert staging.ending.again == len(rows)
+
+        await asyncio.to_thread(pull)
 
 
 async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
@@ -115,7 +106,7 @@ async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
             writer.close()
 
     async with Leaving() as nsqd:
-        assert await asyncio.to_thread(staging.pull, nsqd.address, "t", 100) == []
+        assert await asyncio.to_thread(staging.pull, 100, nsqd.address) == []
     assert nsqd.finished == 0
 
 
@@ -144,45 +135,40 @@ receive(Quota(topic, nsqd, 2000), parse_source(options), claim)
 """
 
 
-@dataclass
 class Killed:
     """A partition whose attempt was killed, and all that it had in flight has timed out."""
 
-    nsqd: Nsqd
-    topic: str
-    staging: Staging
-    again: int = 0
-    """Messages that came again, were staged, and were finished only."""
+    def __init__(self, staging: Staging) -> None:
+        self.staging = staging
+        self.again = 0
+        """Messages that came again, were staged, and were finished only."""
 
     def __call__(self, segments: int, moment: str, partitions: int = 1) -> None:
-        publish(self.nsqd, self.topic, numbered(2000), alert=True)
+        self.staging.publish(*numbered(2000), alert=True)
         self.staging.prepare(next(self.staging.batches), partitions)
         self.die(segments, moment)
 
     def die(self, segments: int, moment: str) -> None:
         """An attempt is killed at so many of its segments, and what it had comes again."""
-        arguments = [str(self.staging.path), self.topic, str(self.nsqd.tcp), str(segments), moment]
-        done = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, timeout=60)
-        assert done.returncode == -9
-        eventually(lambda: rests(self.nsqd, self.topic))
+        where = (str(self.staging.path), self.staging.topic, str(self.staging.nsqd.tcp))
+        command = [sys.executable, "-c", KILLED, *where, str(segments), moment]
+        assert subprocess.run(command, check=False, timeout=60).returncode == -9
+        self.staging.rest()
 
     def pull(self, number: int = 2000, **kwargs: Any) -> list[dict[str, Any]]:
-        quick = {"idleTimeoutMs": "500"}
-        rows = self.staging.pull(self.nsqd.tcp, self.topic, number, options=quick, **kwargs)
+        rows = self.staging.pull(number, idleTimeoutMs="500", **kwargs)
         self.again += self.staging.ending.again
         return rows
 
     def check(self, *parts: list[dict[str, Any]]) -> None:
         """All is there once; what is left is taken in another batch."""
-        left = depth(self.nsqd, self.topic)
-        rest = self.pull(left) if left else []
-        assert bodies_of(*parts, rest) == Counter(numbered(2000))
-        assert drained(self.nsqd, self.topic, "c")
+        left = self.staging.depth
+        self.staging.check(numbered(2000), *parts, self.pull(left) if left else [])
 
 
 @pytest.fixture
-def killed(nsqd: Nsqd, topic: str, staging: Staging) -> Killed:
-    return Killed(nsqd, topic, staging)
+def killed(staging: Staging) -> Killed:
+    return Killed(staging)
 
 
 @pytest.mark.parametrize(("segments", "moment"), [(1, "after"), (7, "before")])
@@ -199,24 +185,21 @@ def test_another_partition_gets_the_messages_before_the_dead_one_is_adopted(kill
     killed(3, "after", partitions=2)
     rows = killed.pull(batch=1, k=1)
     assert killed.again > 0
-    more = killed.pull(batch=1, k=0)
-    killed.check(rows, more)
+    killed.check(rows, killed.pull(batch=1, k=0))
 
 
 def test_they_come_many_batches_later(killed: Killed) -> None:
     killed(3, "after")
     staging = killed.staging
-    first = pa.Table.from_batches(staging.claim(1)[1].seal(SETTLED).batches()).to_pylist()
-    parts = []
-    for _ in range(30):
+    parts = [rows_of(staging.claim(1)[1].seal(SETTLED))]
+    while not killed.again:
         batch = next(staging.batches)
+        assert batch < 30
         staging.prepare(batch)
         staging.ledger.clean(batch - 1)
         parts.append(killed.pull(200, batch=batch))
-        if killed.again:
-            break
-    assert len(parts) > 5
-    killed.check(first, *parts)
+    assert len(parts) > 6
+    killed.check(*parts)
 
 
 def test_a_second_death_in_the_same_partition_changes_nothing(killed: Killed) -> None:
@@ -225,11 +208,9 @@ def test_a_second_death_in_the_same_partition_changes_nothing(killed: Killed) ->
     killed.check(killed.pull(batch=1))
 
 
-def test_who_was_taken_over_while_pulling_finishes_nothing_more(
-    nsqd: Nsqd, staging: Staging, topic: str
-) -> None:
-    publish(nsqd, topic, numbered(2000), alert=True)
-    quick = {"maxInFlight": "100", "nsq.msg_timeout": "1s"}
+def test_who_was_taken_over_while_pulling_finishes_nothing_more(staging: Staging) -> None:
+    staging.publish(*numbered(2000), alert=True)
+    quick = {"maxInFlight": "100", **SECOND}
     batch, claim = staging.claim()
     segments, add = count(1), claim.add
     others: list[Claim] = []
@@ -240,23 +221,17 @@ def test_who_was_taken_over_while_pulling_finishes_nothing_more(
         add(rows)
 
     staging.monkeypatch.setattr(claim, "add", hooked)
-    quota = Quota(topic, str(nsqd.tcp), 2000)
     with pytest.raises(FencedError):
-        receive(quota, settings(topic, quick), claim)
+        staging.receive(claim, 2000, **quick)
     assert next(segments) == 6
-    eventually(lambda: rests(nsqd, topic))
     (other,) = others
-    assert other.rows + depth(nsqd, topic) == 2000
-    receive(quota, settings(topic, quick), other)
-    rows = pa.Table.from_batches(other.seal(SETTLED).batches(), ROW_SCHEMA).to_pylist()
-    assert bodies_of(rows) == Counter(numbered(2000))
-    assert drained(nsqd, topic, "c")
+    assert other.rows + staging.rest() == 2000
+    staging.receive(other, 2000, **quick)
+    staging.check(numbered(2000), rows_of(other.seal(SETTLED)))
 
 
-def test_what_cannot_be_staged_goes_back_to_nsqd_at_once_and_is_an_error(
-    nsqd: Nsqd, staging: Staging, topic: str
-) -> None:
-    publish(nsqd, topic, numbered(2000))
+def test_what_cannot_be_staged_goes_back_to_nsqd_at_once_and_is_an_error(staging: Staging) -> None:
+    staging.publish(*numbered(2000))
     segments = count(1)
 
     def fill_up(add: Callable[[], None], rows: int) -> None:
@@ -265,62 +240,52 @@ def test_what_cannot_be_staged_goes_back_to_nsqd_at_once_and_is_an_error(
         add()
 
     with pytest.raises(OutputError, match="no space left"):
-        staging.pull(nsqd.tcp, topic, 2000, on_add=fill_up, options={"maxInFlight": "100"})
-    eventually(lambda: rests(nsqd, topic))
-    assert nsqd.channel(topic, "c")["timeout_count"] == 0
-    left = depth(nsqd, topic)
-    assert 0 < left < 2000
-    rows = staging.pull(nsqd.tcp, topic, 2000, batch=1, options={"idleTimeoutMs": "300"})
-    assert bodies_of(rows) == Counter(numbered(2000))
+        staging.pull(2000, on_add=fill_up, maxInFlight="100")
+    assert 0 < staging.rest() < 2000
+    assert staging.channel["timeout_count"] == 0
+    staging.check(numbered(2000), staging.pull(2000, batch=1, idleTimeoutMs="300"))
 
 
 def test_a_message_that_timed_out_while_it_was_staged_comes_again_and_is_told(
-    nsqd: Nsqd, staging: Staging, topic: str, caplog: pytest.LogCaptureFixture
+    staging: Staging, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish(nsqd, topic, numbered(20), alert=True)
+    staging.publish(*numbered(20), alert=True)
     late = count()
 
     def stall_once(add: Callable[[], None], rows: int) -> None:
         if next(late) == 0:
-            eventually(lambda: nsqd.channel(topic, "c")["timeout_count"] > 0)
+            eventually(lambda: staging.channel["timeout_count"] > 0)
         add()
 
-    quick = {"nsq.msg_timeout": "1s"}
-    rows = staging.pull(nsqd.tcp, topic, 20, on_add=stall_once, options=quick)
+    rows = staging.pull(20, on_add=stall_once, **SECOND)
     assert not staging.ending.settled
-    assert "raise nsq.msg_timeout" in caplog.text
+    assert "nsq.msg_timeout" in caplog.text
     staging.ledger.clean(1)
-    eventually(lambda: rests(nsqd, topic))
-    more = depth(nsqd, topic)
-    rest = staging.pull(nsqd.tcp, topic, more) if more else []
-    assert bodies_of(rows, rest) == Counter(numbered(20))
-    assert drained(nsqd, topic, "c")
+    more = staging.rest()
+    staging.check(numbered(20), rows, staging.pull(more) if more else [])
 
 
 def test_a_stall_of_several_timeouts_stages_nothing_after_it_and_doubles_nothing(
-    nsqd: Nsqd, staging: Staging, topic: str
+    staging: Staging,
 ) -> None:
     """nsqd sends a window and another one for as long as it lasts."""
     staging.monkeypatch.setattr(receiving, "WINDOW", 10)
     staging.monkeypatch.setattr(again, "_TAIL", 20)
-    publish(nsqd, topic, numbered(300), alert=True)
+    staging.publish(*numbered(300), alert=True)
     segments = []
 
     def stall_once(add: Callable[[], None], rows: int) -> None:
         segments.append(rows)
         if len(segments) == 3:
-            eventually(lambda: nsqd.channel(topic, "c")["timeout_count"] > 10)
+            eventually(lambda: staging.channel["timeout_count"] > 10)
         add()
 
-    rows = staging.pull(nsqd.tcp, topic, 300, on_add=stall_once, options={"nsq.msg_timeout": "1s"})
+    rows = staging.pull(300, on_add=stall_once, **SECOND)
     assert len(segments) == 3
     assert max(segments) <= 10
     assert not staging.ending.settled
     staging.ledger.clean(1)
-    eventually(lambda: rests(nsqd, topic))
-    rest = staging.pull(nsqd.tcp, topic, depth(nsqd, topic))
-    assert bodies_of(rows, rest) == Counter(numbered(300))
-    assert drained(nsqd, topic, "c")
+    staging.check(numbered(300), rows, staging.pull(staging.rest()))
 
 
 class Forgetful(ScriptedNsqd):
@@ -352,13 +317,12 @@ async def test_more_than_a_window_is_told_of_and_given_back_and_followed_by_noth
 
     def stall(add: Callable[[], None], rows: int) -> None:
         segments.append(rows)
-        asyncio.run_coroutine_threadsafe(nsqd.forget(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(nsqd.forget(), loop).result(60)
         add()
 
     async with Forgetful() as nsqd:
-        window = {"maxInFlight": "10"}
         rows = await asyncio.to_thread(
-            staging.pull, nsqd.address, "t", 10_000, on_add=stall, options=window
+            staging.pull, 10_000, nsqd.address, on_add=stall, maxInFlight="10"
         )
     assert segments == [len(rows)]
     assert nsqd.sent > 10
@@ -378,23 +342,22 @@ async def test_a_message_that_comes_twice_in_one_segment_is_staged_once(staging:
 
     async with Repeating() as nsqd:
         limits = {"maxInFlight": "10", "idleTimeoutMs": "100"}
-        rows = await asyncio.to_thread(staging.pull, nsqd.address, "t", 100, options=limits)
+        rows = await asyncio.to_thread(staging.pull, 100, nsqd.address, **limits)
     assert sorted(int(row["message_id"], 16) for row in rows) == list(range(5))
     assert staging.ending.again == 5
 
 
-async def test_of_several_connections_one_may_be_cut(
-    make_nsqd: MakeNsqd, staging: Staging, topic: str
-) -> None:
-    nsqd = make_nsqd("-max-rdy-count=100")
-    publish(nsqd, topic, numbered(2000), alert=True)
-    quick = {"maxInFlight": "200", "nsq.msg_timeout": "1s"}
-    async with Proxy(nsqd.tcp, [Faults(cut_down_after=5000), Faults()]) as proxy:
-        first = await asyncio.to_thread(staging.pull, proxy.address, topic, 2000, options=quick)
-        assert 0 < len(first) < 1000  # less than the share of the other one
-        assert not staging.ending.settled
-        await asyncio.to_thread(eventually, lambda: rests(nsqd, topic))
-        left = depth(nsqd, topic)
-        second = await asyncio.to_thread(staging.pull, proxy.address, topic, left, options=quick)
-    assert bodies_of(first, second) == Counter(numbered(2000))
-    assert drained(nsqd, topic, "c")
+async def test_of_several_connections_one_may_be_cut(make_nsqd: MakeNsqd, staging: Staging) -> None:
+    staging.nsqd = make_nsqd("-max-rdy-count=100")
+    staging.publish(*numbered(2000), alert=True)
+    faults = [Faults(cut_down_after=5000), Faults()]
+    async with Proxy(staging.nsqd.tcp, faults) as proxy:
+
+        def pull() -> None:
+            first = staging.pull(2000, proxy.address, maxInFlight="200", **SECOND)
+            assert 0 < len(first) < 1000  # less than the share of the other one
+            assert not staging.ending.settled
+            second = staging.pull(staging.rest(), proxy.address, maxInFlight="200", **SECOND)
+            staging.check(numbered(2000), first, second)
+
+        await asyncio.to_thread(pull)

@@ -12,32 +12,37 @@ import pyarrow as pa
 
 from nsqtools.names import Address
 from nsqtools.spark.ledger import ROW_SCHEMA, Claim, Ledger
-from nsqtools.spark.options import SourceSettings, parse_source
+from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset, Quota
 from nsqtools.spark.receive import receive
 from nsqtools.spark.segments import Ending
 from nsqtools.spark.stores import LocalStore
 from tests.support import wire
+from tests.support.eventually import eventually
+from tests.support.servers import drained
+from tests.support.streaming import publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     import pytest
 
+    from nsqtools.spark.ledger import Sealed
     from tests.support.servers import Nsqd
 
     Found = list[dict[str, Any]]
 
-NONE: Mapping[str, str] = {}
 STREAM = "0" * 32
 
 
 @dataclass
 class Staging:
-    """A stream's staging, in which each ``pull`` is a batch of its own."""
+    """A stream's staging, in which each ``pull`` is a batch of its own; and the topic in nsqd."""
 
     path: Path
+    nsqd: Nsqd
+    topic: str
     monkeypatch: pytest.MonkeyPatch
     batches: count[int] = field(default_factory=lambda: count(1))
     ending: Ending = field(default_factory=lambda: Ending(settled=True))
@@ -59,16 +64,24 @@ class Staging:
         assert isinstance(claim, Claim)
         return batch, claim
 
+    def receive(
+        self, claim: Claim, number: int, address: Address | None = None, **options: str
+    ) -> Ending:
+        """From the topic's nsqd or ``address``; in names of ``options``, __ stands for a dot."""
+        given = {"subscribe": self.topic, "channel": "c", "stagingLocation": "/unused"}
+        given |= {name.replace("__", "."): text for name, text in options.items()}
+        quota = Quota(self.topic, str(address or self.nsqd.tcp), number)
+        return receive(quota, parse_source(given), claim)
+
     def pull(
         self,
-        address: Address,
-        topic: str,
         number: int,
+        address: Address | None = None,
         *,
         batch: int | None = None,
         k: int = 0,
         on_add: Callable[[Callable[[], None], int], None] | None = None,
-        options: Mapping[str, str] = NONE,
+        **options: str,
     ) -> Found:
         """Receive and seal; ``on_add`` is called for each segment with its add and its length."""
         _, claim = self.claim(batch, k)
@@ -79,30 +92,40 @@ class Staging:
                 on_add(lambda: add(rows), rows.num_rows)
 
             self.monkeypatch.setattr(claim, "add", hooked)
-        self.ending = receive(Quota(topic, str(address), number), settings(topic, options), claim)
-        table = pa.Table.from_batches(claim.seal(self.ending).batches(), ROW_SCHEMA)
-        found: Found = table.to_pylist()
+        self.ending = self.receive(claim, number, address, **options)
+        return rows_of(claim.seal(self.ending))
+
+    def publish(self, *bodies: bytes, alert: bool = False) -> None:
+        publish(self.nsqd, self.topic, bodies, alert=alert)
+
+    @property
+    def channel(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.nsqd.channel(self.topic, "c")
         return found
 
+    @property
+    def depth(self) -> int:
+        depth: int = self.channel["depth"]
+        return depth
 
-def settings(topic: str, options: Mapping[str, str] = NONE) -> SourceSettings:
-    given = {"subscribe": topic, "channel": "c", "stagingLocation": "/unused"}
-    return parse_source({**given, **options})
+    def rest(self) -> int:
+        """Wait until nsqd has nothing in flight; its depth is all that it holds then."""
+        eventually(lambda: not (self.channel["in_flight_count"] or self.channel["clients"]))
+        return self.depth
+
+    def check(self, bodies: Iterable[bytes], *parts: Found) -> None:
+        """The parts have each of these bodies once, and nsqd has nothing any more."""
+        assert bodies_of(*parts) == Counter(bodies)
+        assert drained(self.nsqd, self.topic, "c")
+
+
+def rows_of(sealed: Sealed) -> Found:
+    found: Found = pa.Table.from_batches(sealed.batches(), ROW_SCHEMA).to_pylist()
+    return found
 
 
 def bodies_of(*parts: Found) -> Counter[bytes]:
     return Counter(row["body"] for rows in parts for row in rows)
-
-
-def depth(nsqd: Nsqd, topic: str) -> int:
-    found: int = nsqd.channel(topic, "c")["depth"]
-    return found
-
-
-def rests(nsqd: Nsqd, topic: str) -> bool:
-    """Whether nsqd has nothing in flight, so that its depth is all that it holds."""
-    found = nsqd.channel(topic, "c")
-    return not (found["in_flight_count"] or found["clients"])
 
 
 class ScriptedNsqd:
