@@ -22,9 +22,7 @@ from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp
 from nsqtools.spark.outputs import replace_batch
 from tests.support.disks import small_disk
-from tests.support.eventually import eventually
 from tests.support.servers import free_port
-from tests.support.spark import START
 from tests.support.streaming import OfTopic, numbered, rows
 
 if TYPE_CHECKING:
@@ -43,13 +41,11 @@ BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xf
 class Lake(OfTopic):
     """An archive of a topic."""
 
-    def settings(
-        self, source: Mapping[str, str] | None = None, trigger: float = 0.0, **shape: str
-    ) -> ArchiveSettings:
+    def settings(self, source: Mapping[str, str] | None = None, **shape: str) -> ArchiveSettings:
         return ArchiveSettings(
             source=self.source() | (source or {}),
             output=str(self.folder),
-            stream=self.stream(trigger=trigger) if trigger else self.stream(),
+            stream=self.stream(),
             shape=Shape(**shape),
         )
 
@@ -304,33 +300,23 @@ def test_what_cannot_be_written_is_known_before_a_message_moves(
         lake.nsqd.topic(lake.topic)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    with small_disk(tmp_path / "disk", 16 << 20) as folder:
-        yield folder
-
-
-@pytest.mark.parametrize(
-    "where", ["output", pytest.param("staging", marks=pytest.mark.full("another full disk"))]
-)
 def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on(
-    lake: Lake, disk: Path, tmp_path: Path, where: str
+    lake: Lake, tmp_path: Path
 ) -> None:
     numbers = Counter(b"%d" % n + os.urandom(1000) for n in range(3000))
-    ballast = disk / "_ballast"
     lake.publish(*numbers)
-    free = {"output": tmp_path / "free", "staging": disk / "staging"}[where]
-    lake.folder = {"output": disk / "lake", "staging": tmp_path / "lake"}[where]
-    more = {"stagingLocation": str(free)}
-    room = os.statvfs(disk)
-    ballast.write_bytes(b"\0" * (room.f_bavail * room.f_bsize - 1_500_000))
-    with pytest.raises(NSQError, match="No space left on device") as caught:
-        lake.archive(source=more)
-    assert "\n" not in str(caught.value)
-    ballast.unlink()
-    eventually(lambda: lake.archive(source=more).received or lake.bodies == numbers, timeout=60)
-    assert lake.bodies == numbers
+    staging = {"stagingLocation": str(tmp_path / "staging")}
+    with small_disk(tmp_path / "disk", 16 << 20) as disk:
+        lake.folder = disk / "lake"
+        room = os.statvfs(disk)
+        ballast = disk / "_ballast"
+        ballast.write_bytes(b"\0" * (room.f_bavail * room.f_bsize - 1_500_000))
+        with pytest.raises(NSQError, match="No space left on device") as caught:
+            lake.archive(staging)
+        assert "\n" not in str(caught.value)
+        ballast.unlink()
+        lake.archive(staging)
+        assert lake.bodies == numbers
 
 
 def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(
@@ -352,22 +338,3 @@ def test_a_stop_ends_the_run_between_batches_and_the_next_one_goes_on(
     monkeypatch.undo()
     lake.archive()
     assert lake.bodies == Counter(numbered(300))
-
-
-def test_a_continuous_run_takes_what_comes_until_it_is_stopped(lake: Lake) -> None:
-    settings = lake.settings(trigger=0.05)
-    runner = threading.Thread(target=archive, args=(lake.spark, settings), kwargs=lake.given)
-    runner.start()
-    try:
-        for number in (1, 2):
-            lake.publish(b"%d" % number)
-            eventually(lambda: sum(fact.rows for fact in lake.facts) == number, timeout=START)  # noqa: B023
-    finally:
-        lake.stop.set()
-        runner.join(START)
-    assert not runner.is_alive()
-    assert lake.bodies == Counter([b"1", b"2"])
-    planned, done = (
-        {each.name for each in (lake.checkpoint / log).iterdir()} for log in ("offsets", "commits")
-    )
-    assert planned == done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import threading
@@ -17,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.verification import Layout
 from nsqtools.spark.compact import Compacted, CompactSettings, compact
 from tests.support.lakes import (
     HOUR,
@@ -39,7 +37,6 @@ from tests.support.lakes import (
     to_parquet,
     walk,
 )
-from tests.support.servers import at as at_nsqd
 from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
@@ -47,9 +44,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-
-    from tests.support.process import Cli
-    from tests.support.servers import Nsqd
 
 
 HOSTILE = [bytes(range(256)), b"a\nb\n", b"\0" * 9, "schön".encode(), b'{"body":"x"}', b" "]
@@ -303,30 +297,3 @@ def test_outputs_that_cannot_be_are_refused_and_nothing_is_made(
     chosen = CompactSettings((str(tmp_path),), "s3a://bucket/lake")
     with pytest.raises(ConfigError, match="s3a://bucket/lake"):
         compact(spark, chosen, threading.Event(), lambda *_: None)
-
-
-@pytest.mark.nsqd_only("what to-file does with the sandbox is tested elsewhere")
-def test_archives_of_to_file_hold_every_message(
-    run: Compacting, tmp_path: Path, nsqd: Nsqd, nsqtools_cli: Cli
-) -> None:
-    """By the real command, in all formats, of which each gives back what it can hold."""
-    hostile = [*HOSTILE, *(os.urandom(50) for _ in range(300))]
-    plain = numbered(500)
-    kinds = [
-        ("raw", "gzip", plain),
-        ("json", "zstd", hostile),
-        ("length-prefixed", "gzip", hostile),
-    ]
-    for form, compress, bodies_sent in kinds:
-        nsqd.create(form, "c")
-        nsqd.publish(form, bodies_sent)
-        ended = nsqtools_cli(
-            *("to-file", "--topic", form, "--channel", "c", "--until-empty", *at_nsqd(nsqd)),
-            *("--nsqd-http-address", str(nsqd.http), "--format", form, "--compress", compress),
-            *("--output-dir", "logs", "--filename-format", "<TOPIC>/<DATETIME><REV>.log"),
-            *("--rotate-size", "700"),
-        )
-        assert ended.code == 0, ended
-        done = run(tmp_path / "logs" / form, layout=Layout(form), delete_inputs=True)
-        assert done.inputs == done.deleted > 1
-    assert bodies(tmp_path / "out") == Counter(plain) + Counter(hostile) + Counter(hostile)

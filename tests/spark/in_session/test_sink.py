@@ -194,14 +194,6 @@ def test_an_nsqd_that_cannot_be_reached_is_an_error_that_names_it(nsqd: Nsqd) ->
         writer.write(iter([batch([b"x"])]))
 
 
-def test_a_data_frame_is_published_whole(
-    spark: SparkSession, published: Callable[..., Counter[bytes]], nsqd: Nsqd, topic: str
-) -> None:
-    frame = spark.range(0, 9000, numPartitions=3).selectExpr("cast(id as string) as value", "id")
-    frame.write.format("nsq").options(**options(nsqd, topic=topic)).mode("append").save()
-    assert published(topic, nsqd) == Counter(numbered(9000))
-
-
 @pytest.mark.parametrize(
     ("columns", "mode", "given", "kind", "culprit"),
     [

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from tests.support.authd import Authd
-    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
-    from tests.support.tls import Certificates
+    from tests.support.servers import MakeNsqd, Nsqd
 
 pytestmark = pytest.mark.nsqd_only("Spark's own ways are tested, and they take time")
 
@@ -141,41 +140,6 @@ def test_a_stream_makes_batches_only_when_there_is_something(
         assert running.isActive
     assert [len(rows) for rows in query.batches] == [0, 10, 10]
     assert query.bodies == Counter(numbered(20))
-
-
-@pytest.mark.full("a stream whose nsqds come and go")
-def test_a_topic_may_appear_later_and_an_nsqd_go_and_come_back(
-    query: Query,
-    make_nsqd: MakeNsqd,
-    nsqlookupd: Nsqlookupd,
-    certificates: Certificates,
-    topic: str,
-) -> None:
-    tls = certificates.server.nsqd_args()
-    one, two = (make_nsqd(*tls, lookupds=[nsqlookupd]) for _ in range(2))
-    where = {"nsqlookupd.http.addresses": str(nsqlookupd.http), "nsq.snappy": "true"}
-    where |= {"nsq.tls_v1": "true", "nsq.tls_root_ca_file": str(certificates.ca)}
-    given = {name: text for name, text in query.options.items() if "addresses" not in name}
-    query.options = given | where
-
-    def expect(number: int) -> None:
-        eventually(lambda: query.bodies == Counter(numbered(number)), START)
-
-    with query.running() as running:
-        eventually(lambda: nsqlookupd.log.read_text().count("/lookup") > 2, START)
-        one.publish(topic, numbered(100))
-        expect(100)
-        two.publish(topic, numbered(100, 200))
-        expect(200)
-        two.stop()
-        one.publish(topic, numbered(200, 300))
-        expect(300)
-        two.start()
-        eventually(lambda: two.tcp in nsqlookupd.lookup(topic))
-        two.publish(topic, numbered(300, 400))
-        expect(400)
-        assert running.isActive
-    assert {row.nsqd for row in query.rows} == {str(one.tcp), str(two.tcp)}
 
 
 def test_what_cannot_work_is_one_line_before_a_message_moves(

@@ -12,10 +12,9 @@ import pytest
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark import replay as job
-from nsqtools.spark.compact import CompactSettings, compact
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.replay import Replayed, ReplaySettings, is_staged, stage
-from tests.support.lakes import HOUR, JSON, PREFIXED, again, sent, to_file, to_parquet
+from tests.support.lakes import HOUR, JSON, PREFIXED, sent, to_file, to_parquet
 from tests.support.replays import HOSTILE, Taken, nothing, replay
 from tests.support.streaming import numbered
 
@@ -25,26 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.nsqd_only("what Spark stages does not depend on who takes it")
-
-
-def test_archives_go_to_a_topic_and_come_back_the_same(
-    spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
-) -> None:
-    """Through compact, which leaves out what was delivered twice."""
-    messages = sent(*HOSTILE, *numbered(500))
-    to_parquet(tmp_path / "raw" / "part-1.parquet", [*messages[:350], *again(messages[:99])])
-    to_file(tmp_path / "raw" / "x.json.gz", messages[250:], JSON)
-    stop = threading.Event()
-    compact(
-        spark,
-        CompactSettings((str(tmp_path / "raw"),), str(tmp_path / "lake"), JSON),
-        stop,
-        nothing,
-    )
-    chosen = replace(replaying, order_by="timestamp")
-    done = replay(spark, chosen, stop, nothing)
-    assert done == Replayed(rows=505, published=505)
-    assert taken() == [each.body for each in messages]
 
 
 def test_rows_are_chosen_and_ordered_by_sql(
