@@ -128,7 +128,7 @@ def test_a_run_killed_at_any_step_has_happened_or_not(tmp_path: Path, mortal: Mo
     """And the next run knows which: inputs are in if, and only if, the hours have them."""
     each = raw(tmp_path / "a.log", b"a")
     before = {NINE_O_CLOCK: "old"}
-    outcomes = []
+    outcomes: list[bool] = []
     survived = False
     while not survived:
         root = tmp_path / f"out-{len(outcomes)}"

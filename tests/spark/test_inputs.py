@@ -70,7 +70,12 @@ class TestFind:
             "_temporary/0/part-1.parquet",
         ):
             to_file(tmp_path / name, sent(b"a"), RAW)
-        facts = {"sha256": "0", "format": "raw", "delimiter": "\\n", "compression": "none"}
+        facts: dict[str, Any] = {
+            "sha256": "0",
+            "format": "raw",
+            "delimiter": "\\n",
+            "compression": "none",
+        }
         Manifest(str(tmp_path / "manifest")).append(
             Published(path="/x.log", name="x.log", topic="x", records=1, size=2, **facts)
         )

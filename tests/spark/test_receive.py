@@ -46,7 +46,7 @@ class Looks:
     @property
     def in_flight(self) -> int:
         """The most that there were."""
-        return max(each["in_flight_count"] for each in self.seen)
+        return max(int(each["in_flight_count"]) for each in self.seen)
 
     @property
     def clients(self) -> int:
@@ -152,7 +152,7 @@ def test_rows_have_the_schema_of_the_ledger_even_for_empty_bodies() -> None:
 
 def test_large_bodies_make_the_window_smaller(staging: Staging, look: Looks) -> None:
     staging.publish(*[bytes(100_000)] * 100)
-    limit = {"nsq__max_in_flight_bytes": "1000000"}
+    limit: dict[str, Any] = {"nsq__max_in_flight_bytes": "1000000"}
     assert len(staging.pull(100, on_add=look, **limit)) == 100
     assert look.in_flight <= 10
 
@@ -193,7 +193,7 @@ def test_an_nsqd_that_allows_little_gives_all_to_few_connections(
     ],
 )
 def test_silence_or_time_ends_a_partition_short_of_its_quota(
-    staging: Staging, caplog: pytest.LogCaptureFixture, limits: dict[str, str], reason: str
+    staging: Staging, caplog: pytest.LogCaptureFixture, limits: dict[str, Any], reason: str
 ) -> None:
     staging.publish(*numbered(50))
     caplog.set_level(logging.INFO)
@@ -240,7 +240,7 @@ def test_connections_are_encrypted_compressed_and_authorised_as_told(
     certificates: Certificates,
     authd: Authd,
     tmp_path: Path,
-    options: dict[str, str],
+    options: dict[str, Any],
 ) -> None:
     authd.grant("open sesame")
     staging.nsqd = make_nsqd(*certificates.server.nsqd_args(), *authd.nsqd_args())
@@ -255,7 +255,7 @@ def test_connections_are_encrypted_compressed_and_authorised_as_told(
     assert "reset by peer" not in staging.nsqd.log.read_text()
 
 
-def refused(staging: Staging, address: Address | None = None, **options: str) -> NSQError:
+def refused(staging: Staging, address: Address | None = None, **options: Any) -> NSQError:
     """The error of the query, which names options as Spark has them, not flags."""
     with pytest.raises(NSQError) as caught:
         staging.pull(10, address, **options)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.support.servers import MakeNsqd
 
-SECOND = {"nsq__msg_timeout": "1s"}
+SECOND: dict[str, Any] = {"nsq__msg_timeout": "1s"}
 """After which nsqd delivers again; no shorter one is to be had."""
 
 
@@ -341,7 +341,7 @@ async def test_a_message_that_comes_twice_in_one_segment_is_staged_once(staging:
                 writer.write(b"".join([*(wire.message(each) for each in range(1, 5)), *again]))
 
     async with Repeating() as nsqd:
-        limits = {"maxInFlight": "10", "idleTimeoutMs": "100"}
+        limits: dict[str, Any] = {"maxInFlight": "10", "idleTimeoutMs": "100"}
         rows = await asyncio.to_thread(staging.pull, 100, nsqd.address, **limits)
     assert sorted(int(row["message_id"], 16) for row in rows) == list(range(5))
     assert staging.ending.again == 5

@@ -73,6 +73,7 @@ class Cluster:
             "spark.executor.memory=512m",
             f"spark.executor.extraJavaOptions={QUICK_JVM}",
             f"spark.driver.extraJavaOptions={QUICK_JVM}",
+            "spark.sql.shuffle.partitions=4",
             "spark.task.maxFailures=8",
         ):
             yield from ("--conf", given)

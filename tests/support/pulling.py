@@ -65,7 +65,7 @@ class Staging:
         return batch, claim
 
     def receive(
-        self, claim: Claim, number: int, address: Address | None = None, **options: str
+        self, claim: Claim, number: int, address: Address | None = None, **options: Any
     ) -> Ending:
         """From the topic's nsqd or ``address``; in names of ``options``, __ stands for a dot."""
         given = {"subscribe": self.topic, "channel": "c", "stagingLocation": "/unused"}
@@ -81,7 +81,7 @@ class Staging:
         batch: int | None = None,
         k: int = 0,
         on_add: Callable[[Callable[[], None], int], None] | None = None,
-        **options: str,
+        **options: Any,
     ) -> Found:
         """Receive and seal; ``on_add`` is called for each segment with its add and its length."""
         _, claim = self.claim(batch, k)

@@ -43,7 +43,7 @@ class Lake(OfTopic):
 
     def settings(self, source: Mapping[str, str] | None = None, **shape: str) -> ArchiveSettings:
         return ArchiveSettings(
-            source=self.source() | (source or {}),
+            source={**self.source(), **(source or {})},
             output=str(self.folder),
             stream=self.stream(),
             shape=Shape(**shape),
