@@ -244,6 +244,9 @@ class _Writer:
 
 def _publish(rows: DataFrame, sink: Mapping[str, str]) -> None:
     """Publish the column ``body``, or without one rows as JSON objects."""
+    from nsqtools.spark import register
+
+    register(rows.sparkSession)
     if "body" not in [name.lower() for name in rows.columns]:
         rows = rows.select(F.to_json(F.struct("*")).alias("body"))
     rows.write.format("nsq").mode("append").options(**sink).save()

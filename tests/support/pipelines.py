@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from nsqtools.cli import cli
@@ -17,7 +17,7 @@ from tests.support.eventually import eventually
 from tests.support.spark import START
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import pytest
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Pipelines:
-    """Runs commands in ``folder``, with no configuration file and no ``NSQTOOLS_*`` variables."""
+    """Runs commands in ``folder``, with no configuration file and no ``NSQTOOLS_*`` variables.
+
+    Nothing is registered in their session but what they register themselves.
+    """
 
     def __init__(
         self,
@@ -35,9 +38,14 @@ class Pipelines:
         capfd: pytest.CaptureFixture[str],
     ) -> None:
         self._captured = capfd
-        monkeypatch.setattr(
-            "nsqtools.cli.pipeline.running.open_session", lambda *_, **__: nullcontext(spark)
-        )
+
+        @contextmanager
+        def opened(*_: object, **__: object) -> Iterator[SparkSession]:
+            session = spark.newSession()
+            session.createDataFrame([], "n INT")  # which makes it the one of this thread
+            yield session
+
+        monkeypatch.setattr("nsqtools.cli.pipeline.running.open_session", opened)
         for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
             monkeypatch.delenv(name)
         for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
@@ -67,5 +75,5 @@ class Pipelines:
             if until:
                 stopper.join()
         printed, said = self._captured.readouterr()
-        assert (code, said) == (0, ""), args
+        assert (code, said) == (0, ""), (code, said, args)
         return printed
