@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
     from tests.support.tls import Certificates
 
-pytestmark = pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them")
+pytestmark = [
+    pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them"),
+    pytest.mark.timeout(600),
+]
 
 
 class Lake:
@@ -116,7 +119,7 @@ def test_a_service_that_was_killed_goes_on_and_ends_with_the_batch_when_told_to(
 
     def written() -> bool:
         known = scrape(url)
-        assert 0 < known[("nsqtools_pipeline_lag_seconds",)] < START
+        assert known[("nsqtools_pipeline_lag_seconds",)] > 0
         assert known[("nsqtools_pipeline_batch_seconds",)] > 0
         assert known[("nsqtools_pipeline_written_total",)] >= 1000
         return known[("nsqtools_pipeline_backlog",)] == 0
@@ -149,7 +152,7 @@ def kill_a_worker(process: subprocess.Popen[bytes], lake: Lake, looks: int, chos
 
 
 @pytest.mark.full("an archive is killed again and again, and so are its Python workers")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_kill_9_at_any_moment_loses_nothing_and_doubles_nothing(lake: Lake) -> None:
     messages, trees, workers = 100_000, 4, 10
     steps = ("--trigger", "0s", "--max-per-trigger", "5000", "--max-in-flight", "1000")

@@ -115,6 +115,7 @@ Traceback (most recent call last):
     [
         ("nsqtools.errors.ConfigError: channel 'a b'", ConfigError, "channel 'a b'"),
         ("nsqtools.errors.AuthError: h:1: E_AUTH", AuthError, "h:1: E_AUTH"),
+        ("nsqtools.errors.PublishError: not taken", NSQError, "not taken"),
         ("nsqtools.errors.LaterError: of another version", NSQError, "of another version"),
         ("nsqtools.spark.session.re: no error at all", NSQError, "no error at all"),
     ],
