@@ -103,8 +103,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, others = [], []
     for item in items:
         # What has more to do with --full is of what --full adds: `pytest --full -m full`.
-        if config.option.full and "full" in getattr(item, "fixturenames", ()):
-            item.add_marker("full")
+        if "full" in getattr(item, "fixturenames", ()):
+            if config.option.full:
+                item.add_marker("full")
+            else:
+                left_out["are shorter without --full"] += 1
         marker = item.get_closest_marker("full")
         if marker and not config.option.full:
             left_out[f"only with --full: {marker.args[0]}"] += 1

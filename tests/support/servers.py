@@ -5,14 +5,20 @@ Each is the real one, or the sandbox's in a process of its own with the same fla
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import http.client
+import itertools
 import json
 import os
 import random
 import socket
 import struct
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from urllib.parse import urlencode
 
@@ -21,31 +27,44 @@ from tests.support.binaries import require_nsq
 from tests.support.forkserver import Forked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
 START_TIMEOUT = 15.0
 REPLY_TIMEOUT = 60.0  # thousands of messages may be synced one by one
 STOP_TIMEOUT = 10.0
 MPUB_BYTES = 4 << 20  # below nsqd's default -max-body-size
 
-# Below the range that the kernel hands out for outgoing connections: nobody takes such a port
-# while a killed server is away, and a client cannot connect to itself by accident.
-_PORTS = range(20000, 32768)
-_random = random.SystemRandom()
+# Below the range that the kernel hands out for outgoing connections: a client cannot connect to
+# itself by accident. Each process of tests has a share of them for itself.
+_SHARES = [range(first, first + 500) for first in range(20000, 32500, 500)]
+
+
+@functools.cache
+def _own_ports() -> Iterator[int]:
+    """Every other port of a share that no other process of tests on this machine has."""
+    folder = Path(tempfile.gettempdir(), f"nsqtools-tests-ports-{os.getuid()}")
+    folder.mkdir(exist_ok=True)
+    for share in random.sample(_SHARES, len(_SHARES)):
+        lock = os.open(folder / str(share.start), os.O_CREAT | os.O_RDWR, 0o666)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return itertools.cycle(share[::2])  # and the lock is held to the end
+        os.close(lock)
+    raise RuntimeError(f"{len(_SHARES)} processes of tests run already: see {folder}")
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listened on just now."""
-    while True:
-        port = _random.choice(_PORTS)
+    """A port of 127.0.0.1 that nobody listened on just now; nor is the next one handed out.
+
+    Nobody takes it while a server that was killed is away.
+    """
+    for port in _own_ports():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+            with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+                return port
+    raise AssertionError("an endless cycle has ended")
 
 
 class Server:
