@@ -50,7 +50,8 @@ async def test_the_api_of_a_fixed_nsqd_is_at_the_next_port_unless_one_is_given()
     tcp = Address("127.0.0.1", free_port())
     here = await examine(question(nsqds=(tcp,)), ConsumerConfig())
     assert here.nsqds[0].url == f"127.0.0.1:{tcp.port + 1}"
-    async with serving(nsqd_that_says(tcp, "")) as server, serving(reply("hello")) as other:
+    says, hello = nsqd_that_says(tcp, ""), reply("hello")
+    async with serving(says) as server, serving(hello, plain=True) as other:
         urls = str(other.address), str(server.address)
         given = await examine(question(nsqds=(tcp,), urls=urls), ConsumerConfig())
     assert [(each.tcp, each.url) for each in given.nsqds] == [(tcp, urls[1]), (None, urls[0])]
