@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -23,7 +24,7 @@ from tests.support.archiving import (
     message,
 )
 from tests.support.disks import small_disk
-from tests.support.faults import file_limit, filled, other_disk
+from tests.support.faults import broken, file_limit, other_disk
 from tests.support.sinking import blocked
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"
-TOO_LARGE, NO_DIRECTORY, CUT = "File too large", "Not a directory", "another program has cut it"
+TOO_LARGE, NO_DIRECTORY, EIO = "File too large", "Not a directory", "Input/output"
+CUT = "another program has cut it"
 
 
 def bodies(archiving: Archiving) -> list[bytes]:
@@ -58,18 +60,18 @@ class TestAFullDisk:
     def test_what_was_written_before_and_after_is_whole_and_nothing_else_is_there(
         self, compression: str, form: str, tmp_path: Path
     ) -> None:
-        archiving = Archiving(tmp_path, compression=compression, format=form)
-        archiving.write(b"before")
-        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
-            archiving.write(*(os.urandom(3000) for _ in range(9)))
-        assert archiving.safe == [b"before"]
-        archiving.write(b"after")
+        archiving = Archiving(tmp_path, compression=compression, format=form, digest=True)
+        for body in (b"before", b"after"):
+            archiving.write(body)
+            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+                archiving.write(*(os.urandom(3000) for _ in range(9)))
         archiving.close()
         assert archiving.safe == [b"before", b"after"]
-        (data,) = archiving.published().values()
+        ((name, data),) = archiving.published().items()
         (told,) = archiving.notes.recorded
         assert data.index(b"before") < data.index(b"after")
-        assert told.records == 2
+        assert (told.records, told.last_id) == (2, told.first_id)
+        assert told.sha256 == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
         assert len(data) < 500
 
     def test_a_disk_that_fills_while_messages_flow_loses_none(self, tmp_path: Path) -> None:
@@ -112,17 +114,48 @@ class TestAFullDisk:
     def test_a_file_that_cannot_go_on_elsewhere_yet_leaves_no_part_there(
         self, tmp_path: Path
     ) -> None:
-        with small_disk(tmp_path / "small") as disk:
-            archiving = Archiving(disk)
-            archiving.write(b"x" * 300_000)  # the next record has room in its last page
-            (disk / "out" / f"{NAME}.part").unlink()
-            for _ in range(2):
-                with filled(disk), pytest.raises(OSError, match="No space left"):
-                    archiving.write(b"two")
-                assert archiving.names() == []
+        archiving = Archiving(tmp_path)
+        archiving.write(b"x" * 8000)
+        (tmp_path / "out" / f"{NAME}.part").unlink()
+        for _ in range(2):
+            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+                archiving.write(b"two")
+            assert archiving.names() == []
+        archiving.write(b"two")
+        archiving.close()
+        assert bodies(archiving) == [b"x" * 8000, b"two"] == archiving.safe
+
+    def test_a_torn_end_is_cut_off_and_that_is_synced(
+        self, archiving: Archiving, work: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+            archiving.write(b"x" * 8000)
+        assert work.read_bytes() == b"one\n"
+        sizes: list[int] = []
+        monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
+        archiving.close()
+        assert sizes[0] == 4
+
+    def test_a_torn_end_that_cannot_be_cut_off_yet_is_before_the_next_record(
+        self, archiving: Archiving, work: Path
+    ) -> None:
+        with broken("ftruncate"):
+            with file_limit(4096), pytest.raises(OSError, match=TOO_LARGE):
+                archiving.write(b"x" * 8000)
+            assert work.stat().st_size == 4096
+            with pytest.raises(OSError, match=EIO):
+                archiving.write(b"two")
+        archiving.write(b"two")
+        assert work.read_bytes() == b"one\ntwo\n"
+
+    def test_what_is_written_and_not_synced_is_not_safe(
+        self, archiving: Archiving, work: Path
+    ) -> None:
+        with broken("fsync"), pytest.raises(OSError, match=EIO) as caught:
             archiving.write(b"two")
-            archiving.close()
-            assert bodies(archiving) == [b"x" * 300_000, b"two"] == archiving.safe
+        assert caught.value.filename == str(work)
+        assert archiving.safe == [b"one"]
+        assert work.read_bytes() == b"one\n"
 
 
 class TestWhatIsSafe:
@@ -194,7 +227,26 @@ class TestWhatIsSafe:
         os.close(fd)
 
 
-class TestNamesUnderneath:
+class TestOtherProgramsUnderneath:
+    @pytest.mark.parametrize("compression", COMPRESSIONS)
+    def test_what_they_append_is_cut_off_and_that_is_synced(
+        self, compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        archiving = Archiving(tmp_path, compression=compression)
+        archiving.write(b"one")
+        work = tmp_path / "out" / archiving.work()[0]
+        for body in (b"two", b"three"):
+            with work.open("ab") as file:
+                file.write(b"not ours" * 100)
+            archiving.write(body)
+        size = work.stat().st_size
+        with work.open("ab") as file:
+            file.write(b"not ours")
+        synced: list[int] = []
+        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size))
+        archiving.close()
+        assert (synced[0], bodies(archiving)) == (size, [b"one", b"two", b"three"])
+
     @pytest.mark.parametrize("compression", COMPRESSIONS)
     @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
     def test_a_work_file_without_its_name_is_written_again(
