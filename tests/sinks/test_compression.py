@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.compression import METHODS, Encoder, load_zstd, make_encoder, method_of
+from nsqtools.sinks.compression import METHODS, Encoder, load_zstd, make_encoder
 from nsqtools.sinks.members import plain_chunks
 from tests.support.binaries import needs
 
@@ -63,12 +63,6 @@ class TestWriting:
         assert (decoded(name, out) if out else b"") == plain
 
     @pytest.mark.parametrize("name", METHODS)
-    def test_each_member_stands_alone(self, name: str) -> None:
-        encoder = make_encoder(name)
-        members = [encoded(encoder, plain) for plain in (b"one\n", b"two\n", b"three\n")]
-        assert [decoded(name, each) for each in members] == [b"one\n", b"two\n", b"three\n"]
-
-    @pytest.mark.parametrize("name", METHODS)
     def test_an_empty_member_is_written_only_when_it_is_asked_for(self, name: str) -> None:
         encoder = make_encoder(name)
         for data in (b"one\n", b""):
@@ -89,23 +83,8 @@ class TestWriting:
         assert encoder.finish() == b""
         assert decoded(name, kept + encoded(encoder, b"two\n")) == b"one\ntwo\n"
 
-    def test_without_compression_nothing_is_held_back(self) -> None:
-        encoder = make_encoder()
-        assert (encoder.write(b"one\n"), encoder.finish()) == (b"one\n", b"")
-
 
 class TestMethods:
-    @pytest.mark.parametrize("name", METHODS)
-    def test_the_end_of_a_name_tells_it_and_its_default_is_one_of_its_levels(
-        self, name: str
-    ) -> None:
-        assert method_of(f"events.2026.log{METHODS[name].suffix}") == name
-        if name in COMPRESSED:
-            level = METHODS[name].default
-            assert encoded(make_encoder(name), RECORDS) == encoded(
-                make_encoder(name, level), RECORDS
-            )
-
     @pytest.mark.parametrize("level", METHODS["gzip"].levels)
     @pytest.mark.parametrize("has_isal", [True, False])
     def test_isal_stands_in_for_the_levels_it_has_and_no_header_tells_time_or_name(
@@ -175,13 +154,3 @@ class TestReading:
             assert next(chunks) == b"one\n"
             with pytest.raises(RecordError, match=rf" 2 at byte {len(first)}: "):
                 list(chunks)
-
-    def test_a_zstd_frame_has_a_checksum_and_is_read_without_one_as_others_write_it(self) -> None:
-        data = encoded(make_encoder("zstd"), RECORDS)
-        with pytest.raises(load_zstd().ZstdError, match="checksum"):
-            decoded("zstd", data[:-1] + bytes([data[-1] ^ 1]))
-        assert read(load_zstd().compress(b"one\n"), "zstd") == b"one\n"
-
-    def test_an_unknown_compression_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="lzma"):
-            read(b"", "lzma")

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from nsqtools.errors import ConfigError, HTTPError, OutputError, PublishError
 from nsqtools.names import Address
 from nsqtools.sinks.deadletters import Nowhere, ToDirectory, ToTopic, ToURL, make_dead_letters
 from nsqtools.sinks.records import JsonLines
-from tests.support.archiving import START, batch, message
+from tests.support.archiving import START, batch
 from tests.support.faults import broken, file_limit
 from tests.support.neighbour import neighbour
 
@@ -123,12 +122,6 @@ class TestDirectory:
         write(folder, *written, b"last", reason=reason)
         assert bodies(file) == [*written, b"last"]
         assert reasons(file)[0] == reason
-
-    @pytest.mark.parametrize("reason", ["\udcff", "\r\n", "\u2028", "\x00", '"}\\'])
-    def test_a_reason_stays_within_its_line(self, folder: Path, file: Path, reason: str) -> None:
-        write(folder, b"\xff\n", b"\r", reason=reason)
-        assert bodies(file) == [b"\xff\n", b"\r"]
-        assert reasons(file) == [reason] * 2
 
     async def test_the_directory_is_made_and_must_be_one_that_can_be_written_to(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -237,38 +230,8 @@ class TestFaults:
         write(folder, b"2")
         assert bodies(file) == [b"1", b"2"]
 
-    def test_a_file_that_is_removed_meanwhile_is_an_error(
-        self, folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write(folder, b"1")
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", lambda fd: file.unlink())
-            with pytest.raises(OutputError, match=f"^{file}: "):
-                write(folder, b"2")
-        write(folder, b"2")
-        assert bodies(file) == [b"2"]
-
-    async def test_a_directory_that_is_removed_is_made_again(
-        self, folder: Path, file: Path
-    ) -> None:
-        async with opened(ToDirectory(str(folder))) as letters:
-            os.rmdir(folder)
-            given = batch(b"1")
-            await letters.write(given, given, REASON)
-        assert bodies(file) == [b"1"]
-
 
 class TestSharing:
-    async def test_the_loop_goes_on_while_another_process_writes(
-        self, folder: Path, file: Path
-    ) -> None:
-        with locked(file) as other:
-            task = asyncio.create_task(append(folder, batch(b"2")))
-            assert not (await asyncio.wait([task], timeout=0.05))[0]
-            other.write(b'{"body":"1"}\n')
-        await task
-        assert bodies(file) == [b"1", b"2"]
-
     async def test_a_write_that_is_cancelled_ends_before_the_cancelling_does(
         self, folder: Path, file: Path
     ) -> None:
@@ -314,18 +277,6 @@ class TestSharing:
 
 
 class TestTopic:
-    async def test_bodies_are_published_as_they_are_in_one_call(self) -> None:
-        calls: list[tuple[str, list[bytes]]] = []
-
-        async def publish(topic: str, given: Sequence[bytes]) -> None:
-            calls.append((topic, list(given)))
-
-        given = batch(b"1", b"\xff\n", b"3")
-        async with opened(ToTopic("graveyard", publish)) as letters:
-            assert not letters.is_lossy
-            await letters.write(given, given[1:], REASON)
-        assert calls == [("graveyard", [b"\xff\n", b"3"])]
-
     async def test_a_refusal_is_an_error_that_names_the_topic(self) -> None:
         async def refuse(topic: str, given: Sequence[bytes]) -> None:
             raise PublishError("nobody took it", [0], permanent=False)
@@ -387,18 +338,6 @@ class TestURL:
         assert {"1", "3"} <= {each["body"] for each in endpoint.taken}
 
 
-async def test_without_a_place_the_loss_is_logged_with_the_ids(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    given = batch(b"1", message(b"2", number=0xFF))
-    async with opened(Nowhere()) as letters:
-        assert letters.is_lossy
-        await letters.write(given, given, REASON)
-    (record,) = caplog.records
-    assert record.levelno == logging.ERROR
-    assert record.message.endswith(": 0000000000000001 00000000000000ff")
-
-
 class TestOptions:
     @pytest.mark.parametrize(
         ("values", "kind"),
@@ -415,18 +354,6 @@ class TestOptions:
 
         options = DeadLetterOptions(**values)
         assert type(make_dead_letters(options, publish=publish, post=Endpoint().post)) is kind
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            *("example.org", "ftp://example.org", "http://", "http:///x", "http://a b"),
-            *("http://a/\r\nX: y", "http://a:port/", "http://a:0/", "http://[::1", "//example.org"),
-        ],
-    )
-    def test_a_url_that_cannot_be_posted_to_is_refused_without_showing_it(self, url: str) -> None:
-        with pytest.raises(ConfigError, match=r"^--dead-letter-url: expected") as caught:
-            DeadLetterOptions(dead_letter_url=url)
-        assert not url.strip("htp:/") or url not in str(caught.value)
 
     def test_a_topic_is_named_as_nsqd_takes_it_and_the_places_exclude_each_other(self) -> None:
         with pytest.raises(ConfigError, match="--dead-letter-topic: topic 'a b'"):

@@ -3,21 +3,19 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.errors import ConfigError, RecordError
+from nsqtools.errors import RecordError
 from nsqtools.sinks.records import (
     Delimited,
     JsonLines,
     LengthPrefixed,
     Splitter,
     Whole,
-    drop_empty,
-    make_splitter,
 )
 
 if TYPE_CHECKING:
@@ -94,15 +92,6 @@ class TestDelimited:
             assert records == [b"ok", b"", b"12345678"]
             assert error.startswith("record 4 is over 8 bytes (see --max-msg-size)")
 
-    def test_it_is_refused_before_its_end_is_seen_and_the_error_stays(self) -> None:
-        splitter = Delimited(max_size=1)
-        assert splitter.feed(b"a\nbb") == [b"a"]
-        for _ in range(2):
-            with pytest.raises(RecordError, match="record 2"):
-                splitter.feed(b"d\n")
-            with pytest.raises(RecordError, match="record 2"):
-                splitter.finish()
-
     @pytest.mark.parametrize("delimiter", [b"\n", b"--"])
     def test_of_what_must_be_complete_a_last_record_without_delimiter_is_torn(
         self, delimiter: bytes
@@ -114,10 +103,6 @@ class TestDelimited:
             records, error = until_error(Delimited(delimiter, complete=True), chunks)
             assert records == [b"one", b""]
             assert error.startswith(f"record 3 at byte {len(data)} ")
-
-    def test_an_empty_delimiter_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="delimiter"):
-            Delimited(b"")
 
 
 class TestLengthPrefixed:
@@ -234,30 +219,3 @@ class TestJsonLines:
         records, error = until_error(JsonLines(max_size=10), itertools.repeat(b" " * 1000))
         assert records == []
         assert error.startswith("line 1 is over")
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({}, Delimited),
-        ({"delimiter": b"\1"}, Delimited),
-        ({"json": True}, JsonLines),
-        ({"length_prefix": True}, LengthPrefixed),
-        ({"whole": True}, Whole),
-    ],
-)
-def test_options_choose_the_splitter_and_whether_all_must_be_complete(
-    options: dict[str, Any], kind: type
-) -> None:
-    splitter = make_splitter(max_size=7, **options)
-    assert type(splitter) is kind
-    assert splitter.max_size == 7
-    if kind is not Whole:
-        assert until_error(make_splitter(complete=True, **options), [b"\0"])[0] == []
-    if "delimiter" in options:
-        assert split(splitter, [b"a\nb\1c"]) == [b"a\nb", b"c"]
-
-
-def test_empty_records_are_dropped_and_others_kept_in_order() -> None:
-    assert drop_empty([b"", b"b", b"", b"a", b"\0"]) == [b"b", b"a", b"\0"]
-    assert drop_empty([]) == []

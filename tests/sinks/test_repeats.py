@@ -54,21 +54,6 @@ def test_the_same_is_logged_once_a_minute_with_all_that_came_meanwhile(
     assert sum(counts()) == 1201
 
 
-def test_other_topics_levels_and_fates_are_other_lines(
-    told: Repeats, counts: Callable[[], list[int]]
-) -> None:
-    for level, topic, fate in (
-        (ERROR, "a", "x"),
-        (ERROR, "b", "x"),
-        (ERROR, "a", "y"),
-        (30, "a", "x"),
-    ):
-        told.tell(level, topic, 1, fate)
-    assert counts() == [1] * 4
-    told.close()
-    assert counts() == [1] * 4
-
-
 def test_reasons_without_end_take_no_memory_without_end_and_lose_no_count(
     told: Repeats, counts: Callable[[], list[int]]
 ) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
-import select
 import socket
-import sys
 import termios
 from typing import TYPE_CHECKING
 
@@ -199,17 +196,6 @@ class TestPipe:
         assert settled.finished == []
         assert settled.requeued == [(b"first", 0, False), (LARGE, 0, False)]
 
-    async def test_a_reader_that_was_gone_before_is_noticed_and_every_batch_goes_back(
-        self, pipe: Pipe, settled: Settled
-    ) -> None:
-        pipe.close_reader()
-        async with opened(pipe.writer) as sink:
-            assert isinstance(await failure(sink), OutputClosedError)
-            for body in (b"one", b"two"):
-                await sink.handle(batch(body, settled=settled))
-        assert settled.finished == []
-        assert settled.requeued == [(b"one", 0, False), (b"two", 0, False)]
-
     async def test_a_named_pipe_that_nobody_reads_is_refused(self, tmp_path: Path) -> None:
         path = str(tmp_path / "fifo")
         os.mkfifo(path)
@@ -232,24 +218,8 @@ class TestPipe:
                 await task
         assert settled.finished == []
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="Linux has settable pipe sizes")
-    async def test_the_pipe_takes_a_large_batch_at_once(self, pipe: Pipe, settled: Settled) -> None:
-        async with opened(pipe.writer) as sink:
-            await sink.handle(batch(b"x" * 500_000, settled=settled))
-        assert len(settled.finished) == 1
-
 
 class TestTerminal:
-    async def test_a_batch_is_shown_and_finished_and_the_terminal_stays_blocking(
-        self, terminal: tuple[int, int], settled: Settled
-    ) -> None:
-        master, slave = terminal
-        async with opened(slave) as sink:
-            await sink.handle(batch(b"one", b"two", settled=settled))
-            assert await drain(master, 8) == b"one\ntwo\n"
-            assert os.get_blocking(slave)  # others share it
-        assert settled.finished == [b"one", b"two"]
-
     async def test_a_stopped_one_holds_back_the_finish_but_not_the_loop(
         self, terminal: tuple[int, int], settled: Settled
     ) -> None:
@@ -265,14 +235,6 @@ class TestTerminal:
             async with asyncio.timeout(GUARD):
                 await task
         assert settled.finished == [b"one"]
-
-    async def test_typing_does_not_end_the_output(self, terminal: tuple[int, int]) -> None:
-        master, slave = terminal
-        async with opened(slave) as sink:
-            os.write(master, b"hello\n")
-            assert select.select([slave], [], [], GUARD)[0]
-            await turns()
-            assert not sink.failed.done()
 
     async def test_one_that_is_gone_is_an_error(
         self, terminal: tuple[int, int], settled: Settled
@@ -319,19 +281,6 @@ class TestSocket:
             )
         assert (shown.count(b"x"), shown.count(b"y")) == (len(LARGE), len(LARGE))
 
-    async def test_a_flag_that_was_set_before_stays_set(self, ends: Ends) -> None:
-        ours, _ = ends
-        ours.setblocking(False)
-        async with opened(ours.fileno()):
-            pass
-        assert not os.get_blocking(ours.fileno())
-
-    async def test_a_peer_that_leaves_is_noticed_without_a_message(self, ends: Ends) -> None:
-        ours, theirs = ends
-        async with opened(ours.fileno()) as sink:
-            theirs.close()
-            assert isinstance(await failure(sink), OutputClosedError)
-
     async def test_a_peer_that_sends_something_or_ends_its_sending_still_reads(
         self, ends: Ends, settled: Settled
     ) -> None:
@@ -347,16 +296,6 @@ class TestSocket:
 
 
 class TestFile:
-    async def test_batches_are_appended(self, tmp_path: Path, settled: Settled) -> None:
-        path = tmp_path / "out"
-        path.write_bytes(b"before\n")
-        with path.open("ab") as file:
-            async with opened(file.fileno()) as sink:
-                for body in (b"one", b"two"):
-                    await sink.handle(batch(body, settled=settled))
-        assert path.read_bytes() == b"before\none\ntwo\n"
-        assert settled.finished == [b"one", b"two"]
-
     async def test_the_null_device_takes_everything_and_a_full_one_fails_the_sink(
         self, settled: Settled
     ) -> None:
@@ -392,14 +331,3 @@ class TestFile:
         closed, pipe.writer = pipe.writer, -1
         with pytest.raises(OutputError, match=os.strerror(errno.EBADF)):
             await StreamSink(closed, make_format()).open()
-
-
-async def test_messages_given_up_are_logged_in_one_line_and_counted(
-    caplog: pytest.LogCaptureFixture, pipe: Pipe
-) -> None:
-    sink = StreamSink(pipe.writer, make_format())
-    await sink.gave_up(batch(b"one", b"two"))
-    assert sink.lost == 2
-    (record,) = caplog.records
-    assert record.levelno == logging.ERROR
-    assert record.message.endswith(": 0000000000000001 0000000000000002")

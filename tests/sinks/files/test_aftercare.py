@@ -8,8 +8,6 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.hooks import Hook
@@ -20,6 +18,8 @@ from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import pytest
 
 
 class Publishing:
@@ -92,11 +92,6 @@ def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path) -> None:
     assert [(line["name"], line["bytes"]) for line in lines] == [("a", 2), ("b", 2), ("a", 4)]
 
 
-def test_a_manifest_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError):
-        Publishing(tmp_path, manifest=Manifest(str(tmp_path))).record("a.log")
-
-
 def test_the_link_is_on_the_newest_file_of_its_topic(tmp_path: Path) -> None:
     files = Publishing(tmp_path, link=lambda topic: LatestLink(str(tmp_path / f"{topic}.latest")))
     files.publish("a.1.log", "b.1.log", "a.2.log")
@@ -123,13 +118,6 @@ class TestRetention:
         files = Publishing(tmp_path, retention=Retention(keep=2))
         files.publish("a.9.log")
         assert files.names() == ["a.3.log", "a.9.log", *(f"b.{n}.log" for n in range(4))]
-
-    def test_the_files_are_listed_once(self, tmp_path: Path) -> None:
-        files = Publishing(tmp_path, retention=Retention(max_total=9))
-        files.publish(*(f"a.{number}.log" for number in range(5)))
-        files.care.prune()
-        assert files.names() == ["a.3.log", "a.4.log"]
-        assert files.looks == 1
 
     def test_a_file_that_somebody_else_removed_counts_no_more(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -4,7 +4,6 @@ import errno
 import hashlib
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,10 +18,6 @@ from tests.support.archiving import (
     plain,
 )
 from tests.support.faults import broken
-
-if TYPE_CHECKING:
-    from nsqtools.sinks.files.journal import Entry
-    from nsqtools.sinks.files.manifest import Published
 
 NAME = "events.host-000000.2026-11-20_19.log"
 
@@ -79,30 +74,6 @@ class TestWriting:
         (warning,) = caplog.messages
         assert "topic events" in warning
 
-    @pytest.mark.parametrize("form", ["json", "length-prefixed"])
-    def test_other_formats_have_no_delimiter_to_warn_of(
-        self, form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        archiving = Archiving(tmp_path, format=form)
-        archiving.write(b"a\nb")
-        assert caplog.records == []
-        assert archiving.archive.delimiters == 0
-
-
-class Looking(Notes):
-    """What is in the directory when it is told."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = str(folder)
-        self.seen: list[list[str]] = []
-
-    def record(self, published: Published) -> None:
-        self.seen.append(below(self.folder))
-
-    def follow(self, entry: Entry) -> None:
-        self.seen.append(below(self.folder))
-
 
 class TestWhatIsTold:
     def test_a_published_file_is_described(self, tmp_path: Path) -> None:
@@ -120,22 +91,6 @@ class TestWhatIsTold:
         assert (told.first_timestamp, told.last_timestamp) == (5, 9)
         assert (told.first_id, told.last_id) == ("0000000000000007", "0000000000000008")
         assert (told.format, told.delimiter, told.compression) == ("raw", "\\n", "gzip")
-
-    def test_the_sum_is_counted_only_for_those_who_ask(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, format="json")
-        archiving.write(b"one")
-        archiving.close()
-        (told,) = archiving.notes.recorded
-        assert (told.sha256, told.delimiter) == ("", "")
-
-    def test_it_is_told_when_the_name_is_there_and_followed_when_it_is_final(
-        self, tmp_path: Path
-    ) -> None:
-        looking = Looking(tmp_path / "out")
-        archiving = Archiving(tmp_path, notes=looking)
-        archiving.write(b"one")
-        archiving.close()
-        assert looking.seen == [[NAME, f"{NAME}.part"], [NAME]]
 
     @pytest.mark.parametrize("links", [True, False])
     @pytest.mark.parametrize("taken", [True, False])
@@ -192,12 +147,3 @@ class TestSizes:
         assert places == sorted(places)
         assert archiving.safe == numbers
         assert sum(told.records or 0 for told in archiving.notes.recorded) == 200
-
-    def test_a_size_after_compression_is_looked_at_step_by_step(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, compression="gzip", rotate_compressed_size=60)
-        for number in range(6):
-            archiving.write(b"%d" % number)
-        archiving.close()
-        first, _ = archiving.published()
-        assert (tmp_path / "out" / first).stat().st_size > 60
-        assert b"".join(archiving.published().values()) == b"0\n1\n2\n3\n4\n5\n"

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.sinks.files import publish
 from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
     HOUR,
     START,
     Archiving,
-    CrashError,
-    Notes,
     batch,
     message,
 )
@@ -194,38 +191,6 @@ class TestWhatIsSafe:
         archiving.close()
         assert bodies(archiving) == [b"a", b"c", b"b" * 8000]
 
-    def test_a_failure_of_one_reopened_file_keeps_none_from_the_next_step(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(
-            tmp_path,
-            by_message=True,
-            work_dir=str(tmp_path / "work"),
-            filename_format="<DATETIME>/x<REV>",
-        )
-        archiving.write(b"one", message(b"two", timestamp=START + HOUR))
-        with (
-            blocked(tmp_path / "out" / "2026-11-20_19"),
-            pytest.raises(OSError, match=NO_DIRECTORY),
-        ):
-            archiving.step(fate="reopen")
-        archiving.step()
-        assert bodies(archiving) == [b"one", b"two"]
-        assert archiving.work() == []
-
-    def test_a_process_that_ends_leaves_its_synced_records_in_a_file_nobody_holds(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(tmp_path, notes=Notes(error=CrashError()), rotate_size=2)
-        with pytest.raises(CrashError):
-            archiving.write(b"one", b"two")
-        archiving.crash()
-        work = tmp_path / "out" / f"{NAME}.part"
-        assert work.read_bytes() == b"one\n"
-        fd = publish.hold(str(work))
-        assert fd is not None
-        os.close(fd)
-
 
 class TestOtherProgramsUnderneath:
     @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -312,15 +277,3 @@ class TestOtherProgramsUnderneath:
         assert archiving.published() == {NEXT: b"two\n"}
         assert work.read_bytes() == b"one"
         assert caplog.records[0].levelno == logging.ERROR
-
-    def test_so_is_one_that_was_cut_while_it_could_not_be_published(
-        self, archiving: Archiving, work: Path, tmp_path: Path
-    ) -> None:
-        with blocked(tmp_path / "out"), pytest.raises(OSError, match=NO_DIRECTORY):
-            archiving.close()
-        os.truncate(work, 2)
-        with pytest.raises(OutputError, match=CUT):
-            archiving.step()
-        archiving.write(b"two")
-        archiving.close()
-        assert archiving.published() == {NEXT: b"two\n"}

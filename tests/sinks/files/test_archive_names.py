@@ -11,7 +11,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import publish
 from tests.support.archiving import COMPRESSIONS, Archiving, below, make_rules, plain
-from tests.support.faults import broken, file_limit, other_disk
+from tests.support.faults import file_limit, other_disk
 
 NAME = "events.host-000000.2026-11-20_19.log"
 NEXT = "events.host-000001.2026-11-20_19.log"
@@ -42,16 +42,6 @@ def alone(folder: Path, *bodies: bytes) -> Archiving:
 
 
 class TestRevisions:
-    def test_a_revision_is_never_used_again_though_its_file_is_gone(
-        self, archiving: Archiving, out: Path
-    ) -> None:
-        for name in (NAME, NEXT):
-            archiving.close()
-            (out / name).unlink()
-            archiving.write(b"more")
-        archiving.close()
-        assert [told.name for told in archiving.notes.recorded] == [NAME, NEXT, THIRD]
-
     def test_files_of_an_earlier_run_are_left_alone(self, out: Path, tmp_path: Path) -> None:
         (out / NAME).write_bytes(b"first\n")
         (out / f"{NEXT}.part").write_bytes(b"leftover\n")
@@ -152,17 +142,6 @@ class TestOneNameForAll:
         assert archiving.published() == {"events.log": b"one\ntwo\n"}
         assert (out / "events.log.torn").read_bytes() == b"t" * 8000
         assert "8000 bytes" in caplog.text
-
-    def test_a_file_that_cannot_be_reopened_yet_is_held_by_nobody_meanwhile(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = alone(tmp_path, b"one")
-        archiving.step(fate="reopen")
-        with broken("rename"), pytest.raises(OSError, match="Input/output"):
-            archiving.write(b"two")
-        archiving.write(b"two")
-        archiving.close()
-        assert archiving.published() == {"events.log": b"one\ntwo\n"}
 
     def test_it_waits_until_the_name_is_free(self, out: Path, tmp_path: Path) -> None:
         archiving = alone(tmp_path, b"one")

@@ -6,7 +6,6 @@ import gzip
 import math
 import subprocess
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -19,7 +18,6 @@ from tests.support.archiving import (
     Archiving,
     batch,
     message,
-    ns,
 )
 from tests.support.binaries import needs
 from tests.support.faults import file_limit
@@ -90,23 +88,6 @@ class TestTimes:
         names = (AT_19 % 0, AT_20 % 0, AT_19 % 1, AT_20 % 1, AT_19 % 2)
         assert archiving.published() == {name: b"%d\n" % n for n, name in enumerate(names)}
 
-    def test_a_clock_put_back_in_autumn_shows_an_hour_twice_and_loses_none_of_it(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(
-            tmp_path,
-            zone=ZoneInfo("Europe/Berlin"),
-            rotate_boundary=3600.0,
-            wall=ns("2026-10-24T23:30:00"),
-        )
-        for number in range(4):  # 1:30, 2:30, 2:30 and 3:30
-            archiving.write(b"%d" % number)
-            archiving.elapse(3600)
-        archiving.close()
-        name = "events.host-%06d.2026-10-25_%02d.log"
-        places = ((0, 1), (0, 2), (1, 2), (0, 3))
-        assert archiving.published() == {name % at: b"%d\n" % n for n, at in enumerate(places)}
-
 
 class TestEmptyFiles:
     @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -128,23 +109,6 @@ class TestEmptyFiles:
             assert gzip.decompress(path.read_bytes()) == b""
             zcat = needs("zcat", "that others read an empty archive")
             assert subprocess.check_output([zcat, path]) == b""
-
-    def test_the_next_file_is_begun_at_once_when_one_is_over(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, skip_empty=False)
-        archiving.write(b"one")
-        pass_until_due(archiving, 3600)
-        assert archiving.names() == [NAME, f"{AT_20 % 0}.part"]
-
-    def test_after_a_reopening_an_empty_file_is_begun_as_late_as_at_the_start(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(tmp_path, skip_empty=False)
-        archiving.write(b"one")
-        archiving.elapse(100)
-        archiving.step(fate="reopen")
-        assert archiving.next_due() == 30
-        archiving.step()
-        assert archiving.names() == [NAME]
 
     def test_an_end_or_a_reopening_begins_no_file(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path, skip_empty=False, rotate_size=2)
@@ -240,15 +204,6 @@ class TestEventTimePartitions:
         assert archiving.published() == {name(19): b"a\n", name(20): b"b\n"}
         assert archiving.next_due() == math.inf
 
-    def test_rounding_makes_no_look_too_early(self, tmp_path: Path) -> None:
-        archiving = partitioned(tmp_path, close_idle=0.1)
-        archiving.now = 0.1 * 3
-        archiving.write(at(0, b"a"))
-        archiving.now = archiving.archive.next_due(now=archiving.now, wall=archiving.wall)
-        assert archiving.now - 0.1 * 3 < 0.1
-        archiving.step()
-        assert archiving.published() == {name(19): b"a\n"}
-
     def test_an_interval_and_a_size_count_for_each_partition(self, tmp_path: Path) -> None:
         archiving = partitioned(tmp_path, rotate_interval=60.0, close_idle=1e3, rotate_size=3)
         archiving.write(at(0, b"a"), at(1, b"x"), at(0, b"b"), at(0, b"c"))
@@ -258,20 +213,3 @@ class TestEventTimePartitions:
         pass_until_due(archiving, 20)
         assert set(archiving.published()) == {name(19), name(19, 1), name(20)}
         assert len(archiving.work()) == 1
-
-    def test_there_are_no_empty_partitions(self, tmp_path: Path) -> None:
-        archiving = partitioned(tmp_path, skip_empty=False)
-        assert archiving.next_due() == math.inf
-        for _ in range(2):
-            archiving.elapse(3600)
-            archiving.step()
-            archiving.write(at(0, b"a"))
-        archiving.close()
-        assert archiving.published() == {name(19): b"a\n", name(19, 1): b"a\n"}
-
-    def test_the_end_of_a_second_is_its_own_where_names_have_seconds(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, by_message=True, datetime_format="%H%M%S")
-        last, first = START + SECOND - 1, START + SECOND
-        archiving.write(message(b"a", timestamp=last), message(b"b", timestamp=first))
-        archiving.close()
-        assert list(archiving.published().values()) == [b"a\n", b"b\n"]

@@ -105,13 +105,6 @@ class TestTheCommand:
         captured = capfd.readouterr()
         assert (captured.out, captured.err.splitlines()) == ("", ["said", "complained"])
 
-    def test_it_has_a_process_group_of_its_own(self, out: Path) -> None:
-        hook = Hook(to(out, "echo $$; ps -o pgid= -p $$; : {}"))
-        hook.submit(made("/data/a"))
-        hook.close()
-        pid, group = out.read_text().split()
-        assert pid == group
-
 
 class TestTurns:
     def test_files_have_theirs_one_after_another(self, out: Path) -> None:
@@ -142,26 +135,6 @@ class TestTurns:
         hook.submit(made("good"), partial(done.append, "good"))
         eventually(lambda: done == ["good"])
         assert out.read_text().split() == ["bad", "good"]
-
-    def test_one_that_takes_long_is_mentioned_when_more_is_to_do(
-        self, tmp_path: Path, out: Path, said: Callable[[], list[str]]
-    ) -> None:
-        now = 0.0
-        wait, let_go = gate(tmp_path)
-        only_a = f"test $NSQ_FILE != a || {wait}"
-        hook = Hook(to(out, f"echo {{}}; {only_a}"), clock=lambda: now)
-        hook.submit(made("a"))
-        eventually(lambda: out.exists() and out.read_text() == "a\n")
-        now = 299.0
-        hook.submit(made("b"))
-        assert said() == []
-        now = 300.0
-        hook.submit(made("c"))
-        hook.submit(made("d"))
-        (warning,) = said()
-        assert " 300 s " in warning
-        let_go()
-        hook.close()
 
 
 class TestFailures:
@@ -250,26 +223,6 @@ class TestClosing:
         assert done == ["a"]
         assert out.read_text() == "a\n" * 2
 
-    def test_it_waits_for_a_command_that_runs_and_for_those_after_it(
-        self, tmp_path: Path, out: Path
-    ) -> None:
-        wait, let_go = gate(tmp_path)
-        hook = Hook(to(out, f"{wait}; echo {{}}"))
-        hook.submit(made("a"))
-        hook.submit(made("b"))
-        closing = threading.Thread(target=hook.close, daemon=True)
-        closing.start()
-        let_go()
-        eventually(lambda: out.read_text() == "a\n")
-        assert closing.is_alive()
-        let_go()
-        closing.join(WAIT)
-        assert not closing.is_alive()
-        assert out.read_text() == "a\nb\n"
-
-    def test_without_any_file_it_is_over_at_once(self) -> None:
-        Hook("true").close()
-
 
 class TestSchedule:
     def test_it_waits_1_2_4_15_60_seconds_and_then_10_minutes_each_time(self) -> None:
@@ -284,20 +237,3 @@ class TestSchedule:
             waits.append(schedule.retry(schedule.pop(), now))
         assert waits == [1, 2, 4, 15, 60, 600, 600, 600]
         assert schedule.retry(schedule.pop(), now, longest=5) is None
-
-    def test_it_keeps_the_order_of_due_times_then_of_coming(self) -> None:
-        schedule = Schedule((5.0,))
-        for name in "abc":
-            schedule.add(made(name), 0.0)
-        schedule.retry(schedule.pop(), 0.0)
-        schedule.add(made("d"), 6.0)
-        assert [schedule.pop().published.path for _ in range(len(schedule))] == ["b", "c", "a", "d"]
-        assert schedule.wait(7.0) is None
-
-    def test_it_waits_for_the_first_job_only(self) -> None:
-        schedule = Schedule((5.0,))
-        schedule.add(made("a"), 1.0)
-        assert schedule.wait(1.0) == 0
-        schedule.retry(schedule.pop(), 2.0)
-        assert schedule.wait(3.0) == 4.0
-        assert schedule.wait(100.0) == 0

@@ -74,16 +74,6 @@ class TestFilesUnderWay:
         assert recover(archiving.rules) == 0
         assert files_of(archiving.rules) == []
 
-    def test_a_file_that_is_published_or_empty_leaves_nothing(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, skip_empty=False)
-        archiving.write(b"one")
-        archiving.step(fate="reopen")
-        archiving.elapse(30)
-        archiving.step()
-        archiving.close()
-        archiving.crash()
-        assert files_of(archiving.rules) == []
-
     @pytest.mark.parametrize("taken", [b"one\n", b"theirs\n"])
     @pytest.mark.parametrize("inode", ["none", "the same"])
     def test_a_file_that_took_the_name_is_another_file(
@@ -283,14 +273,6 @@ class TestWhatFilesOwe:
         assert owing(rules.output_dir) == owing_near(str(owing_file)) == known
         assert owing_near(str(owing_file.parent / "deeper" / "file")) == known
         assert owing_near(str(tmp_path / "file")) == {}
-
-    def test_a_file_that_is_gone_owes_nothing(
-        self, rules: Rules, owing_file: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        owing_file.unlink()
-        assert recover(rules) == 0
-        assert caplog.records[-1].levelno == logging.WARNING
-        assert files_of(rules) == []
 
     def test_a_file_that_is_written_to_again_owes_it_when_it_is_published_again(
         self, tmp_path: Path

@@ -93,20 +93,3 @@ def test_a_directory_that_cannot_be_read_is_logged_unless_it_is_gone_and_the_res
     assert names(tmp_path, DEEP) == ["dt=21/h=00/a.log"]
     logged = [str(tmp_path / "dt=20") in text for text in caplog.messages]
     assert logged == ([True] if error is PermissionError else [])
-
-
-def test_a_file_that_is_taken_between_the_listing_and_the_look_is_left_out_silently(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    taken = tmp_path / "dt=21/h=00/a.log"
-    touch(taken)
-
-    class Thief:
-        descend = DEEP.descend
-
-        def match(self, path: str) -> object:
-            taken.unlink()
-            return DEEP.match(path)
-
-    assert list(find(str(tmp_path), Thief())) == []  # type: ignore[arg-type]
-    assert not caplog.records

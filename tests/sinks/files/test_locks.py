@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import LockedError
-from nsqtools.sinks.files.locks import Lock, obtain, open_locked
+from nsqtools.sinks.files.locks import Lock, obtain
 from tests.support.clock import elapse, virtual
 from tests.support.faults import broken
 from tests.support.neighbour import holding
@@ -67,14 +67,6 @@ def test_a_named_lock_file_stays_and_its_directory_is_not_made(path: str) -> Non
     assert Lock(path, keep=True).acquire()
 
 
-def test_a_shorter_process_id_replaces_a_longer_one(
-    path: str, with_text: Callable[[str], None]
-) -> None:
-    with_text("1234567890123\n")
-    with Lock(path) as lock:
-        assert lock.holder() == str(os.getpid())
-
-
 def test_a_file_that_is_no_lock_file_keeps_its_text(
     path: str, with_text: Callable[[str], None]
 ) -> None:
@@ -93,14 +85,6 @@ def test_the_error_names_the_file_and_the_process_until_that_is_killed(path: str
         process.wait()
         assert os.path.exists(path)
         assert Lock(path).acquire()
-
-
-def test_without_a_process_id_the_error_names_the_file(path: str) -> None:
-    held = open_locked(path, wait=False)
-    assert held is not None
-    with pytest.raises(LockedError, match=path), Lock(path):
-        pass
-    os.close(held)
 
 
 def test_a_lock_on_a_file_that_lost_its_name_meanwhile_does_not_count(
@@ -130,24 +114,11 @@ def test_release_leaves_a_file_that_took_the_name(path: str) -> None:
     assert not Lock(path).acquire()
 
 
-def test_a_full_disk_does_not_keep_the_lock_away(path: str) -> None:
-    with broken("pwrite", errno.ENOSPC):
-        assert Lock(path).acquire()
-    assert not Lock(path).acquire()
-
-
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_named(path: str, code: int) -> None:
     with broken("flock", code, of=fcntl), pytest.raises(OSError) as caught:  # noqa: PT011
         Lock(path).acquire()
     assert (caught.value.errno, caught.value.filename) == (code, path)
-
-
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError) as caught:
-        Lock(str(tmp_path / "file" / "lock")).acquire()
-    assert str(tmp_path / "file") in str(caught.value.filename)
 
 
 @virtual

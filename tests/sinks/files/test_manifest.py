@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
 from tests.support.faults import broken
 from tests.support.neighbour import neighbour
@@ -93,31 +92,12 @@ class TestLines:
             "compression": "gzip",
         }
 
-    def test_what_is_unknown_is_null(self, manifest: Lines) -> None:
-        manifest.append("a", records=None, first_timestamp=None, first_id=None)
-        (line,) = manifest.all()
-        assert (line["records"], line["first_timestamp"], line["first_id"]) == (None, None, None)
-
     @pytest.mark.parametrize("first", [b"text\n", b"[1]\n", b'{"name":"a"}\n', b"[" * 60_000])
     def test_another_file_is_no_manifest(self, manifest: Lines, first: bytes) -> None:
         manifest.path.write_bytes(first)
         with pytest.raises(ConfigError):
             Manifest(str(manifest.path)).check()
         assert manifest.path.read_bytes() == first
-
-    def test_directories_of_a_manifest_are_made(self, tmp_path: Path) -> None:
-        there = Lines(tmp_path / "some" / "where")
-        there.append("../../out/a")
-        assert there.names() == ["../../out/a"]
-
-    def test_a_relative_manifest_keeps_its_place(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        manifest = Manifest("manifest.jsonl")
-        monkeypatch.chdir("/")
-        manifest.append(made(tmp_path / "a"))
-        assert Lines(tmp_path).names() == ["a"]
 
     def test_a_name_leads_to_the_file_whatever_links_lie_between(self, tmp_path: Path) -> None:
         (tmp_path / "deep" / "logs").mkdir(parents=True)
@@ -127,12 +107,6 @@ class TestLines:
         Manifest(str(tmp_path / "logs" / "m")).append(made(tmp_path / "data" / "out" / "a"))
         name = json.loads((tmp_path / "logs" / "m").read_text())["name"]
         assert (tmp_path / "logs" / name).read_text() == "found"
-
-    def test_below_the_manifest_a_name_is_as_it_was_given(self, manifest: Lines) -> None:
-        (manifest.folder / "elsewhere").mkdir()
-        (manifest.folder / "out").symlink_to("elsewhere")
-        manifest.append("out/a")
-        assert manifest.names() == ["out/a"]
 
 
 class TestFaults:
@@ -196,12 +170,6 @@ class TestFaults:
         assert manifest.names() == ["b"]
         assert moved.read_bytes().count(b"\n") == 1
 
-    def test_append_gives_the_manifest_back(self, manifest: Lines) -> None:
-        manifest.append("a")
-        fd = open_locked(str(manifest.path), wait=False)
-        assert fd is not None
-        os.close(fd)
-
 
 class TestHas:
     def test_it_knows_what_was_appended_and_nothing_else(self, manifest: Lines) -> None:
@@ -221,10 +189,6 @@ class TestHas:
             assert manifest.has("a", sha256)
         assert not manifest.has("a", "01" * 32)
         assert not manifest.has("a", "03" * 32)
-
-    def test_it_finds_names_of_any_text(self, manifest: Lines) -> None:
-        manifest.append('ü "quoted" \\ \udcff')
-        assert manifest.has('ü "quoted" \\ \udcff')
 
     def test_a_last_line_that_lacks_only_its_end_counts_and_is_kept(self, manifest: Lines) -> None:
         manifest.path.write_text('{"name": "a"}\n{"name": "b", "sha256": "00"}')
@@ -286,8 +250,3 @@ class TestLatestLink:
         assert caught.value.filename == str(path)
         assert not path.is_symlink()
         assert os.listdir(tmp_path) == ["latest"]
-
-    def test_one_that_cannot_be_moved_leaves_nothing_behind(self, tmp_path: Path) -> None:
-        with broken("replace", errno.EPERM), pytest.raises(PermissionError):
-            LatestLink(str(tmp_path / "latest")).point(str(tmp_path / "a"))
-        assert os.listdir(tmp_path) == []

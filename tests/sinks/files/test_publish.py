@@ -109,32 +109,11 @@ class TestPublishing:
         assert Path(way).read_bytes() == b"records\n"
         assert sorted(os.listdir(tmp_path)) == ["taken", "work"]
 
-    def test_a_directory_that_is_a_file_is_an_error(self, work: str, tmp_path: Path) -> None:
-        (tmp_path / "out").write_bytes(b"")
-        with pytest.raises(NotADirectoryError):
-            named(work, str(tmp_path / "out" / "day" / "a.log"))
-        assert os.path.exists(work)
-
     def test_a_rename_that_fails_leaves_no_name(self, work: str, target: str) -> None:
         with broken("link", errno.EPERM), broken("rename"), pytest.raises(OSError, match=EIO):
             named(work, target)
         assert os.path.exists(work)
         assert not os.path.exists(target)
-
-    def test_a_copy_is_renamed_where_there_are_no_hard_links(
-        self, work: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with other_disk(tmp_path) as other:
-            away = shutil.copy(work, str(other))
-
-            def link(source: str, _: str) -> None:
-                raise OSError(errno.EXDEV if source == away else errno.EPERM, "no", source)
-
-            monkeypatch.setattr(os, "link", link)
-            named(away, target)
-            assert os.path.exists(away)
-        assert Path(target).read_bytes() == b"records\n"
-        assert os.listdir(os.path.dirname(target)) == ["a.log"]
 
     def test_a_full_disk_keeps_no_part_of_the_copy(self, tmp_path: Path, target: str) -> None:
         with other_disk(tmp_path) as other:
@@ -197,21 +176,6 @@ class TestHolding:
             publish.create(str(tmp_path / "a.part"))
         assert os.listdir(tmp_path) == []
 
-    def test_a_file_that_cannot_be_locked_and_was_replaced_keeps_the_other(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = tmp_path / "a.part"
-
-        def flock(_: int, __: int) -> None:
-            path.unlink()
-            path.write_bytes(b"another")
-            raise OSError(errno.ENOLCK, "No locks available")
-
-        monkeypatch.setattr(fcntl, "flock", flock)
-        with pytest.raises(OSError, match="No locks available"):
-            publish.create(str(path))
-        assert path.read_bytes() == b"another"
-
     def test_a_file_of_a_living_process_is_not_held_and_that_of_a_dead_one_is(
         self, work: str
     ) -> None:
@@ -241,20 +205,6 @@ class TestHolding:
         with pytest.raises(OSError, match="symbolic"):
             publish.hold(str(link))
 
-    def test_a_file_knows_whether_the_name_is_still_its_own(self, tmp_path: Path) -> None:
-        path, moved = tmp_path / "day" / "a.part", tmp_path / "moved"
-        fd = publish.create(str(path))
-        assert publish.is_at(fd, str(path))
-        path.rename(moved)
-        assert not publish.is_at(fd, str(path))
-        assert publish.is_at(fd, str(moved))
-        path.write_bytes(b"another")
-        assert not publish.is_at(fd, str(path))
-        shutil.rmtree(path.parent)
-        path.parent.write_bytes(b"a file")
-        assert not publish.is_at(fd, str(path))
-        os.close(fd)
-
 
 class TestDirectoriesOfWorkFiles:
     def test_those_left_empty_go_up_to_the_root_and_others_stay(self, tmp_path: Path) -> None:
@@ -266,28 +216,6 @@ class TestDirectoriesOfWorkFiles:
         assert os.listdir(root / "dt=20") == ["hour=20"]
         publish.retire(str(root / "dt=20/hour=20/a.part"), root=str(root))
         assert os.listdir(root) == []
-
-    def test_without_a_root_or_above_it_none_goes(self, tmp_path: Path) -> None:
-        for root in ("", str(tmp_path / "da"), str(tmp_path / "day"), f"{tmp_path}/day/"):
-            path = tmp_path / "day" / "a.part"
-            os.close(publish.create(str(path)))
-            publish.retire(str(path), root=root)
-            assert os.listdir(tmp_path) == ["day"]
-
-    def test_one_that_another_topic_removes_first_hides_none_above(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = tmp_path / "work" / "dt=20" / "hour=19" / "a.part"
-        os.close(publish.create(str(path)))
-        rmdir = os.rmdir
-
-        def twice(folder: str) -> None:
-            rmdir(folder)
-            rmdir(folder)
-
-        monkeypatch.setattr(os, "rmdir", twice)
-        publish.retire(str(path), root=str(tmp_path / "work"))
-        assert os.listdir(tmp_path / "work") == []
 
     @pytest.mark.parametrize("call", ["open", "mkdir"])
     def test_a_file_is_made_though_its_directory_goes_just_before_that_call(
@@ -307,11 +235,6 @@ class TestDirectoriesOfWorkFiles:
         os.close(publish.create(str(path)))
         assert gone
         assert path.exists()
-
-    def test_one_that_cannot_be_made_is_an_error_in_the_end(self, tmp_path: Path) -> None:
-        (tmp_path / "dt=20").symlink_to("nothing")
-        with pytest.raises(FileNotFoundError):
-            publish.create(str(tmp_path / "dt=20" / "a.part"))
 
 
 class TestSetAside:

@@ -103,16 +103,6 @@ class TestTornEnds:
         (published,) = archiving.published().values()
         assert published.count(b"x" * 80_000) == 1
 
-    def test_a_whole_leftover_is_published_as_it_is(self, rules: Rules) -> None:
-        leave(rules, b"one\ntwo\n")
-        notes = Notes()
-        assert recover(rules, notes) == 0
-        assert below(rules.output_dir) == [NAME]
-        (told,) = notes.recorded
-        assert (told.topic, told.name, told.records, told.size) == ("events", NAME, 2, 8)
-        assert (told.format, told.delimiter, told.compression) == ("raw", "\\n", "none")
-        assert len(told.sha256) == 64
-
     @pytest.mark.parametrize("good", [b"one\n", b""])
     @pytest.mark.parametrize("torn", [b"to", bytes(100)])
     def test_what_is_torn_is_put_aside_and_told(

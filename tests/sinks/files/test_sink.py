@@ -9,19 +9,18 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
-
-from nsqtools.errors import ConfigError
 from nsqtools.metrics import Measured
 from nsqtools.sinks.files.sink import FileSink
 from tests.support.archiving import Settled, batch, leave, make_rules
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
-from tests.support.sinking import SOON, SlowSink, blocked, counted, make_archives, sinking, slow
+from tests.support.sinking import SOON, SlowSink, counted, make_archives, sinking, slow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import pytest
 
     from nsqtools.engine.handler import Message
 
@@ -91,14 +90,6 @@ class TestGathering:
                 assert len(running.finished) == number + 1
         (warning,) = caplog.messages
         assert "--sync-interval 30 s" in warning
-
-    async def test_the_shortest_timeout_of_all_that_wait_counts(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path) as running:
-            await running.handle(b"long", msg_timeout=60.0)
-            await elapse(1)
-            await running.handle(b"short", msg_timeout=4.0)
-            await elapse(2.1)
-            assert running.finished == [b"long", b"short"]
 
     async def test_messages_given_up_are_logged_as_lost_and_counted(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -199,19 +190,6 @@ class TestASlowDisk:
 
 
 @virtual
-class TestWithoutMessages:
-    async def test_a_topic_has_empty_files(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path, skip_empty=False, rotate_interval=100.0) as running:
-            await elapse(29.9)
-            assert running.names() == []
-            await elapse(0.2)
-            assert running.names() == [f"{FIRST}.part"]
-            await elapse(100)
-            assert running.names() == [FIRST, f"{SECOND}.part"]
-        assert running.published() == {FIRST: b"", SECOND: b""}
-
-
-@virtual
 class TestReopening:
     async def test_open_files_are_published_and_the_next_message_begins_another(
         self, tmp_path: Path
@@ -282,14 +260,6 @@ class TestTopics:
             assert running.published() == {FIRST: b"one\n", "events-000007.log": b"left\n"}
             await second.close()
 
-    @virtual
-    async def test_one_that_has_no_file_name_gives_its_lock_back(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path, filename_format="<TOPIC>/a<REV>.log") as running:
-            before = running.locks()
-            with pytest.raises(ConfigError):
-                await running.sink.join("..")
-            assert running.locks() == before
-
     async def test_many_share_a_few_threads_which_lose_no_count(self, tmp_path: Path) -> None:
         topics = tuple(f"topic{number}" for number in range(50))
         async with sinking(tmp_path, kind=FileSink, topics=topics, rotate_size=20) as running:
@@ -323,21 +293,3 @@ class TestCounts:
             await running.close()
             assert counted(running.sink) == [3, 4, 18, 0]
             assert counted(running.sink, "others") == [0, 0, 0, 0]
-
-    async def test_bytes_are_those_of_the_file(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path, compression="gzip") as running:
-            await running.handle(b"x" * 10_000)
-            await running.close()
-            (file,) = (tmp_path / "out").glob("*.gz")
-            assert counted(running.sink) == [1, 1, file.stat().st_size, 0]
-
-    async def test_each_attempt_that_could_not_write_is_counted(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path) as running:
-            with blocked(tmp_path / "out"):
-                for count in (1, 2):
-                    await running.handle(b"one", starved=True)
-                    await elapse(SOON)
-                    assert counted(running.sink) == [0, 0, 0, count]
-            await running.handle(b"one", starved=True)
-            await running.close()
-            assert counted(running.sink) == [1, 1, 4, 2]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -68,18 +66,6 @@ class TestGoingOn:
             await write(running, b"three")
         assert len(caplog.messages) == 2
         assert b"".join(running.published().values()) == b"one\ntwo\nthree\n"
-
-    async def test_a_full_disk_is_waited_for(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path, compression="gzip") as running:
-            await write(running, b"one")
-            noise = os.urandom(8000)
-            for fault in (file_limit(4096), broken("fsync", errno.ENOSPC)):
-                with fault:
-                    await write(running, noise)
-            assert running.settled.requeued == [(noise, 0, True)] * 2
-            await write(running, b"two")
-            assert running.finished == [b"one", b"two"]
-        assert running.published() == {f"{FIRST}.gz": b"one\ntwo\n"}
 
     async def test_of_a_batch_written_in_part_that_part_is_finished(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, rotate_size=3) as running:
@@ -187,18 +173,6 @@ class TestFailing:
             with pytest.raises(ConfigError):
                 await running.close()
 
-    async def test_so_does_a_bug_between_two_steps(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        async with sinking(tmp_path) as running:
-            monkeypatch.setattr(Archive, "next_due", lambda *_, **__: 1 / 0)
-            await running.handle(b"one")
-            await elapse(SOON)
-            assert running.settled.requeued == [(b"one", 0, False)]
-            assert isinstance(running.sink.failed.exception(), ZeroDivisionError)
-            with pytest.raises(ZeroDivisionError):
-                await running.close()
-
     async def test_so_does_a_topic_that_cannot_be_left(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             await running.handle(b"one")
@@ -221,19 +195,6 @@ class TestEnding:
             assert running.finished == []
             assert running.settled.requeued == [(b"one", 0, False)]
 
-    async def test_a_file_that_cannot_be_published_then_is_by_the_next_run(
-        self, tmp_path: Path, out: Path
-    ) -> None:
-        work = str(tmp_path / "work")
-        async with sinking(tmp_path, work_dir=work) as running:
-            await write(running, b"one")
-            with blocked(out), pytest.raises(OutputError, match="Not a directory"):
-                await running.close()
-            assert running.finished == [b"one"]
-        assert os.listdir(work) == [f"{FIRST}.part"]
-        async with sinking(tmp_path, work_dir=work) as running:
-            assert running.published() == {FIRST: b"one\n"}
-
     async def test_a_drain_that_is_cut_off_is_waited_for(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             slow(running, 5.0)
@@ -243,17 +204,6 @@ class TestEnding:
             assert len(running.locks()) == 1
         assert running.published() == {FIRST: b"one\n"}
         assert running.locks() == []
-
-    async def test_the_error_of_such_a_drain_is_that_of_the_end(
-        self, tmp_path: Path, out: Path
-    ) -> None:
-        async with sinking(tmp_path) as running:
-            slow(running, 5.0)
-            await running.handle(b"one")
-            with blocked(out):
-                await cancelled_drain(running)
-                with pytest.raises(OutputError):
-                    await running.close()
 
     async def test_a_topic_that_comes_back_waits_for_such_a_drain(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.errors import LockedError, OutputError
+from nsqtools.errors import LockedError
 from nsqtools.policy.retention import Retention
-from nsqtools.sinks.files.hooks import Hook
-from tests.support.archiving import below, leave, make_rules
-from tests.support.clock import elapse, virtual
+from tests.support.archiving import below, make_rules
 from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:
@@ -36,18 +33,6 @@ class TestLocks:
             await second.lock("events")
         assert not await second.lock("other")
         first.leave("events")
-        assert not await second.lock("events")
-        second.unlock()
-
-    @virtual
-    async def test_or_it_waits_for_the_first_and_is_told_so(self, rules: Rules) -> None:
-        first, second = make_archives(rules), make_archives(rules, wait_lock=True)
-        await first.lock("events")
-        waiting = asyncio.create_task(second.lock("events"))
-        await elapse(10)
-        assert not waiting.done()
-        first.unlock()
-        assert await waiting
         assert not await second.lock("events")
         second.unlock()
 
@@ -84,10 +69,6 @@ class TestLocks:
 
 
 class TestOpening:
-    def test_directories_are_made(self, rules: Rules, tmp_path: Path) -> None:
-        make_archives(rules).open()
-        assert sorted(os.listdir(tmp_path)) == ["out", "work"]
-
     def test_a_directory_that_is_a_file_or_may_not_be_written_is_an_error_that_names_it(
         self, rules: Rules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -97,25 +78,6 @@ class TestOpening:
         monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
         with pytest.raises(PermissionError, match=str(tmp_path / "out")):
             make_archives(rules).open()
-
-    def test_leftovers_are_published(self, rules: Rules, tmp_path: Path) -> None:
-        leave(rules, b"one\n")
-        (tmp_path / "work" / "notes.part").write_bytes(b"theirs")
-        archives = make_archives(rules)
-        archives.open()
-        assert below(str(tmp_path)) == [f"out/{NAME}", "work/notes.part"]
-        archives.close()
-
-    def test_a_leftover_that_cannot_be_published_is_an_error_in_the_end(
-        self, tmp_path: Path
-    ) -> None:
-        rules = make_rules(tmp_path, filename_format="<TOPIC>.log")
-        leave(rules, b"two\n", "events.log")
-        (tmp_path / "out" / "events.log").write_bytes(b"one\n")
-        archives = make_archives(rules)
-        archives.open()
-        with pytest.raises(OutputError, match="not published: 1"):
-            archives.close()
 
     @pytest.mark.parametrize("moment", ["open", "tend"])
     def test_old_files_are_deleted_at_the_start_and_as_they_get_old(
@@ -130,19 +92,3 @@ class TestOpening:
         os.utime(old, (1, 1))
         getattr(archives, moment)()
         assert below(rules.output_dir) == [new.name]
-
-
-class TestClosing:
-    def test_the_last_commands_are_waited_for(self, rules: Rules, tmp_path: Path) -> None:
-        leave(rules, b"one\n")
-        archives = make_archives(rules, hook=Hook("cp {} {}.copied"))
-        archives.open()
-        archives.close()
-        assert (tmp_path / "out" / f"{NAME}.copied").read_bytes() == b"one\n"
-
-    def test_a_command_that_failed_is_an_error(self, rules: Rules) -> None:
-        leave(rules, b"one\n")
-        archives = make_archives(rules, hook=Hook("exit 3; : {}", retries=(3600.0,)))
-        archives.open()
-        with pytest.raises(OutputError, match=f"--on-rotate: 1 .*{NAME}"):
-            archives.close()

@@ -104,14 +104,6 @@ class TestURLs:
         request = endpoint.build("t", "c", message(b"41"), 1e9)
         assert receive(request).target == b"/?x=%2541"
 
-    def test_either_post_or_get_is_needed(self) -> None:
-        for urls in ({}, {"post": ["http://a/"], "get": ["http://a/%s"]}):
-            assert "--post" in fault(**urls)
-
-    def test_endpoints_keep_the_order_of_their_urls(self) -> None:
-        made = make_endpoints(post=["http://b/", "http://a/"])
-        assert [str(each.url) for each in made] == ["http://b/", "http://a/"]
-
 
 class TestUserAndPassword:
     @pytest.mark.parametrize(
@@ -171,12 +163,6 @@ class TestNames:
         query = f"token={HIDDEN}&v=%s&{HIDDEN}&abc%20def={HIDDEN}&x={HIDDEN}"
         assert endpoint.name == f"http://h/x?{query}"
         assert "abc&" not in repr(endpoint)
-
-    def test_names_differ_even_where_urls_do_not(self) -> None:
-        urls = ["http://h/?a=1", "http://h/?a=2", "http://u@h/?a=1", "https://[::1]:444/x"]
-        same = f"http://h/?a={HIDDEN}"
-        names = [same, f"{same} #2", f"{same} #3", "https://[::1]:444/x"]
-        assert [endpoint.name for endpoint in make_endpoints(post=urls)] == names
 
 
 class TestCombinations:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.policy.verdicts import Statuses
 from tests.support.archiving import message
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import (
@@ -117,22 +113,6 @@ class TestBreaker:
             await elapse(2)
             assert running.finished == [b"two"]
 
-    async def test_a_message_that_is_refused_says_nothing_of_the_endpoint(self) -> None:
-        async with delivering(statuses=Statuses(drop_on="404")) as running:
-            running.web.next["a"] = [Answer(422)] * 6 + [Answer(404)] * 6
-            for _ in range(12):
-                await running.deliver(b"x")
-            await running.deliver(b"good")
-            assert running.finished[-1] == b"good"
-
-    async def test_one_of_two_that_is_down_is_not_in_the_way(self) -> None:
-        async with delivering(hosts="ab") as running:
-            running.web.ever["a"] = REFUSES
-            await running.deliver(*[b"x"] * 100, wait=0.5)
-            assert len(running.finished) == 100
-            assert 5 <= Counter(running.web.hosts())["a"] <= 14
-            assert running.states() == {"a": 0, "b": 1}
-
 
 @virtual
 class TestGone:
@@ -161,17 +141,6 @@ class TestGone:
             assert running.finished == []
             assert isinstance(running.sink.failed.exception(), OutputError)
 
-    async def test_while_another_one_is_down_messages_are_held(self) -> None:
-        async with delivering(hosts="ab", workers=1) as running:
-            running.web.ever = {"a": GONE}
-            await running.deliver(b"x")
-            await open_breaker(running, host="b")
-            running.web.ever = {}
-            await running.deliver(b"one", wait=0.5)
-            assert running.requeued == []
-            await elapse(1)
-            assert running.finished[-1] == b"one"
-
 
 @virtual
 class TestLimits:
@@ -182,17 +151,3 @@ class TestLimits:
             await running.deliver(*[b"x"] * 40, wait=30)
             assert len(running.finished) == 40
             assert running.web.most == {"a": 2, "b": 2}
-
-    async def test_a_free_one_is_used_while_another_is_busy(self) -> None:
-        async with delivering(hosts="ab", most=1) as running:
-            running.web.ever["a"] = Answer(after=10)
-            await running.deliver(*[b"x"] * 10, wait=1)
-            assert Counter(running.web.hosts()) == {"a": 1, "b": 9}
-
-    async def test_draining_waits_for_those_that_are_busy(self) -> None:
-        async with delivering(most=1) as running:
-            running.web.ever["a"] = Answer(after=1)
-            await running.handle(*[b"x"] * 5)
-            await asyncio.wait_for(running.sink.drain("events"), 6)
-            assert running.finished == [b"x"] * 5
-            assert running.requeued == []

@@ -44,13 +44,6 @@ class TestOneMessage:
             await running.deliver(b"one")  # done, it is forgotten
             assert Counter(running.web.hosts()) == {"a": 2, "b": 4, "c": 2}
 
-    async def test_one_that_fails_keeps_no_other_from_getting_it(self) -> None:
-        async with delivering(hosts="abc", mode="all") as running:
-            running.web.ever["a"] = Answer(503, headers={"Retry-After": "9"})
-            await running.deliver(b"one")
-            assert running.web.hosts() == ["a", "b", "c"]
-            assert running.requeued == [(b"one", 9.0, True)]
-
     async def test_messages_are_told_apart_by_topic_id_and_timestamp(self) -> None:
         async with delivering(hosts="ab", mode="all", topics=("events", "others")) as running:
             running.web.next["b"] = [Answer(500)]

@@ -80,13 +80,6 @@ class TestDryRun:
         await show(dry_run(escape=escape), request)
         assert shown(out).endswith(b"\n\n%b\n\n" % expected)
 
-    async def test_a_get_is_shown_without_a_body(self, out: Path, dry_run: MakeDryRun) -> None:
-        (endpoint,) = make_endpoints(get=["http://a/x/%s"])
-        await show(dry_run(), endpoint.build("t", "c", message(b"a b"), 0.0))
-        text = shown(out)
-        assert text.startswith(b"GET /x/a+b HTTP/1.1\n")
-        assert text.endswith(b"\n\n\n")
-
     async def test_requests_at_once_do_not_mix_and_all_are_finished(
         self, out: Path, dry_run: MakeDryRun
     ) -> None:

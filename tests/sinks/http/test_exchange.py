@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import h11
 import httpx
 import pytest
 from hypothesis import example, given
@@ -122,17 +121,6 @@ def test_what_is_no_response_is_an_error_and_nothing_at_all_is_none(data: bytes)
     with pytest.raises(ProtocolError):
         read(data, eof=True)
     assert read(eof=True) is None
-
-
-def test_a_request_is_rendered_as_httpx_describes_it() -> None:
-    fields = [(b"Host", b"endpoint"), (b"X-A", b"\xe4")]
-    request = httpx.Request("POST", "http://endpoint:8080/a%20b?c=%", headers=fields)
-    connection = h11.Connection(h11.SERVER)
-    connection.receive_data(render(request))
-    head = connection.next_event()
-    assert isinstance(head, h11.Request)
-    assert (head.method, head.target) == (b"POST", request.url.raw_path)
-    assert list(head.headers) == [(n.lower(), v) for n, v in request.headers.raw]
 
 
 @pytest.mark.parametrize("value", [b"a\r\nX-Evil: 1", b"a\nX", b"a\rX", b"a\0"])

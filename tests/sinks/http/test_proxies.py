@@ -98,10 +98,6 @@ class TestGiven:
         await asked(proxy.url.replace("//", "//me:secret@"), "http://a.test/")
         assert proxy.heads[0]["proxy-authorization"] == "Basic bWU6c2VjcmV0"
 
-    async def test_one_that_is_not_there_was_certainly_not_reached(self) -> None:
-        with pytest.raises(httpx.ConnectError):
-            await asked(NOBODY, "http://a.test/")
-
     @pytest.mark.parametrize(
         "given",
         [
@@ -115,10 +111,6 @@ class TestGiven:
 
 
 class TestEnvironment:
-    async def test_without_one_all_is_direct(self) -> None:
-        web = Scripted()
-        assert with_proxies(web, "", CONTEXT, ["http://a.test/"]) is web
-
     @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
     async def test_it_is_heeded(
         self, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, name: str

@@ -74,11 +74,6 @@ class TestWhichAreFollowed:
             assert (outcome is DONE) == (length == MAX_REDIRECTS)
             assert len(web.sent) == MAX_REDIRECTS + 1
 
-    async def test_all_of_a_chain_has_the_time_of_one_request(self) -> None:
-        outcome, web = await follow(*[to("/", after=3)] * 9)
-        assert outcome.verdict is Verdict.RETRY
-        assert len(web.sent) == 7
-
 
 @virtual
 class TestWhereTheyLead:
@@ -127,9 +122,3 @@ class TestWhereTheyLead:
         outcome, _ = await follow(to("http://b/"), b=Answer(422, b"no"))
         assert (outcome.status, outcome.reason) == (422, "status 422: no")
         assert outcome.blames_messages
-
-    async def test_a_target_that_is_not_reached_is_not_the_endpoints_answer(self) -> None:
-        refused = Answer(error=httpx.ConnectError("refused"))
-        outcome, _ = await follow(to("http://b/"), b=refused)
-        assert (outcome.verdict, outcome.status) == (Verdict.RETRY, 0)
-        assert "refused" in outcome.reason

@@ -175,13 +175,6 @@ class TestGet:
     def test_a_body_may_be_longer_than_httpx_lets_a_url_be(self) -> None:
         assert receive(get(b"/" * 100_000)).target == b"/q?v=" + b"%2F" * 100_000
 
-    def test_each_view_of_the_url_has_the_value(self) -> None:
-        url = get(b"a/b", "https://h:444/x/%s?y=z").url
-        assert str(url) == "https://h:444/x/a%2Fb?y=z"
-        assert repr(url) == "URL('https://h:444/x/a%2Fb?y=z')"
-        assert (url.path, url.query) == ("/x/a/b", b"y=z")
-        assert str(url.join("../c")) == "https://h:444/c"
-
 
 class TestBatches:
     @staticmethod
@@ -210,12 +203,6 @@ class TestBatches:
             (b"x-nsq-ids", b"0000000000000000,0000000000000001,0000000000000002"),
             (b"content-length", str(len(received.body)).encode()),
         ]
-
-    def test_what_the_user_gives_replaces_what_it_would_have(self) -> None:
-        own = read_headers(["X-NSQ-Ids: none"])
-        request = self.built("ndjson", b"1", content_type="application/jsonl", headers=own)
-        assert header(request, "Content-Type") == "application/jsonl"
-        assert header(request, "X-NSQ-Ids") == "none"
 
     def test_one_message_alone_is_not_in_the_format_of_batches(self) -> None:
         request = post(b"no json", batch_format="ndjson")
@@ -286,8 +273,3 @@ class TestBatches:
         assert header(request, "Content-Encoding") == "gzip"
         assert header(request, "Content-Type") == "application/json"
         assert gzip.decompress(receive(request).body) == b"[1,2]"
-
-    def test_without_a_format_any_body_fits_and_there_are_no_batches(self) -> None:
-        assert poster().fits(b"\xff")
-        with pytest.raises(ValueError, match="no format"):
-            poster().build_batch("t", "c", [message(b"1")], NOW)

@@ -12,7 +12,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.signing import Signer
-from tests.support.requesting import ID, TIME, message
+from tests.support.requesting import message
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,10 +99,6 @@ class TestWebhookId:
         assert self.ids(a, b) == self.ids((b"a", 1, 3), (b"b", 1, 2))
         others = [(a,), (b,), ((b"a", 2, 1),), (a, b), (b, a), (a, (b"b", 2, 1))]
         assert len({self.ids(*each) for each in others}) == len(others)
-
-    def test_a_message_sent_alone_has_that_of_its_batch_of_one(self) -> None:
-        alone = signed(signing(), b"1").headers["webhook-id"]
-        assert alone == self.ids((ID, TIME, 1)) == f"{ID.decode()}-{TIME}"
 
     @given(st.binary(max_size=20))
     def test_it_never_holds_a_full_stop_or_a_line_break(self, identity: bytes) -> None:

@@ -133,16 +133,6 @@ class TestSettling:
             assert running.requeued == []
             await asyncio.wait_for(running.sink.drain("events"), 1)
 
-    async def test_topics_do_not_wait_for_each_other(self) -> None:
-        async with delivering(topics=("events", "others")) as running:
-            running.web.next["a"] = [NEVER]
-            await running.handle(b"one")
-            await running.deliver(b"two", topic="others", wait=1)
-            assert running.finished == [b"two"]
-            await running.sink.drain("others")
-            topics = [each.request.headers["x-nsq-topic"] for each in running.web.sent]
-            assert topics == ["events", "others"]
-
 
 @virtual
 class TestTouching:
@@ -286,12 +276,6 @@ class TestClosing:
         assert running.letters.said == ["open", "close"]
         assert running.said == ["close"]
         assert [record.message for record in trouble.records] == []
-
-    async def test_without_having_been_opened_it_closes_all_the_same(self) -> None:
-        running = Delivering()
-        await running.close()
-        assert running.web.is_closed
-        assert running.said == ["close"]
 
 
 @virtual

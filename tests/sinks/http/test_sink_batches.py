@@ -42,19 +42,6 @@ class TestGathering:
             await elapse(0.02)
             assert sent(running) == [[b"1", b"2"], [b"3"]]
 
-    async def test_what_is_left_of_a_full_batch_waits_anew(self) -> None:
-        async with delivering(size=2, wait=0.2) as running:
-            await running.deliver(b"1", wait=0.15)
-            await running.deliver(b"2", b"3", wait=0.19)
-            assert sent(running) == [[b"1", b"2"]]
-            await elapse(0.02)
-            assert sent(running) == [[b"1", b"2"], [b"3"]]
-
-    async def test_without_a_wait_what_came_together_goes_together(self) -> None:
-        async with delivering(size=3, wait=0.0) as running:
-            await running.deliver(b"1", b"2")
-            assert sent(running) == [[b"1", b"2"]]
-
     async def test_a_starved_connection_waits_for_nothing(self) -> None:
         async with delivering(size=10, wait=60.0) as running:
             await running.handle(b"1")
@@ -76,18 +63,6 @@ class TestGathering:
             await running.sink.drain("events")
             assert sent(running)[4:] == [[b"3"]]
             assert running.finished[4:] == [b"3"]
-
-    async def test_topics_share_no_request(self) -> None:
-        async with delivering(topics=("events", "others"), size=2, wait=0.2) as running:
-            await running.handle(b"1")
-            await running.handle(b"2", topic="others")
-            await running.deliver(b"3", wait=1)
-            assert sent(running) == [[b"1", b"3"], [b"2"]]
-
-    async def test_what_waits_is_touched(self) -> None:
-        async with delivering(size=10, wait=60.0) as running:
-            await running.deliver(b"1", msg_timeout=4.0, wait=10)
-            assert len(running.settled.touched) >= 4
 
 
 @virtual
@@ -125,19 +100,6 @@ class TestSettling:
             assert running.letters.bodies == [b"2"]
             assert sorted(running.finished) == [b"1", b"2", b"3"]
             assert running.requeued == []
-
-    async def test_a_batch_of_one_that_is_refused_is_not_tried_twice(self) -> None:
-        async with delivering(size=3) as running:
-            running.web.next["a"] = [Answer(400)]
-            await running.deliver(b"1", starved=True)
-            assert sent(running) == [[b"1"]]
-            assert running.requeued == [(b"1", None, True)]
-
-    async def test_one_by_one_they_keep_to_the_rate(self) -> None:
-        async with delivering(size=3, rate=1.0) as running:
-            running.web.next["a"] = [Answer(400)]
-            await running.deliver(b"1", b"2", b"3", wait=3.1)
-            assert running.web.times() == pytest.approx([0, 1, 2, 3])
 
     @pytest.mark.parametrize("lossy", [False, True])
     async def test_a_body_that_is_no_json_takes_no_other_with_it(
@@ -178,28 +140,3 @@ class TestSettling:
             await elapse(1)
             assert sent(running) == [[b"1", b"2", b"3"], [b"1"], [b"2"]]
             await asyncio.wait_for(running.sink.drain("events"), 1)
-
-    async def test_one_that_is_given_up_leaves_alone_those_that_wait(self) -> None:
-        async with delivering(size=3, wait=1.0) as running:
-            await running.handle(b"1", b"2")
-            await running.give_up(b"3")
-            await elapse(0.5)
-            assert running.finished == [b"3"]
-            await elapse(1)
-            assert running.finished == [b"3", b"1", b"2"]
-
-    async def test_of_a_sample_the_chosen_ones_share_requests(self) -> None:
-        async with delivering(size=10, share=0.5) as running:
-            await running.deliver(*[b"%d" % n for n in range(100)], wait=1)
-            assert len(running.finished) == 100
-            assert [len(each) for each in sent(running)][:3] == [10, 10, 10]
-
-    async def test_while_the_breaker_is_open_they_are_held_together(self) -> None:
-        async with delivering(size=2, wait=0.01) as running:
-            await open_breaker(running)
-            running.web.ever = {}
-            await running.deliver(b"1", b"2", wait=0.9)
-            assert running.requeued == []
-            await elapse(0.2)
-            assert sent(running) == [[b"1", b"2"]]
-            assert running.finished == [b"1", b"2"]

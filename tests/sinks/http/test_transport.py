@@ -71,21 +71,9 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 
 class TestConnections:
-    async def test_one_serves_requests_one_after_another(self, endpoint: Endpoint) -> None:
-        await endpoint.delivers(3)
-        assert (endpoint.connections, len(endpoint.requests)) == (1, 3)
-
     async def test_requests_at_the_same_time_have_their_own(self, endpoint: Endpoint) -> None:
         await asyncio.gather(*(endpoint.post() for _ in range(5)))
         assert endpoint.connections == 5
-
-    async def test_one_that_its_response_ends_is_followed_by_another(
-        self, endpoint: Endpoint
-    ) -> None:
-        endpoint.script = [b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"]
-        assert (await endpoint.post()).status_code == 503
-        await endpoint.delivers()
-        assert endpoint.connections == 2
 
     async def test_one_that_was_kept_and_closed_costs_nothing(self, endpoint: Endpoint) -> None:
         endpoint.closes_after_answer = True
@@ -125,15 +113,6 @@ class TestErrors:
         with pytest.raises(httpx.ReadError, match="without a response"):
             await endpoint.post()
         assert len(endpoint.requests) == kept + (2 if kept else 1)
-
-    @pytest.mark.parametrize("answer", [b"SMTP ready\r\n\r\n", OK[:-1]])
-    async def test_a_malformed_or_broken_response_is_one(
-        self, endpoint: Endpoint, answer: bytes
-    ) -> None:
-        endpoint.script = [answer]
-        endpoint.closes_after_answer = True
-        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
-            await endpoint.post()
 
     async def test_a_refused_connection_and_an_unknown_name_are_connect_errors(
         self, endpoint: Endpoint, unused_tcp_port: int

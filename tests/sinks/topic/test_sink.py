@@ -319,16 +319,3 @@ class TestCounts:
         counts = "{0} received, {0} relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued"
         ends = [f"t -> T: {counts.format(30)}", f"u -> U: {counts.format(0)}"]
         assert caplog.messages == ends
-
-    async def test_metrics_have_a_value_for_each_topic(self) -> None:
-        async with relaying() as run:
-            await run.handle(b"1", b"2")
-            await run.drain()
-            values = {
-                (metric.name, sample.labels["topic"], sample.labels["destination"]): sample.value
-                for metric in run.sink.metrics()
-                for sample in metric.samples
-            }
-            assert values["nsqtools_relay_relayed_total", "t", "T"] == 2
-            assert values["nsqtools_relay_dead_lettered_total", "u", "U"] == 0
-            assert all(name.endswith("_total") for name, _, _ in values)
