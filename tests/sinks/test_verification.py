@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.sinks.compression import METHODS, make_encoder, method_of
-from nsqtools.sinks.files.manifest import Manifest, Published
+from nsqtools.sinks.files.manifest import Manifest
 from nsqtools.sinks.verification import Layout, Report, check
+from tests.support.archiving import published
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,16 +40,13 @@ class Shelf:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = packed(name, *members)
         path.write_bytes(data)
-        told = {
+        known = {
             "records": b"".join(members).count(b"\n"),
-            "size": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
-            "format": "raw",
-            "delimiter": "\\n",
             "compression": method_of(name),
         }
-        published = Published(path=str(path), name=name, topic=topic, **{**told, **facts})
-        Manifest(str(self.manifest)).append(published)
+        told = published(path, name=name, topic=topic, size=len(data), **{**known, **facts})
+        Manifest(str(self.manifest)).append(told)
         return path
 
     def edit(self, number: int, **keys: Any) -> int:

@@ -241,23 +241,36 @@ def whole(path: Path, rules: Rules) -> bytes:
     return plain(path)
 
 
+def published(path: object, **facts: Any) -> Published:
+    """What is told of a published file."""
+    known: dict[str, Any] = {
+        "name": os.path.basename(str(path)),
+        "topic": "events",
+        "records": 1,
+        "size": 4,
+        "sha256": "",
+        "format": "raw",
+        "delimiter": "\\n",
+        "compression": "none",
+    }
+    return Published(path=str(path), **{**known, **facts})
+
+
 def entry_of(rules: Rules, name: str) -> Entry:
     """What the journal knows of a file under way."""
     base = name if "-" not in name.partition(".20")[0] else re.sub(r"-\d{6}", "<REV>", name)
     number = re.search(r"-(\d{6})", name)
-    published = Published(
-        path=rules.target_path(name),
+    told = published(
+        rules.target_path(name),
         name=name,
-        topic="events",
         records=0,
         size=0,
-        sha256="",
         format=rules.format,
         delimiter=rules.delimiter_text if rules.format == "raw" else "",
         compression=rules.compression,
     )
     return Entry(
-        published=published,
+        published=told,
         base=base,
         revision=int(number[1]) if number else 0,
         host=rules.host,

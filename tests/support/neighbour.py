@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from nsqtools.sinks.deadletters import ToDirectory
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.sinks.files.manifest import Manifest, Published
-from tests.support.archiving import batch
+from nsqtools.sinks.files.manifest import Manifest
+from tests.support.archiving import batch, published
 from tests.support.forkserver import ROOT, Forked
 
 if TYPE_CHECKING:
@@ -64,12 +64,9 @@ def letters(folder: str, name: str, count: str) -> None:
 
 def manifest(path: str, name: str, count: str) -> None:
     """So many lines of the manifest, longer than a page."""
-    kinds = {"format": "raw", "delimiter": "", "compression": "none"}
     for number in range(int(count)):
         file = os.path.join(os.path.dirname(path), f"{name}-{number}")
-        facts = {"topic": "t" * 5000, "records": 1, "size": 1, "sha256": ""}
-        published = Published(path=file, name=os.path.basename(file), **facts, **kinds)  # type: ignore[arg-type]
-        Manifest(path).append(published)
+        Manifest(path).append(published(file, topic="t" * 5000))
 
 
 if __name__ == "__main__":

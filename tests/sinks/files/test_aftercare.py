@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.hooks import Hook
-from nsqtools.sinks.files.journal import Entry, Journal
+from nsqtools.sinks.files.journal import Journal
 from nsqtools.sinks.files.listing import Found
-from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
+from nsqtools.sinks.files.manifest import LatestLink, Manifest
+from tests.support.archiving import entry_of, make_rules, published
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,20 +22,20 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from nsqtools.sinks.files.manifest import Published
+
 
 class Publishing:
     """Publishes files, and cares for each; all before the point of a name is the topic."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.folder = folder
-        self.looks = 0
-        defaults: dict[str, Any] = {"manifest": None, "link": None, "retention": Retention()}
-        self.journal = Journal(str(folder), "")
-        made = {**defaults, "hook": None, "journal": self.journal, "found": self.found, **more}
-        self.care = Care(**made)
+        self.rules = make_rules(folder, output_dir=str(folder), work_dir=str(folder))
+        self.journal = Journal(str(folder), self.rules.host)
+        made = {"manifest": None, "link": None, "retention": Retention(), "hook": None, **more}
+        self.care = Care(journal=self.journal, found=self.found, **made)
 
     def found(self) -> Iterator[Found]:
-        self.looks += 1
         for path in self.folder.glob("*.log"):
             state = path.stat()
             yield Found(str(path), path.name.partition(".")[0], state.st_size, state.st_mtime_ns)
@@ -44,31 +45,16 @@ class Publishing:
         path.write_bytes(data)
         then = path.stat().st_mtime_ns - int(age * 1e9)
         os.utime(path, ns=(then, then))
-        facts: dict[str, Any] = {"records": 1, "size": len(data), "format": "raw"}
-        published = Published(
-            path=str(path),
-            name=name,
-            topic=name.partition(".")[0],
-            sha256=hashlib.sha256(data).hexdigest(),
-            delimiter="\\n",
-            compression="none",
-            **facts,
-        )
-        self.care.record(published)
-        return published
+        sha256 = hashlib.sha256(data).hexdigest()
+        told = published(path, topic=name.partition(".")[0], size=len(data), sha256=sha256)
+        self.care.record(told)
+        return told
 
     def publish(self, *names: str, age: float = 0.0) -> None:
         for name in names:
-            published = self.record(name, age=age)
-            place: dict[str, Any] = {"host": "", "work_dir": "", "work_dir_inode": 0, "work": name}
-            entry = Entry(
-                published=published,
-                base=name,
-                revision=0,
-                inode=os.stat(published.path).st_ino,
-                owes=self.care.owes,
-                **place,
-            )
+            entry = entry_of(self.rules, name)
+            entry.published = self.record(name, age=age)
+            entry.inode, entry.owes = os.stat(entry.published.path).st_ino, self.care.owes
             if self.care.owes:
                 self.journal.write(entry)
             self.care.follow(entry)

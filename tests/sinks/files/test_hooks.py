@@ -8,12 +8,12 @@ import shlex
 import signal
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.sinks.files.hooks import RETRIES, Hook, Schedule
-from nsqtools.sinks.files.manifest import Published
+from tests.support.archiving import published
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 WAIT = 60.0
 NEVER = (3600.0,)
 """A second attempt that no test lives to see."""
-
-
-def made(path: object, **facts: Any) -> Published:
-    known: dict[str, Any] = {"topic": "orders", "records": 3, "size": 42, "sha256": ""} | facts
-    form: dict[str, Any] = {"format": "raw", "delimiter": "\\n", "compression": "none"}
-    return Published(path=str(path), name=os.path.basename(str(path)), **form, **known)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +72,7 @@ class TestTheCommand:
     ) -> None:
         path = "/data/it's; $(touch x) a.log"
         hook = Hook(f"exec >> {shlex.quote(str(out))}; {command}")
-        hook.submit(made(path))
+        hook.submit(published(path))
         hook.close()
         assert out.read_text() == shown.format(path)
 
@@ -88,19 +82,21 @@ class TestTheCommand:
         monkeypatch.setenv("NSQ_OURS", "kept")
         names = "$NSQ_FILE|$NSQ_TOPIC|$NSQ_COUNT|$NSQ_FIRST_TIMESTAMP|$NSQ_LAST_TIMESTAMP|$NSQ_OURS"
         hook = Hook(to(out, f'echo "{names}"; : {{}}'))
-        hook.submit(made("/data/a", first_timestamp=1_763_665_200_000_000_001, last_timestamp=2))
-        hook.submit(made("/data/b", records=None))
+        hook.submit(
+            published("/data/a", first_timestamp=1_763_665_200_000_000_001, last_timestamp=2)
+        )
+        hook.submit(published("/data/b", records=None))
         hook.close()
         assert out.read_text().splitlines() == [
-            "/data/a|orders|3|1763665200000000001|2|kept",
-            "/data/b|orders||||kept",
+            "/data/a|events|1|1763665200000000001|2|kept",
+            "/data/b|events||||kept",
         ]
 
     def test_standard_input_is_empty_and_output_goes_to_standard_error(
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
         hook = Hook("cat; echo said; echo complained >&2; : {}")
-        hook.submit(made("/data/a"))
+        hook.submit(published("/data/a"))
         hook.close()
         captured = capfd.readouterr()
         assert (captured.out, captured.err.splitlines()) == ("", ["said", "complained"])
@@ -110,7 +106,7 @@ class TestTurns:
     def test_files_have_theirs_one_after_another(self, out: Path) -> None:
         hook = Hook(to(out, "echo begin {}; echo end {}"))
         for name in "abc":
-            hook.submit(made(name))
+            hook.submit(published(name))
         hook.close()
         assert out.read_text() == "".join(f"begin {name}\nend {name}\n" for name in "abc")
 
@@ -121,7 +117,7 @@ class TestTurns:
         hook = Hook(f"{wait}; : {{}}")
         done: list[str] = []
         for name in ("a", "b", "a"):
-            hook.submit(made(f"/data/{name}"), partial(done.append, name))
+            hook.submit(published(f"/data/{name}"), partial(done.append, name))
         for count in range(3):
             assert done == ["a", "b", "a"][:count]
             let_go()
@@ -131,8 +127,8 @@ class TestTurns:
     def test_others_go_on_while_a_file_waits_for_its_next_attempt(self, out: Path) -> None:
         hook = Hook(to(out, "echo {}") + '; test "$NSQ_FILE" != bad', retries=NEVER)
         done: list[str] = []
-        hook.submit(made("bad"), fail)
-        hook.submit(made("good"), partial(done.append, "good"))
+        hook.submit(published("bad"), fail)
+        hook.submit(published("good"), partial(done.append, "good"))
         eventually(lambda: done == ["good"])
         assert out.read_text().split() == ["bad", "good"]
 
@@ -144,7 +140,7 @@ class TestFailures:
         command = to(out, "echo {}") + f"; test $(wc -l < {shlex.quote(str(out))}) -ge 3 || exit 7"
         hook = Hook(command, retries=(0.0,) * 5)
         done: list[str] = []
-        hook.submit(made("/data/a"), partial(done.append, "a"))
+        hook.submit(published("/data/a"), partial(done.append, "a"))
         eventually(lambda: done == ["a"])
         hook.close()
         assert out.read_text() == "/data/a\n" * 3
@@ -163,7 +159,7 @@ class TestFailures:
         self, command: str, said_first: str, said: Callable[[], list[str]]
     ) -> None:
         hook = Hook(f"{command}; : {{}}" if "kill" in command else command, retries=(0.0, 0.0))
-        hook.submit(made("/data/a"), fail)
+        hook.submit(published("/data/a"), fail)
         eventually(lambda: "again in 600 s" in "".join(said()))
         hook.close()
         hook.close()
@@ -175,7 +171,7 @@ class TestFailures:
         self, said: Callable[[], list[str]]
     ) -> None:
         hook = Hook("read never < /dev/zero; : {}", timeout=0.1, retries=())
-        hook.submit(made("a"), fail)
+        hook.submit(published("a"), fail)
         hook.close()
         assert said()[-1].startswith("ERROR --on-rotate was killed after 0.1 s")
 
@@ -187,7 +183,7 @@ class TestFailures:
         path.write_bytes(b"")
         hook = Hook("rm {}; exit 3", retries=NEVER)
         done: list[str] = []
-        hook.submit(made(path), partial(done.append, "a"))
+        hook.submit(published(path), partial(done.append, "a"))
         hook.close()
         assert done == ["a"]
         assert [text.split()[0] for text in said()] == ["WARNING"]
@@ -198,9 +194,9 @@ class TestClosing:
         self, out: Path, said: Callable[[], list[str]]
     ) -> None:
         hook = Hook(to(out, "echo {}") + '; test "$NSQ_FILE" = good', retries=NEVER)
-        hook.submit(made("bad"), fail)
+        hook.submit(published("bad"), fail)
         eventually(lambda: "again in 3600 s" in said()[-1])
-        hook.submit(made("good"))
+        hook.submit(published("good"))
         hook.close()
         assert sorted(out.read_text().split()) == ["bad", "bad", "good"]
         assert [text for text in said() if "ERROR" in text and " bad" in text]
@@ -212,7 +208,7 @@ class TestClosing:
         twice = f"test $(wc -l < {shlex.quote(str(out))}) -ge 2"
         hook = Hook(to(out, f"echo {{}}; {wait}; {twice}"), retries=NEVER)
         done: list[str] = []
-        hook.submit(made("a"), partial(done.append, "a"))
+        hook.submit(published("a"), partial(done.append, "a"))
         eventually(out.read_text)
         closing = threading.Thread(target=hook.close)
         closing.start()
@@ -227,7 +223,7 @@ class TestClosing:
 class TestSchedule:
     def test_it_waits_1_2_4_15_60_seconds_and_then_10_minutes_each_time(self) -> None:
         schedule = Schedule()
-        schedule.add(made("a"), 0.0)
+        schedule.add(published("a"), 0.0)
         now = 0.0
         waits: list[float | None] = []
         while len(waits) < len(RETRIES) + 3:

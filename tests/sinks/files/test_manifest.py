@@ -7,14 +7,14 @@ import fcntl
 import json
 import os
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
+from nsqtools.sinks.files.manifest import LatestLink, Manifest
+from tests.support.archiving import published
 from tests.support.faults import broken
 from tests.support.neighbour import neighbour
 
@@ -24,23 +24,18 @@ if TYPE_CHECKING:
 SUM = "ab" * 32
 
 
-def made(path: Path, **facts: Any) -> Published:
-    published = Published(
-        path=str(path),
-        name=path.name,
-        topic="orders",
-        records=3,
-        size=42,
-        sha256=SUM,
-        first_timestamp=1_763_665_200_000_000_001,
-        last_timestamp=1_763_665_200_000_000_009,
-        first_id="0a" * 8,
-        last_id="0b" * 8,
-        format="raw",
-        delimiter="\\n",
-        compression="gzip",
-    )
-    return replace(published, **facts)
+KNOWN = {
+    "topic": "orders",
+    "records": 3,
+    "sha256": SUM,
+    "format": "raw",
+    "delimiter": "\\n",
+    "first_timestamp": 1_763_665_200_000_000_001,
+    "last_timestamp": 1_763_665_200_000_000_009,
+    "first_id": "0a" * 8,
+    "last_id": "0b" * 8,
+    "compression": "gzip",
+}
 
 
 class Lines:
@@ -50,7 +45,7 @@ class Lines:
         self.folder, self.path = folder, folder / "manifest.jsonl"
 
     def append(self, name: str, **facts: Any) -> None:
-        Manifest(str(self.path)).append(made(self.folder / name, **facts))
+        Manifest(str(self.path)).append(published(self.folder / name, **{**KNOWN, **facts}))
 
     def has(self, name: str, sha256: str = SUM) -> bool:
         return Manifest(str(self.path)).has(str(self.folder / name), sha256=sha256)
@@ -72,25 +67,12 @@ def manifest(tmp_path: Path) -> Lines:
 class TestLines:
     def test_a_line_has_all_that_is_known_of_the_file(self, manifest: Lines) -> None:
         before = datetime.now(UTC)
-        manifest.append("out/a.log.gz")
+        manifest.append("out/a.log.gz", size=42)
         (line,) = manifest.all()
-        published = line.pop("published")
-        assert published.endswith("Z")
-        assert before <= datetime.fromisoformat(published) <= before + timedelta(minutes=5)
-        assert line == {
-            "name": "out/a.log.gz",
-            "topic": "orders",
-            "records": 3,
-            "bytes": 42,
-            "sha256": SUM,
-            "first_timestamp": 1_763_665_200_000_000_001,
-            "last_timestamp": 1_763_665_200_000_000_009,
-            "first_id": "0a" * 8,
-            "last_id": "0b" * 8,
-            "format": "raw",
-            "delimiter": "\\n",
-            "compression": "gzip",
-        }
+        at = line.pop("published")
+        assert at.endswith("Z")
+        assert before <= datetime.fromisoformat(at) <= before + timedelta(minutes=5)
+        assert line == {"name": "out/a.log.gz", "bytes": 42, **KNOWN}
 
     @pytest.mark.parametrize("first", [b"text\n", b"[1]\n", b'{"name":"a"}\n', b"[" * 60_000])
     def test_another_file_is_no_manifest(self, manifest: Lines, first: bytes) -> None:
@@ -104,7 +86,7 @@ class TestLines:
         (tmp_path / "data" / "out").mkdir(parents=True)
         (tmp_path / "logs").symlink_to("deep/logs")
         (tmp_path / "data" / "out" / "a").write_text("found")
-        Manifest(str(tmp_path / "logs" / "m")).append(made(tmp_path / "data" / "out" / "a"))
+        Manifest(str(tmp_path / "logs" / "m")).append(published(tmp_path / "data" / "out" / "a"))
         name = json.loads((tmp_path / "logs" / "m").read_text())["name"]
         assert (tmp_path / "logs" / name).read_text() == "found"
 

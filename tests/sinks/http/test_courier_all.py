@@ -83,18 +83,6 @@ class TestOneMessage:
             await asyncio.wait_for(running.sink.drain("events"), 0.01)
             assert running.requeued == [(b"new", 0, False)]
 
-    async def test_a_bug_with_one_does_not_hide_who_has_taken_it(self) -> None:
-        async with delivering(hosts="ab", mode="all") as running:
-            running.web.next["a"] = [Answer(error=ZeroDivisionError("a bug"))]
-            running.web.ever["b"] = Answer(after=1)
-            await running.deliver(b"one", wait=0.5)
-            assert running.requeued == []
-            await elapse(1)
-            assert running.requeued == [(b"one", None, True)]
-            await running.deliver(b"one", wait=2)
-            assert running.finished == [b"one"]
-            assert Counter(running.web.hosts()) == {"a": 2, "b": 1}
-
     @pytest.mark.parametrize("retries", [0, 1])
     async def test_what_one_drops_is_a_dead_letter_once_the_others_have_taken_it(
         self, retries: int

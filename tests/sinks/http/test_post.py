@@ -181,30 +181,6 @@ class TestCounts:
 
 @virtual
 class TestTelling:
-    async def test_the_status_is_told_after_so_many_requests_and_at_the_end(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.INFO, "nsqtools.status")
-
-        def told() -> list[str]:
-            return [r.message for r in caplog.records if r.name == "nsqtools.status"]
-
-        async with delivering() as running:
-            await running.deliver(b"one")
-        assert told() == []
-        async with delivering(status_every=2, workers=1) as running:
-            running.web.next["a"] = [Answer(after=0.1), Answer(500, after=0.1)]
-            await running.deliver(b"one", b"two", b"three", wait=1)
-            (first,) = told()
-            head, _, numbers = first.partition(", latency ")
-            assert head == "http://a/: 1 delivered, 1 failed, 0 dropped"
-            words = [word.split() for word in numbers.split(", ")]
-            found = [float(word[-1] if "p" in word[0] else word[0]) for word in words]
-            assert found == pytest.approx([100] * 3, rel=0.08)
-            await running.close()
-            _, last = told()
-            assert last.startswith("http://a/: 2 delivered, 1 failed, 0 dropped, latency ")
-
     async def test_a_failing_endpoint_is_told_once_and_so_is_its_recovery(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -82,17 +82,6 @@ class TestSettling:
         assert running.finished == [b"three", b"one"]
         assert running.requeued == [(b"two", None, True)]
 
-    async def test_so_many_requests_go_at_once_as_there_are_workers(self) -> None:
-        async with delivering(workers=3) as running:
-            running.web.ever["a"] = Answer(after=1)
-            await running.deliver(*[b"x"] * 7, wait=0.5)
-            assert len(running.web.sent) == 3
-            await elapse(1)
-            assert len(running.web.sent) == 6
-            await elapse(2)
-            assert len(running.finished) == 7
-        assert running.web.most["a"] == 3
-
     async def test_a_bug_in_a_transport_ends_no_worker(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -276,24 +265,3 @@ class TestClosing:
         assert running.letters.said == ["open", "close"]
         assert running.said == ["close"]
         assert [record.message for record in trouble.records] == []
-
-
-@virtual
-class TestChoosing:
-    @pytest.mark.parametrize(
-        ("share", "least", "most"), [(0, 0, 0), (0.3, 250, 350), (1, 1000, 1000)]
-    )
-    async def test_of_a_sample_the_rest_is_finished_unsent(
-        self, share: float, least: int, most: int
-    ) -> None:
-        async with delivering(share=share) as running:
-            bodies = [b"%d" % number for number in range(1000)]
-            await running.deliver(*bodies)
-            assert sorted(running.finished) == sorted(bodies)
-            assert least <= len(running.web.sent) <= most
-            await asyncio.wait_for(running.sink.drain("events"), 1)
-
-    async def test_a_rate_is_kept_however_many_workers_there_are(self) -> None:
-        async with delivering(rate=5.0) as running:
-            await running.deliver(*[b"x"] * 11, wait=2.1)
-            assert running.web.times() == pytest.approx([0.2 * n for n in range(11)])

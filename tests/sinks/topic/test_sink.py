@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.errors import AuthError, ConfigError, NSQError, OutputError, PublishError
+from nsqtools.errors import AuthError, NSQError, OutputError, PublishError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.topic.rules import make_rules
 from tests.support.clock import elapse, virtual
-from tests.support.relaying import SOURCE, TOO_BIG, Relaying, relaying, turns
-
-if TYPE_CHECKING:
-    from nsqtools.names import Address
+from tests.support.relaying import TOO_BIG, relaying, turns
 
 
 @pytest.fixture(autouse=True)
@@ -263,43 +259,6 @@ class TestEnding:
             with pytest.raises(RuntimeError, match="a bug"):
                 run.sink.failed.result()
             assert run.fates.requeued == [(b"1", 0, False), (b"2", 0, False)]
-
-
-class Guard:
-    """A loop is there once ``destination`` is known."""
-
-    def __init__(self, *, loop: bool = False) -> None:
-        self.loop = loop
-        self.destination: Address | None = None
-
-    async def check(self) -> None:
-        if self.loop:
-            raise ConfigError("round and round")
-
-    def error_for(self, topic: str, source: Address) -> ConfigError | None:
-        return ConfigError(f"{topic}: round") if source == self.destination else None
-
-
-@virtual
-class TestLoops:
-    async def test_one_is_refused_before_anything_is_connected(self) -> None:
-        run = Relaying(guard=Guard(loop=True))
-        with pytest.raises(ConfigError, match="round and round"):
-            await run.sink.open()
-        await run.sink.close()
-        assert run.destination.life == ["closed"]
-
-    async def test_one_that_comes_later_ends_everything(self) -> None:
-        guard = Guard()
-        async with relaying(guard=guard) as run:
-            await run.handle(b"1")
-            guard.destination = SOURCE
-            await run.handle(b"2")
-            await turns()
-            assert run.destination.bodies == [[b"1"]]
-            assert run.fates.requeued == [(b"2", 0, False)]
-            with pytest.raises(OutputError, match="t: round"):  # a ConfigError is exit 2
-                run.sink.failed.result()
 
 
 @virtual
