@@ -13,7 +13,6 @@ from tests.support.archiving import (
     Archiving,
     Notes,
     batch,
-    below,
     message,
     plain,
 )
@@ -46,21 +45,6 @@ class TestWriting:
         archiving.write(b"one", b"two\n")
         archiving.close()
         assert archiving.published() == {NAME: b"one\0\0two\n\0\0"}
-
-    def test_names_may_have_directories_and_work_a_directory_of_its_own(
-        self, tmp_path: Path
-    ) -> None:
-        archiving = Archiving(
-            tmp_path,
-            filename_format="<TOPIC>/<DATETIME><REV>.log",
-            datetime_format="dt=%Y-%m-%d/hour=%H",
-            work_dir=str(tmp_path / "work"),
-        )
-        archiving.write(b"one")
-        name = "events/dt=2026-11-20/hour=19-000000.log"
-        assert below(str(tmp_path)) == [f"work/{name}.part"]
-        archiving.close()
-        assert below(str(tmp_path)) == [f"out/{name}"]
 
     def test_a_body_with_the_delimiter_is_counted_and_warned_of_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -78,16 +78,6 @@ class TestTimes:
         archiving.close()
         assert list(archiving.published().values()) == [b"one\ntwo\n", b"three\n"]
 
-    def test_a_clock_that_goes_back_an_hour_uses_no_name_again(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path)
-        for number, hours in enumerate((0, 1, -1, 1, -1)):
-            archiving.wall += hours * HOUR
-            archiving.write(b"%d" % number)
-            archiving.elapse(1)
-        archiving.close()
-        names = (AT_19 % 0, AT_20 % 0, AT_19 % 1, AT_20 % 1, AT_19 % 2)
-        assert archiving.published() == {name: b"%d\n" % n for n, name in enumerate(names)}
-
 
 class TestEmptyFiles:
     @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -109,14 +99,6 @@ class TestEmptyFiles:
             assert gzip.decompress(path.read_bytes()) == b""
             zcat = needs("zcat", "that others read an empty archive")
             assert subprocess.check_output([zcat, path]) == b""
-
-    def test_an_end_or_a_reopening_begins_no_file(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, skip_empty=False, rotate_size=2)
-        archiving.elapse(100)
-        archiving.step(fate="reopen")
-        assert archiving.names() == []
-        archiving.step(batch(b"one"), fate="close")
-        assert archiving.names() == [NAME]
 
     def test_no_empty_file_is_made_where_none_is_wanted(self, tmp_path: Path) -> None:
         archiving = Archiving(tmp_path)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import os
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from nsqtools.errors import LockedError
 from nsqtools.sinks.files.locks import Lock, obtain
 from tests.support.clock import elapse, virtual
-from tests.support.faults import broken
 from tests.support.neighbour import holding
 
 if TYPE_CHECKING:
@@ -112,13 +110,6 @@ def test_release_leaves_a_file_that_took_the_name(path: str) -> None:
     lock.release()
     assert os.path.exists(path)
     assert not Lock(path).acquire()
-
-
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_named(path: str, code: int) -> None:
-    with broken("flock", code, of=fcntl), pytest.raises(OSError) as caught:  # noqa: PT011
-        Lock(path).acquire()
-    assert (caught.value.errno, caught.value.filename) == (code, path)
 
 
 @virtual

@@ -203,19 +203,6 @@ class TestReopening:
             await running.handle(b"two")
         assert running.published() == {FIRST: b"one\n", SECOND: b"two\n"}
 
-    async def test_many_at_once_lose_and_double_nothing(self, tmp_path: Path) -> None:
-        async with sinking(tmp_path, topics=("a", "b"), window=8) as running:
-            slow(running, 0.1)
-            for number in range(200):
-                await running.handle(b"%03d" % number, topic="ab"[number % 2])
-                for _ in range(number % 4):
-                    running.sink.reopen()
-                if number % 3 == 0:
-                    await elapse(0.04)
-        bodies = b"".join(running.published().values()).split()
-        assert sorted(bodies) == sorted(running.finished) == [b"%03d" % n for n in range(200)]
-        assert running.settled.requeued == []
-
 
 class TestTopics:
     @virtual

@@ -63,10 +63,6 @@ class TestLocks:
         first.close()
         assert below(str(tmp_path)) == ["run/lock"]
 
-    async def test_without_one_there_is_nothing_to_lock_for_all(self, rules: Rules) -> None:
-        assert not await make_archives(rules).lock("")
-        assert below(rules.output_dir) == []
-
 
 class TestOpening:
     def test_a_directory_that_is_a_file_or_may_not_be_written_is_an_error_that_names_it(

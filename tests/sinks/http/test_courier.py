@@ -102,17 +102,6 @@ class TestBreaker:
             assert len(running.finished) == 10
         assert running.requeued == []
 
-    async def test_a_bug_while_probing_is_a_failed_probe(self) -> None:
-        async with delivering() as running:
-            await open_breaker(running)
-            running.web.next["a"] = [Answer(error=RuntimeError("a bug"))]
-            running.web.ever["a"] = OK
-            await running.deliver(b"one", b"two", wait=1.5)
-            assert running.requeued == [(b"one", None, True)]
-            assert running.finished == []
-            await elapse(2)
-            assert running.finished == [b"two"]
-
 
 @virtual
 class TestGone:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from typing import TYPE_CHECKING
 
 import httpx
@@ -17,10 +17,8 @@ from tests.support.delivering import delivering
 from tests.support.requesting import message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-
-    MakeDryRun = Callable[..., DryRun]
 
 
 @pytest.fixture
@@ -28,36 +26,27 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-@pytest.fixture
-def dry_run(out: Path) -> Iterator[MakeDryRun]:
-    """Makes one that writes to the file, or to another."""
-    opened: list[int] = []
+@contextlib.contextmanager
+def dry_run(path: Path | str, *, escape: bool = False) -> Iterator[DryRun]:
+    with open(path, "ab", buffering=0) as file:
+        yield DryRun(Output(file.fileno(), "standard output"), escape=escape)
 
-    def make(path: Path | str = out, *, escape: bool = False) -> DryRun:
-        opened.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        return DryRun(Output(opened[-1], "standard output"), escape=escape)
 
-    yield make
-    for fd in opened:
-        os.close(fd)
+async def show(request: httpx.Request, out: Path, *, escape: bool = False) -> None:
+    with dry_run(out, escape=escape) as run:
+        assert (await run.handle_async_request(request)).status_code == 200
+        await run.aclose()
 
 
 def shown(out: Path) -> bytes:
     return out.read_bytes()
 
 
-async def show(run: DryRun, request: httpx.Request) -> None:
-    assert (await run.handle_async_request(request)).status_code == 200
-    await run.aclose()
-
-
 @virtual
 class TestDryRun:
-    async def test_a_request_is_shown_as_it_goes_out_but_for_its_line_ends(
-        self, out: Path, dry_run: MakeDryRun
-    ) -> None:
+    async def test_a_request_is_shown_as_it_goes_out_but_for_its_line_ends(self, out: Path) -> None:
         (endpoint,) = make_endpoints(post=["http://a:81/x?y=1"], headers=[(b"X-Own", b"own")])
-        await show(dry_run(), endpoint.build("t", "c", message(b'{"a": 1}'), 0.0))
+        await show(endpoint.build("t", "c", message(b'{"a": 1}'), 0.0), out)
         head, _, body = shown(out).partition(b"\n\n")
         lines = head.split(b"\n")
         assert lines[0] == b"POST /x?y=1 HTTP/1.1"
@@ -73,33 +62,26 @@ class TestDryRun:
         ],
     )
     async def test_a_body_is_shown_as_it_is_but_drives_no_terminal(
-        self, escape: bool, expected: bytes, out: Path, dry_run: MakeDryRun
+        self, escape: bool, expected: bytes, out: Path
     ) -> None:
         body = b"one\r\n\r\ntwo\r\n\x1b[31m\x00\xff"
         request = httpx.Request("POST", "http://a/", content=body)
-        await show(dry_run(escape=escape), request)
+        await show(request, out, escape=escape)
         assert shown(out).endswith(b"\n\n%b\n\n" % expected)
 
-    async def test_requests_at_once_do_not_mix_and_all_are_finished(
-        self, out: Path, dry_run: MakeDryRun
-    ) -> None:
-        async with delivering(transport=dry_run(), workers=10) as running:
-            await running.deliver(*[b"body-%03d" % n * 1000 for n in range(50)])
-            assert len(running.finished) == 50
-            await running.close()
+    async def test_requests_at_once_do_not_mix_and_all_are_finished(self, out: Path) -> None:
+        with dry_run(out) as run:
+            async with delivering(transport=run, workers=10) as running:
+                await running.deliver(*[b"body-%03d" % n * 1000 for n in range(50)])
+                assert len(running.finished) == 50
         text = shown(out)
         assert text.count(b"POST / HTTP/1.1\n") == 50
         assert all(b"\n\n%b\n\n" % (b"body-%03d" % n * 1000) in text for n in range(50))
 
-    async def test_an_output_that_cannot_be_written_ends_the_run(self, dry_run: MakeDryRun) -> None:
-        async with delivering(transport=dry_run("/dev/full")) as running:
-            await running.deliver(b"one")
-            assert running.requeued == [(b"one", 0, False)]
-            with pytest.raises(OutputError, match="No space left on device"):
-                running.sink.failed.result()
-
-    async def test_without_a_request_the_output_is_left_alone(
-        self, out: Path, dry_run: MakeDryRun
-    ) -> None:
-        await dry_run().aclose()
-        assert shown(out) == b""
+    async def test_an_output_that_cannot_be_written_ends_the_run(self) -> None:
+        with dry_run("/dev/full") as run:
+            async with delivering(transport=run) as running:
+                await running.deliver(b"one")
+                assert running.requeued == [(b"one", 0, False)]
+                with pytest.raises(OutputError, match="No space left on device"):
+                    running.sink.failed.result()

@@ -15,7 +15,6 @@ from nsqtools.policy.endpoints import RoundRobin
 from nsqtools.policy.verdicts import Statuses, Verdict
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.courier import OneOf
-from nsqtools.sinks.http.exchange import MAX_BODY
 from nsqtools.sinks.http.limits import TimeLimit
 from nsqtools.sinks.http.post import Post, post_letters
 from tests.support.archiving import batch
@@ -23,8 +22,6 @@ from tests.support.clock import elapse, virtual
 from tests.support.delivering import OK, REFUSES, WALL, Answer, Scripted, delivering
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
     from nsqtools.sinks.http.post import Outcome
 
 A = "http://a/"
@@ -94,59 +91,6 @@ class TestOutcomes:
         outcome = await courier.deliver(parcel(b".."), lambda: True)
         assert (outcome.verdict, outcome.blames_messages) == (Verdict.RETRY, True)
         assert web.sent == []
-
-    async def test_a_request_that_is_given_up_leaves_no_trace(self) -> None:
-        web = Scripted()
-        post = make_post(web)
-        web.next["a"] = [Answer(after=1e3)]
-        sending = asyncio.ensure_future(post.send(A, parcel()))
-        await elapse(1)
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
-        assert (post.tallies[A].failed, post.requests) == (0, 0)
-        await post.close()
-        assert web.is_closed
-
-
-class Streaming(httpx.AsyncBaseTransport, httpx.AsyncByteStream):
-    """Answers with a body that comes in pieces; notes how many of them were asked for."""
-
-    def __init__(self, status: int, chunks: Sequence[bytes], error: Exception | None) -> None:
-        self.status, self.chunks, self.error = status, chunks, error
-        self.given = 0
-        self.is_closed = False
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return httpx.Response(self.status, stream=self, request=request)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self.chunks:
-            self.given += 1
-            yield chunk
-        if self.error:
-            raise self.error
-
-    async def aclose(self) -> None:
-        self.is_closed = True
-
-
-@pytest.mark.parametrize(
-    ("status", "chunks", "error", "reason", "given"),
-    [
-        (500, [b"out of ", b"order"], None, "status 500: out of order", 2),
-        (200, [bytes(MAX_BODY)] * 100, None, "", 2),
-        (200, [b"half"], httpx.ReadError("broken off"), "broken off", 1),
-    ],
-)
-@virtual
-async def test_of_a_body_no_more_is_read_than_it_takes_and_one_that_breaks_off_is_no_success(
-    status: int, chunks: list[bytes], error: Exception | None, reason: str, given: int
-) -> None:
-    stream = Streaming(status, chunks, error)
-    outcome, _ = await make_post(stream).send(A, parcel())
-    assert (outcome.verdict is Verdict.DONE) == (reason == "")
-    assert (outcome.reason, stream.given, stream.is_closed) == (reason, given, True)
 
 
 @virtual

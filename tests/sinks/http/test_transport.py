@@ -120,11 +120,3 @@ class TestErrors:
         for host in (f"127.0.0.1:{unused_tcp_port}", "no-such-host.invalid"):
             with pytest.raises(httpx.ConnectError):
                 await endpoint.post(f"http://{host}/")
-
-    async def test_closing_ends_what_is_under_way(self, endpoint: Endpoint) -> None:
-        endpoint.script = [HALF]
-        call = asyncio.ensure_future(endpoint.post())
-        await eventually_async(lambda: endpoint.requests)
-        await endpoint.transport.aclose()
-        with pytest.raises(httpx.TransportError):
-            await call
