@@ -248,20 +248,6 @@ class TestTerminal:
 
 
 class TestSocket:
-    async def test_a_slow_reader_does_not_block_and_the_flag_is_never_set(
-        self, ends: Ends, settled: Settled
-    ) -> None:
-        ours, theirs = ends
-        async with opened(ours.fileno()) as sink:
-            task = asyncio.create_task(sink.handle(batch(LARGE, settled=settled)))
-            await turns()
-            assert not task.done()
-            assert os.get_blocking(ours.fileno())
-            await drain(theirs.fileno(), len(LARGE) + 1)
-            await task
-        assert os.get_blocking(ours.fileno())
-        assert len(settled.finished) == 1
-
     async def test_others_fill_the_socket_meanwhile_and_neither_fails(self, ends: Ends) -> None:
         ours, theirs = ends
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)

@@ -65,8 +65,16 @@ class Settled:
         self.forgotten += [message.body for message in messages]
 
 
-def message(body: bytes, *, timestamp: int = START, number: int = 1) -> Message:
-    return Message(b"%016x" % number, body, timestamp, 1)
+def message(
+    body: bytes,
+    *,
+    timestamp: int = START,
+    number: int = 1,
+    identity: bytes | None = None,
+    attempts: int = 1,
+) -> Message:
+    """One with the number as its id, unless another is given."""
+    return Message(b"%016x" % number if identity is None else identity, body, timestamp, attempts)
 
 
 def batch(

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from nsqtools.engine.handler import Batch, Message
-    from nsqtools.errors import OutputError
     from nsqtools.sinks.http.courier import Courier
 
 WALL = 1_800_000_000.0
@@ -118,7 +117,6 @@ class Letters:
         self.written: list[tuple[bytes, str]] = []
         self.takes = 0.0
         self.error: Exception | None = None
-        self.open_error: OutputError | None = None
         self.said: list[str] = []
 
     @property
@@ -127,8 +125,6 @@ class Letters:
 
     async def open(self) -> None:
         self.said.append("open")
-        if self.open_error:
-            raise self.open_error
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         if self.takes:
@@ -154,7 +150,6 @@ class Delivering:
         most: int = 0,
         size: int = 1,
         wait: float = 0.2,
-        share: float = 1.0,
         rate: float = 0.0,
         timeout: float = 20.0,
         batch_format: str = "length-prefixed",
@@ -195,7 +190,7 @@ class Delivering:
             workers=workers,
             size=size,
             wait=wait,
-            share=share,
+            share=1.0,
             rng=rng,
             on_close=self._note_close,
         )

@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.engine.handler import Batch, Message
 from nsqtools.errors import ServerError
-from nsqtools.names import Address
 from nsqtools.sinks.topic.rules import Rules
 from nsqtools.sinks.topic.sink import TopicSink
-from tests.support.archiving import Settled
+from tests.support.archiving import Settled, batch
 from tests.support.delivering import Letters
 from tests.support.scripted import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-SOURCE = Address("source", 4150)
+    from nsqtools.engine.handler import Batch
+
 TOO_BIG = ServerError("E_BAD_MESSAGE MPUB message too big")
 
 
@@ -73,19 +72,17 @@ class Relaying:
         )
 
     def batch(self, *bodies: bytes, topic: str = "t", **more: Any) -> Batch:
-        messages = [Message(b"%016x" % number, body, 1, 1) for number, body in enumerate(bodies, 1)]
-        more.setdefault("source", SOURCE)
-        return Batch(messages, self.fates, topic=topic, channel="c", **more)
+        return batch(*bodies, settled=self.fates, topic=topic, **more)
 
     async def handle(self, *bodies: bytes, **more: Any) -> Batch:
-        batch = self.batch(*bodies, **more)
-        await self.sink.handle(batch)
-        return batch
+        made = self.batch(*bodies, **more)
+        await self.sink.handle(made)
+        return made
 
     async def gave_up(self, *bodies: bytes, **more: Any) -> Batch:
-        batch = self.batch(*bodies, **more)
-        await self.sink.gave_up(batch)
-        return batch
+        made = self.batch(*bodies, **more)
+        await self.sink.gave_up(made)
+        return made
 
     async def drain(self) -> None:
         for topic in ("t", "u"):

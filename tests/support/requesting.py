@@ -1,4 +1,4 @@
-"""What the tests of requests share: messages, and a server's view of a request."""
+"""A server's view of a request."""
 
 from __future__ import annotations
 
@@ -7,19 +7,8 @@ from typing import TYPE_CHECKING
 
 import h11
 
-from nsqtools.engine.handler import Message
-
 if TYPE_CHECKING:
     import httpx
-
-ID = b"0123456789abcdef"
-TIME = 1_700_000_000_123_456_789
-
-
-def message(
-    body: bytes, *, identity: bytes = ID, timestamp: int = TIME, attempts: int = 1
-) -> Message:
-    return Message(identity, body, timestamp, attempts)
 
 
 def header(request: httpx.Request, name: str) -> str | None:

@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,24 +12,10 @@ from nsqtools.sinks.files.locks import Lock, obtain
 from tests.support.clock import elapse, virtual
 from tests.support.neighbour import holding
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "run" / "archive.lock")
-
-
-@pytest.fixture
-def with_text(path: str) -> Callable[[str], None]:
-    """Make the file, with this in it."""
-
-    def write(text: str) -> None:
-        Path(path).parent.mkdir()
-        Path(path).write_text(text)
-
-    return write
 
 
 def test_a_lock_is_taken_once_and_directories_are_made(path: str) -> None:
@@ -65,10 +50,9 @@ def test_a_named_lock_file_stays_and_its_directory_is_not_made(path: str) -> Non
     assert Lock(path, keep=True).acquire()
 
 
-def test_a_file_that_is_no_lock_file_keeps_its_text(
-    path: str, with_text: Callable[[str], None]
-) -> None:
-    with_text("records\n")
+def test_a_file_that_is_no_lock_file_keeps_its_text(path: str) -> None:
+    Path(path).parent.mkdir()
+    Path(path).write_text("records\n")
     with Lock(path, keep=True) as lock:
         assert lock.holder() == ""
     assert Path(path).read_text() == "records\n"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.arguments import make_endpoints, read_headers
 from nsqtools.sinks.http.signing import Signer
-from tests.support.requesting import header, message, receive
+from tests.support.archiving import message
+from tests.support.requesting import header, receive
 
 if TYPE_CHECKING:
     from pathlib import Path

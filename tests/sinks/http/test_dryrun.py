@@ -12,9 +12,9 @@ from nsqtools.errors import OutputError
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.dryrun import DryRun
 from nsqtools.sinks.stdout import Output
+from tests.support.archiving import message
 from tests.support.clock import virtual
 from tests.support.delivering import delivering
-from tests.support.requesting import message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

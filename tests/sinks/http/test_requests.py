@@ -17,7 +17,8 @@ from nsqtools.sinks.http.arguments import make_endpoints, read_headers
 from nsqtools.sinks.http.requests import MAX_IDS
 from nsqtools.sinks.http.signing import Signer
 from nsqtools.sinks.records import LengthPrefixed
-from tests.support.requesting import ID, TIME, header, message, receive
+from tests.support.archiving import START, message
+from tests.support.requesting import header, receive
 
 if TYPE_CHECKING:
     import httpx
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nsqtools.sinks.http.requests import Endpoint
 
 URL = "http://127.0.0.1:8080/hook"
+ID = b"%016x" % 1
 NOW = 1.7e9
 AGENT = (b"user-agent", f"nsqtools/{__version__}".encode())
 
@@ -72,7 +74,7 @@ class TestPost:
             (b"x-nsq-channel", b"web#ephemeral"),
             (b"x-nsq-id", ID),
             (b"x-nsq-attempts", b"3"),
-            (b"x-nsq-timestamp", str(TIME).encode()),
+            (b"x-nsq-timestamp", str(START).encode()),
             (b"content-length", b"7"),
         ]
 
@@ -130,7 +132,7 @@ class TestGet:
             (b"x-nsq-channel", b"web"),
             (b"x-nsq-id", ID),
             (b"x-nsq-attempts", b"1"),
-            (b"x-nsq-timestamp", str(TIME).encode()),
+            (b"x-nsq-timestamp", str(START).encode()),
         ]
 
     def test_every_byte_is_escaped_as_go_does(self) -> None:

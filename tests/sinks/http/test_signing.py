@@ -12,7 +12,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.signing import Signer
-from tests.support.requesting import message
+from tests.support.archiving import message
 
 if TYPE_CHECKING:
     from pathlib import Path

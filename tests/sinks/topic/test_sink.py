@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
@@ -12,11 +11,6 @@ from nsqtools.policy.pace import Pace
 from nsqtools.sinks.topic.rules import make_rules
 from tests.support.clock import elapse, virtual
 from tests.support.relaying import TOO_BIG, relaying, turns
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "nsqtools")
 
 
 def numbers(*span: int) -> list[bytes]:
@@ -259,22 +253,3 @@ class TestEnding:
             with pytest.raises(RuntimeError, match="a bug"):
                 run.sink.failed.result()
             assert run.fates.requeued == [(b"1", 0, False), (b"2", 0, False)]
-
-
-@virtual
-class TestCounts:
-    async def test_they_are_told_now_and_then_and_at_the_end(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        async with relaying(status_every=10) as run:
-            for _ in range(5):
-                for _ in range(6):
-                    await run.handle(b"x")
-                    await turns()
-                await elapse(0.5)
-            told = [text for text in caplog.messages if text.startswith("t -> T")]
-            assert [text.split()[3] for text in told] == ["10", "20"]
-            caplog.clear()
-        counts = "{0} received, {0} relayed, 0 filtered, 0 dead-lettered, 0 lost, 0 requeued"
-        ends = [f"t -> T: {counts.format(30)}", f"u -> U: {counts.format(0)}"]
-        assert caplog.messages == ends
