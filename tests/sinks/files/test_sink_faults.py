@@ -13,7 +13,7 @@ from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.archive import Archive
 from tests.support.clock import elapse, virtual
 from tests.support.faults import broken, file_limit
-from tests.support.sinking import SOON, Sinking, blocked, sinking, slow
+from tests.support.sinking import SOON, Sinking, blocked, counted, sinking, slow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +55,7 @@ class TestGoingOn:
                 assert running.finished == []
                 assert running.settled.requeued == [(b"one", 0, True), (b"two", 0, True)]
                 assert not running.sink.failed.done()
+                assert counted(running.sink) == [0, 0, 0, 2]
             (told,) = errors(caplog)
             assert told.startswith("topic events ")
             assert told.endswith(": Not a directory")

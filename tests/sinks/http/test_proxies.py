@@ -36,7 +36,6 @@ class Proxy:
         self.url = ""
         self.lines: list[str] = []
         self.heads: list[dict[str, str]] = []
-        self.bodies: list[bytes] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -45,8 +44,6 @@ class Proxy:
                 self.lines.append(lines[0])
                 fields = [line.partition(": ") for line in lines[1:] if line]
                 self.heads.append({name.lower(): value for name, _, value in fields})
-                size = int(self.heads[-1].get("content-length", 0))
-                self.bodies.append(await reader.readexactly(size))
                 answer = "403 No" if lines[0].startswith("CONNECT") else "204 Yes"
                 length = "" if answer.startswith("204") else "Content-Length: 0\r\n"
                 writer.write(f"HTTP/1.1 {answer}\r\n{length}\r\n".encode())
