@@ -218,6 +218,17 @@ class TestFaults:
         write(folder, b"2")
         assert bodies(file) == [b"1", b"2"]
 
+    def test_a_file_that_is_removed_meanwhile_is_an_error(
+        self, folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(folder, b"1")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", lambda fd: file.unlink())
+            with pytest.raises(OutputError, match=f"^{file}: "):
+                write(folder, b"2")
+        write(folder, b"2")
+        assert bodies(file) == [b"2"]
+
 
 class TestSharing:
     async def test_a_write_that_is_cancelled_ends_before_the_cancelling_does(

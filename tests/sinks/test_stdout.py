@@ -196,17 +196,6 @@ class TestPipe:
         assert settled.finished == []
         assert settled.requeued == [(b"first", 0, False), (LARGE, 0, False)]
 
-    async def test_a_named_pipe_that_nobody_reads_is_refused(self, tmp_path: Path) -> None:
-        path = str(tmp_path / "fifo")
-        os.mkfifo(path)
-        with device(path, os.O_RDONLY | os.O_NONBLOCK):
-            writer = os.open(path, os.O_WRONLY)
-        sink = StreamSink(writer, make_format())
-        with pytest.raises(OutputClosedError, match="standard output"):
-            await sink.open()
-        await sink.close()
-        os.close(writer)
-
     async def test_a_cancelled_write_finishes_nothing_and_leaves_the_sink_closable(
         self, pipe: Pipe, settled: Settled
     ) -> None:
@@ -266,19 +255,6 @@ class TestSocket:
                 sink.handle(batch(LARGE)),
             )
         assert (shown.count(b"x"), shown.count(b"y")) == (len(LARGE), len(LARGE))
-
-    async def test_a_peer_that_sends_something_or_ends_its_sending_still_reads(
-        self, ends: Ends, settled: Settled
-    ) -> None:
-        ours, theirs = ends
-        async with opened(ours.fileno()) as sink:
-            theirs.sendall(b"noise")
-            theirs.shutdown(socket.SHUT_WR)
-            await turns()
-            assert not sink.failed.done()
-            await sink.handle(batch(b"one", settled=settled))
-            assert theirs.recv(10) == b"one\n"
-        assert settled.finished == [b"one"]
 
 
 class TestFile:

@@ -9,9 +9,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from nsqtools.metrics import Measured
 from nsqtools.sinks.files.sink import FileSink
-from tests.support.archiving import Settled, batch, leave, make_rules
+from tests.support.archiving import Settled, batch, leave
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
 from tests.support.sinking import SOON, SlowSink, counted, make_archives, sinking, slow
@@ -256,27 +255,3 @@ class TestTopics:
             assert all(counted(running.sink, topic)[1:3] == [10, 60] for topic in topics)
         bodies = b"".join(running.published().values()).split()
         assert sorted(bodies) == sorted(running.finished) == [b"%05d" % n for n in range(500)]
-
-
-@virtual
-class TestCounts:
-    """Files, records, bytes and failures."""
-
-    async def test_published_files_count_with_their_records_and_bytes(self, tmp_path: Path) -> None:
-        leave(make_rules(tmp_path), b"one\ntorn", "events-000000.log")
-        async with sinking(tmp_path, topics=("events", "others")) as running:
-            assert isinstance(running.sink, Measured)
-            assert counted(running.sink, "others") == [0, 0, 0, 0]
-            assert counted(running.sink) == [1, 1, 4, 0]
-            await running.handle(b"one", b"three", starved=True)
-            await elapse(SOON)
-            assert counted(running.sink) == [1, 1, 4, 0]
-            running.sink.reopen()
-            await elapse(SOON)
-            assert counted(running.sink) == [2, 3, 14, 0]
-            await running.sink.drain("events")
-            await running.sink.join("events")
-            await running.handle(b"two")
-            await running.close()
-            assert counted(running.sink) == [3, 4, 18, 0]
-            assert counted(running.sink, "others") == [0, 0, 0, 0]

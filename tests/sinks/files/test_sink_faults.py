@@ -174,6 +174,18 @@ class TestFailing:
             with pytest.raises(ConfigError):
                 await running.close()
 
+    async def test_so_does_a_bug_between_two_steps(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            monkeypatch.setattr(Archive, "next_due", lambda *_, **__: 1 / 0)
+            await running.handle(b"one")
+            await elapse(SOON)
+            assert running.settled.requeued == [(b"one", 0, False)]
+            assert isinstance(running.sink.failed.exception(), ZeroDivisionError)
+            with pytest.raises(ZeroDivisionError):
+                await running.close()
+
     async def test_so_does_a_topic_that_cannot_be_left(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:
             await running.handle(b"one")
@@ -205,6 +217,17 @@ class TestEnding:
             assert len(running.locks()) == 1
         assert running.published() == {FIRST: b"one\n"}
         assert running.locks() == []
+
+    async def test_the_error_of_such_a_drain_is_that_of_the_end(
+        self, tmp_path: Path, out: Path
+    ) -> None:
+        async with sinking(tmp_path) as running:
+            slow(running, 5.0)
+            await running.handle(b"one")
+            with blocked(out):
+                await cancelled_drain(running)
+                with pytest.raises(OutputError):
+                    await running.close()
 
     async def test_a_topic_that_comes_back_waits_for_such_a_drain(self, tmp_path: Path) -> None:
         async with sinking(tmp_path) as running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsqtools.errors import OutputError
+from nsqtools.policy.verdicts import Statuses
 from tests.support.archiving import message
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import (
@@ -101,6 +102,14 @@ class TestBreaker:
             await elapse(0.5)
             assert len(running.finished) == 10
         assert running.requeued == []
+
+    async def test_a_message_that_is_refused_says_nothing_of_the_endpoint(self) -> None:
+        async with delivering(statuses=Statuses(drop_on="404")) as running:
+            running.web.next["a"] = [Answer(422)] * 6 + [Answer(404)] * 6
+            for _ in range(12):
+                await running.deliver(b"x")
+            await running.deliver(b"good")
+            assert running.finished[-1] == b"good"
 
 
 @virtual
