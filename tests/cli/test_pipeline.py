@@ -15,30 +15,20 @@ import pytest
 
 from nsqtools.cli.pipeline import querying
 from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.sources import (
-    connection_options,
-    layout,
-    schema_text,
-    servers,
-    source_options,
-)
+from nsqtools.cli.pipeline.sources import layout, source_options
 from nsqtools.cli.pipeline.streaming import Places
-from nsqtools.cli.pipeline.views import StepView, StreamView
+from nsqtools.cli.pipeline.views import StreamView
 from nsqtools.config import (
     InputOptions,
-    ProducerConfig,
-    QueryOptions,
-    QuerySourceOptions,
-    SparkOptions,
     StreamConfig,
     StreamOptions,
     StreamSourceOptions,
 )
-from nsqtools.errors import ConfigError, LockedError, RecordError, UnreachableError
+from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.spark import claims, folders, places, replayed
+from nsqtools.spark import claims, folders, replayed
 from nsqtools.spark.depths import Depths
-from nsqtools.spark.options import parse_sink, parse_source, with_secret
+from nsqtools.spark.options import parse_source
 from nsqtools.spark.progress import Progress
 from tests.support.golden import nobody
 from tests.support.spark import needs_spark
@@ -94,19 +84,6 @@ class TestOptions:
         assert made.auth_secret_file == str(tmp_path / "secret")
         assert made.client_id == "me"
 
-    def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
-        for continuous in (False, True):
-            options = StreamOptions(continuous=continuous)
-            made = source_options(
-                self.source(), options, StreamConfig(), master="local", staging="/"
-            )
-            assert parse_source(made).wait_for_servers == continuous
-
-    def test_nsqlookupds_take_the_place_of_nsqds(self) -> None:
-        made = self.made(StreamConfig(), lookupd_http_address=("l:1", "http://m:2"))
-        assert parse_source(made).lookupds == ("l:1", "http://m:2")
-        assert not parse_source(made).nsqds
-
     def test_a_secret_goes_to_executors_of_this_machine_by_the_environment(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -119,21 +96,11 @@ class TestOptions:
         made = self.made(StreamConfig(auth_secret_env="MINE"), master="yarn")
         assert parse_source(made).auth_secret_env == "MINE"
 
-    def test_a_sink_gets_what_is_not_its_default(self) -> None:
-        config = ProducerConfig(publish_timeout=2.0, snappy=True, mode="all")
-        source = QuerySourceOptions(nsqd_tcp_address=("a:1",))
-        made = {"topic": "t", **servers(source), **connection_options(config, "local")}
-        settings = parse_sink(made)
-        assert settings.nsqds == (Address("a", 1),)
-        assert (settings.config.publish_timeout, settings.config.snappy) == (2.0, True)
-        assert settings.config.mode == "all"
-
-    def test_a_secret_that_is_not_there_is_named_by_its_flag(self) -> None:
-        made = connection_options(StreamConfig(auth_secret_file="/no/secret"), "local")
-        source = {"subscribe": "t", "channel": "c", "stagingLocation": "/s"}
-        for settings in (parse_source(made | source), parse_sink(made | {"topic": "t"})):
-            with pytest.raises(ConfigError, match=r"^--auth-secret-file /no/secret: "):
-                with_secret(settings)
+    def test_records_of_inputs_are_laid_out_as_to_file_has_them(self) -> None:
+        assert layout(InputOptions()) is None
+        found = layout(InputOptions(input_format="raw", delimiter="\\0"))
+        assert found
+        assert (found.format, found.delimiter) == ("raw", b"\0")
 
     def test_state_is_in_the_output_unless_told(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -147,37 +114,6 @@ class TestOptions:
         given = StreamOptions(checkpoint="hdfs://n/c", staging="/s")
         assert Places.of(given, "s3a://b/lake/") == ("s3a://b/lake/", "hdfs://n/c", "/s")
         assert Places.of(StreamOptions(), "hdfs://n/l").staging == "hdfs://n/l/_nsqtools/staging"
-
-    def test_a_schema_may_be_in_a_file(self, tmp_path: Path) -> None:
-        (tmp_path / "schema").write_text("a INT")
-        assert schema_text(str(tmp_path / "schema")) == "a INT"
-        assert schema_text("a INT") == "a INT"
-        assert schema_text("") == ""
-        with pytest.raises(ConfigError, match=r"--schema schema\.json"):
-            schema_text("schema.json")
-
-    def test_records_of_inputs_are_laid_out_as_to_file_has_them(self) -> None:
-        assert layout(InputOptions()) is None
-        found = layout(InputOptions(input_format="raw", delimiter="\\0"))
-        assert found
-        assert (found.format, found.delimiter) == ("raw", b"\0")
-
-    def test_a_result_goes_where_a_place_is_given(self) -> None:
-        assert QueryOptions().kind == "console"
-        assert QueryOptions(output="d").kind == "parquet"
-        assert QueryOptions(output="d", format="json").kind == "json"
-        assert QueryOptions(destination_topic="t").kind == "topic"
-
-    def test_properties_of_spark_have_names(self) -> None:
-        assert SparkOptions(conf=("a=1", "b=x=y", "a=2")).properties == {"a": "2", "b": "x=y"}
-
-    def test_masters_are_those_that_spark_knows(self) -> None:
-        known = ["local[2]", "local[*]", "local[*, 4]", "local-cluster[2,1,1024]", "yarn"]
-        for master in [*known, "spark://a:7077,b:7077", "k8s://https://kubernetes.default.svc"]:
-            assert SparkOptions(master=master).master == master
-        for master in ("foo", "local[x]", "spark:a"):
-            with pytest.raises(ConfigError, match="--master"):
-                SparkOptions(master=master)
 
 
 class Pipeline:
@@ -252,18 +188,10 @@ def started(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("args", "culprit"),
     [
-        ((*ARCHIVE, *["--nsqd-http-address", "a:1"] * 2), "--nsqd-http-address"),
-        ((*ARCHIVE, "--schema", "none.json"), "--schema none.json"),
-        ((*ARCHIVE, "--staging", "s3a://b/s"), "staging s3a://b/s"),
         ((*ARCHIVE, "--lock", "no/x.lock"), "--lock no/x.lock"),
         ((*ARCHIVE, "--checkpoint", "/dev/null/c"), "--checkpoint /dev/null/c"),
         ((*ARCHIVE, "--output", "/dev/null/x"), "--output /dev/null/x"),
-        ((*ARCHIVE, "--master", "local[x]"), "--master local[x]"),
-        ((*ASK, "--destination-topic", "u"), "--checkpoint"),
         ((*ASK, "--staging", "hdfs://n/s"), "--staging hdfs://n/s"),
-        ((*SQL, "--input", "x"), "--input x"),
-        (("compact", "--input", ".", "--output", "d"), "--output d"),
-        (("compact", "--input", ".", "--output", ".."), "--input ."),
         (("replay", "--input", "x", "--topic", "t", "--staging", "s"), "--input x"),
     ],
 )
@@ -349,18 +277,6 @@ def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_a
     assert replayed.load(staged[0], chosen)
 
 
-def test_a_damaged_file_is_named(pipeline: Pipeline) -> None:
-    def damaged(*_: object) -> None:
-        raise RecordError("lake/a.log.gz: the file ends in a member")
-
-    (pipeline.folder / "lake").mkdir()
-    pipeline.spark(session)
-    pipeline.patch("spark.compact.compact", damaged)
-    code, _, err = pipeline(*COMPACT)
-    assert (code, err.count("\n")) == (1, 1)
-    assert err.startswith("nsqtools: lake/a.log.gz: ")
-
-
 def test_a_service_tells_of_servers_that_fall_silent_and_goes_on(pipeline: Pipeline) -> None:
     """It works until it has asked nsqd three times; a run that is no service asks no more."""
     begun, done = threading.Event(), threading.Event()
@@ -415,7 +331,6 @@ def test_nsqd_is_looked_for_before_spark_starts(pipeline: Pipeline) -> None:
     ("command", "packages"),
     [
         ((*ARCHIVE, "--snappy"), ["pyarrow", "snappy"]),
-        (ARCHIVE, ["pyarrow"]),
         ((*SQL, "--input", "lake"), ["pyarrow"]),
         ((*SQL, "--input", "lake", "--destination-topic", "u", "--snappy"), ["pyarrow", "snappy"]),
     ],
@@ -620,19 +535,6 @@ def test_missing_java_is_an_error_that_says_which_is_needed(
         assert (code, "Java 17" in err) == (2, True)
 
 
-def test_a_table_of_the_file_serves_all_commands_of_the_group(
-    nsqtools: Called, tmp_path: Path
-) -> None:
-    (tmp_path / "c.toml").write_text(
-        '[pipeline]\nmaster = "local[3]"\n'
-        '[pipeline.archive]\noutput = "hdfs://n/lake"\ncheckpoint = "state"\n'
-    )
-    shown = nsqtools("config", "show", "--json", "--config", "c.toml", "pipeline", "archive")[1]
-    values = {row["option"]: row["value"] for row in json.loads(shown)}
-    assert (values["master"], values["output"]) == ("local[3]", "hdfs://n/lake")
-    assert values["checkpoint"] == str(tmp_path / "state")
-
-
 class TestCheckpoint:
     @pytest.fixture
     def checkpoint(self, tmp_path: Path) -> Path:
@@ -681,24 +583,8 @@ class TestCheckpoint:
         ledger.prepare(Offset("0" * 32, 2, (Quota("t", "a:1", 1),)))
         assert not self.settled(checkpoint)
 
-    def test_two_runs_never_have_one_checkpoint(self, checkpoint: Path) -> None:
-        with (
-            claims.only_one(str(checkpoint)),
-            pytest.raises(LockedError, match="--checkpoint"),
-            claims.only_one(str(checkpoint)),
-        ):
-            pass
-        with claims.only_one(str(checkpoint)):
-            pass
-
 
 class TestPlaces:
-    def test_a_path_is_one_of_this_machine_whatever_sparks_default_is(self) -> None:
-        assert places.as_url("/a b/c") == "file:///a b/c"
-        assert places.as_url("file:/a") == places.as_url("file:///a") == "file:///a"
-        for remote in ("hdfs://n/a", "s3a://b/a"):
-            assert places.as_url(remote) == remote
-
     def test_of_what_killed_writers_left_a_query_removes_its_own_alone(
         self, tmp_path: Path
     ) -> None:
@@ -713,16 +599,6 @@ class TestPlaces:
         names = {f".spark-staging-{number}" for number in numbers}
         assert set(os.listdir(tmp_path)) == {*names, f"batch={mine}-00000001"}
 
-    def test_an_output_that_cannot_be_written_is_a_mistake_of_the_command_line(
-        self, tmp_path: Path
-    ) -> None:
-        (tmp_path / "file").touch()
-        with pytest.raises(ConfigError, match=r"--output .*/file: "):
-            folders.check_output(str(tmp_path / "file"), "--output")
-        folders.check_output("s3a://b/x", "--output")
-        folders.check_output(str(tmp_path / "new/lake"), "--output")
-        assert not (tmp_path / "new").exists()
-
 
 class TestViews:
     def progress(self, **values: Any) -> Progress:
@@ -736,12 +612,6 @@ class TestViews:
         assert numbers(view.line) == ["900"]
         assert numbers(view.summary) == ["900", "100", "1"]
 
-    def test_rows_of_a_query_are_no_messages_that_were_left_out(self) -> None:
-        view = StreamView()
-        line = view.add(self.progress(rows=24, written=0, lag=None))
-        assert numbers(line) == ["3", "24", "0", "48", "20", "0.5"]
-        assert numbers(view.summary) == ["24", "0", "1"]
-
     def test_what_went_wrong_is_logged_once_in_each_wording(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -749,35 +619,6 @@ class TestViews:
         for notes in (("a: lost",), ("a: lost", "b: late"), ("b: late",), ()):
             view.add(self.progress(notes=notes))
         assert caplog.messages == ["a: lost", "b: late"]
-
-    def test_metrics_are_those_that_are_known(self) -> None:
-        view = StreamView("archived")
-        assert [metric.samples[0].value for metric in view.metrics()] == [0, 0, 0]
-        view.add(self.progress())
-        view.add(self.progress(lag=None))
-        values = {metric.name: metric.samples[0].value for metric in view.metrics()}
-        assert values == {
-            "nsqtools_pipeline_batches_total": 2,
-            "nsqtools_pipeline_received_total": 2000,
-            "nsqtools_pipeline_written_total": 1800,
-            "nsqtools_pipeline_batch_seconds": 0.5,
-            "nsqtools_pipeline_backlog": 20,
-        }
-
-    def test_a_step_is_told_once_and_measured(self) -> None:
-        view = StepView()
-        assert list(view.metrics()) == []
-        assert view.add(("reading", 0, 10)) == "reading"
-        assert view.add(("reading", 5, 10)) == ""
-        assert numbers(view.line) == ["5", "10"]
-        name = "nsqtools_pipeline_step"
-        assert {each.name: each.samples for each in view.metrics()} == {
-            name: [({"step": "reading"}, 1)],
-            f"{name}_done": [({}, 5)],
-            f"{name}_size": [({}, 10)],
-        }
-        view.add(("verifying", 0, 0))
-        assert [each.name for each in view.metrics()] == [name, f"{name}_done"]
 
 
 def numbers(text: str) -> list[str]:
