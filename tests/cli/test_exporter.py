@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-import pytest
-
 from nsqtools.cli.metrics import render, served
 from nsqtools.cli.stats.exporting import cluster_metrics
 from nsqtools.cli.stats.serve import Exporter
@@ -15,7 +13,7 @@ from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.replies import ChannelStats, Latency, NsqdStats, TopicStats
 from tests.support.clock import elapse, virtual
-from tests.support.metrics import get, kinds, values
+from tests.support.metrics import get, values
 
 if TYPE_CHECKING:
     from nsqtools.metrics import Metric
@@ -96,17 +94,6 @@ class TestScrapes:
         await elapse(100.0)
         assert cluster.now == 0
 
-    @virtual
-    async def test_it_is_closed_with_its_poll(self) -> None:
-        cluster = Cluster(takes=60.0)
-        exporter = Exporter(cluster.look)
-        scrape = asyncio.ensure_future(exporter.collect())
-        await elapse(1.0)
-        await exporter.close()
-        assert cluster.now == 0
-        with pytest.raises(asyncio.CancelledError):
-            await scrape
-
     async def test_what_cannot_be_had_is_503(self) -> None:
         async def late() -> list[Metric]:
             raise UnreachableError("no poll within 5s")
@@ -156,11 +143,4 @@ class TestMetrics:
             ("nsq_channel_paused", *here): 1,
             ("nsq_channel_e2e_latency_seconds", "c", "a:1", "0.5", "t"): 0.25,
             ("nsq_channel_e2e_latency_seconds", "c", "a:1", "1", "t"): 2,
-        }
-
-    def test_counters_are_those_whose_names_say_so(self) -> None:
-        found = kinds(render(cluster_metrics(SNAPSHOT))[0].decode())
-        nsq = {name: kind for name, kind in found.items() if name.startswith("nsq_")}
-        assert {name for name, kind in nsq.items() if kind == "counter"} == {
-            name for name in nsq if name.endswith("_total")
         }

@@ -61,13 +61,6 @@ def test_twice_verbose_adds_time_and_logger_on_stderr(capsys: pytest.CaptureFixt
     assert len(first[1]) == len("12:00:00.000")
 
 
-def test_configuring_again_replaces_and_does_not_add(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure(LogOptions())
-    logs.configure(LogOptions(verbose=1))
-    log.warning("once")
-    assert capsys.readouterr().err == "nsqtools: warning: once\n"
-
-
 def test_control_characters_can_neither_drive_a_terminal_nor_forge_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -82,11 +75,7 @@ def test_control_characters_can_neither_drive_a_terminal_nor_forge_a_line(
 def test_any_text_becomes_one_printable_line(text: str) -> None:
     line = one_line(text)
     assert line.isprintable()
-    assert line == text or not text.isprintable()
-
-
-def test_readable_text_of_any_language_stays_as_it_is() -> None:
-    assert one_line("größer 大きい 🙂") == "größer 大きい 🙂"
+    assert (line == text) == text.isprintable()
 
 
 def crash() -> None:
@@ -148,20 +137,6 @@ def test_json_carries_extra_fields_of_any_type(capsys: pytest.CaptureFixture[str
         "nsqd": ["h", 1],
         "path": "x",
     }
-
-
-def test_json_names_an_exception_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs.configure(LogOptions(log_format="json"))
-    crash()
-    (record,) = records(capsys)
-    assert record["exception"] == "KeyError: 'x'"
-    assert "traceback" not in record
-    monkeypatch.setenv("NSQTOOLS_DEBUG", "1")
-    crash()
-    (record,) = records(capsys)
-    assert record["traceback"].startswith("Traceback")
 
 
 def test_other_packages_are_heard_from_warnings_on_and_in_the_same_form(

@@ -10,7 +10,7 @@ import pytest
 
 from nsqtools.cli.run import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
-from nsqtools.errors import ConfigError, LockedError, OutputError, PeerError, UnreachableError
+from nsqtools.errors import ConfigError, OutputError, PeerError, UnreachableError
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, errors, refusing, start, time
 from tests.support.scripted import Network, undisturbed
@@ -122,19 +122,6 @@ async def test_if_all_topics_are_refused_the_first_error_ends_the_run() -> None:
         await start(sink, nsqd, topics=["a", "b"])
     assert time() < 1
     assert sink.said == ["open", "close"]
-
-
-@virtual
-async def test_a_topic_that_another_process_has_stops_no_other_but_all_of_them_do() -> None:
-    nsqd, sink = Network().nsqd(), Gathering()
-    sink.locked = {"a"}
-    assert await start(sink, nsqd, topics=["a", "b"], max_duration=130.0) == 1
-    assert sink.said == ["open", "drain b", "close"]
-    assert sink.joined == ["a", "b", "a", "a"]
-    sink = Gathering()
-    sink.locked = {"a", "b"}
-    with pytest.raises(LockedError, match="a is locked"):
-        await start(sink, nsqd, topics=["a", "b"])
 
 
 @virtual

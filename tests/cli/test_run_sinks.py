@@ -8,12 +8,16 @@ import signal
 
 import pytest
 
-from nsqtools.errors import ConfigError, NSQError, OutputError
+from nsqtools.errors import ConfigError, LockedError, NSQError, OutputError
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, errors, start, time
 from tests.support.scripted import Network, undisturbed
 
-TROUBLE = [OutputError("bad.log: Permission denied"), ConfigError("..: makes no file name")]
+TROUBLE = [
+    OutputError("bad.log: Permission denied"),
+    ConfigError("..: makes no file name"),
+    LockedError("bad.lock is locked"),
+]
 
 
 @pytest.mark.parametrize("error", TROUBLE)

@@ -54,11 +54,6 @@ def test_the_header_comes_again_each_25_samples_of_which_the_first_is_no_line() 
     assert [n for n, header in enumerate(found) if header] == [0, 24, 49]
 
 
-def test_rates_that_are_not_known_are_no_numbers() -> None:
-    unknown = report(row(ingress=None, egress=None))
-    assert Lines(single=True).add(unknown).splitlines()[-1].split()[:2] == ["-", "-"]
-
-
 def test_notes_follow_the_columns_only_where_there_are_any() -> None:
     lines = Lines(single=True)
     lines.add(one())
@@ -78,18 +73,6 @@ def test_several_rows_have_their_names_behind_and_a_blank_line_after_them() -> N
     assert channel.split()[14:] == ["t", "c"]
     assert blank == ""
     assert lines.add(both).split("\n")[:3] == [topic, channel, ""]
-
-
-def test_a_header_does_not_part_a_report() -> None:
-    lines = Lines(single=False)
-    many = report(*(row(channel=f"c{n}") for n in range(30)))
-    for _ in range(2):
-        text = lines.add(many).splitlines()
-        assert [n for n, line in enumerate(text) if "ingress" in line] == [1]
-
-
-def test_nothing_to_tell_is_no_text() -> None:
-    assert Lines(single=False).add(report()) == ""
 
 
 def test_names_cannot_forge_lines() -> None:
@@ -247,9 +230,3 @@ def test_a_table_has_numbers_to_the_right_and_cuts_the_longest_names() -> None:
         f"{'u':<20}  {'-':<14}       7",
     ]
     assert aligned(rows, range(2, 3), 80, "…")[1].startswith("t" * 30)
-
-
-def test_a_table_that_has_no_room_keeps_its_numbers() -> None:
-    rows = [("topic", "channel", "n", "notes"), ("t" * 30, "c" * 30, "12,345", "paused")]
-    (_, line) = aligned(rows, range(2, 3), 10, "~")
-    assert line == f"{'t' * 11}~  {'c' * 11}~  12,345  paused"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.run import consume
 from nsqtools.config import ConsumerConfig, SourceOptions, StopOptions
-from nsqtools.errors import LockedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 class Gathering:
     """A sink that settles only when it is told to, and notes what it is told and when.
 
-    ``opening`` and ``draining`` are awaited where the sink does that. Topics that are ``locked``,
-    or have an error in ``unready`` or ``stuck``, cannot be joined or drained. If it ``is_eager`` it
-    settles when nsqd is starved, too; its first ``failing_flushes`` give everything back.
+    ``opening`` and ``draining`` are awaited where the sink does that. Topics that have an error in
+    ``unready`` or ``stuck`` cannot be joined or drained. If it ``is_eager`` it settles when nsqd is
+    starved, too; its first ``failing_flushes`` give everything back.
     """
 
     def __init__(self, act: Callable[[], Awaitable[object]] | None = None) -> None:
@@ -35,7 +34,6 @@ class Gathering:
         self.flushed: list[float] = []
         self.bodies: list[bytes] = []
         self.joined: list[str] = []
-        self.locked: set[str] = set()
         self.waiting: set[str] = set()
         self.unready: dict[str, NSQError] = {}
         self.stuck: dict[str, NSQError] = {}
@@ -54,8 +52,6 @@ class Gathering:
 
     async def join(self, topic: str) -> None:
         self.joined.append(topic)
-        if topic in self.locked:
-            raise LockedError(f"{topic} is locked")
         if topic in self.waiting:
             await asyncio.Event().wait()
         if error := self.unready.get(topic):
