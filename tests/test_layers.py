@@ -258,11 +258,3 @@ for name in sys.argv[1:]:
 def test_every_module_can_be_imported_alone() -> None:
     names = [f"nsqtools.{name}".removesuffix(".__init__") for name in sources("nsqtools")]
     assert run_python(IMPORT_EACH_ALONE, *names) == ""
-
-
-def test_http_is_loaded_without_a_command_line_of_its_own() -> None:
-    modules = "import nsqtools.net.http, nsqtools.sinks.http.transport, sys; print(*sys.modules)"
-    loaded = set(run_python(modules).split())
-    assert {"httpx", "click", "pygments", "rich", "httpx._main"} & loaded == {"httpx"}
-    later = "import nsqtools.net.http; from httpx import _main; print(_main.main.name)"
-    assert run_python(later) == "main\n"

@@ -10,7 +10,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 import click
 import pytest
@@ -24,7 +23,6 @@ from tests.support import picture
 from tests.support.command_lines import commands, parse
 from tests.support.eventually import eventually
 from tests.support.servers import drained
-from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,9 +37,7 @@ PROSE = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", FENCE.sub("", README), flag
 CODE = re.findall(r"`` (.+?) ``|`([^`\n]+)`", PROSE)
 INLINE = [double or single for double, single in CODE]
 
-DEMO = "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/nsqtools demo"
 OPTION = re.compile(r"--?[a-z][\w-]*")
-TESTS = r"python3 -m venv .* && \.venv/bin/pytest"  # how .ci/run finds it
 
 
 def blocks(*languages: str) -> list[str]:
@@ -144,13 +140,6 @@ def test_every_link_leads_somewhere() -> None:
             assert (ROOT / link.partition("#")[0]).exists(), link
 
 
-def test_the_set_up_commands_stand_there_once() -> None:
-    lines = README.splitlines()
-    assert [line for line in lines if re.fullmatch(r"python3 -m venv .* demo", line)] == [DEMO]
-    assert len([line for line in lines if re.fullmatch(TESTS, line)]) == 1
-    assert README.count("&& .venv/bin/pytest") == README.count("&& .venv/bin/nsqtools demo") == 1
-
-
 def test_the_exit_codes_are_those_of_the_program() -> None:
     section = README.partition("\n## Exit status\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \| (.+) \|$", section, re.MULTILINE)
@@ -213,22 +202,3 @@ def test_the_picture_shows_each_step_of_the_demo() -> None:
     for step in STEPS:
         for text in (step.story, f"$ {step.line}", step.expected):
             assert "".join(text.split())[: picture.WIDTH // 2] in shown
-
-
-@pytest.mark.full("a whole demo with Spark takes half a minute")
-def test_the_picture_shows_what_the_demo_prints_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs_spark("the picture of the demo")
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", java_options())
-    assert picture.difference() == [], "python -m tests.support.picture makes it anew"
-
-
-def test_the_picture_stands_by_itself() -> None:
-    svg = picture.PICTURE.read_text(encoding="utf-8")
-    assert f"]({picture.PICTURE.relative_to(ROOT)})" in README
-    assert len(svg.encode()) < 40_000
-    tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(svg).iter()}
-    assert tags <= {"svg", "title", "style", "defs", "clipPath", "rect", "g", "text", "circle"}
-    assert set(re.findall(r"url\((.)|(@\w+|href)|(https?://\S+)", svg)) == {
-        ("#", "", ""),
-        ("", "", 'http://www.w3.org/2000/svg"'),
-    }

@@ -167,31 +167,9 @@ def test_a_candidate_is_its_kind_its_text_and_its_help(nsqtools_cli: Cli) -> Non
 
 
 @pytest.mark.parametrize(
-    ("shell", "text", "completed", "before"),
-    [
-        ("fish", None, "--mode=round-robin", "--tls-cert="),
-        ("zsh", None, "round-robin", ""),
-        ("bash", "ro", "round-robin", ""),  # = breaks words
-        ("bash", "--mode=ro", "--mode=round-robin", "--tls-cert="),  # it does not
-    ],
-)
-def test_what_follows_an_equals_sign_suits_the_shell(
-    nsqtools_cli: Cli, shell: str, text: str | None, completed: str, before: str
-) -> None:
-    env = {} if text is None else {TEXT: text}
-    shown = press(nsqtools_cli, "nsqtools pub --mode=ro", shell, env)
-    assert shown == f"plain\t{completed}\t\n"
-    env = {} if text is None else {TEXT: text.replace("mode", "tls-cert")}
-    shown = press(nsqtools_cli, "nsqtools pub --tls-cert=ro", shell, env)
-    assert shown == f"file\tro\t{before}\n"
-
-
-@pytest.mark.parametrize(
     "line",
     [
         "",
-        "nsqtools",
-        "nsqtools tail --config /no/such/file --topic ",
         "nsqtools tail --config /no/such/file --profile ",
         "nsqtools tail --config broken.toml --topic ",
         "nsqtools tail --lookupd-http-address :::: --nsqd-http-address 127.0.0.1:1 --topic ",

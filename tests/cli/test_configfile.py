@@ -105,10 +105,15 @@ def test_options_without_a_flag_stand_under_their_name_or_as_pairs_of_go_nsq(
     assert found["write-timeout"] == ("2s", "file", "b.toml: [tail]: consumer-opt")
 
 
-def test_a_table_of_a_group_serves_its_commands(shown: Shown, write: Write) -> None:
+def test_a_table_of_a_group_serves_its_commands(
+    shown: Shown, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = ["--config", write("[lookup]\njson = true\n[lookup.nodes]\njson = false\n")]
     assert shown("lookup", "topics", *file)["json"] == (True, "file", "b.toml: [lookup]")
     assert shown("lookup", "nodes", *file)["json"] == (False, "file", "b.toml: [lookup.nodes]")
+    monkeypatch.setenv("NSQTOOLS_LOOKUP_NODES_JSON", "true")
+    wanted = (True, "environment", "NSQTOOLS_LOOKUP_NODES_JSON")
+    assert shown("lookup", "nodes", *file)["json"] == wanted
 
 
 def test_a_weaker_value_gives_way_to_one_that_excludes_it(shown: Shown, write: Write) -> None:
@@ -116,24 +121,9 @@ def test_a_weaker_value_gives_way_to_one_that_excludes_it(shown: Shown, write: W
     found = shown("tail", *file, "--deflate", "--nsqd-tcp-address", "n:4150")
     assert (found["snappy"][0], found["deflate"][0]) == (False, True)
     assert (found["lookupd-http-address"][0], found["nsqd-tcp-address"][0]) == ([], ["n:4150"])
-
-
-@pytest.mark.parametrize(
-    ("key", "args"),
-    [
-        ("json = true", ["--format", "%s"]),
-        ("format = '%s'", ["--json"]),
-        ("null = true", ["--length-prefix"]),
-        ("delimiter = ';'", ["-0"]),
-        ("print-topic = true", ["--json"]),
-    ],
-)
-def test_a_format_on_the_command_line_puts_that_of_the_file_out_of_force(
-    shown: Shown, write: Write, key: str, args: list[str]
-) -> None:
-    found = shown("tail", "--config", write(f"[tail]\n{key}\n"), *args)
-    assert found[key.partition(" ")[0]][1] == "default"
-    assert found[args[0].removeprefix("--").replace("-0", "null")][1] == "flag"
+    file = ["--config", write("[tail]\nformat = '%s'\ndelimiter = ';'\n")]
+    assert shown("tail", *file, "--json")["format"][1] == "default"
+    assert shown("tail", *file, "-0")["delimiter"][1] == "default"
 
 
 def test_paths_of_a_file_are_relative_to_it_and_know_the_home_directory(

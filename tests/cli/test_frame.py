@@ -189,18 +189,6 @@ def test_a_traceback_is_shown_only_when_debugging(
     assert said.endswith("\nnsqtools: refused\n")
 
 
-def test_sigint_ends_a_command_silently_with_130() -> None:
-    waiting = program("print('ready', flush=True); import signal; signal.pause()")
-    with subprocess.Popen(
-        waiting, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate()
-    assert (process.returncode, stderr) == (130, "")
-
-
 @pytest.fixture
 def closed_pipe() -> int:
     reading, writing = os.pipe()

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.config import ClientConfig
 from nsqtools.config.option import Options, option, option_class
 from nsqtools.errors import ConfigError
@@ -155,20 +154,6 @@ def test_a_value_is_never_taken_for_an_option(values: list[str]) -> None:
     assert run(*go)[1]["where"].topic == tuple(values)
 
 
-@given(st.lists(st.sampled_from(["-n", "-n5", "-kv", "--topic", "a", "--keep", "-", "-o", "-kn"])))
-def test_what_click_accepts_already_is_left_alone(args: list[str]) -> None:
-    command = click.Command("x", params=_params(What, Where))
-    assert gnu_spelling(click.Context(command), args, command.params) == args
-
-
-def _params(*classes: type[Options]) -> list[click.Parameter]:
-    @options(**{cls.title.lower(): cls for cls in classes})
-    def function() -> None:
-        pass
-
-    return click.command(function).params
-
-
 @pytest.mark.parametrize(
     ("args", "culprits"),
     [
@@ -217,27 +202,6 @@ def test_variables_give_several_values_booleans_and_counts() -> None:
 def test_a_wrong_variable_is_named() -> None:
     assert "NSQTOOLS_TAIL_WAIT" in refusal(env={"NSQTOOLS_TAIL_WAIT": "soon"})
     assert "NSQTOOLS_READ_TIMEOUT" in refusal(env={"NSQTOOLS_READ_TIMEOUT": "1h"}, client=Client)
-
-
-def test_a_command_below_a_group_has_the_groups_name_in_its_variables() -> None:
-    got: list[Where] = []
-
-    @click.group()
-    def root() -> None:
-        pass
-
-    @root.group("look-up")
-    def look_up() -> None:
-        pass
-
-    @look_up.command(cls=Command)
-    @options(where=Where)
-    def topics(where: Where) -> None:
-        got.append(where)
-
-    env = {"NSQTOOLS_LOOK_UP_TOPICS_ADDRESS": "here"}
-    assert CliRunner().invoke(root, ["look-up", "topics"], env=env).exit_code == 0
-    assert got == [Where(address="here")]
 
 
 def test_a_commands_own_defaults_replace_those_of_the_class() -> None:

@@ -27,10 +27,8 @@ from nsqtools.config import (
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark import claims, folders, replayed
-from nsqtools.spark.depths import Depths
 from nsqtools.spark.options import parse_source
 from nsqtools.spark.progress import Progress
-from tests.support.golden import nobody
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
@@ -275,56 +273,6 @@ def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_a
     (told,) = pipeline.warnings
     assert "2,000" in told
     assert replayed.load(staged[0], chosen)
-
-
-def test_a_service_tells_of_servers_that_fall_silent_and_goes_on(pipeline: Pipeline) -> None:
-    """It works until it has asked nsqd three times; a run that is no service asks no more."""
-    begun, done = threading.Event(), threading.Event()
-    asked = 0
-
-    class Silent(Depths):
-        async def ask(self) -> dict[tuple[str, str], int]:
-            nonlocal asked
-            assert begun.wait(60)
-            found = await super().ask()
-            asked += 1
-            if asked == 3:
-                done.set()
-            return found
-
-    def archive(*_: object, **__: object) -> None:
-        begun.set()
-        assert done.wait(60)
-
-    pipeline.waits(1)
-    pipeline.spark(session)
-    pipeline.patch("cli.pipeline.streaming.note_java", lambda *_: None)
-    pipeline.patch("spark.archive.archive", archive)
-    pipeline.patch("cli.pipeline.streaming.Depths", Silent)
-    pipeline.patch("cli.pipeline.streaming._LOOK", 0.0)
-    with nobody() as names:
-        silent = names["NOBODY"]
-        given = ("--nsqd-tcp-address", silent, "--nsqd-http-address", silent)
-        assert pipeline(*ARCHIVE, "--continuous", *given)[0] == 0
-        (warned,) = pipeline.warnings
-        assert f"nsqd {silent}: " in warned
-        done.clear()
-        asked = 4
-        threading.Timer(0.1, done.set).start()
-        assert pipeline(*ARCHIVE, *given)[0] == 0
-        assert asked == 4
-
-
-def test_nsqd_is_looked_for_before_spark_starts(pipeline: Pipeline) -> None:
-    with nobody() as names:
-        silent = ("--nsqd-tcp-address", names["NOBODY"])
-        code, out, err = pipeline(*ARCHIVE, *silent, "-q")
-        assert (code, out, err.count("\n")) == (3, "", 1)
-        assert names["NOBODY_HTTP"] in err
-        assert list(pipeline.folder.iterdir()) == []
-        (pipeline.folder / "lake").mkdir()
-        code, out, err = pipeline(*REPLAY, *silent)
-        assert (code, out, names["NOBODY"] in err) == (3, "", True)
 
 
 @pytest.mark.parametrize(

@@ -188,21 +188,6 @@ def consumed() -> Report:
     return replace(one(), consumers=consumers)
 
 
-def test_consumers_have_lines_of_their_own(consumed: Report) -> None:
-    _, titles, first, second, blank = (
-        Lines(single=True, consumers=True).add(consumed).split("\n")[:5]
-    )
-    assert titles.split()[:2] == ["rdy", "inflt"]
-    assert first.split() == [
-        *("100", "2", "|", "2", "-", "|", "20", "10", "|", "yes", "snappy", "-", "|"),
-        *("t", "c", NSQD, "host", "agent/1", "(x)"),
-    ]
-    assert second.split()[9:12] == ["-", "deflate", "yes"]
-    assert blank == ""
-    assert first.index("|") == titles.index("|")
-    assert first.rindex("|") == titles.rindex("|")
-
-
 def test_consumers_in_csv_and_json(consumed: Report) -> None:
     first, second = csv.DictReader(io.StringIO(Csv(consumers=True).add(consumed)))
     assert (first["hostname"], first["user_agent"], first["tls"]) == ("host", "agent/1 (x)", "true")

@@ -1,7 +1,7 @@
-"""``python -m tests.support.picture [--check]``: the terminal picture at the top of README.md.
+"""``python -m tests.support.picture`` makes the terminal picture at the top of README.md anew.
 
 It shows what ``nsqtools demo`` prints on a terminal, with fixed values for what changes from run to
-run. With ``--check`` nothing is written, and a text that differs is exit status 1.
+run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import time
-from difflib import unified_diff
 from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,24 +187,5 @@ def _environment() -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", "COLUMNS": str(WIDTH)}
 
 
-def difference() -> list[str]:
-    """How the text of the committed picture differs from that of a run of the demo."""
-    committed = text_lines(PICTURE.read_text(encoding="utf-8")) if PICTURE.exists() else []
-    return list(unified_diff(committed, text_lines(make()), "demo.svg", "demo", lineterm=""))
-
-
-def main(argv: Sequence[str]) -> int:
-    if argv == ["--check"]:
-        differs = difference()
-        print("".join(f"{line}\n" for line in differs), end="")
-        return 1 if differs else 0
-    if argv:
-        print(__doc__)
-        return 2
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(make(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    PICTURE.write_text(make(), encoding="utf-8")
