@@ -255,6 +255,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.full("each of the modules is a process that imports what it needs")
 def test_every_module_can_be_imported_alone() -> None:
     names = [f"nsqtools.{name}".removesuffix(".__init__") for name in sources("nsqtools")]
     assert run_python(IMPORT_EACH_ALONE, *names) == ""

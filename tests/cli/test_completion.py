@@ -188,18 +188,6 @@ def test_whatever_is_wrong_goes_unsaid(nsqtools_cli: Cli, tmp_path: Path, line: 
         assert press(nsqtools_cli, line, "bash", {TEXT: "", **servers}) == ""
 
 
-def test_profiles_are_those_of_the_file_that_is_meant(nsqtools_cli: Cli, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.toml").write_text(f"[profile.{name}]\n")
-    env = {"NSQTOOLS_CONFIG": str(tmp_path / "one.toml")}
-    assert press(nsqtools_cli, "nsqtools tail --profile ", env=env) == "plain\tone\t\n"
-    line = "nsqtools tail --config two.toml --profile="
-    assert press(nsqtools_cli, line, env=env) == "plain\t--profile=two\t\n"
-    env |= {"NSQTOOLS_TAIL_CONFIG": "two.toml", "NSQTOOLS_TAIL_PROFILE": "gone"}
-    assert press(nsqtools_cli, "nsqtools tail --profile ", env=env) == "plain\ttwo\t\n"
-    assert press(nsqtools_cli, "nsqtools pub --profile ", env=env) == "plain\tone\t\n"
-
-
 HEAVY = {
     *("asyncio", "concurrent.futures", "difflib", "email", "http", "httpx", "logging"),
     *("multiprocessing", "pathlib", "pyarrow", "pyspark", "rich", "snappy", "socket", "ssl"),

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.cli.docgen import documents, fill, main
+from nsqtools.cli.docgen import documents, main
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.tree import Node, walk
 from tests.support.loaded import run_python
@@ -57,16 +57,6 @@ def test_what_is_written_passes_the_check_and_what_differs_is_named_and_left(
         "man/nsqtools.1",
     ]
     assert files(tmp_path) == before
-
-
-def test_the_readme_gets_commands_and_options_between_its_markers() -> None:
-    text = fill(MARKERS, NODES)
-    assert text.startswith("# x\n<!-- commands -->\n| command |")
-    assert "<!-- /commands -->\nand\n<!-- options -->\n" in text
-    assert "\nold\n" not in text
-    assert fill(text, NODES) == text
-    for node in LEAVES:
-        assert f"| `{node.words}` | {node.summary} |" in text
 
 
 def test_the_commands_do_not_load_the_generator() -> None:

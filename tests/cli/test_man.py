@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from nsqtools.cli import cli
 from nsqtools.cli.docgen import documents
-from nsqtools.cli.facts import about, flagless, keys
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tomlpage import EXAMPLE
@@ -67,34 +66,13 @@ def test_every_option_is_described_with_its_variables_and_key(node: Node) -> Non
     for each in node.options:
         flag = re.compile(rf"Fl {re.escape(each.opts[-1][1:])}(?![\w-])")
         entry = next(e for e in text.split("\n.It ") if flag.search(e.split("\n")[0]))
-        first, *body = entry.split("\n")
         for name in (*each.opts, *each.secondary_opts):
-            assert f"Fl {name[1:]}" in first
+            assert f"Fl {name[1:]}" in entry.split("\n")[0]
         if isinstance(each, ConfigOption):
-            check_facts(node, each, "\n".join(body))
+            for variable in variables(node.ctx, each.name, shared=each.shared):
+                assert f".Ev {variable} " in entry
+            assert (f".Cm {flag_name(each.name)} ." in entry) == each.declared.in_file
     assert section(PAGES[f"{node.page}.1"], "ARGUMENTS").count(".It ") == len(node.arguments)
-
-
-@EACH_NODE
-def test_every_option_without_a_flag_is_described_too(node: Node) -> None:
-    text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
-    options = flagless(node)
-    for each in options:
-        alike = [other for other in options if other.name == each.name]
-        _, *entries = text.split(f"\n.It Cm {each.name} ")
-        assert len(entries) == len(alike)
-        check_facts(node, each, re.split(r"\n\.(?:It|El)\b", entries[alike.index(each)])[0])
-
-
-def check_facts(node: Node, each: ConfigOption, entry: str) -> None:
-    facts = about(each)
-    words = " ".join(entry.split())
-    assert not facts.default or f"Default: {facts.default}." in words
-    assert not facts.range or f"Range: {facts.range}." in words
-    assert ("Required." in words) == facts.required
-    for variable in variables(node.ctx, each.name, shared=each.shared):
-        assert f".Ev {variable} " in entry
-    assert (f".Cm {flag_name(each.name)} ." in entry) == each.declared.in_file
 
 
 @EACH_PAGE
@@ -103,21 +81,6 @@ def test_every_reference_leads_to_a_page(name: str) -> None:
     assert targets
     assert {f"{page}.{number}" for page, number in targets} - set(PAGES) == set()
     assert len(re.findall(r"^\.Xr", section(PAGES[name], "SEE ALSO"), re.MULTILINE)) >= 1
-
-
-def test_every_key_of_every_table_is_in_the_page_of_the_file() -> None:
-    text = plain(PAGES["nsqtools.toml.5"])
-    shared, *tables = re.split(r"^\.Ss ", section(text, "TABLES"), flags=re.MULTILINE)[1:]
-    for node in NODES:
-        table = node.words.partition(" ")[2].replace(" ", ".")
-        if not keys(node):
-            continue
-        body = next(t for t in tables if f"[{table}]" in t.replace("\n", " "))
-        for name in keys(node):
-            key = flag_name(name)
-            if f"\n.It Cm {key} No =" not in body:
-                assert f"\n.It Cm {key} No =" in shared
-                assert re.search(rf"[ \n]{key}[,.]", body.split("And of [defaults]:")[1])
 
 
 def test_the_example_of_the_file_passes_the_check(tmp_path: Path) -> None:

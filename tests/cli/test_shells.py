@@ -24,7 +24,6 @@ from nsqtools.cli.completion import scripts
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.examples import LINES
-from tests.support.golden import nobody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,13 +172,10 @@ def shell(request: pytest.FixtureRequest, home: Path) -> Iterator[Shell]:
 def test_commands_options_and_choices_are_completed(shell: Shell) -> None:
     assert shell.tab("ta") == ["tail"]
     assert shell.tab("lookup ch") == ["lookup", "channels"]
-    assert shell.tab("help lo") == ["help", "lookup"]
     assert shell.tab("pub --mo") == ["pub", "--mode"]
     assert shell.tab("pub --mode ro") == ["pub", "--mode", "round-robin"]
     assert shell.tab("pub --mode=ro") == ["pub", "--mode=round-robin"]
     assert shell.tab("tail --verbose --log-f") == ["tail", "--verbose", "--log-format"]
-    assert shell.tab("completion f") == ["completion", "fish"]
-    assert shell.tab("pub -mode ro") == ["pub", "-mode", "round-robin"]
     assert shell.tab("pub -mode=ro") == ["pub", "-mode=round-robin"]
 
 
@@ -222,7 +218,6 @@ def test_topics_and_channels_are_those_that_nsqlookupd_knows(
         (f"tail {known} --topic or", "orders"),
         (f"tail {known} --topic=ev", "--topic=events#ephemeral"),
         (f"tail {known} -topic events#", "events#ephemeral"),
-        (f"tail {known} -topic=ev", "-topic=events#ephemeral"),
         (f"tail {known} -topic orders --channel ", "archive"),
         (f"tail {known} --topic events#ephemeral --channel=l", "--channel=live#ephemeral"),
         (f"lookup channels {known} ord", "orders"),
@@ -236,26 +231,14 @@ def completes(shell: Shell, line: str, last: str) -> bool:
     return shell.tab(line) == [*given, last]
 
 
-def test_without_an_answer_nothing_is_completed_and_nothing_shown(shell: Shell) -> None:
-    with nobody() as names:
-        line = f"tail --lookupd-http-address {names['NOBODY']} --topic ev"
-        shown, words = shell.look(line)
-    assert words == line.split()
-    assert_quiet(shell, shown, line)
-
-
 @pytest.mark.parametrize("name", SHELLS)
 def test_a_program_that_fails_shows_nothing(name: str, home: Path) -> None:
     (home / "bin" / "nsqtools").write_text(BROKEN)
     with Shell(name, home) as shell:
         shown, words = shell.look("ta")
     assert words == ["ta"]
-    assert_quiet(shell, shown, "ta")
-
-
-def assert_quiet(shell: Shell, shown: str, line: str) -> None:
     if shell.name == "bash":
-        assert shown == f"nsqtools {line}\ngot<"
+        assert shown == "nsqtools ta\ngot<"
     assert shown.count("\n") == 1
     assert not re.search(r"rror|Traceback|nsqtools:", shown)
 

@@ -97,24 +97,6 @@ def test_sparklines_hold_what_was_and_forget_what_is_gone() -> None:
     assert "▁▅█" not in shown(view)[2]
 
 
-@pytest.mark.parametrize(
-    ("interval", "count", "span"),
-    [
-        (2.0, 1, "0s"),
-        (2.0, 22, "42s"),
-        (60.0, 1000, "29m"),
-    ],
-)
-def test_the_title_of_sparklines_tells_how_far_back_they_go(
-    interval: float, count: int, span: str
-) -> None:
-    view = ViewState(interval)
-    for number in range(count):
-        view.update(report(row(), monotonic=1000 + number * interval))
-    for title in ("depth", "in/s", "out/s"):
-        assert f"{title}, {span} " in f"{shown(view)[1]} "
-
-
 def test_narrow_windows_lose_sparklines_first_and_names_are_cut_last() -> None:
     view = ViewState(2.0)
     view.update(report(row("a" * 30, "b" * 30, depth=123)))
@@ -241,11 +223,6 @@ def test_a_key_that_goes_on_no_more_is_one_key(begun: bytes, key: str) -> None:
     assert keys.release() == [key]
     assert keys.release() == []
     assert keys.feed(b"A") == ["A"]
-
-
-def test_a_character_may_come_in_parts() -> None:
-    keys = Keys()
-    assert [keys.feed(bytes([each])) for each in "€x".encode()] == [[], [], ["€"], ["x"]]
 
 
 @given(st.lists(st.binary(max_size=8)))

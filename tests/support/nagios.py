@@ -14,7 +14,7 @@ STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _FIRST = re.compile(rf"NSQ ({'|'.join(STATES)}) - ([^|]*[^| ])(?: \| (.*))?")
-_RANGE = re.compile(rf"(@?)(?:(~|{_NUMBER})?:)?({_NUMBER})?")
+_RANGE = re.compile(rf"(?:(~|{_NUMBER})?:)?({_NUMBER})?")
 _DATUM = re.compile(
     rf"(?:'(?P<quoted>[^'=|]+)'|(?P<bare>[^' =|]+))=(?P<value>{_NUMBER}|U)(?P<unit>[A-Za-z%]*)"
     rf"(?:;(?P<warn>[^; ]*)(?:;(?P<crit>[^; ]*)"
@@ -25,11 +25,10 @@ _UNITS = ("", "s", "us", "ms", "%", "B", "KB", "MB", "GB", "TB", "c")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What is fine, ends included; or what is not, if it is ``inside`` that alerts."""
+    """What is fine, ends included."""
 
     low: float
     high: float
-    inside: bool = False
 
     @classmethod
     def read(cls, text: str) -> Range | None:
@@ -37,15 +36,15 @@ class Range:
             return None
         match = _RANGE.fullmatch(text)
         assert match, f"{text!r} is no range"
-        assert text not in ("@", "~:"), f"{text!r} is no range"
-        inside, low, high = match.groups()
+        assert text != "~:", f"{text!r} is no range"
+        low, high = match.groups()
         start = -math.inf if low == "~" else float(low or 0)
         end = math.inf if high is None else float(high)
         assert start <= end, f"{text!r} goes backwards"
-        return cls(start, end, bool(inside))
+        return cls(start, end)
 
     def alerts(self, value: float) -> bool:
-        return (self.low <= value <= self.high) is self.inside
+        return not self.low <= value <= self.high
 
 
 @dataclass(frozen=True, slots=True)
