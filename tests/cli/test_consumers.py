@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
-from nsqtools.cli.consumers import Consumers
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import ConfigError
 from tests.support.clock import elapse, virtual
-from tests.support.gathering import Gathering, refusing
+from tests.support.gathering import Gathering, consumers, refusing
 from tests.support.scripted import Network, ScriptedNsqd
 
-
-def consumers(sink: Gathering, **limits: Any) -> Consumers:
-    return Consumers(
-        sink,
-        ConsumerConfig(max_in_flight=10),
-        count=0,
-        retry=60.0,
-        all_fail=False,
-        **limits,
-        on_reached=bool,
-        silence=None,
-    )
+CONFIG = ConsumerConfig(max_in_flight=10)
 
 
 def subscription(nsqd: ScriptedNsqd, topic: str = "t") -> Subscription:
@@ -43,7 +30,7 @@ async def test_a_topic_that_appears_again_while_it_is_drained_is_consumed_after_
     sink.draining = lambda: elapse(20)
     if not consumed_before:
         nsqd.refuses = refusing("t")
-    topics = consumers(sink)
+    topics = consumers(sink, CONFIG)
     topics.add(subscription(nsqd))
     await elapse(1)
     topics.drop("t")
@@ -64,7 +51,7 @@ async def test_a_topic_that_appears_again_while_it_is_drained_is_consumed_after_
 @pytest.mark.parametrize(("topics", "nsqds"), [(1, 1), (10, 0), (40, 1), (500, 3)])
 def test_the_limit_that_is_advised_is_enough_and_not_much_too_high(topics: int, nsqds: int) -> None:
     def needed(limit: int) -> int:
-        run = consumers(Gathering(), limit=limit, files=3)
+        run = consumers(Gathering(), CONFIG, limit=limit, files=3)
         try:
             run.check([nsqds] * topics)
         except ConfigError as error:
@@ -81,7 +68,7 @@ def test_the_limit_that_is_advised_is_enough_and_not_much_too_high(topics: int, 
 async def test_a_topic_for_which_too_few_files_may_be_open_waits_for_one_to_go() -> None:
     nsqd, sink = Network().nsqd(), Gathering()
     await sink.open()
-    topics = consumers(sink, limit=32, files=3)  # 30 less 24 is one topic
+    topics = consumers(sink, CONFIG, limit=32, files=3)  # 30 less 24 is one topic
     topics.add(subscription(nsqd))
     topics.add(subscription(nsqd, "more"))
     await elapse(1)
@@ -101,7 +88,7 @@ async def test_a_topic_that_more_nsqds_have_than_files_may_be_open_for_takes_non
     network, sink = Network(), Gathering()
     nsqds = [network.nsqd(name) for name in "abcdefgh"]
     await sink.open()
-    topics = consumers(sink, limit=32, files=3)
+    topics = consumers(sink, CONFIG, limit=32, files=3)
     topics.add(Subscription(topic="t", channel="c", nsqds=tuple(each.address for each in nsqds)))
     await elapse(1)
     assert topics.unreached() == ["t"]

@@ -1,7 +1,10 @@
-"""The generated documents are those that are committed, and every command's help has its parts."""
+"""What is generated of the commands: help, manual pages, and what README.md has of them."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tomllib
 from pathlib import Path
 
 import click
@@ -11,8 +14,11 @@ from click.testing import CliRunner
 from nsqtools.cli import cli
 from nsqtools.cli.docgen import documents, main
 from nsqtools.cli.options import ConfigOption
+from nsqtools.cli.settings import variables
+from nsqtools.cli.tomlpage import EXAMPLE
 from nsqtools.cli.tree import Node, walk
-from tests.support.loaded import run_python
+from nsqtools.config.option import flag_name
+from tests.support.binaries import needs
 
 ROOT = Path(__file__).parents[2]
 MARKERS = """\
@@ -25,8 +31,13 @@ old
 <!-- /options -->
 """
 NODES = walk(cli)
-LEAVES = [node for node in NODES if not isinstance(node.command, click.Group)]
 EACH_NODE = pytest.mark.parametrize("node", NODES, ids=lambda node: node.page)
+PAGES = {
+    name.rpartition("/")[2]: text
+    for name, text in documents(Path("/nowhere")).items()
+    if name.startswith("man/")
+}
+EACH_PAGE = pytest.mark.parametrize("name", PAGES)
 
 
 def files(root: Path) -> dict[str, str]:
@@ -59,18 +70,6 @@ def test_what_is_written_passes_the_check_and_what_differs_is_named_and_left(
     assert files(tmp_path) == before
 
 
-def test_the_commands_do_not_load_the_generator() -> None:
-    script = (
-        "import click, sys\n"
-        "from nsqtools.cli import cli\n"
-        "for name in cli.table: cli.get_command(click.Context(cli), name)\n"
-        "print(*sys.modules)"
-    )
-    names = ("docgen", "manpages", "tomlpage", "roff", "facts", "starter")
-    generator = {f"nsqtools.cli.{name}" for name in names}
-    assert not generator & set(run_python(script).split())
-
-
 @EACH_NODE
 def test_help_begins_with_one_sentence_and_groups_the_options(node: Node) -> None:
     done = CliRunner().invoke(cli, [*node.words.split()[1:], "--help"])
@@ -85,3 +84,63 @@ def test_help_begins_with_one_sentence_and_groups_the_options(node: Node) -> Non
         section = done.output.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         assert option.opts[-1].removeprefix("--") in section
     assert "\nOptions:\n" not in done.output
+
+
+def test_the_wheel_puts_each_page_into_its_section() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    shared = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    installed = {source: place for source, place in shared.items() if source.startswith("man/")}
+    assert installed == {f"man/{name}": f"share/man/man{name[-1]}/{name}" for name in PAGES}
+
+
+def plain(text: str) -> str:
+    """A page's source without the escapes that keep characters as they are."""
+    escapes = {r"\-": "-", r"\%": "", r"\&": "", r"\(aq": "'", r"\(ti": "~", r"\e": "\\"}
+    for escaped, char in escapes.items():
+        text = text.replace(escaped, char)
+    return text
+
+
+def section(text: str, title: str) -> str:
+    """One section of a page's source."""
+    found = re.search(rf"^\.Sh {title}\n(.*?)(?=^\.Sh |\Z)", text, re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+@EACH_PAGE
+def test_mandoc_has_nothing_to_say(name: str) -> None:
+    command = [needs("mandoc", "that manual pages are valid mdoc(7)"), "-Tlint", "-W", "warning"]
+    done = subprocess.run(command, input=PAGES[name], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@EACH_NODE
+def test_every_option_is_described_with_its_variables_and_key(node: Node) -> None:
+    text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
+    assert node.options
+    for each in node.options:
+        flag = re.compile(rf"Fl {re.escape(each.opts[-1][1:])}(?![\w-])")
+        entry = next(e for e in text.split("\n.It ") if flag.search(e.split("\n")[0]))
+        for name in (*each.opts, *each.secondary_opts):
+            assert f"Fl {name[1:]}" in entry.split("\n")[0]
+        if isinstance(each, ConfigOption):
+            for variable in variables(node.ctx, each.name, shared=each.shared):
+                assert f".Ev {variable} " in entry
+            assert (f".Cm {flag_name(each.name)} ." in entry) == each.declared.in_file
+    assert section(PAGES[f"{node.page}.1"], "ARGUMENTS").count(".It ") == len(node.arguments)
+
+
+@EACH_PAGE
+def test_every_reference_leads_to_a_page(name: str) -> None:
+    targets = re.findall(r"\bXr (\S+) (\d)", PAGES[name])
+    assert targets
+    assert {f"{page}.{number}" for page, number in targets} - set(PAGES) == set()
+    assert len(re.findall(r"^\.Xr", section(PAGES[name], "SEE ALSO"), re.MULTILINE)) >= 1
+
+
+def test_the_example_of_the_file_passes_the_check(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(EXAMPLE)
+    done = CliRunner().invoke(cli, ["config", "check", str(file)])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert EXAMPLE in plain(PAGES["nsqtools.toml.5"])

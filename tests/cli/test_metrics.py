@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.cli.consumers import Consumers
 from nsqtools.cli.metrics import of_consumers, served
 from nsqtools.config import ConsumerConfig, MetricsOptions
 from nsqtools.engine.membership import Subscription
@@ -18,7 +17,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import Address
 from tests.support.clock import elapse, virtual
-from tests.support.gathering import Gathering
+from tests.support.gathering import Gathering, consumers
 from tests.support.metrics import get, kinds, values
 from tests.support.scripted import Network, undisturbed
 
@@ -148,15 +147,8 @@ class Running:
     def __init__(self, nsqd: ScriptedNsqd, **config: object) -> None:
         self.sink = Gathering()
         self._nsqd = nsqd
-        self.consumers = Consumers(
-            self.sink,
-            ConsumerConfig(max_in_flight=100, reconnect_delay=1.0).with_values(**config),
-            count=0,
-            retry=60.0,
-            all_fail=False,
-            on_reached=bool,
-            silence=None,
-        )
+        usual = ConsumerConfig(max_in_flight=100, reconnect_delay=1.0)
+        self.consumers = consumers(self.sink, usual.with_values(**config))
 
     async def add(self) -> None:
         await self.sink.open()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.consumers import Consumers
 from nsqtools.cli.run import consume
 from nsqtools.config import ConsumerConfig, SourceOptions, StopOptions
 
@@ -103,6 +104,20 @@ def start(
     hangup = stop.pop("hangup", None)
     return asyncio.create_task(
         consume(source, "c", config, StopOptions(**stop), sink, hangup=hangup)
+    )
+
+
+def consumers(sink: Gathering, config: ConsumerConfig, **limits: Any) -> Consumers:
+    """What adds, drops and counts topics of a run that tries again every minute."""
+    return Consumers(
+        sink,
+        config,
+        count=0,
+        retry=60.0,
+        all_fail=False,
+        **limits,
+        on_reached=bool,
+        silence=None,
     )
 
 
