@@ -228,8 +228,25 @@ def test_with_stdout_closed_no_other_file_takes_its_place() -> None:
     assert "Bad file descriptor" in done.stderr
 
 
+LOGS = """\
+import logging
+from nsqtools.cli import logs
+from nsqtools.config import LogOptions
+logs.configure(LogOptions())
+for _ in range(100): logging.getLogger("nsqtools.x").error("x" * 1000)
+print("data")
+"""
+
+
 @pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
-def test_a_stderr_that_takes_nothing_does_not_change_the_exit_code(stderr: str) -> None:
-    body = "sys.stderr.isatty()\nraise ConfigError('x')"
+@pytest.mark.parametrize(("end", "code"), [("return 0", 0), ("raise ConfigError('x')", 2)])
+def test_a_stderr_that_takes_nothing_costs_only_the_lines(stderr: str, end: str, code: int) -> None:
+    body = f"sys.stderr.isatty()\n{LOGS}{end}"
     done = run("sh", "-c", f'"$@" {stderr}', "sh", *program(body))
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (code, "data\n")
+
+
+def test_a_reader_of_stderr_that_went_away_does_not_end_the_run() -> None:
+    gone = "reading, writing = os.pipe()\nos.close(reading)\nos.dup2(writing, 2)\n"
+    done = run(*program(gone + LOGS))
+    assert (done.returncode, done.stdout) == (0, "data\n")

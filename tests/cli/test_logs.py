@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,6 @@ from nsqtools.cli.exits import one_line
 from nsqtools.config import LogOptions
 from nsqtools.errors import ConfigError, ConnectError
 from nsqtools.names import Address
-
-ROOT = Path(__file__).parents[2]
 
 log = logging.getLogger("nsqtools.engine.consumer")
 
@@ -152,37 +148,6 @@ def test_other_packages_are_heard_from_warnings_on_and_in_the_same_form(
     assert capsys.readouterr().err == (
         "nsqtools: Task exception was never retrieved: ValueError: lost\n"
     )
-
-
-def run(code: str, stderr: str = "") -> subprocess.CompletedProcess[str]:
-    program = (
-        "import logging, sys, click\n"
-        "from nsqtools.cli import logs\n"
-        "from nsqtools.cli.exits import run\n"
-        "from nsqtools.config import LogOptions\n"
-        "log = logging.getLogger('nsqtools.x')\n"
-        f"@click.group(invoke_without_command=True)\ndef cli():\n {code}\n"
-        "sys.exit(run(cli, []))"
-    )
-    shell = ["sh", "-c", f'exec "$@" {stderr}', "sh", sys.executable, "-c", program]
-    return subprocess.run(shell, capture_output=True, text=True, cwd=ROOT, check=False)
-
-
-@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full", "2>/dev/null"])
-def test_a_stderr_that_takes_nothing_costs_only_the_lines(stderr: str) -> None:
-    done = run(
-        "logs.configure(LogOptions()); [log.error('x' * 1000) for _ in range(100)]; print('data')",
-        stderr,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "data\n", "")
-
-
-def test_a_reader_of_stderr_that_went_away_does_not_end_the_run() -> None:
-    done = run(
-        "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 2); "
-        "logs.configure(LogOptions()); [log.error('x') for _ in range(100)]; print('data')"
-    )
-    assert (done.returncode, done.stdout) == (0, "data\n")
 
 
 def test_a_log_call_that_is_itself_wrong_shows_no_traceback(

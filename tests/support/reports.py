@@ -23,21 +23,14 @@ def row(
     ingress: float | None = 0.0,
     egress: float | None = 0.0,
     missing: int = 0,
-    nodes: int = 1,
     paused: bool = False,
 ) -> Row:
     """Counters that differ from each other, so that columns cannot be mistaken."""
     totals = Counters(70, 50, 60, depth, depth // 2, 3, 4, 8, paused)
-    return Row(topic, channel, totals, nodes, missing, ingress, egress, 0.5, 0.25, nodes)
+    return Row(topic, channel, totals, 1, missing, ingress, egress, 0.5, 0.25, 1)
 
 
-def report(
-    *rows: Row,
-    at: float = 1_700_000_000.0,
-    silent: bool = False,
-    lookupd: bool = False,
-    monotonic: float = 1.0,
-) -> Report:
+def report(*rows: Row, silent: bool = False, lookupd: bool = False) -> Report:
     """Of one nsqd that answers; also, if ``silent``, of one that does not."""
     nodes = {NSQD: Node(NSQD, f"http://{NSQD}", Address("127.0.0.1", 4150), "host", "1.3.0")}
     failures = {}
@@ -46,5 +39,5 @@ def report(
         failures[SILENT] = REFUSED
     stats = {NSQD: NsqdStats("1.3.0", "OK", 5, ())}
     lookupds = {LOOKUPD: HTTPError("connection refused", Address("127.0.0.1", 4161))}
-    snapshot = Snapshot(monotonic, stats, failures, nodes, lookupds if lookupd else {})
-    return Report(at, 2.0, rows, None, {}, snapshot)
+    snapshot = Snapshot(1.0, stats, failures, nodes, lookupds if lookupd else {})
+    return Report(1_700_000_000.0, 2.0, rows, None, {}, snapshot)
