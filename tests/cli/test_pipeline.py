@@ -82,6 +82,14 @@ class TestOptions:
         assert made.auth_secret_file == str(tmp_path / "secret")
         assert made.client_id == "me"
 
+    def test_a_service_waits_for_servers_once_one_was_heard(self) -> None:
+        for continuous in (False, True):
+            options = StreamOptions(continuous=continuous)
+            made = source_options(
+                self.source(), options, StreamConfig(), master="local", staging="/"
+            )
+            assert parse_source(made).wait_for_servers == continuous
+
     def test_a_secret_goes_to_executors_of_this_machine_by_the_environment(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
