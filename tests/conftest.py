@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from nsqtools.cli.exits import report_through
 from tests.support import binaries
 from tests.support.authd import Authd
 from tests.support.process import Cli
@@ -181,6 +183,19 @@ def full(request: pytest.FixtureRequest) -> bool:
     """Whether tests are run at their full sizes."""
     given: bool = request.config.option.full
     return given
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that is run in this process sets up logging; later tests must not be mute."""
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    root, own = logging.getLogger(), logging.getLogger("nsqtools")
+    before = root.handlers[:], root.level, own.level
+    yield
+    root.handlers[:], level, own_level = before
+    root.setLevel(level)
+    own.setLevel(own_level)
+    report_through(None)
 
 
 @pytest.fixture(scope="session")

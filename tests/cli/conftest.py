@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.cli import cli
-from nsqtools.cli.exits import report_through, run
+from nsqtools.cli.exits import run
 from tests.support.process import neutral
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.process import Called
 
 
 @pytest.fixture(autouse=True)
-def _neutral(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variables of whoever runs the tests, and no logging that a command left set up."""
+def _neutral(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variables of whoever runs the tests."""
     for name in set(os.environ) - set(neutral()):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(logging, "raiseExceptions", True)
-    root, own = logging.getLogger(), logging.getLogger("nsqtools")
-    before = root.handlers[:], root.level, own.level
-    yield
-    root.handlers[:], level, own_level = before
-    root.setLevel(level)
-    own.setLevel(own_level)
-    report_through(None)
 
 
 @pytest.fixture
