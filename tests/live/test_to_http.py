@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.support.binaries import Nsq
     from tests.support.posting import Posting
     from tests.support.process import Cli
-    from tests.support.servers import Nsqd, Nsqlookupd
+    from tests.support.servers import Nsqd
     from tests.support.webserver import Request
 
 EVERY_BYTE = bytes(range(256))
@@ -37,10 +37,9 @@ EVERY_BYTE = bytes(range(256))
     [
         ("-post={url}post",),
         ("--post={url}a", "-post", "{url}b", "-mode=round-robin", "-content-type=text/x; a=b"),
-        ("-post={url}a", "-post={url}b", "-mode", "epsilon-greedy", "-header=X-Own: some: text"),
         ("-get={url}get?a=%s", "-header", "X-Own: 1", "--header=X-Other: 2", "-sample=1.0"),
     ],
-    ids=["defaults", "round-robin", "epsilon-greedy", "get"],
+    ids=["defaults", "round-robin", "get"],
 )
 def test_nsq_to_https_flags_make_the_same_requests(
     nsqtools_cli: Cli, nsqd: Nsqd, nsq: Nsq, topic: str, flags: Sequence[str]
@@ -115,82 +114,35 @@ def test_requests_tell_what_they_carry_and_the_log_tells_no_secret(posting: Post
         assert secret not in poster.said
 
 
-def _lines(body: bytes) -> list[bytes]:
-    assert body.endswith(b"\n")
-    return body.splitlines()
-
-
-def _array(body: bytes) -> list[bytes]:
-    return [json.dumps(each).encode() for each in json.loads(body)]
-
-
-def prefixed(body: bytes) -> list[bytes]:
-    found = []
-    while body:
-        end = 4 + int.from_bytes(body[:4])
-        found.append(body[4:end])
-        body = body[end:]
-    return found
-
-
-FORMATS = {
-    "ndjson": (_lines, "application/x-ndjson"),
-    "json-array": (_array, "application/json"),
-    "length-prefixed": (prefixed, "application/octet-stream"),
-}
-
-
-@pytest.mark.parametrize(
-    ("form", "method"),
-    [("ndjson", "none"), ("json-array", "gzip"), ("length-prefixed", "none")],
-)
-def test_batches_hold_every_message_once(posting: Posting, form: str, method: str) -> None:
-    read, content_type = FORMATS[form]
-    posting.publish(b'{"n": %d}' % number for number in range(105))
-    options = "--batch", "10", "--batch-format", form, "--compress", method, "-n", "3"
-    with WebServer() as web:
-        posting.start("--post", web.url(), *options).finish()
-        counts = Counter[bytes]()
-        sizes = []
-        for request in web.requests:
-            told = request.headers
-            body = gzip.decompress(request.body) if method == "gzip" else request.body
-            assert told.get("content-encoding", "none") == method
-            assert told["content-type"] == content_type
-            bodies = read(body)
-            assert int(told["x-nsq-count"]) == len(bodies) == len(request.ids)
-            counts.update(bodies)
-            sizes.append(len(bodies))
-        assert counts == {b'{"n": %d}' % number: 1 for number in range(105)}
-        assert set(web.deliveries.values()) == {1}
-        assert max(sizes) == 10
-        assert len(sizes) < 30
-
-
-def test_signatures_are_what_another_implementation_of_standard_webhooks_expects(
-    posting: Posting,
-) -> None:
-    """With two secrets while they rotate, over what is compressed, and the same id each time."""
+def test_batches_hold_every_message_once_and_are_signed_with_all_secrets(posting: Posting) -> None:
+    """Another implementation of Standard Webhooks verifies what is compressed."""
     old, new, stranger = (
         f"whsec_{base64.b64encode(letter * 32).decode()}" for letter in (b"o", b"n", b"s")
     )
     file = posting.folder / "secrets"
     file.write_text(f"# the new one first\n{new}\n{old}\n")
-    posting.publish([b'{"a": "\xc3\xa9"}', b"[]", b"3"])
-    with WebServer(per_message(Answer(status=500))) as web:
-        options = "--sign-secret-file", str(file), "--compress", "gzip", "-vv"
-        poster = posting.start("--post", web.url(), *options)
+    posting.publish(b'{"n": %d}' % number for number in range(105))
+    options = "--batch", "10", "--batch-format", "json-array", "--compress", "gzip", "-n", "3"
+    with WebServer() as web:
+        poster = posting.start(
+            "--post", web.url(), *options, "-vv", "--sign-secret-file", str(file)
+        )
         poster.finish()
-        requests = web.requests
-        assert list(web.deliveries.values()) == [2, 2, 2]
-    for request in requests:
-        body = gzip.decompress(request.body)
-        for secret in (old, new):
-            assert Webhook(secret).verify(body, request.headers) == json.loads(body)
-        for wrong, data in ((stranger, body), (old, body + b" ")):
+        numbers = []
+        for request in web.requests:
+            told = request.headers
+            assert told["content-encoding"] == "gzip"
+            assert told["content-type"] == "application/json"
+            body = gzip.decompress(request.body)
+            batch = json.loads(body)
+            assert int(told["x-nsq-count"]) == len(batch) == len(request.ids) <= 10
+            numbers += [each["n"] for each in batch]
+            for secret in (old, new):
+                assert Webhook(secret).verify(body, told) == batch
             with pytest.raises(WebhookVerificationError):
-                Webhook(wrong).verify(data, request.headers)
-    assert len({(each.headers["webhook-id"], *each.ids) for each in requests}) == 3
+                Webhook(stranger).verify(body, told)
+        assert sorted(numbers) == list(range(105))
+        assert len(web.requests) < 30
     assert "whsec" not in poster.said
     assert old[6:] not in poster.said
 
@@ -213,14 +165,6 @@ def test_redirects_are_followed_but_credentials_do_not_go_to_another_server(
     assert requests[2].headers["host"] == f"127.0.0.1:{other.address.port}"
 
 
-def test_a_sample_is_delivered_and_the_rest_finished(posting: Posting) -> None:
-    posting.numbers(1000)
-    with WebServer() as web:
-        posting.start("--post", web.url(), "--sample", "0.3").finish()
-        assert set(web.deliveries.values()) == {1}
-        assert abs(len(web.deliveries) - 300) <= 100
-
-
 def test_concurrency_is_limited_in_all_and_by_endpoint(posting: Posting) -> None:
     posting.numbers(100)
     with WebServer() as one, WebServer() as other:
@@ -237,12 +181,13 @@ def test_concurrency_is_limited_in_all_and_by_endpoint(posting: Posting) -> None
         assert len(both) == both.total() == 100
 
 
-def test_the_rate_is_limited(posting: Posting) -> None:
-    posting.numbers(30)
+def test_a_sample_is_delivered_at_a_limited_rate_and_the_rest_finished(posting: Posting) -> None:
+    posting.numbers(100)
     with WebServer() as web:
-        posting.start("--post", web.url(), "--rate", "50").finish()
-        assert list(web.deliveries.values()) == [1] * 30
-        assert web.requests[-1].at - web.requests[0].at > 0.5
+        posting.start("--post", web.url(), "--sample", "0.3", "--rate", "50").finish()
+        assert set(web.deliveries.values()) == {1}
+        assert 5 < (count := len(web.deliveries)) < 70
+        assert web.requests[-1].at - web.requests[0].at > (count - 2) / 50
 
 
 # A dry run takes no message from anybody, and leaves no channel.
@@ -253,12 +198,10 @@ def dry_run(topic: str, *options: str) -> tuple[str, ...]:
     return (*words, "--dry-run", *options)
 
 
-@pytest.mark.parametrize("channels", [(), ("other#ephemeral",)])
-def test_a_dry_run_makes_no_channel_of_a_topic_without_one_and_says_so(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, channels: tuple[str, ...]
+def test_a_dry_run_makes_no_channel_of_a_topic_without_a_lasting_one(
+    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
-    for channel in channels:
-        nsqd.create(topic, channel)
+    nsqd.create(topic, "other#ephemeral")
     nsqd.publish(topic, [b"precious"])
     where = (*at(nsqd), "--nsqd-http-address", str(nsqd.http))
     ended = nsqtools_cli(*dry_run(topic, *where))
@@ -266,7 +209,7 @@ def test_a_dry_run_makes_no_channel_of_a_topic_without_one_and_says_so(
     assert f"channel create {topic} c" in ended.stderr
     there = nsqd.topic(topic)
     assert there["message_count"] == 1
-    assert {each["channel_name"] for each in there["channels"]} == set(channels)
+    assert {each["channel_name"] for each in there["channels"]} == {"other#ephemeral"}
     assert nsqtools_cli(*dry_run(f"{topic}.none", *where)).code == 3
     assert [each["topic_name"] for each in nsqd.stats()["topics"]] == [topic]
 
@@ -280,20 +223,6 @@ def test_a_dry_run_that_cannot_see_the_channels_subscribes_to_none(
     assert (ended.code, ended.stdout) == (3, b"")
     assert "--nsqd-http-address" in ended.stderr
     assert [each["channel_name"] for each in nsqd.topic(topic)["channels"]] == ["c"]
-
-
-def test_a_dry_run_finds_the_channels_through_nsqlookupd(
-    nsqtools_cli: Cli, lookupds: list[Nsqlookupd], nsqds: list[Nsqd], topic: str
-) -> None:
-    nsqds[0].create(topic, "c")
-    nsqds[0].publish(topic, [b"precious"])
-    eventually(lambda: lookupds[0].lookup(topic) == {nsqds[0].tcp})
-    where = ("--lookupd-http-address", str(lookupds[0].http))
-    process = nsqtools_cli.start(*dry_run(topic, *where), stderr=subprocess.PIPE)
-    assert process.stderr
-    assert f"1 message in its channels at {nsqds[0].tcp}".encode() in process.stderr.readline()
-    process.terminate()
-    assert process.wait(20) == 0
 
 
 def test_a_dry_run_prints_requests_and_takes_nothing(posting: Posting) -> None:

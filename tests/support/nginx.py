@@ -29,7 +29,6 @@ http {{
     log_format ids '$http_x_nsq_id $status $ssl_client_verify';
     access_log {access_log};
     {temporary}
-    limit_req_zone $server_name zone=slow:1m rate=100r/s;
     keepalive_requests {keepalive};
     server {{
         listen 127.0.0.1:{port};
@@ -81,7 +80,7 @@ class Nginx:
                 temporary="".join(f"{kind}_temp_path {folder}/{kind};" for kind in _TEMPORARY),
                 port=self.port,
                 tls=tls,
-                locations=locations.replace("PORT", str(self.port)),
+                locations=locations,
             )
         )
 
