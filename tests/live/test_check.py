@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ from tests.support.raw import Raw
 from tests.support.reporting import fill, http, lookup, registered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tests.support.nagios import Output
     from tests.support.process import Cli
@@ -67,24 +65,6 @@ def watched(
     return Watched(nsqtools_cli, nsqds, lookupds, topic)
 
 
-@contextlib.contextmanager
-def requeueing(nsqd: Nsqd, topic: str) -> Iterator[None]:
-    """A consumer that gives back whatever comes, at once."""
-    with Raw(nsqd.tcp) as client:
-        client.subscribe(topic, ready=1)
-
-        def work() -> None:
-            with contextlib.suppress(OSError, EOFError):
-                while True:
-                    client.send(f"REQ {client.message().id} 0")
-
-        worker = threading.Thread(target=work)
-        worker.start()
-        yield
-        client.socket.shutdown(2)
-        worker.join()
-
-
 def test_depths_and_clients_are_those_of_all_nsqds_together(watched: Watched) -> None:
     fill(watched.nsqds[0], watched.topic, count=5)
     fill(watched.nsqds[1], watched.topic, count=7)
@@ -106,15 +86,6 @@ def test_all_topics_are_checked_where_none_is_named(watched: Watched) -> None:
     output = watched.check("--depth-crit", "3", topic="")
     assert (output.state, output.text.partition(":")[0]) == ("CRITICAL", "other/d")
     assert (output.data["depth"].value, output.data["highest_depth"].value) == (4, 4)
-
-
-def test_in_flight_messages_are_no_depth(watched: Watched) -> None:
-    watched.nsqds[0].publish(watched.topic, [b"x"] * 3)
-    with Raw(watched.nsqds[0].tcp) as client:
-        client.subscribe(watched.topic, ready=3)
-        eventually(lambda: watched.nsqds[0].channel(watched.topic, "c")["in_flight_count"] == 3)
-        output = watched.check("--depth-crit", "0", "--inflight-warn", "2")
-    assert (output.state, watched.value(output, "/c:in_flight")) == ("WARNING", 3)
 
 
 def test_a_killed_nsqd_is_a_warning_and_the_others_decide_the_rest(watched: Watched) -> None:
@@ -169,20 +140,6 @@ def test_servers_that_hang_cost_their_part_of_the_time(watched: Watched) -> None
             os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_pause_is_critical_if_asked_for(watched: Watched) -> None:
-    watched.nsqds[2].pause(watched.topic, "c")
-    assert watched.check().state == "OK"
-    output = watched.check("--paused")
-    assert (output.state, output.text) == ("CRITICAL", f"{watched.topic}/c: paused")
-    watched.nsqds[2].unpause(watched.topic, "c")
-    watched.nsqds[0].pause(watched.topic)
-    assert watched.check("--paused").text == f"{watched.topic}: paused"
-    watched.nsqds[0].publish(watched.topic, [b"x"] * 3)
-    assert watched.check("--depth-crit", "2").text.startswith(f"{watched.topic}: depth 3 ")
-    watched.nsqds[0].unpause(watched.topic)
-    assert watched.check("--paused").state == "OK"
-
-
 def test_what_is_named_and_missing_is_critical(watched: Watched) -> None:
     for where in (watched.given, watched.listed):
         assert watched.check("--channel", "c", where=where).state == "OK"
@@ -192,25 +149,6 @@ def test_what_is_named_and_missing_is_critical(watched: Watched) -> None:
         nsqd.delete(watched.topic)
     for where in (watched.given, watched.listed):
         assert watched.check(where=where).state == "CRITICAL"
-
-
-def test_messages_that_nobody_takes_are_infinitely_old(watched: Watched) -> None:
-    fresh = ("--age-crit", "1h", "--interval", "100ms")
-    assert watched.check(*fresh).state == "OK"
-    fill(watched.nsqds[0], watched.topic, count=2)
-    output = watched.check(*fresh)
-    assert (output.state, watched.value(output, "/c:age")) == ("CRITICAL", None)
-
-
-def test_requeues_are_counted_per_second(watched: Watched) -> None:
-    watched.nsqds[0].publish(watched.topic, [b"x"])
-    rates = ("--requeue-rate-crit", "0.1", "--interval", "500ms")
-    assert watched.check(*rates).state == "OK"
-    with requeueing(watched.nsqds[0], watched.topic):
-        output = watched.check(*rates, "--timeout-rate-crit", "0.1")
-    assert output.state == "CRITICAL"
-    assert output.data[f"{watched.topic}/c:requeue_rate"].state == "CRITICAL"
-    assert watched.value(output, "/c:timeout_rate") == 0
 
 
 def test_timeouts_are_counted_per_second(watched: Watched, make_nsqd: MakeNsqd, topic: str) -> None:

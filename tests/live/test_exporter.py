@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.metrics import Serving, kinds, scrape
+from tests.support.metrics import Serving, scrape
 from tests.support.raw import Raw
 from tests.support.reporting import http, lookup, registered
 
@@ -87,15 +85,6 @@ def test_every_number_is_what_its_nsqd_says(
     assert exporter.end() == 0
 
 
-def test_names_and_types_are_as_prometheus_wants_them(export: Export, nsqd: Nsqd) -> None:
-    exporter = export(*http([nsqd]))
-    for name, kind in kinds(httpx.get(exporter.url, trust_env=False).text).items():
-        assert re.fullmatch("[a-z][a-z0-9_]*", name)
-        assert name.endswith("_total") == (kind == "counter"), name
-        assert not name.endswith(("_count", "_sum", "_bucket", "_ms", "_milliseconds")), name
-    assert exporter.end(signal.SIGINT) == 130
-
-
 def test_who_is_dead_is_down_until_it_is_back_and_the_rest_is_told(
     export: Export, nsqds: list[Nsqd], lookupds: list[Nsqlookupd], topic: str
 ) -> None:
@@ -118,14 +107,6 @@ def test_who_is_dead_is_down_until_it_is_back_and_the_rest_is_told(
     assert eventually(lambda: up(exporter) == everybody)
     assert exporter.end() == 0
     assert "Traceback" not in exporter.log.read_text()
-
-
-def test_it_serves_before_there_is_anybody(export: Export, nsqd: Nsqd) -> None:
-    nsqd.kill()
-    exporter = export(*http([nsqd]))
-    assert up(exporter) == {str(nsqd.http): 0}
-    nsqd.start()
-    assert up(exporter) == {str(nsqd.http): 1}
 
 
 def test_one_that_hangs_is_down_in_time_and_scrapes_meanwhile_share_the_poll(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.metrics import Serving, scrape
-from tests.support.servers import at, drained
+from tests.support.metrics import Serving
+from tests.support.servers import at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,25 +102,6 @@ def test_metrics_are_there_until_the_last_message_is_safe(
         tail.all()
 
 
-def test_an_address_that_is_taken_is_one_line_and_nothing_is_taken_or_touched(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"x"])
-    before = sorted(tmp_path.iterdir())
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = nsqtools_cli(
-            *("to-file", "--topic", topic, "--channel", "c", *at(nsqd)),
-            *("--metrics-address", address),
-        )
-    assert (ended.code, ended.stdout, ended.stderr.count("\n")) == (2, b"", 1)
-    assert f"--metrics-address: cannot listen on {address}" in ended.stderr
-    assert sorted(tmp_path.iterdir()) == before
-    channel = nsqd.channel(topic, "c")
-    assert (channel["depth"], channel["requeue_count"]) == (1, 0)
-
-
 def test_a_scraper_that_stays_connected_does_not_keep_a_command_from_ending(
     measure: Measure,
 ) -> None:
@@ -134,22 +115,3 @@ def test_a_scraper_that_stays_connected_does_not_keep_a_command_from_ending(
         tail.all()
         assert tail.end() == 0
         assert idle.recv(1) == b""
-
-
-def test_many_scrapes_lose_no_message(
-    measure: Measure, nsqd: Nsqd, topic: str, tmp_path: Path, full: bool
-) -> None:
-    nsqd.create(topic, "c")
-    count = 50_000 if full else 10_000
-    nsqd.publish(topic, (b"%d" % number for number in range(count)))
-    with (tmp_path / "stdout").open("wb") as stdout:
-        tail = measure("tail", stdout=stdout.fileno())
-    key = "nsqtools_messages_finished_total", "c", topic
-    seen: list[float] = []
-    while not seen or seen[-1] < count:
-        seen.append(scrape(tail.url).get(key, 0.0))
-    assert tail.end() == 0
-    assert seen == sorted(seen)
-    assert drained(nsqd, topic, "c")
-    found = (tmp_path / "stdout").read_bytes().split()
-    assert sorted(map(int, found)) == list(range(count))

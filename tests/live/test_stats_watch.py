@@ -15,7 +15,6 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.process import COMMAND
 from tests.support.reporting import http
-from tests.support.servers import free_port
 from tests.support.tmux import PROMPT, Tmux
 
 if TYPE_CHECKING:
@@ -225,16 +224,6 @@ def test_ctrl_z_gives_the_terminal_back_until_fg(window: Tmux, nsqds: list[Nsqd]
     assert window.settings() == before
 
 
-@pytest.mark.parametrize("env", ["", "NO_COLOR=1"])
-def test_no_color_is_respected(window: Tmux, nsqds: list[Nsqd], env: str) -> None:
-    nsqds[0].pause("topic-07", "c")
-    watch(window, nsqds, env=env)
-    shown = "\n".join(window.lines(styles=True))
-    colours = re.findall(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])[;m]", shown)
-    assert bool(colours) == (not env)
-    assert "paused" in shown
-
-
 def test_a_terminal_that_cannot_be_drawn_on_is_refused(
     window: Tmux, nsqtools_cli: Cli, nsqd: Nsqd
 ) -> None:
@@ -244,20 +233,3 @@ def test_a_terminal_that_cannot_be_drawn_on_is_refused(
     done = nsqtools_cli("stats", "--watch", *where)
     assert (done.code, done.stdout) == (2, b"")
     assert "--watch" in done.stderr
-
-
-def test_nobody_there_is_told_on_the_usual_screen(window: Tmux) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    window.run("stats", "--watch", "--nsqd-http-address", nobody)
-    window.until("nsqtools: no nsqd answers: ", nobody)
-    assert window.state("alternate_on", "cursor_flag") == ["0", "1"]
-
-
-def test_reports_on_a_terminal_are_tables(window: Tmux, nsqds: list[Nsqd]) -> None:
-    nsqds[1].pause("topic-07", "c")
-    window.run("stats", "--once", "--topic", "topic-07", *http(nsqds))
-    shown = window.until("paused").splitlines()
-    (titles,) = [line.split() for line in shown if line.startswith("topic  ")]
-    assert titles[:6] == ["topic", "channel", "in/s", "out/s", "depth", "disk"]
-    (channel,) = [line.split() for line in shown if line.startswith("topic-07  c ")]
-    assert (channel[4], channel[-1]) == ("42", "paused")

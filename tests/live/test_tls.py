@@ -12,15 +12,11 @@ from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import PublishError, RefusedError
 from tests.support.eventually import eventually_async
-from tests.support.proxy import Faults, Proxy
 from tests.support.scripted import Recorder, consume, running, undisturbed
 from tests.support.servers import drained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nsqtools.engine.handler import Batch
-    from nsqtools.names import Address
     from tests.support.servers import MakeNsqd, Nsqd
     from tests.support.tls import Certificate, Certificates
 
@@ -44,17 +40,15 @@ class Keeper(Recorder):
         self.bodies.update(message.body for message in batch)
 
 
-async def carry(
-    address: Address, nsqd: Nsqd, topic: str, bodies: list[bytes], **options: Any
-) -> dict[str, Any]:
+async def carry(nsqd: Nsqd, topic: str, bodies: list[bytes], **options: Any) -> dict[str, Any]:
     """Publish and consume over such connections; returns what /stats says of the consumer's."""
     nsqd.create(topic, "c")
     keeper = Keeper()
-    async with undisturbed(), Producer([address], ProducerConfig(**options)) as producer:
+    async with undisturbed(), Producer([nsqd.tcp], ProducerConfig(**options)) as producer:
         for body in bodies[::2]:
             await producer.publish(topic, [body])
         await producer.publish(topic, bodies[1::2])
-    async with running(consume(keeper, address, topic=topic, max_in_flight=5, **options)):
+    async with running(consume(keeper, nsqd.tcp, topic=topic, max_in_flight=5, **options)):
         await eventually_async(lambda: drained(nsqd, topic, "c"))
         (client,) = nsqd.channel(topic, "c")["clients"]
     assert keeper.bodies == Counter(bodies)
@@ -82,7 +76,7 @@ def secure(make_nsqd: MakeNsqd, certificates: Certificates) -> Nsqd:
 
 @pytest.fixture
 def trusting(certificates: Certificates) -> dict[str, Any]:
-    return {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)}
+    return {"tls_root_ca_file": str(certificates.ca)}  # which turns TLS on, too
 
 
 def identity(certificate: Certificate) -> dict[str, str]:
@@ -97,7 +91,7 @@ async def test_bodies_of_1_byte_to_1_mib_pass_unchanged_both_ways(
     options: dict[str, Any] = {compression: True} if compression else {}
     if tls:
         options |= trusting
-    client = await carry(secure.tcp, secure, topic, bodies_of_many_sizes(), **options)
+    client = await carry(secure, topic, bodies_of_many_sizes(), **options)
     assert (client["tls"], client["snappy"], client["deflate"]) == (
         tls,
         compression == "snappy",
@@ -105,83 +99,30 @@ async def test_bodies_of_1_byte_to_1_mib_pass_unchanged_both_ways(
     )
 
 
-@pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
-async def test_so_they_do_however_the_bytes_are_split(
-    compression: str, secure: Nsqd, trusting: dict[str, Any], topic: str
+@pytest.mark.parametrize(
+    ("which", "culprit"), [("server", "--tls-root-ca-file"), ("other_host", "127.0.0.1")]
+)
+async def test_a_certificate_that_does_not_hold_is_refused_unless_that_is_switched_off(
+    which: str, culprit: str, make_nsqd: MakeNsqd, certificates: Certificates, topic: str
 ) -> None:
-    random = Random(9)
-    bodies = [random.randbytes(random.randint(1, 4000)) for _ in range(40)]
-    options = trusting | ({compression: True} if compression else {})
-    async with Proxy(secure.tcp, [Faults(splits=random)] * 2) as proxy:
-        client = await carry(proxy.address, secure, topic, bodies, **options)
+    nsqd = make_nsqd(*getattr(certificates, which).nsqd_args())
+    trusted = certificates.other_ca if which == "server" else certificates.ca
+    assert culprit in await refused(nsqd, tls_v1=True, tls_root_ca_file=str(trusted))
+    client = await carry(nsqd, topic, [b"x"], tls_insecure_skip_verify=True)
     assert client["tls"]
 
 
-@pytest.mark.parametrize(
-    ("which", "culprit"),
-    [
-        ("unknown", "--tls-root-ca-file"),
-        ("expired", "has expired"),
-        ("other_host", "127.0.0.1"),
-        ("none", "does not offer TLS"),
-    ],
-)
-async def test_a_certificate_that_does_not_hold_is_refused_unless_that_is_switched_off(
-    which: str,
-    culprit: str,
-    make_nsqd: MakeNsqd,
-    certificates: Certificates,
-    trusting: dict[str, Any],
-    topic: str,
-) -> None:
-    """``unknown`` is one of an authority that is not trusted, and ``none`` an nsqd without TLS."""
-    its = {"unknown": certificates.server, "none": None}
-    certificate = its[which] if which in its else getattr(certificates, which)
-    nsqd = make_nsqd(*(certificate.nsqd_args() if certificate else ()))
-    options = {"tls_root_ca_file": str(certificates.other_ca)} if which == "unknown" else trusting
-    assert culprit in await refused(nsqd, **options)
-    if certificate:
-        client = await carry(nsqd.tcp, nsqd, topic, [b"x"], tls_insecure_skip_verify=True)
-        assert client["tls"]
-
-
-@pytest.fixture
-def demanding(certificates: Certificates, make_nsqd: MakeNsqd) -> Callable[[str], Nsqd]:
-    """Makes an nsqd that wants a client certificate of our authority."""
-
-    def make(version: str) -> Nsqd:
-        return make_nsqd(
-            *certificates.server.nsqd_args(),
-            "-tls-required=tcp-https",
-            "-tls-client-auth-policy=require-verify",
-            f"-tls-root-ca-file={certificates.ca}",
-            *([f"-tls-min-version={version}"] if version else ()),
-        )
-
-    return make
-
-
-MIN_VERSION = pytest.mark.nsqd_only("the sandbox has no -tls-min-version")
-
-
-@pytest.mark.parametrize(
-    "version",
-    [
-        pytest.param("", id="any"),
-        pytest.param("tls1.2", marks=MIN_VERSION),
-        pytest.param("tls1.3", marks=MIN_VERSION),
-    ],
-)
 async def test_a_client_certificate_opens_an_nsqd_that_wants_one(
-    version: str,
-    demanding: Callable[[str], Nsqd],
-    certificates: Certificates,
-    trusting: dict[str, Any],
-    topic: str,
+    make_nsqd: MakeNsqd, certificates: Certificates, trusting: dict[str, Any], topic: str
 ) -> None:
-    nsqd = demanding(version)
+    nsqd = make_nsqd(
+        *certificates.server.nsqd_args(),
+        "-tls-required=tcp-https",
+        "-tls-client-auth-policy=require-verify",
+        f"-tls-root-ca-file={certificates.ca}",
+    )
     options = trusting | identity(certificates.client)
-    client = await carry(nsqd.tcp, nsqd, topic, [b"x"], **options)
+    client = await carry(nsqd, topic, [b"x"], **options)
     assert client["tls"]
     for given in (trusting, trusting | identity(certificates.other_client)):
         assert "certificate" in await refused(nsqd, **given)
@@ -197,13 +138,5 @@ async def test_an_nsqd_that_requires_tls_says_so_to_a_client_without(
         with pytest.raises(PublishError, match="TLS required") as caught:
             await producer.publish(topic, [b"x"])
     assert caught.value.permanent
-    client = await carry(nsqd.tcp, nsqd, topic, [b"x"], **trusting)
+    client = await carry(nsqd, topic, [b"x"], **trusting)
     assert client["tls"]
-
-
-async def test_any_option_of_tls_turns_it_on_in_its_newest_version(
-    secure: Nsqd, certificates: Certificates, topic: str
-) -> None:
-    options = {"tls_root_ca_file": str(certificates.ca), "tls_min_version": "ssl3.0"}
-    client = await carry(secure.tcp, secure, topic, [b"x"], **options)
-    assert client["tls_version"] == "TLS1.3"

@@ -68,9 +68,9 @@ class Tmux:
     def resize(self, width: int, height: int) -> None:
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
 
-    def lines(self, *, styles: bool = False) -> list[str]:
-        """What stands in the window, with ``styles`` as escape sequences."""
-        return self._tmux("capture-pane", "-p", *(["-e"] if styles else [])).splitlines()
+    def lines(self) -> list[str]:
+        """What stands in the window."""
+        return self._tmux("capture-pane", "-p").splitlines()
 
     def until(self, *texts: str) -> str:
         """The window, once all the texts are shown."""
