@@ -96,21 +96,6 @@ def test_a_pause_is_one_of_every_nsqd_that_has_it_and_again_changes_nothing(
             assert cluster.results(kind, verb, *names) == cluster.all("unchanged")
 
 
-def test_a_channel_is_made_wherever_the_topic_is(cluster: Cluster) -> None:
-    words = ("channel", "create", cluster.topic, "more")
-    assert cluster.results(*words) == cluster.all("done", lookupds=True)
-    assert cluster.channels() == [{"c", "more"}] * 4
-    assert cluster.results(*words) == cluster.all("unchanged", lookupds=True)
-
-
-def test_a_topic_is_made_on_nsqlookupds_and_on_the_nsqds_that_are_given(cluster: Cluster) -> None:
-    servers = [*cluster.lookupds, cluster.nsqds[2]]
-    for result in ("done", "unchanged"):
-        told = cluster.results("topic", "create", "fresh", *http(cluster.nsqds[2:]))
-        assert told == {str(each.http): result for each in servers}
-    assert ["fresh" in names for names in cluster.topics()] == [True, True, False, False, True]
-
-
 def test_what_is_deleted_is_gone_everywhere_and_stays_away(cluster: Cluster) -> None:
     channel = ("channel", "delete", cluster.topic, "c", "--yes")
     assert cluster.results(*channel) == cluster.all("done", lookupds=True)
@@ -132,19 +117,6 @@ def test_emptying_a_topic_keeps_what_its_channels_have(cluster: Cluster) -> None
     assert cluster.state() == [[(0, True), (1, False)]] * 2
     assert cluster.results("channel", "empty", cluster.topic, "c", "-y") == cluster.all("done")
     assert cluster.state() == [[(0, True), (0, False)]] * 2
-
-
-def test_a_name_that_nobody_has_is_a_failure_that_names_the_nearest(cluster: Cluster) -> None:
-    typo = f"{cluster.topic}x"
-    cluster.run("channel", "create", cluster.topic, "archive")
-    for words, near in (
-        (("channel", "create", typo, "more"), cluster.topic),
-        (("channel", "pause", cluster.topic, "archve"), "archive"),
-    ):
-        assert f"{near!r}?" in cluster.run(*words, code=1).stderr
-    assert all(typo not in names for names in cluster.topics())
-    cluster.run("topic", "create", "known")  # to nsqlookupds alone
-    cluster.run("topic", "pause", "known", code=1)
 
 
 def test_a_dry_run_tells_the_requests_and_changes_nothing(cluster: Cluster) -> None:
@@ -196,34 +168,6 @@ def test_who_is_dead_is_named_and_the_others_do_what_was_asked(cluster: Cluster)
     nobody = cluster.run("topic", "pause", cluster.topic, code=3)
     assert str(cluster.lookupds[0].http) in nobody.stderr
     assert nobody.stderr.count("\n") == 1
-
-
-def test_where_no_nsqlookupd_answers_what_was_given_is_done_and_that_is_only_a_part(
-    cluster: Cluster,
-) -> None:
-    given = http(cluster.nsqds[:1])
-    for each in cluster.lookupds:
-        each.kill()
-    expected = {str(cluster.nsqds[0].http): "done"}
-    for verb, options in (("pause", ()), ("unpause", ()), ("empty", ("--yes",))):
-        for target in (("topic", verb, cluster.topic), ("channel", verb, cluster.topic, "c")):
-            assert cluster.results(*target, *given, *options, code=4) == expected
-    planned = cluster.run("topic", "pause", cluster.topic, *given, "--dry-run")
-    for each in cluster.lookupds:
-        assert planned.stderr.count(str(each.http)) == 1
-
-
-@pytest.mark.nsqd_only("a sandbox has no broadcast address of its own")
-def test_one_badly_set_up_nsqd_fails_alone(cluster: Cluster, make_nsqd: MakeNsqd) -> None:
-    badly = make_nsqd("-broadcast-address=256.1.1.1", lookupds=cluster.lookupds)
-    badly.create(cluster.topic, "c")
-    name = f"256.1.1.1:{badly.http.port}"
-    registered(cluster.topic, cluster.lookupds, 3)
-    told = cluster.results("topic", "pause", cluster.topic, code=4)
-    assert told == cluster.all("done") | {name: "failed"}
-    assert name in cluster.run("stats", "--once", "--csv").stderr
-    check = cluster.run("stats", "--check", code=1).stdout.decode()
-    assert check.startswith(f"NSQ WARNING - nsqd {name}: ")
 
 
 def test_without_a_terminal_nothing_is_lost_unless_it_was_confirmed(cluster: Cluster) -> None:
@@ -280,9 +224,3 @@ def test_a_tombstone_hides_one_nsqd_from_one_topic_and_can_delete_it_there(
     assert told == {str(each.http): "done" for each in (*cluster.lookupds, other)}
     assert "second" not in cluster.topics()[3]
     assert hidden.topic("second")
-
-
-def test_a_tombstone_needs_an_nsqd_that_is_listed_with_the_topic(cluster: Cluster) -> None:
-    nobody, first = "127.0.0.1:1", str(cluster.nsqds[0].http)
-    assert nobody in cluster.run("node", "tombstone", cluster.topic, nobody, code=1).stderr
-    assert first in cluster.run("node", "tombstone", "other", first, code=1).stderr

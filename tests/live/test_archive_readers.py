@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import struct
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -61,48 +59,11 @@ def test_bodies_with_newlines_after_them(
     assert sorted(read.stdout.splitlines()) == sorted(bodies)
 
 
-def test_bodies_of_any_bytes_with_their_length_before_them(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    bodies = [struct.pack(">I", number) * (number % 100) + b"\n" for number in range(COUNT)]
-    how = ("--format", "length-prefixed", "--compress", "zstd")
-    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, *how)
-    found = []
-    for path in files:
-        data = archives.plain(path)
-        while data:
-            end = 4 + int.from_bytes(data[:4])
-            assert end <= len(data)
-            found.append(data[4:end])
-            data = data[end:]
-    assert sorted(found) == sorted(bodies)
-    assert archives.verified(nsqtools_cli, files, "--format", "length-prefixed") == COUNT
-
-
 def events(topic: str) -> list[dict[str, Any]]:
     return [
         {"n": number, "name": f'\N{SNOWMAN} \\ " {number}\n', "topic": topic}
         for number in range(COUNT)
     ]
-
-
-def test_json_lines(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> None:
-    bodies = [json.dumps(event).encode() for event in events(topic)] + [b"\xff\0"] * 3
-    how = ("--format", "json", "--gzip")
-    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, *how)
-    read = [json.loads(line) for line in archives.lines(files)]
-    assert sorted(body_of(record) for record in read) == sorted(bodies)
-    assert {record["topic"] for record in read} == {topic}
-    assert len({record["id"] for record in read}) == COUNT + 3
-    assert all(record["attempts"] == 1 for record in read)
-    assert archives.verified(nsqtools_cli, files, "--format", "json") == COUNT + 3
-
-
-def body_of(record: dict[str, Any]) -> bytes:
-    if "body" in record:
-        text: str = record["body"]
-        return text.encode()
-    return base64.b64decode(record["body_b64"])
 
 
 @pytest.mark.parametrize("method", ["none", "zstd"])

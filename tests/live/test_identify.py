@@ -40,33 +40,3 @@ def test_a_default_that_nsqd_refuses_is_left_to_nsqd(
     assert drained(nsqd, topic, "c")
     doctor = nsqtools_cli("doctor", "--topic", topic, "--channel", "c", *at(nsqd))
     assert "E_BAD_BODY" not in doctor.stdout.decode()
-
-
-@pytest.mark.parametrize(
-    ("flag", "given", "named"),
-    [
-        (STRICT[0], ("--consumer-opt", "output_buffer_size,65537"), "output_buffer_size"),
-        (STRICT[1], ("--consumer-opt", "heartbeat_interval,20s"), "heartbeat_interval"),
-        ("-max-msg-timeout=1m", ("--msg-timeout", "2m"), "--msg-timeout"),
-    ],
-)
-def test_what_was_asked_for_is_not_left_out_but_named(
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    topic: str,
-    flag: str,
-    given: tuple[str, ...],
-    named: str,
-) -> None:
-    nsqd = make_nsqd(flag)
-    nsqd.create(topic, "c")
-    command = ("--topic", topic, "--channel", "c", *given, *at(nsqd))
-    for name in ("tail", "doctor"):
-        ended = nsqtools_cli(name, *command)
-        assert ended.code
-        (line,) = (
-            each
-            for each in ended.stderr.splitlines() + ended.stdout.decode().splitlines()
-            if "E_BAD_BODY" in each
-        )
-        assert named in line.partition("E_BAD_BODY")[2]

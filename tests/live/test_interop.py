@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.authd import Authd
     from tests.support.binaries import Nsq
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+    from tests.support.servers import MakeNsqd, Nsqd
     from tests.support.tls import Certificates
 
 COUNT = 1000
@@ -93,27 +93,6 @@ def test_nsq_tail_prints_every_message(
     assert stop(tail) == b""
 
 
-def test_nsq_tail_finds_its_nsqds_by_lookup_and_may_need_a_secret(
-    start: Start, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, authd: Authd, topic: str
-) -> None:
-    authd.grant("sesame")
-    lookupd = make_nsqlookupd()
-    nsqds = [make_nsqd(*authd.nsqd_args(), lookupds=[lookupd]) for _ in range(2)]
-    for nsqd in nsqds:
-        nsqd.create(topic, "c")
-        nsqd.publish(topic, BODIES[:100])
-    eventually(lambda: len(lookupd.lookup(topic)) == 2)
-    tail = start(
-        *("nsq_tail", f"-topic={topic}", "-channel=c", f"-lookupd-http-address={lookupd.http}"),
-        "-consumer-opt=auth_secret,sesame",
-    )
-    assert tail.stdout
-    lines = [tail.stdout.readline()[:-1] for _ in range(200)]
-    assert sorted(lines) == sorted(BODIES[:100] * 2)
-    eventually(lambda: all(drained(nsqd, topic, "c") for nsqd in nsqds))
-    stop(tail)
-
-
 def test_nsq_to_nsq_copies_every_message(
     start: Start, nsqd: Nsqd, make_nsqd: MakeNsqd, topic: str
 ) -> None:
@@ -137,25 +116,6 @@ def test_to_nsq_publishes_every_line(start: Start, nsqd: Nsqd, topic: str) -> No
     found = nsqd.topic(topic)
     assert found["message_count"] == COUNT - 1
     assert found["message_bytes"] == sum(map(len, BODIES[1:]))
-
-
-def test_nsq_stat_shows_a_channels_numbers(
-    start: Start, make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
-) -> None:
-    lookupd = make_nsqlookupd()
-    nsqd = make_nsqd(lookupds=[lookupd])
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, BODIES)
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == COUNT)
-    eventually(lambda: lookupd.lookup(topic))
-    for place in (f"-nsqd-http-address={nsqd.http}", f"-lookupd-http-address={lookupd.http}"):
-        process = start(
-            "nsq_stat", f"-topic={topic}", "-channel=c", place, "-interval=100ms", "-count=2"
-        )
-        shown, _ = process.communicate(timeout=20)
-        assert process.returncode == 0
-        row = shown.splitlines()[-1].replace(b"|", b"").split()
-        assert row == [b"0", b"0", *[b"%d" % COUNT] * 2, *[b"0"] * 5, b"%d" % COUNT, b"0"]
 
 
 @pytest.mark.parametrize("option", ["", "snappy", "deflate", "auth_secret"])

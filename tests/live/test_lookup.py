@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.support.eventually import eventually
 from tests.support.reporting import lookup as given
 from tests.support.reporting import registered
@@ -43,17 +41,3 @@ def test_lookup_unites_and_marks(
     assert str(lookupds[0].http) in survived.stderr
     lookupds[1].stop()
     lookup("topics", code=3)
-
-
-@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
-def test_a_topic_that_no_nsqlookupd_knows_is_a_failure(
-    nsqtools_cli: Cli, nsqlookupd: Nsqlookupd, topic: str, form: tuple[str, ...]
-) -> None:
-    where = ("--lookupd-http-address", str(nsqlookupd.http), *form)
-    for what in ("channels", "producers"):
-        ended = nsqtools_cli("lookup", what, topic, *where)
-        assert (ended.code, ended.stdout) == (1, b"")
-        assert len(ended.stderr.splitlines()) == 1
-    nsqlookupd.request("POST", "/topic/create", topic=topic)
-    for what in ("channels", "producers"):
-        assert nsqtools_cli("lookup", what, topic, *where).code == 0

@@ -99,30 +99,6 @@ def test_the_doctor_says_what_is_wrong_with_each(
     assert [each["level"] for each in findings if each["check"] == "tcp"] == ["ok"]
 
 
-def test_a_running_tail_finds_those_that_join_later(
-    nsqtools_cli: Cli,
-    make_nsqd: MakeNsqd,
-    nsqlookupd: Nsqlookupd,
-    bad: list[Nsqd],
-    topic: str,
-    tmp_path: Path,
-) -> None:
-    quick = "--consumer-opt", "lookupd_poll_interval,200ms"
-    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-        tail = nsqtools_cli.start(
-            *("tail", "--topic", topic, "--channel", "c", "-n", "1", *quick, *lookup([nsqlookupd])),
-            stdout=out,
-            stderr=err,
-        )
-        eventually(lambda: names_all((tmp_path / "err").read_text()))
-        nsqd = make_nsqd(lookupds=[nsqlookupd])
-        nsqd.create(topic, "c")
-        nsqd.publish(topic, [b"later"])
-        assert tail.wait(30) == 0
-    assert (tmp_path / "out").read_bytes() == b"later\n"
-    assert names_all((tmp_path / "err").read_text())
-
-
 def test_an_ipv6_address_in_brackets_is_used(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:

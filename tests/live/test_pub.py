@@ -48,22 +48,16 @@ def count(nsqd: Nsqd, topic: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("defer", [(), ("--defer", "1h")], ids=["", "deferred"])
 def test_messages_too_big_for_nsqd_are_refused_alone_with_status_4(
-    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, defer: tuple[str, ...]
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str
 ) -> None:
     nsqd = make_nsqd("-max-msg-size=100")
-    nsqd.create(topic, "c")
-    size = 200 if defer else 500
-    lines = [b"x" * (500 if number % 50 == 0 else 10) for number in range(1, size + 1)]
-    stdin = b"\n".join(lines)
-    published = nsqtools_cli("pub", "--topic", topic, *defer, *at(nsqd), stdin=stdin)
+    lines = [b"x" * (500 if number % 50 == 0 else 10) for number in range(1, 501)]
+    published = nsqtools_cli("pub", "--topic", topic, *at(nsqd), stdin=b"\n".join(lines))
     assert published.code == 4
-    assert f"{size // 50} of {size} messages" in published.stderr
+    assert "10 of 500 messages" in published.stderr
     assert "E_BAD_MESSAGE" in published.stderr
-    assert count(nsqd, topic) >= size - size // 50  # nsqd hangs up, and some may come twice
-    if defer:
-        eventually(lambda: nsqd.channel(topic, "c")["deferred_count"] >= size - size // 50)
+    assert count(nsqd, topic) >= 490  # nsqd hangs up, and some may come twice
 
 
 @pytest.mark.nsqd_only("it is about messages on disk")
@@ -258,14 +252,3 @@ def test_nothing_but_ok_counts_as_published(nsqtools_cli: Cli, reply: bytes) -> 
             *("--publish-timeout", "500ms", "hello"),
         )
     assert (ended.code, str(hostile.address) in ended.stderr) == (1, True)
-
-
-def test_what_a_server_says_is_cut_and_escaped(nsqtools_cli: Cli) -> None:
-    error = wire.error("E_BAD_TOPIC \x1b]0;owned\x07\n" + "x" * 100_000)
-    with Hostile(lambda: [error], cue="PUB") as hostile:
-        at = ("--nsqd-tcp-address", str(hostile.address))
-        ended = nsqtools_cli("pub", "--topic", "t", *at, "hello")
-    assert ended.code
-    assert "E_BAD_TOPIC" in ended.stderr
-    assert "\x1b" not in ended.stderr
-    assert len(ended.stderr) < 1000

@@ -41,14 +41,12 @@ def test_everything_arrives_exactly_once_and_is_counted(relay: Relay, full: bool
 @pytest.mark.parametrize(
     "flags",
     [
-        (),
         ("-mode=round-robin", "--producer-opt=dial_timeout,2s", "-max-in-flight", "10"),
-        ("-mode", "epsilon-greedy", "-require-json-field", "n"),
         ("--require-json-field=s", "-require-json-value", "text"),
         ("-require-json-field", "n", "-require-json-value=3", "--whitelist-json-field", "n"),
         ("-whitelist-json-field", "a", "-whitelist-json-field", "n"),
     ],
-    ids=lambda flags: " ".join(flags) or "defaults",
+    ids=" ".join,
 )
 def test_nsq_to_nsqs_flags_relay_the_same(
     nsqtools_cli: Cli, relay: Relay, nsq: Nsq, topic: str, flags: Sequence[str]
@@ -99,29 +97,6 @@ def test_several_topics_are_mapped(relay: Relay) -> None:
     assert relay.arrived() == Counter([b"one"])
     assert relay.arrived(f"second.{relay.topic}") == Counter([b"two"])
     assert f"{other} -> second.{relay.topic}: 1 received, 1 relayed" in said
-
-
-def test_with_nsqlookupd_all_its_nsqds_are_relayed(
-    nsqtools_cli: Cli, make_nsqlookupd: MakeNsqlookupd, make_nsqd: MakeNsqd, topic: str
-) -> None:
-    lookupd, goal = make_nsqlookupd(), make_nsqd()
-    for _ in range(2):
-        published(make_nsqd(lookupds=[lookupd]), topic, numbered(100))
-    eventually(lambda: len(lookupd.lookup(topic)) == 2)
-    where = ("--lookupd-http-address", str(lookupd.http))
-    ended = nsqtools_cli("relay", "--topic", topic, *to(goal), *where, "--until-empty")
-    assert ended.code == 0, ended.stderr
-    assert goal.topic(topic)["message_count"] == 200
-
-
-def test_json_keeps_its_big_numbers_order_and_characters_and_quiet_is_quiet(relay: Relay) -> None:
-    body = '{"z":12345678901234567890, "a":"<é\\u003c>&", "secret":1, "ok":true}'
-    relay.publish(body.encode(), body.replace("true", "false").encode(), b"{}")
-    fields = ("--whitelist-json-field", "a", "--whitelist-json-field", "z")
-    required = ("--require-json-field", "ok", "--require-json-value", "true")
-    assert relay.good(*required, *fields, "--count", "3", "-q") == ""
-    expected = '{"z":12345678901234567890,"a":"<é\\u003c>&"}'
-    assert relay.arrived() == Counter([expected.encode()])
 
 
 def test_what_is_not_json_is_a_dead_letter(relay: Relay, tmp_path: Path) -> None:
@@ -219,60 +194,21 @@ def test_a_destination_that_cannot_be_reached_is_status_3_and_costs_no_attempt(
 # To relay to where it comes from, however that is called, is refused.
 
 
-def refused(cli: Cli, topic: str, *options: str, to: str = "") -> None:
-    ended = cli("relay", *options, "-n", "1")
-    assert ended.code == 2, ended.stderr
-    assert f"topic {topic} would be relayed to {to or topic}" in ended.stderr
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::ffff:127.0.0.1]"])
-def test_another_spelling_is_the_same_nsqd(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, host: str
-) -> None:
-    published(nsqd, topic, [b"x"])
-    goal = ("--destination-nsqd-tcp-address", f"{host}:{nsqd.tcp.port}")
-    refused(nsqtools_cli, topic, "--topic", topic, *goal, *at(nsqd))
-    assert nsqd.channel(topic, CHANNEL)["depth"] == 1
-
-
 async def test_another_port_is_the_same_nsqd_if_http_says_so(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str
 ) -> None:
     published(nsqd, topic, [b"x"])
     async with Proxy(nsqd.tcp) as proxy:
-        await asyncio.to_thread(
-            refused,
-            *(nsqtools_cli, topic, "--topic", topic),
+        ended = await asyncio.to_thread(
+            nsqtools_cli,
+            *("relay", "--topic", topic, "-n", "1", *at(nsqd)),
             *("--destination-nsqd-tcp-address", str(proxy.address)),
-            *("--nsqd-http-address", str(nsqd.http), *at(nsqd)),
+            *("--nsqd-http-address", str(nsqd.http)),
             *("--destination-nsqd-http-address", str(nsqd.http)),
         )
-
-
-def test_a_destination_that_nsqlookupd_knows_is_of_the_same_cluster(
-    nsqtools_cli: Cli, make_nsqlookupd: MakeNsqlookupd, make_nsqd: MakeNsqd, topic: str
-) -> None:
-    lookupd = make_nsqlookupd()
-    first, second = (make_nsqd(lookupds=[lookupd]) for _ in range(2))
-    published(first, topic, [b"x"])
-    second.create("another")
-    eventually(lambda: len(lookupd.lookup(topic) | lookupd.lookup("another")) == 2)
-    where = ("--lookupd-http-address", str(lookupd.http))
-    refused(nsqtools_cli, topic, "--topic", topic, *to(second), *where)
-
-
-def test_topics_that_are_mapped_in_a_circle_are_a_loop(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
-    topics = ("--topic", "a.x", "--topic", "b.x")
-    maps = ("--map", r"a\.(.*)=b.\1", "--map", r"b\.(.*)=a.\1")
-    refused(nsqtools_cli, "a.x", *topics, *maps, *to(nsqd), *at(nsqd), to="b.x")
-
-
-def test_another_topic_of_the_same_nsqd_is_no_loop(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
-) -> None:
-    published(nsqd, topic, numbered(10))
-    Relay(nsqtools_cli, nsqd, nsqd, topic).good("--destination-topic", "copy", "--count", "10")
-    assert nsqd.topic("copy")["message_count"] == 10
+    assert ended.code == 2, ended.stderr
+    assert f"topic {topic} would be relayed to {topic}" in ended.stderr
+    assert nsqd.channel(topic, CHANNEL)["depth"] == 1
 
 
 def test_a_loop_that_comes_once_something_was_relayed_is_a_failure(

@@ -201,21 +201,6 @@ def test_percentiles_of_the_latency_are_shown_where_nsqd_keeps_them(
     assert f" | {topic} c p99=" in text
 
 
-def test_it_ends_with_3_only_if_nobody_answers(
-    nsqtools_cli: Cli, nsqds: list[Nsqd], lookupds: list[Nsqlookupd]
-) -> None:
-    nsqds[0].kill()
-    lookupds[0].kill()
-    addresses = (*http(nsqds), *lookup(lookupds))
-    some = nsqtools_cli("stats", "--once", *addresses)
-    assert some.code == 0
-    assert all(str(each.http) in some.stderr for each in (nsqds[0], lookupds[0]))
-    for server in (*nsqds[1:], lookupds[1]):
-        server.kill()
-    none = nsqtools_cli("stats", *addresses)
-    assert (none.code, none.stdout, none.stderr.count("\n")) == (3, b"", 1)
-
-
 def test_a_cluster_without_any_nsqd_is_no_empty_report(
     nsqtools_cli: Cli, nsqlookupd: Nsqlookupd
 ) -> None:

@@ -233,32 +233,6 @@ def test_a_topic_that_cannot_be_written_keeps_no_other_waiting(archiver: Archive
 # What --on-rotate runs with every file.
 
 
-def test_on_rotate_is_told_of_every_file_and_holds_nothing_up(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / 'it\'s "here" $HOME'
-    folder.mkdir()
-    archiver = Archiver(nsqtools_cli, nsqd, topic, folder)
-    archiver.create()
-    archiver.numbers(500)
-    hook = (
-        f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; [ -s {{}} ] && "
-        f'echo "$NSQ_FILE|$NSQ_TOPIC|$NSQ_COUNT|$NSQ_FIRST_TIMESTAMP|$NSQ_LAST_TIMESTAMP" '
-        f">> {tmp_path}/told"
-    )
-    running = archiver.start("--rotate-size", "10KB", "--on-rotate", hook)
-    running.drain()
-    eventually(lambda: len(archiver.files) > 3)
-    assert not (tmp_path / "told").exists()
-    (tmp_path / "go").touch()
-    assert running.end() == 0
-    told = [line.split("|") for line in (tmp_path / "told").read_text().splitlines()]
-    assert [(row[0], row[1], int(row[2])) for row in told] == [
-        (str(path), topic, archives.numbers([path]).total()) for path in archiver.files
-    ]
-    assert all(10**18 < int(row[3]) <= int(row[4]) for row in told)
-
-
 def test_a_file_whose_command_failed_is_kept_and_the_next_run_begins_with_it(
     archiver: Archiver,
 ) -> None:
@@ -284,13 +258,3 @@ def test_a_file_whose_command_failed_is_kept_and_the_next_run_begins_with_it(
     (last,) = archiver.files
     assert archives.numbers([last]) == Counter(range(10, 15))
     assert b"waiting" not in archiver.cli("verify", str(last)).stdout
-
-
-def test_a_name_whose_file_was_taken_away_is_not_given_again(archiver: Archiver) -> None:
-    safe = archiver.folder / "safe"
-    safe.mkdir()
-    for run in range(3):
-        archiver.numbers(100 * run, 100 * run + 100)
-        hook = ("--on-rotate", f"mv {{}} {safe}/")
-        assert archiver.take(100, "--rotate-size", "2KB", *hook).code == 0
-    assert archives.numbers(archives.published(safe)) == Counter(range(300))

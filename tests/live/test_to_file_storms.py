@@ -17,15 +17,13 @@ from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
 from nsqtools.policy import topics as policy
 from tests.support import archives
 from tests.support.eventually import eventually, eventually_async
-from tests.support.servers import empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.support.archives import Archiver
-    from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd
 
 
 @pytest.mark.parametrize("options", [(), ("--gzip", "--work-dir", "work"), ("--skip-empty-files",)])
@@ -185,25 +183,6 @@ async def test_many_topics_at_once_of_which_2_vanish_and_3_appear(
     for number, name in enumerate(topics):
         found = archives.numbers(folder.glob(f"{name}*"))
         assert found == Counter(range(20 if number < 2 else 30))
-    assert archives.leftovers(tmp_path) == []
-
-
-def test_many_named_topics_until_they_are_empty(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, full: bool
-) -> None:
-    names = [f"{topic}.{number}" for number in range(200 if full else 30)]
-    for name in names:
-        nsqd.create(name, "c")
-        nsqd.publish(name, archives.bodies(range(20)))
-    words = [word for name in names for word in ("--topic", name)]
-    ended = nsqtools_cli(
-        *("to-file", *words, "--channel", "c", "--output-dir", str(tmp_path / "a"), "-q"),
-        *("--compress", "zstd", *empty(nsqd)),
-    )
-    assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
-    files = archives.published(tmp_path / "a")
-    assert len(files) == len(names)
-    assert all(archives.numbers([path]) == Counter(range(20)) for path in files)
     assert archives.leftovers(tmp_path) == []
 
 
