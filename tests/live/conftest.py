@@ -11,26 +11,38 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.archives import Archiver
-from tests.support.posting import Posting, pool
+from tests.support.binaries import expect_nsq
+from tests.support.consuming import make_known
+from tests.support.posting import Posting
+from tests.support.servers import Nsqd, SandboxNsqd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.support.posting import Pool
     from tests.support.process import Cli
-    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
+    from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqlookupd
 
 
 @pytest.fixture(scope="session")
-def known_channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    with pool(tmp_path_factory.mktemp("known-channels"), 250) as made:
-        yield made
+def known_channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nsqd, list[str]]]:
+    """An nsqd that looks at all its channels ten times a second, and topics for a test each.
+
+    Where there is no real one it is the sandbox's: what endpoints do need not be seen with both.
+    """
+    folder = tmp_path_factory.mktemp("known-channels")
+    topics = [f"topic{number}" for number in range(100)]
+    real = expect_nsq(build=True)
+    scan = f"-queue-scan-selection-count={len(topics)}"
+    with Nsqd(folder, scan) if real else SandboxNsqd(folder) as nsqd:
+        make_known(nsqd, *topics)
+        yield nsqd, topics
 
 
 @pytest.fixture
-def posting(nsqtools_cli: Cli, known_channels: Pool, tmp_path: Path) -> Posting:
+def posting(nsqtools_cli: Cli, known_channels: tuple[Nsqd, list[str]], tmp_path: Path) -> Posting:
     """A topic of this test's own on an nsqd that tests share."""
-    return Posting(nsqtools_cli, known_channels.nsqd, known_channels.take(), tmp_path)
+    nsqd, topics = known_channels
+    return Posting(nsqtools_cli, nsqd, topics.pop(), tmp_path)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -148,24 +147,3 @@ def test_a_topic_and_a_channel_narrow_it_down(
     exporter = export(*http(nsqds), "--topic", topic, "--channel", "d")
     told = [key for key in exporter.all() if key[0] == "nsq_channel_depth"]
     assert told == [("nsq_channel_depth", "d", str(nsqds[0].http), topic)]
-
-
-def test_systemd_is_told(export: Export, tmp_path: Path, nsqd: Nsqd) -> None:
-    told: list[str] = []
-    path = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
-        listener.bind(path)
-        listener.setblocking(False)
-
-        def hears(text: str) -> bool:
-            while not any(text in each for each in told):
-                told.append(listener.recv(4096).decode())
-            return True
-
-        exporter = export(*http([nsqd]), NOTIFY_SOCKET=path, WATCHDOG_USEC="200000")
-        eventually(lambda: hears("READY=1"))
-        assert up(exporter) == {str(nsqd.http): 1}
-        eventually(lambda: hears("WATCHDOG=1\nSTATUS=1 of 1 nsqds"))
-        exporter.process.terminate()
-        eventually(lambda: hears("STOPPING=1"))
-        assert exporter.process.wait(20) == 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
 from tests.support.relays import CHANNEL, Relay, arrived, numbered, published, to
@@ -70,15 +71,7 @@ def test_nsq_to_nsqs_flags_relay_the_same(
         for number in range(100)
     ]
     source.publish(topic, [json.dumps(each).encode() for each in objects])
-    ours = nsqtools_cli.start("relay", *words("py"))
-    with subprocess.Popen([program, *words("go")], stderr=subprocess.DEVNULL) as theirs:
-        try:
-            eventually(lambda: drained(source, topic, "go") and drained(source, topic, "py"))
-            for process in (ours, theirs):
-                process.terminate()
-                assert process.wait(20) == 0
-        finally:
-            theirs.kill()
+    run_beside(nsqtools_cli, ("relay", *words("py")), (program, *words("go")), source, topic)
     made = {name: arrived(nsqtools_cli, goal, name) for name in ("go", "py")}
     plain = {
         name: Counter(json.dumps(json.loads(body), sort_keys=True) for body in found.elements())

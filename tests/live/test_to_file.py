@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.support import archives
 from tests.support.archives import Archiver
+from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
 
@@ -55,15 +55,7 @@ def test_nsq_to_files_flags_make_the_same_files(
     for name in ("go", "py"):
         nsqd.create(topic, name)
     nsqd.publish(topic, archives.bodies(range(500)))
-    ours = nsqtools_cli.start("to-file", *words("py"))
-    with subprocess.Popen([program, *words("go")], stderr=subprocess.DEVNULL) as theirs:
-        try:
-            eventually(lambda: drained(nsqd, topic, "go") and drained(nsqd, topic, "py"))
-            for process in (ours, theirs):
-                process.terminate()
-                assert process.wait(20) == 0
-        finally:
-            theirs.kill()
+    run_beside(nsqtools_cli, ("to-file", *words("py")), (program, *words("go")), nsqd, topic)
     made = {name: contents(tmp_path / name) for name in ("go", "py")}
     assert made["py"] == made["go"]
     assert sum(text.count(b"\n") for text in made["py"].values()) == 500

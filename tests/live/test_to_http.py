@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.posting import DIRECT
-from tests.support.servers import at, drained, free_port
+from tests.support.servers import at, free_port
 from tests.support.webserver import Answer, WebServer, per_message, redirect
 
 if TYPE_CHECKING:
@@ -60,16 +61,9 @@ def test_nsq_to_https_flags_make_the_same_requests(
         nsqd.create(topic, name)
     nsqd.publish(topic, [b"%d \xff&=%%s+/ ~" % number for number in range(100)])
     with WebServer() as go, WebServer() as py:
-        ours = nsqtools_cli.start("to-http", *words("py", py.url()), env=DIRECT)
-        command = [program, *words("go", go.url())]
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as theirs:
-            try:
-                eventually(lambda: drained(nsqd, topic, "go") and drained(nsqd, topic, "py"))
-                for process in (ours, theirs):
-                    process.terminate()
-                    assert process.wait(20) == 0
-            finally:
-                theirs.kill()
+        ours = ("to-http", *words("py", py.url()))
+        theirs = (program, *words("go", go.url()))
+        run_beside(nsqtools_cli, ours, theirs, nsqd, topic, env=DIRECT)
         expected, made = ([_essence(each) for each in web.requests] for web in (go, py))
     assert sorted(made) == sorted(expected)
 

@@ -1,22 +1,31 @@
-"""``to-http`` and what comes back: odd forms of success, statuses, Retry-After, and failures.
+"""``to-http`` and what comes back: what each message costs, when it is finished, and the exit code.
 
-What each message costs and where it ends is counted exactly, by the record of the endpoint.
+It is counted exactly, by the record of the endpoint.
 """
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
-from tests.support.webserver import HANG, OK, Answer, WebServer, redirect, retry_after
+from tests.support.posting import Posting
+from tests.support.webserver import HANG, OK, Answer, WebServer, per_message, redirect, retry_after
 
 if TYPE_CHECKING:
-    from tests.support.posting import Posting
+    from pathlib import Path
+
+    from tests.support.process import Cli
+    from tests.support.servers import MakeNsqd
     from tests.support.webserver import Request
 
+CLOSING = 4  # the state of a client that has sent CLS
+BATCH = ("--batch", "10", "--batch-format", "json-array")
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 ANSWERS = {
@@ -123,3 +132,178 @@ def test_a_fault_costs_an_attempt_and_one_for_ever_ends_as_a_dead_letter(
     assert dead == [("never", "too many attempts")]
     assert "\x1b" not in poster.said
     assert "Traceback" not in poster.said
+
+
+def test_one_message_that_is_refused_takes_no_other_of_its_batch_with_it(
+    posting: Posting,
+) -> None:
+    """Its batch is tried again one by one, and then it alone; what is no JSON is not even sent."""
+    posting.publish([*(b"%d" % number for number in range(30)), b'"poison"', b"{"])
+    with WebServer(lambda each: Answer(status=404 if b"poison" in each.body else 200)) as web:
+        posting.start("--post", web.url(), *BATCH, *posting.dead_after(2)).finish()
+        batches = [(request.status, json.loads(request.body)) for request in web.requests]
+    taken = Counter(value for status, batch in batches if status == 200 for value in batch)
+    assert taken == dict.fromkeys(range(30), 1)
+    refused = [len(batch) for status, batch in batches if status == 404]
+    assert refused[1:] == [1] * (len(refused) - 1)
+    assert len(refused) == 2 + (refused[0] > 1)
+    assert [letter["body"] for letter in posting.dead_letters()] == ['"poison"', "{"]
+
+
+def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Posting) -> None:
+    """Who cannot be reached keeps messages from no other, and they are finished when it is back."""
+    posting.publish([b"1", b"2"])
+    failing = per_message(Answer(status=500), Answer(cut="body"))
+    with WebServer() as one, WebServer(failing) as other, WebServer() as dead:
+        dead.refuse()
+        posts = [word for web in (one, other, dead) for word in ("--post", web.url())]
+        poster = posting.start("--mode", "all", *posts, *BATCH, "-n", "1")
+        eventually(lambda: len(one.deliveries) == len(other.accepted()) == 2)
+        assert not posting.is_drained
+        dead.listen()
+        poster.finish()
+        for web, count in ((one, 1), (other, 3), (dead, 1)):
+            assert list(web.deliveries.values()) == [count] * 2
+        assert list(other.accepted().values()) == [1, 1]
+
+
+def test_an_endpoint_slower_than_the_message_timeout_gets_a_message_once(posting: Posting) -> None:
+    """While a request runs, and while messages wait for their turn, nsqd hears of them."""
+    posting.publish([b"1", b"2", b"3", b"4"])
+    answers = iter([Answer(delay=2.5), Answer(delay=2.5)])
+    with WebServer(lambda _: next(answers, OK)) as web:
+        posting.start("--post", web.url(), "--msg-timeout", "1s", "-n", "2").finish()
+        assert list(web.deliveries.values()) == [1] * 4
+    channel = posting.channel()
+    assert (channel["timeout_count"], channel["requeue_count"]) == (0, 0)
+
+
+def test_dead_letters_are_published_as_they_are(posting: Posting) -> None:
+    dead = f"{posting.topic}.dead"
+    posting.nsqd.create(dead, "c")
+    posting.publish([b"1", b"\xff\0\n"])
+    with WebServer(Answer(status=404)) as web:
+        options = "--max-attempts", "2", "--dead-letter-topic", dead
+        posting.start("--post", web.url(), *options).finish()
+        assert list(web.deliveries.values()) == [2, 2]
+    ended = posting.cli(
+        *("tail", "--topic", dead, "--channel", "c", "--count", "2", "--json"),
+        *("--nsqd-tcp-address", str(posting.nsqd.tcp)),
+    )
+    bodies = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert sorted(each.get("body", each.get("body_b64")) for each in bodies) == ["/wAK", "1"]
+
+
+def test_dead_letters_are_posted_until_they_are_taken(posting: Posting) -> None:
+    """One whose target refuses it is not finished, and costs its endpoint no more requests."""
+    posting.publish([b"1", b"2"])
+    refusals = iter([Answer(status=500), Answer(cut="request"), Answer(status=302)])
+    with (
+        WebServer(Answer(status=400)) as web,
+        WebServer(lambda _: next(refusals, Answer(close=True))) as target,
+    ):
+        options = "--max-attempts", "2", "--dead-letter-url", target.url("/dead?key=h1dden")
+        poster = posting.start("--post", web.url(), *options)
+        poster.finish()
+        assert list(web.deliveries.values()) == [2, 2]
+        assert len(target.requests) == 5
+        letters = [json.loads(request.body) for request in target.requests[3:]]
+        assert {request.target for request in target.requests} == {"/dead?key=h1dden"}
+    assert sorted(letter["body"] for letter in letters) == ["1", "2"]
+    assert "dead-letter" in poster.said
+    assert "h1dden" not in poster.said
+
+
+def test_messages_that_are_given_up_with_no_place_for_them_are_status_4(posting: Posting) -> None:
+    posting.publish([b"1", b"2"])
+    with WebServer(Answer(status=404)) as web:
+        poster = posting.start("--post", web.url(), "--max-attempts", "1")
+        poster.drain()
+        ids = list(web.deliveries)
+        assert poster.end() == 4
+    assert all(identity in poster.said for identity in ids)
+
+
+def test_a_signal_lets_requests_end_and_gives_back_the_rest(posting: Posting) -> None:
+    """What was sent is delivered once, the rest stays."""
+    posting.numbers(200)
+    with WebServer() as web:
+        web.hold()
+        poster = posting.start("--post", web.url(), "-n", "10", "--max-in-flight", "50")
+        eventually(lambda: posting.channel()["in_flight_count"] == 50 and len(web.requests) == 10)
+        poster.process.send_signal(signal.SIGTERM)
+        eventually(lambda: posting.channel()["requeue_count"] == 40)
+        web.release()
+        assert poster.process.wait(20) == 0
+        assert len(web.deliveries) == web.deliveries.total() == 10
+        assert web.accepted() == web.deliveries
+        channel = posting.channel()
+        assert (channel["depth"], channel["in_flight_count"]) == (190, 0)
+        assert channel["requeue_count"] == 40
+        posting.start("--post", web.url()).finish()
+        assert len(web.deliveries) == web.deliveries.total() == 200
+    assert poster.said == ""
+
+
+def test_a_signal_while_endpoints_are_down_gives_messages_back(posting: Posting) -> None:
+    posting.numbers(20)
+    with WebServer() as web:
+        web.refuse()
+        poster = posting.start("--post", web.url(), "-n", "1")
+        eventually(lambda: posting.channel()["requeue_count"] >= 5)
+        assert poster.end(signal.SIGINT) == 130
+        assert (posting.channel()["in_flight_count"], posting.held) == (0, 20)
+        web.listen()
+        posting.start("--post", web.url()).finish()
+        assert list(web.deliveries.values()) == [1] * 20
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_request_that_does_not_end_is_left_when_the_drain_is_over_or_a_second_signal_comes(
+    posting: Posting, signals: int
+) -> None:
+    posting.numbers(5)
+    drain = ("--drain-timeout", "500ms") if signals == 1 else ("--msg-timeout", "1s")
+    with WebServer(HANG) as web:
+        poster = posting.start("--post", web.url(), *drain)
+        eventually(lambda: len(web.requests) == 5)
+        if signals == 2:
+            poster.process.send_signal(signal.SIGTERM)
+            eventually(lambda: posting.channel()["clients"][0]["state"] == CLOSING)
+            with pytest.raises(subprocess.TimeoutExpired):
+                poster.process.wait(0.5)  # two that come at once are one
+        assert poster.end() == 1
+        web.script = OK
+        posting.start("--post", web.url()).finish()
+        assert list(web.deliveries.values()) == [2] * 5
+
+
+def test_count_and_until_empty_end_when_so_much_is_delivered(posting: Posting) -> None:
+    posting.numbers(50)
+    with WebServer([Answer(status=500)] * 3) as web:
+        assert posting.take(7, "--post", web.url()).code == 0
+        assert sum(web.accepted().values()) == 7
+    assert posting.held == 43
+    with WebServer([Answer(status=500), retry_after("1"), Answer(cut="body")]) as web:
+        ended = posting.run("--post", web.url(), "-q")
+        assert (ended.code, ended.stdout, ended.stderr) == (0, b"", "")
+        assert len(web.deliveries) == 43
+        assert web.deliveries.total() == 46
+
+
+@pytest.mark.nsqd_only("the sandbox times out the same")
+def test_an_outage_longer_than_nsqd_lets_messages_be_held(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
+) -> None:
+    """nsqd takes them back, and what it delivers again once the endpoint is back counts."""
+    nsqd = make_nsqd("-msg-timeout=500ms", "-max-msg-timeout=1s")
+    posting = Posting(nsqtools_cli, nsqd, topic, tmp_path)
+    posting.make_known()
+    posting.numbers(20)
+    with WebServer() as web:
+        web.refuse()
+        poster = posting.start("--post", web.url(), "--max-in-flight", "10")
+        eventually(lambda: posting.channel()["timeout_count"], timeout=30)
+        web.listen()
+        poster.finish(timeout=40)
+        assert len(web.deliveries) == 20

@@ -9,6 +9,8 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+import pytest
+
 from nsqtools.cli.run import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
 from nsqtools.errors import OutputError
@@ -19,8 +21,6 @@ from tests.support.servers import at, drained
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    import pytest
 
     from nsqtools.engine.handler import Batch, Message
     from tests.support.process import Cli
@@ -155,8 +155,16 @@ def test_a_topic_whose_name_makes_no_file_name_stops_no_other(
     assert lines[1] == "nsqtools: never consumed: .."
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("tail", "--topic", "t"), "1 topics, 1 connections, "),
+        (("stats", "--serve", ":0"), "not scraped yet"),
+    ],
+    ids=["tail", "stats"],
+)
 def test_systemd_hears_that_it_is_ready_how_it_is_and_that_it_stops(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path
+    nsqtools_cli: Cli, nsqd: Nsqd, tmp_path: Path, words: tuple[str, ...], status: str
 ) -> None:
     told: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
@@ -169,10 +177,11 @@ def test_systemd_hears_that_it_is_ready_how_it_is_and_that_it_stops(
             return True
 
         environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
-        tail = nsqtools_cli.start("tail", "--topic", topic, *at(nsqd), env=environment)
+        where = at(nsqd) if words[0] == "tail" else ("--nsqd-http-address", str(nsqd.http))
+        process = nsqtools_cli.start(*words, *where, env=environment)
         eventually(lambda: hears("READY=1"))
-        eventually(lambda: hears("WATCHDOG=1\nSTATUS=1 topics, 1 connections, "))
-        tail.send_signal(signal.SIGTERM)
+        eventually(lambda: hears(f"WATCHDOG=1\nSTATUS={status}"))
+        process.send_signal(signal.SIGTERM)
         eventually(lambda: hears("STOPPING=1"))
-        assert tail.wait(20) == 0
+        assert process.wait(20) == 0
     assert told.count("READY=1") == 1

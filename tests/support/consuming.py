@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,8 +11,7 @@ from tests.support.eventually import eventually
 from tests.support.servers import at, drained, empty
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tests.support.process import Cli, Result
@@ -40,6 +40,21 @@ def make_known(nsqd: Nsqd, *topics: str) -> None:
     nsqd.restart()
     for topic in topics:
         nsqd.create(topic, "c")
+
+
+def run_beside(
+    cli: Cli, ours: Sequence[str], theirs: Sequence[str], nsqd: Nsqd, topic: str, **options: Any
+) -> None:
+    """Run a command and the Go program that it is like until ``py`` and ``go`` are drained."""
+    process = cli.start(*ours, **options)
+    with subprocess.Popen(theirs, stderr=subprocess.DEVNULL) as program:
+        try:
+            eventually(lambda: all(drained(nsqd, topic, channel) for channel in ("go", "py")))
+            for each in (process, program):
+                each.terminate()
+                assert each.wait(20) == 0
+        finally:
+            program.kill()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from typing import TYPE_CHECKING
 
-from nsqtools.names import Address
+from tests.support.webserver import Answer, WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from nsqtools.names import Address
+    from tests.support.webserver import Request
 
 REFUSED_PORT = 1
 
@@ -40,35 +41,14 @@ def dead_cluster(*, refusing: int = 0, hanging: int = 0) -> Iterator[Address]:
 @contextmanager
 def answering(answers: Mapping[str, object]) -> Iterator[Address]:
     """Where a server is that answers each path with JSON."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler(answers)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield Address(*server.server_address[:2])  # type: ignore[arg-type]
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def _handler(answers: Mapping[str, object]) -> type[BaseHTTPRequestHandler]:
     encoded = {path: json.dumps(answer).encode() for path, answer in answers.items()}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = encoded.get(self.path.partition("?")[0], b"{}")
-            self.send_response(200)
-            self.send_header("X-NSQ-Content-Type", "nsq; version=1.0")
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: Request) -> Answer:
+        body = encoded.get(request.target.partition("?")[0], b"{}")
+        return Answer(headers=(("X-NSQ-Content-Type", "nsq; version=1.0"),), body=body)
 
-        def do_POST(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+    with WebServer(answer) as server:
+        yield server.address
 
 
 def _node(host: str, port: int) -> dict[str, object]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.support.binaries import expect_nsq
-from tests.support.consuming import QUICK, Consuming, make_known
-from tests.support.servers import Nsqd, SandboxNsqd
+from tests.support.consuming import QUICK, Consuming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
 DIRECT = {"http_proxy": "", "https_proxy": "", "all_proxy": ""}
 """Environment in which there is no proxy."""
@@ -47,28 +43,3 @@ class Posting(Consuming):
         lines = [line for path in files for line in path.read_text().splitlines()]
         found: list[dict[str, Any]] = [json.loads(line) for line in lines]
         return sorted(found, key=lambda letter: str(letter.get("body")))
-
-
-class Pool:
-    """An nsqd with channels that it looks at; ``take`` gives each of them once."""
-
-    def __init__(self, nsqd: Nsqd, size: int) -> None:
-        self.nsqd = nsqd
-        self._topics = [f"topic{number}" for number in range(size)]
-        make_known(nsqd, *self._topics)
-
-    def take(self) -> str:
-        """A topic that nobody used, with a channel ``c``."""
-        return self._topics.pop()
-
-
-@contextmanager
-def pool(folder: Path, size: int, *args: str) -> Iterator[Pool]:
-    """A pool on a real nsqd that looks at all of its channels ten times a second.
-
-    Where there is none it is the sandbox's: what endpoints do need not be seen with both.
-    """
-    real = expect_nsq(build=True)
-    scan = f"-queue-scan-selection-count={size}"
-    with Nsqd(folder, scan, *args) if real else SandboxNsqd(folder, *args) as nsqd:
-        yield Pool(nsqd, size)

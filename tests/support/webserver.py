@@ -53,8 +53,8 @@ OK = Answer()
 HANG = Answer(delay=math.inf)
 
 
-def retry_after(value: str, status: int = 429) -> Answer:
-    return Answer(status=status, headers=(("Retry-After", value),))
+def retry_after(value: str) -> Answer:
+    return Answer(status=429, headers=(("Retry-After", value),))
 
 
 def redirect(location: str, status: int = 307) -> Answer:
