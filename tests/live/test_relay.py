@@ -120,15 +120,6 @@ def test_without_a_place_for_dead_letters_what_is_not_json_stays_in_nsqd(relay: 
     assert relay.waiting()["deferred_count"] == 1
 
 
-def test_a_loss_over_max_attempts_is_logged_with_ids_and_is_status_4(relay: Relay) -> None:
-    relay.publish(b"not json")
-    options = ("--max-attempts", "2", "--consumer-opt", "default_requeue_delay,0s")
-    ended = relay.run("--require-json-field", "a", *options)
-    assert ended.code == 4
-    assert "lost: " in ended.stderr
-    assert "3 received, 0 relayed" in ended.stderr
-
-
 def test_defer_defers(relay: Relay) -> None:
     relay.goal.create(relay.topic, "c")
     relay.publish(*numbered(5))
