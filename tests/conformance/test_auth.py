@@ -11,7 +11,7 @@ import pytest
 from tests.support import wire
 from tests.support.authd import Authd
 from tests.support.eventually import eventually
-from tests.support.raw import mpub, sized
+from tests.support.raw import mpub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,12 +56,6 @@ def test_the_reply_to_auth_says_who_one_is_and_so_do_stats(
         ("auth_identity", "ali"),
         ("auth_identity_url", "http://ali.test/"),
     ]
-
-
-def test_auth_is_taken_once(client: Raw, authd: Authd) -> None:
-    authd.grant("sesame")
-    client.ask("AUTH", b"sesame")
-    assert client.fatal("AUTH", b"sesame") == "E_INVALID AUTH already set"
 
 
 @pytest.mark.parametrize(
@@ -128,14 +122,6 @@ def test_a_subscriber_may_not_publish_and_a_publisher_not_subscribe(
     )
 
 
-def test_commands_behind_auth_wait_for_it(client: Raw, authd: Authd, topic: str) -> None:
-    authd.grant("sesame")
-    client.write(
-        b"AUTH\n" + sized(b"sesame") + f"SUB {topic} c\nPUB {topic}\n".encode() + sized(b"x")
-    )
-    assert [client.response()[:11] for _ in range(3)] == [b'{"identity"', b"OK", b"OK"]
-
-
 def test_topics_and_channels_are_regular_expressions_that_match_anywhere(
     connect: Connect, authd: Authd
 ) -> None:
@@ -150,15 +136,6 @@ def test_topics_and_channels_are_regular_expressions_that_match_anywhere(
     assert try_sub("orders", "archive") == try_sub("warden", "a_mirror") == b"OK"
     for topic, channel in (("other", "archive"), ("orders", "no_arch"), ("orders", "mirror2")):
         assert try_sub(topic, channel) == b"E_UNAUTHORIZED"
-
-
-@pytest.mark.parametrize("channels", [["archive"], []])
-def test_publishing_wants_a_channel_expression_that_matches_nothing(
-    channels: list[str], client: Raw, authd: Authd, topic: str
-) -> None:
-    authd.grant("one channel", channels=channels)
-    client.ask("AUTH", b"one channel")
-    assert client.fatal(f"PUB {topic}", b"x").startswith("E_UNAUTHORIZED")
 
 
 def test_several_authorizations_add_up(client: Raw, authd: Authd) -> None:

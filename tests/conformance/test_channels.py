@@ -32,17 +32,6 @@ def test_each_channel_gets_a_copy_of_each_message(connect: Connect, nsqd: Nsqd, 
     assert nsqd.topic(topic)["message_count"] == 2
 
 
-def test_consumers_of_a_channel_share_its_messages(
-    connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    consumers = [connect().subscribe(topic, ready=5) for _ in range(2)]
-    bodies = [b"%d" % number for number in range(10)]
-    nsqd.publish(topic, bodies)
-    got = [consumer.message().body for consumer in consumers for _ in range(5)]
-    assert sorted(got) == bodies
-    assert all(consumer.settle() == 0 for consumer in consumers)
-
-
 def test_a_consumer_without_rdy_to_spare_leaves_messages_to_others(
     connect: Connect, nsqd: Nsqd, topic: str
 ) -> None:
@@ -105,18 +94,6 @@ def test_a_paused_topic_keeps_messages_from_its_channels(
     assert depth(nsqd, topic) == 0
 
 
-def test_a_message_that_is_deferred_in_a_paused_topic_is_in_no_channel(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "c")
-    nsqd.pause(topic)
-    assert client.ask(f"DPUB {topic} 3600000", b"x") == b"OK"
-    assert depth(nsqd, topic) == 1
-    assert nsqd.channel(topic, "c")["deferred_count"] == 0
-    nsqd.unpause(topic)
-    eventually(lambda: nsqd.channel(topic, "c")["deferred_count"] == 1)
-
-
 def test_emptying_a_channel_drops_waiting_deferred_and_in_flight_messages(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:
@@ -132,15 +109,6 @@ def test_emptying_a_channel_drops_waiting_deferred_and_in_flight_messages(
     (shown,) = nsqd.channel(topic, "c")["clients"]
     assert shown["in_flight_count"] == 0
     assert client.error(f"FIN {held.id}") == f"E_FIN_FAILED FIN {held.id} failed ID not in flight"
-
-
-def test_an_emptied_channel_goes_on(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"1"])
-    client.message()
-    nsqd.empty(topic, "c")
-    nsqd.publish(topic, [b"2"])
-    assert client.message().body == b"2"
 
 
 def test_emptying_a_topic_drops_its_own_messages_but_not_its_channels_ones(
@@ -163,16 +131,6 @@ def test_deleting_a_channel_closes_its_consumers(connect: Connect, nsqd: Nsqd, t
     assert other.message().body == b"x"
 
 
-def test_a_topic_that_lost_its_last_channel_keeps_its_messages_again(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "a")
-    nsqd.delete(topic, "a")
-    nsqd.publish(topic, [b"x"])
-    assert depth(nsqd, topic) == 1
-    assert client.subscribe(topic, "b", ready=1).message().body == b"x"
-
-
 def test_a_message_deferred_before_the_first_channel_is_deferred_in_that(
     client: Raw, nsqd: Nsqd, topic: str
 ) -> None:
@@ -193,22 +151,6 @@ def test_deleting_a_topic_closes_all_its_consumers(
         nsqd.topic(topic)
 
 
-def test_a_topic_that_was_deleted_begins_anew(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"old"])
-    nsqd.delete(topic)
-    client.ask(f"PUB {topic}", b"new")
-    found = nsqd.topic(topic)
-    assert (found["message_count"], found["channels"]) == (1, [])
-
-
-def test_a_channel_stays_when_its_consumers_leave(connect: Connect, nsqd: Nsqd, topic: str) -> None:
-    connect().subscribe(topic).close()
-    eventually(lambda: nsqd.channel(topic, "c")["client_count"] == 0)
-    nsqd.publish(topic, [b"x"])
-    assert connect().subscribe(topic, ready=1).message().body == b"x"
-
-
 def channels(nsqd: Nsqd, topic: str) -> list[str]:
     return [each["channel_name"] for each in nsqd.topic(topic)["channels"]]
 
@@ -225,12 +167,6 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(
     assert depth(nsqd, topic) == 1
 
 
-def test_an_ephemeral_channel_that_never_had_a_consumer_stays(nsqd: Nsqd, topic: str) -> None:
-    nsqd.create(topic, "c#ephemeral")
-    nsqd.publish(topic, [b"x"])
-    eventually(lambda: depth(nsqd, topic, "c#ephemeral") == 1)
-
-
 def topics(nsqd: Nsqd) -> list[str]:
     return [each["topic_name"] for each in nsqd.stats()["topics"]]
 
@@ -243,16 +179,6 @@ def test_an_ephemeral_topic_goes_with_its_last_channel(
     one.close()
     eventually(lambda: channels(nsqd, name) == ["b#ephemeral"])
     other.close()
-    eventually(lambda: name not in topics(nsqd))
-
-
-def test_an_ephemeral_topic_stays_as_long_as_it_has_a_lasting_channel(
-    connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    name = f"{topic[:50]}#ephemeral"
-    connect().subscribe(name, "lasting").close()
-    eventually(lambda: nsqd.channel(name, "lasting")["client_count"] == 0)
-    nsqd.delete(name, "lasting")
     eventually(lambda: name not in topics(nsqd))
 
 

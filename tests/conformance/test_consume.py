@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 SETTLING = ["FIN {}", "REQ {} 0", "TOUCH {}"]
 
 
-def test_sub_creates_topic_and_channel(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic)
-    assert nsqd.channel(topic, "c")["client_count"] == 1
-
-
 def test_a_channel_takes_no_more_than_max_channel_consumers(
     make_nsqd: MakeNsqd, connect: Connect, topic: str
 ) -> None:
@@ -71,31 +66,6 @@ def test_rdy_may_be_lowered_below_what_is_in_flight(client: Raw, nsqd: Nsqd, top
     client.message()
 
 
-def test_rdy_0_stops_delivery(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"1", b"2"])
-    client.subscribe(topic, ready=1)
-    first = client.message()
-    client.send("RDY 0")
-    client.send(f"FIN {first.id}")
-    assert client.settle() == 0
-    (shown,) = nsqd.channel(topic, "c")["clients"]
-    assert (shown["ready_count"], shown["in_flight_count"]) == (0, 0)
-    client.send("RDY 1")
-    client.message()
-
-
-def test_rdy_without_a_number_is_1_and_with_an_empty_one_0(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    client.subscribe(topic)
-    for line, count in (("RDY", 1), ("RDY ", 0), ("RDY 007", 7)):
-        client.send(line)
-        client.settle()
-        (shown,) = nsqd.channel(topic, "c")["clients"]
-        assert shown["ready_count"] == count
-
-
 @pytest.mark.parametrize("command", SETTLING)
 def test_settling_what_another_consumer_holds_fails_and_is_not_fatal(
     command: str, connect: Connect, topic: str
@@ -109,17 +79,6 @@ def test_settling_what_another_consumer_holds_fails_and_is_not_fatal(
     one.send(f"FIN {message.id}")
     one.settle()
     other.settle()
-
-
-def test_fin_ends_a_message_and_is_not_answered(client: Raw, nsqd: Nsqd, topic: str) -> None:
-    client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    message = client.message()
-    client.send(f"FIN {message.id}")
-    assert client.settle() == 0
-    assert client.error(f"FIN {message.id}").endswith("ID not in flight")
-    found = nsqd.channel(topic, "c")
-    assert (found["depth"], found["in_flight_count"]) == (0, 0)
 
 
 def test_req_0_gives_the_message_back_at_once_with_one_more_attempt(
@@ -151,18 +110,6 @@ def test_a_requeued_message_goes_behind_those_that_wait(
     assert bodies == [b"1", b"2", b"0"]
 
 
-def test_a_requeued_message_may_go_to_another_consumer(
-    connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    one = connect().subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    message = one.message()
-    one.send("RDY 0")
-    one.send(f"REQ {message.id} 0")
-    one.settle()
-    assert connect().subscribe(topic, ready=1).message() == message._replace(attempts=2)
-
-
 def test_req_with_a_delay_defers_the_message(client: Raw, nsqd: Nsqd, topic: str) -> None:
     client.subscribe(topic, ready=1)
     nsqd.publish(topic, [b"x"])
@@ -173,21 +120,6 @@ def test_req_with_a_delay_defers_the_message(client: Raw, nsqd: Nsqd, topic: str
     names = ("depth", "in_flight_count", "deferred_count", "requeue_count")
     assert [found[name] for name in names] == [0, 0, 1, 1]
     assert client.error(f"FIN {message.id}").endswith("ID not in flight")
-
-
-def test_touch_is_not_answered_and_keeps_the_message_in_flight(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    message = client.message()
-    for _ in range(3):
-        client.send(f"TOUCH {message.id}")
-    assert client.settle() == 0
-    assert nsqd.channel(topic, "c")["in_flight_count"] == 1
-    client.send(f"FIN {message.id}")
-    client.settle()
-    assert nsqd.channel(topic, "c")["in_flight_count"] == 0
 
 
 def test_cls_is_answered_and_ends_delivery(client: Raw, nsqd: Nsqd, topic: str) -> None:

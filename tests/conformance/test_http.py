@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.support.raw import http_ask, mpub
 
 if TYPE_CHECKING:
-    from tests.support.raw import Connect, Raw
+    from tests.support.raw import Connect
     from tests.support.servers import MakeNsqd, Nsqd
     from tests.support.tls import Certificates
 
@@ -52,14 +51,6 @@ def test_mpub_takes_a_message_a_line_or_the_body_of_the_command(
     client = connect().subscribe(topic, ready=6)
     found = {client.message().body for _ in range(6)}
     assert found == {b"one", b"two\r", b" three ", b"four", b"five\nsix", b"\0"}
-
-
-def test_a_message_published_over_http_is_as_any_other(nsqd: Nsqd, client: Raw, topic: str) -> None:
-    before = time.time_ns()
-    assert ask(nsqd, f"POST /pub?topic={topic}", b"x")[0] == 200
-    message = client.subscribe(topic, ready=1).message()
-    assert (message.attempts, message.body) == (1, b"x")
-    assert before <= message.timestamp <= time.time_ns()
 
 
 @pytest.mark.parametrize("required", ["true", "tcp-https"])
@@ -120,14 +111,6 @@ def test_a_body_that_waits_for_leave_to_be_sent_gets_it(nsqd: Nsqd, topic: str) 
         plain.sendall(b"body")
         assert reader.read().endswith(b"\r\n\r\nOK")
     assert nsqd.topic(topic)["message_bytes"] == 4
-
-
-def test_requests_sent_at_once_are_answered_in_order(nsqd: Nsqd) -> None:
-    one = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
-    other = b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    reply = speak(nsqd, one + one + other)
-    assert reply.count(b"\r\n\r\nOK") == 2
-    assert reply.endswith(NOT_FOUND)
 
 
 @pytest.mark.parametrize(

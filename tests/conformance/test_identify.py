@@ -55,18 +55,6 @@ def test_a_client_is_shown_as_it_identified_itself(client: Raw, nsqd: Nsqd, topi
     assert [shown[name] for name in names] == ["an id", "a.host", "agent/1", 20]
 
 
-def test_a_client_that_did_not_identify_itself_is_shown_by_its_host(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    client.subscribe(topic)
-    shown = stats_of(client, nsqd, topic)
-    assert (shown["client_id"], shown["hostname"], shown["user_agent"]) == (
-        "127.0.0.1",
-        "127.0.0.1",
-        "",
-    )
-
-
 def exchange(client: Raw, nsqd: Nsqd, topic: str) -> dict[str, Any]:
     """Pass small and large bodies both ways; returns what /stats says of the client."""
     nsqd.create(topic, "c")
@@ -134,20 +122,6 @@ def test_tls_begins_after_the_reply_to_identify_and_an_ok_comes_through_it(
     assert shown["tls_cipher_suite"].startswith("Unknown 486")  # nsqd knows no suite of 1.3
 
 
-def test_the_suite_of_tls_1_2_is_named_as_go_names_it(
-    connect: Connect, trusting: ssl.SSLContext, secure: Nsqd, topic: str
-) -> None:
-    trusting.maximum_version = ssl.TLSVersion.TLSv1_2
-    trusting.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256")
-    client = connect(secure)
-    client.identify(tls_v1=True)
-    client.start_tls(trusting)
-    assert client.response() == b"OK"
-    shown = stats_of(client.subscribe(topic), secure, topic)
-    assert shown["tls_version"] == "TLS1.2"
-    assert shown["tls_cipher_suite"].endswith("A_WITH_AES_128_GCM_SHA256")
-
-
 def test_where_tls_is_required_every_command_but_identify_is_refused_without(
     secure: Nsqd, connect: Connect
 ) -> None:
@@ -188,18 +162,6 @@ def test_a_policy_for_client_certificates_requires_tls_and_one_that_is_known(
         reply()
     trusting.load_cert_chain(certificates.client.cert, certificates.client.key)
     assert reply() == b"OK"
-
-
-def test_a_client_that_ends_tls_is_hung_up_on_at_once(
-    secure: Nsqd, connect: Connect, trusting: ssl.SSLContext
-) -> None:
-    client = connect(secure)
-    client.identify(tls_v1=True)
-    client.start_tls(trusting)
-    assert client.response() == b"OK"
-    assert isinstance(client.socket, ssl.SSLSocket)
-    with pytest.raises(ssl.SSLEOFError):
-        client.socket.unwrap()  # waits for the other side's end
 
 
 def test_garbage_instead_of_a_tls_handshake_closes_the_connection(

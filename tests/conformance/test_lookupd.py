@@ -49,12 +49,6 @@ def ask(lookupd: Nsqlookupd, request: str) -> Any:
     return http_ask(lookupd.http, request).json
 
 
-def test_an_unknown_magic_is_refused(nsqlookupd: Nsqlookupd) -> None:
-    with RawLookupd(nsqlookupd.tcp, b"  V2") as client:
-        assert client.response() == b"E_BAD_PROTOCOL"
-        assert client.ended()
-
-
 @pytest.mark.parametrize(
     "noise",
     [b"", b" ", b"\x00" * 1000, b"  V1IDENTIFY\n\x7f\xff\xff\xff", b"  V1" + b"x" * 200_000],

@@ -91,17 +91,6 @@ def test_an_nsqd_is_told_of_nsqlookupds_while_it_runs(
     eventually(lambda: nsqlookupd.lookup(topic) == set())
 
 
-def test_an_nsqd_whose_nsqlookupd_is_away_works_as_ever(
-    make_nsqd: MakeNsqd, make_nsqlookupd: MakeNsqlookupd, topic: str
-) -> None:
-    lookupd = make_nsqlookupd()
-    lookupd.stop()
-    nsqd = make_nsqd(lookupds=[lookupd])
-    nsqd.create(topic, "c")
-    nsqd.publish(topic, [b"x"])
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 1)
-
-
 def test_an_nsqd_that_ends_is_forgotten(
     make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +31,6 @@ def stats(nsqd: Nsqd, query: str = "") -> Any:
     return http_ask(nsqd.http, f"GET /stats?format=json{query}").json
 
 
-def text(nsqd: Nsqd, query: str = "") -> str:
-    return http_ask(nsqd.http, f"GET /stats?{query}").body.decode()
-
-
 def test_the_fields_of_stats_are_these_in_this_order(
     client: Raw, connect: Connect, nsqd: Nsqd, topic: str
 ) -> None:
@@ -55,21 +50,6 @@ def test_the_fields_of_stats_are_these_in_this_order(
     assert list(found["producers"][0]) == PRODUCER
     latency = {"count": 0, "percentiles": None}
     assert entry["e2e_processing_latency"] == channel["e2e_processing_latency"] == latency
-
-
-def test_clients_and_memory_can_be_left_out(
-    client: Raw, connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    client.subscribe(topic)
-    connect().ask(f"PUB {topic}", b"x")
-    for no in ("false", "0"):
-        found = stats(nsqd, f"&topic={topic}&include_clients={no}&include_mem={no}")
-        assert "memory" not in found
-        (channel,) = found["topics"][0]["channels"]
-        assert (channel["clients"], channel["client_count"], found["producers"]) == (None, 1, None)
-    found = stats(nsqd, f"&topic={topic}&include_clients=nonsense&include_mem=1")
-    assert found["memory"]
-    assert found["topics"][0]["channels"][0]["clients"]
 
 
 def test_a_topic_counts_messages_and_their_bytes(client: Raw, nsqd: Nsqd, topic: str) -> None:
@@ -149,56 +129,3 @@ def test_a_producer_is_shown_whatever_topic_is_asked_for_with_a_count_of_one_at_
         shown = producer(nsqd, client, f"&topic={topic}.{suffix}")
         assert shown["pub_counts"] == [{"topic": f"{topic}.{suffix}", "count": 1}]
     assert "pub_counts" not in producer(nsqd, client, f"&topic={topic}.other")
-
-
-def test_a_consumer_that_publishes_is_shown_in_both_lists(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    client.subscribe(topic)
-    client.ask(f"PUB {topic}", b"x")
-    (shown,) = nsqd.channel(topic, "c")["clients"]
-    assert shown["pub_counts"] == [{"topic": topic, "count": 1}]
-    assert producer(nsqd, client)["state"] == 3
-
-
-def test_an_idle_client_is_in_no_list(client: Raw, nsqd: Nsqd) -> None:
-    client.identify()
-    assert client.address not in producers(nsqd)
-
-
-def test_stats_are_text_unless_json_is_asked_for(
-    client: Raw, connect: Connect, nsqd: Nsqd, topic: str
-) -> None:
-    client.identify(hostname="reader", user_agent="agent/1")
-    client.subscribe(topic, "archive", ready=3)
-    nsqd.create(topic, "other")
-    nsqd.pause(topic, "other")
-    writer = connect()
-    writer.identify(hostname="writer", user_agent="agent/2")
-    writer.ask(f"PUB {topic}", b"x")
-    client.send(f"REQ {client.message().id} 3600000")
-    client.settle()
-    eventually(lambda: nsqd.channel(topic, "other")["depth"] == 1)
-    shown = text(nsqd, f"topic={topic}")
-    lines = shown.split("\n")
-    assert re.fullmatch(r"nsqd v1\.3\.0 \(.+\)", lines[0])
-    assert re.fullmatch(r"start_time \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|[+-]\d\d:\d\d)", lines[1])
-    assert re.fullmatch(r"uptime (\d+h)?(\d+m)?[\d.]+(s|ms|µs)", lines[2])
-    assert lines[3:7] == ["", "Health: OK", "", "Memory:"]
-    for line, name in zip(lines[7:16], MEMORY, strict=True):
-        assert re.fullmatch(rf"   {name:<25}\t\d+", line)
-    ports = [each.address.partition(":")[2] for each in (client, writer)]
-    assert lines[16:18] == ["", "Topics:"]
-    reader = f"reader:{ports[0]} agent/1"
-    assert re.sub(r"connected: \d+s", "connected: Ns", "\n".join(lines[18:])) == (
-        f"   [{topic:<15}] depth: 0     be-depth: 0     msgs: 1        e2e%: \n"
-        f"      [{'archive':<25}] depth: 0     be-depth: 0     inflt: 0    def: 1    re-q: 1    "
-        f" timeout: 0     msgs: 1        e2e%: \n"
-        f"        [V2 {reader:<21}] state: 3 inflt: 0    rdy: 3    fin: 0        re-q: 1        "
-        f"msgs: 1        connected: Ns\n"
-        f"   *P [{'other':<25}] depth: 1     be-depth: 0     inflt: 0    def: 0    re-q: 0    "
-        f" timeout: 0     msgs: 1        e2e%: \n"
-        "\nProducers:\n"
-        f"   [V2 {f'writer:{ports[1]} agent/2':<21}] msgs: 1        topics: {topic}=1 "
-        "connected: Ns\n"
-    )

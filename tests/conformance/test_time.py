@@ -218,13 +218,6 @@ def test_a_deferred_requeue_comes_after_its_delay_and_an_earlier_one_before_it(
     eventually(in_order)
 
 
-def test_pub_over_http_defers_too(patient: Raw, nsqd: Nsqd, topic: str) -> None:
-    begin = time.monotonic()
-    nsqd.request("POST", "/pub", b"late", topic=topic, defer=200)
-    assert patient.subscribe(topic, ready=1).message().body == b"late"
-    assert time.monotonic() - begin >= 0.2
-
-
 def test_a_delay_over_max_req_timeout_is_cut_to_it(
     connect: Connect, limited: Nsqd, topic: str
 ) -> None:
@@ -235,32 +228,6 @@ def test_a_delay_over_max_req_timeout_is_cut_to_it(
     client.send(f"REQ {first.id} 99999999999")
     assert_again(client.message(), first)
     assert time.monotonic() - begin >= LATEST
-
-
-@pytest.mark.parametrize("delay", [9_223_372_036_855, 2**63 - 1])
-def test_a_delay_that_wraps_in_64_bits_of_nanoseconds_is_none(
-    delay: int, patient: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    patient.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    first = patient.message()
-    patient.send(f"REQ {first.id} {delay}")
-    assert patient.message() == first._replace(attempts=2)
-
-
-def test_a_paused_channel_lets_messages_time_out_and_holds_them(
-    client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    client.subscribe(topic, ready=1)
-    nsqd.publish(topic, [b"x"])
-    message = client.message()
-    nsqd.pause(topic, "c")
-    eventually(lambda: nsqd.channel(topic, "c")["depth"] == 1)
-    client.settle()
-    assert client.settle() == 0
-    assert client.error(f"FIN {message.id}").endswith("failed ID not in flight")
-    nsqd.unpause(topic, "c")
-    assert_again(client.message(), message)
 
 
 def test_heartbeats_come_at_the_interval_asked_for_and_two_without_a_command_are_the_end(

@@ -46,14 +46,6 @@ def test_a_secret_file_must_hold_a_secret(content: str | None, tmp_path: Path) -
         make_secrets(NsqdOptions(auth_secret_file=str(path)))
 
 
-async def test_an_authd_is_told_who_asks(authd: FakeAuthd) -> None:
-    authd.grant("s&3", topic="t")
-    found = await Authd(authd.address).ask(question(b"s&3"))
-    assert (found.allows("t", "c"), found.identity) == (True, "tester")
-    told = {"common_name": "client.test", "remote_ip": "10.1.2.3", "secret": "s&3", "tls": "true"}
-    assert authd.queries == [told]
-
-
 async def test_an_authd_that_hangs_refuses_or_is_away_is_an_auth_error(
     authd: FakeAuthd, monkeypatch: pytest.MonkeyPatch
 ) -> None:

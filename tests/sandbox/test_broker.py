@@ -6,6 +6,7 @@ Here is what no nsqd can be made to do at will; the rest is the business of test
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,8 +14,50 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nsqtools.sandbox.broker import Broker, Channel
-from nsqtools.sandbox.consumer import TURN_BYTES
-from tests.support.brokers import STAMP, Client, bodies, make_broker, subscribe
+from nsqtools.sandbox.consumer import TURN_BYTES, Consumer, Message
+
+STAMP = 1_700_000_000 * 10**9
+
+
+class Client:
+    """The connection behind a consumer: it keeps what it was given."""
+
+    def __init__(self, msg_timeout: float = 60.0) -> None:
+        self.consumer = Consumer(self, msg_timeout, sample_rate=0)
+        self.batches: list[list[Message]] = []
+        self.blocks_after = 10**9
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for batch in self.batches for message in batch]
+
+    @property
+    def ids(self) -> list[bytes]:
+        return [message.id for batch in self.batches for message in batch]
+
+    def deliver(self, messages: list[Message]) -> None:
+        self.batches.append(messages)
+        self.consumer.blocked = len(self.batches) >= self.blocks_after
+
+    def close(self) -> None: ...
+
+    def stats(self, topic: str) -> dict[str, Any]:
+        return {}
+
+
+def make_broker(**options: Any) -> Broker:
+    return Broker(Random(1), clock_ns=lambda: STAMP, **options)
+
+
+def subscribe(channel: Channel, rdy: int, client: Client | None = None) -> Client:
+    client = client or Client()
+    client.consumer.rdy = rdy
+    channel.add(client.consumer)
+    return client
+
+
+def bodies(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
 
 
 @pytest.fixture
@@ -35,26 +78,6 @@ def test_ids_do_not_repeat_in_a_broker_started_later() -> None:
     assert ids == sorted(ids)
 
 
-def test_messages_are_shared_out_among_consumers_with_rdy(broker: Broker) -> None:
-    channel = broker.topic("t").channel("c")
-    clients = [subscribe(channel, rdy) for rdy in (1000, 1000, 10, 0)]
-    broker.publish("t", bodies(1500), now=0.0)
-    broker.tick(0.0)
-    counts = [len(client.bodies) for client in clients]
-    assert sum(counts) == 1500
-    assert min(counts[:2]) > 300
-    assert counts[2:] == [10, 0]
-
-
-def test_single_messages_go_to_either_of_two_waiting_consumers(broker: Broker) -> None:
-    channel = broker.topic("t").channel("c")
-    clients = [subscribe(channel, 100) for _ in range(2)]
-    for _ in range(60):
-        broker.publish("t", [b"x"], now=0.0)
-        broker.tick(0.0)
-    assert min(len(client.bodies) for client in clients) > 10
-
-
 def test_a_consumer_whose_peer_does_not_keep_up_is_given_no_more(broker: Broker) -> None:
     channel = broker.topic("t").channel("c")
     client = Client()
@@ -68,39 +91,6 @@ def test_a_consumer_whose_peer_does_not_keep_up_is_given_no_more(broker: Broker)
     channel.changed()
     broker.tick(0.0)
     assert len(client.bodies) == 8
-
-
-def test_the_attempts_wrap_as_a_uint16(broker: Broker) -> None:
-    channel = broker.topic("t").channel("c")
-    client = subscribe(channel, 1)
-    broker.publish("t", [b"x"], now=0.0)
-    broker.tick(0.0)
-    client.batches[0][0].attempts = 0xFFFF
-    channel.requeue(client.consumer, client.ids[0], 0, 0.0)
-    broker.tick(0.0)
-    assert client.batches[1][0].attempts == 0
-
-
-def test_a_deferral_begins_when_the_message_reaches_a_channel(broker: Broker) -> None:
-    broker.publish("t", [b"x"], now=0.0, defer=5.0)
-    client = subscribe(broker.topic("t").channel("c"), 1)
-    assert broker.tick(100.0) == 105.0
-    broker.tick(105.0)
-    assert client.bodies == [b"x"]
-
-
-def test_a_held_topic_waits_for_the_channels_that_are_looked_up(broker: Broker) -> None:
-    topic = broker.topic("t")
-    topic.held = True
-    early = topic.channel("early")
-    broker.publish("t", [b"x"], now=0.0)
-    broker.tick(0.0)
-    assert early.depth == 0
-    late = topic.channel("late")
-    topic.held = False
-    topic.changed()
-    broker.tick(0.0)
-    assert (early.depth, late.depth) == (1, 1)
 
 
 def test_ephemeral_topics_and_channels_drop_what_exceeds_their_memory() -> None:

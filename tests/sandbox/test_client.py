@@ -23,15 +23,6 @@ def hasty(peer: Peer) -> Peer:
 
 
 @virtual
-async def test_the_magic_may_come_in_pieces() -> None:
-    peer = Peer(make_nsqd(), b"  ")
-    peer.transport.deliver(b"V")
-    assert not peer.nsqd.clients
-    peer.transport.deliver(b"2CLS\n")
-    assert peer.texts() == ["E_INVALID cannot CLS in current state"]
-
-
-@virtual
 async def test_a_read_is_answered_in_one_write() -> None:
     peer = Peer(make_nsqd())
     peer.transport.deliver(b"PUB t\n\0\0\0\x01xPUB t\n\0\0\0\x01yNOP\nSUB t c\nRDY 9\n")
@@ -39,13 +30,6 @@ async def test_a_read_is_answered_in_one_write() -> None:
     await turn()
     assert len(peer.transport.writes) == 2
     assert peer.texts() == ["OK", "OK", "OK", "msg x", "msg y"]
-
-
-@virtual
-async def test_a_line_that_may_not_be_said_is_refused_before_its_body_has_come() -> None:
-    peer = Peer(make_nsqd())
-    peer.send("SUB t c", "AUTH")
-    assert peer.texts() == ["OK", "E_INVALID cannot AUTH in current state"]
 
 
 @virtual
@@ -68,24 +52,6 @@ async def test_heartbeats_come_every_thirty_seconds_unless_told() -> None:
 
 
 @virtual
-async def test_without_heartbeats_a_silent_client_stays() -> None:
-    peer = Peer(make_nsqd())
-    peer.identify(heartbeat_interval=-1)
-    await elapse(3600)
-    assert (peer.texts(), peer.closed) == (["OK"], False)
-
-
-@virtual
-async def test_a_body_that_trickles_in_does_not_count_as_a_command() -> None:
-    peer = hasty(Peer(make_nsqd()))
-    peer.send("PUB t")
-    for _ in range(5):
-        await elapse(0.5)
-        peer.transport.deliver(b"\0")
-    assert peer.closed
-
-
-@virtual
 async def test_a_peer_that_reads_nothing_gets_no_more_messages() -> None:
     peer = hasty(Peer(make_nsqd()))
     peer.send("SUB t c", "RDY 100")
@@ -97,27 +63,6 @@ async def test_a_peer_that_reads_nothing_gets_no_more_messages() -> None:
     peer.transport.unstall()
     await turn()
     assert peer.channel.in_flight_count == 40
-
-
-@virtual
-async def test_a_peer_that_reads_nothing_for_an_interval_is_listed_but_never_served_again() -> None:
-    peer = hasty(Peer(make_nsqd()))
-    peer.send("SUB t c", "RDY 100")
-    peer.transport.stall()
-    peer.nsqd.publish("t", [BIG])
-    await elapse(0.9)
-    peer.send("NOP")
-    await elapse(0.3)
-    peer.transport.unstall()
-    peer.nsqd.publish("t", [b"later"])
-    peer.frames()
-    for _ in range(10):
-        await elapse(1)
-        peer.send("NOP")
-    assert (peer.texts(), peer.closed) == ([], False)
-    assert peer.client in peer.nsqd.clients
-    peer.send("FIN zzzzzzzzzzzzzzzz")
-    assert peer.closed
 
 
 @virtual
@@ -153,18 +98,6 @@ async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> N
         peer.transport.deliver(pub * 1000)
     await elapse(1.1)
     assert peer.closed
-
-
-@virtual
-async def test_what_was_to_be_said_has_five_seconds_to_leave() -> None:
-    peer = Peer(make_nsqd())
-    peer.transport.stall()
-    peer.send("WHAT")
-    assert peer.closed
-    await elapse(4.9)
-    assert not peer.transport.aborted
-    await elapse(0.2)
-    assert peer.transport.aborted
 
 
 @virtual
@@ -233,22 +166,6 @@ async def test_a_client_is_not_given_up_while_the_authd_is_asked_and_its_command
     assert not peer.closed
     await elapse(0.5)
     assert peer.closed
-
-
-@pytest.mark.parametrize("how", ["lost", "end of stream"])
-def test_a_client_that_leaves_while_the_authd_is_asked_is_answered_if_it_can_be(how: str) -> None:
-    @virtual
-    async def run() -> None:
-        peer, secrets = authenticating()
-        await turn()
-        peer.transport.lose() if how == "lost" else peer.transport.deliver_eof()
-        await turn()
-        assert peer.closed is (how == "lost")
-        secrets.allow()
-        await turn()
-        assert (len(peer.texts()), peer.closed) == (how == "end of stream", True)
-
-    run()
 
 
 @virtual

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.names import Address
 from nsqtools.sandbox.pytest import Nsq
-from tests.support.binaries import require_nsq
 from tests.support.eventually import eventually
 from tests.support.raw import Raw, http_ask
 from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd, Server
@@ -58,24 +56,6 @@ def test_an_nsqd_and_an_nsqlookupd_of_different_kinds_agree(
         eventually(lambda: nsqd.channel("new", "waiting")["depth"] == 1)
         nsqd.stop()
         eventually(lambda: not lookupd.lookup("t"))
-
-
-@pytest.mark.parametrize("by", ["nsqd", "lookupd"])
-def test_nsq_stat_reads_it(by: str, nsq: Nsq) -> None:
-    program = require_nsq().path("nsq_stat", "whether nsq_stat reads the sandbox")
-    nsq.publish("t", *["x"] * 7)
-    http_ask(Address.parse(nsq.nsqd_http_address), "POST /channel/create?topic=t&channel=c")
-    address = nsq.nsqd_http_address if by == "nsqd" else nsq.lookupd_http_address
-    flag = f"-{by}-http-address={address}"
-    done = subprocess.run(
-        [program, "-topic=t", "-channel=c", "-count=1", "-interval=10ms", flag],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1].split()[3] == "7"
 
 
 class Nsqadmin(Server):

@@ -52,19 +52,6 @@ async def running(*lookupds: Nsqlookupd) -> AsyncIterator[Nsqd]:
             await each.stop()
 
 
-async def test_an_nsqlookupd_that_is_not_there_yet_is_found_later() -> None:
-    away, later = Nsqlookupd(), Nsqlookupd()
-    async with running(away) as nsqd:
-        await away.stop()
-        await eventually_async(lambda: not nsqd.lookupds.known_homes())
-        nsqd.publish("t", [b"x"])
-        assert nsqd.broker.topics["t"].depth == 1
-        await later.start(*away.tcp, 0)
-        await asyncio.wait_for(nsqd.lookupds.settled(), 10)
-        assert later.registry.topics() == ["t"]
-        await later.stop()
-
-
 async def test_one_nsqlookupd_that_hangs_does_not_keep_the_other_from_knowing() -> None:
     good = Nsqlookupd()
     await good.start("127.0.0.1", 0, 0)
@@ -140,20 +127,6 @@ async def scripted(answer: Callable[[bytes], Awaitable[bytes | None]]) -> AsyncI
 async def agreeable(line: bytes) -> bytes | None:
     info = b'{"broadcast_address":"127.0.0.1","http_port":1,"tcp_port":2,"version":"1.3.0"}'
     return info if line.startswith(b"IDENTIFY") else b"OK"
-
-
-async def test_identify_has_nsqds_fields_in_its_order() -> None:
-    async with scripted(agreeable) as server:
-        peer = LookupPeer(server.address, lambda: IDENTITY, lambda: [("t", ""), ("u", "c")])
-        peer.start()
-        await asyncio.wait_for(peer.settled(), 10)
-        await peer.stop()
-        assert peer.http == Address("127.0.0.1", 1)
-        assert server.commands[0] == (
-            b'IDENTIFY\n{"broadcast_address":"1.2.3.4","hostname":"h","http_port":4151,'
-            b'"tcp_port":4150,"version":"1.3.0"}'
-        )
-        assert server.commands[1:3] == [b"REGISTER t\n", b"REGISTER u c\n"]
 
 
 async def test_a_quiet_connection_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,13 +126,6 @@ def test_messages_that_did_not_suffice_are_there_for_the_next_call() -> None:
         assert nsq.messages("t", 0) == []
 
 
-def test_messages_waits_for_what_is_published_later_and_deferred() -> None:
-    with Nsq() as nsq:
-        nsq.publish("t", "later", defer=0.05)
-        nsq.publish("t", "now")
-        assert nsq.messages("t", 2) == [b"now", b"later"]
-
-
 def test_wait_until_empty_says_what_is_left() -> None:
     with Nsq() as nsq:
         with pytest.raises(AssertionError, match="after 0 s, there is no channel t/c"):

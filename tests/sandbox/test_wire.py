@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.errors import ProtocolError
-from nsqtools.proto.frames import FrameParser
 from nsqtools.sandbox import wire
-from nsqtools.sandbox.consumer import Message
 from nsqtools.sandbox.wire import WITH_BODY, Command, CommandParser
 from tests.support.raw import mpub, sized
 
@@ -70,86 +66,7 @@ def parse(pieces: Iterable[bytes]) -> list[tuple[bytes, tuple[bytes, ...], int]]
     return [(b" ".join(each.words), tuple(each.bodies), each.delay) for each in found]
 
 
-def test_commands_are_the_same_wherever_the_bytes_are_split() -> None:
-    for at in range(len(SCRIPT) + 1):
-        assert parse([SCRIPT[:at], SCRIPT[at:]]) == SAID
-    assert parse(bytes([byte]) for byte in SCRIPT) == SAID
-
-
 @given(st.lists(st.integers(0, len(SCRIPT)), max_size=12))
 def test_commands_are_the_same_in_any_number_of_pieces(cuts: list[int]) -> None:
     ends = [0, *sorted(cuts), len(SCRIPT)]
     assert parse(SCRIPT[start:end] for start, end in pairwise(ends)) == SAID
-
-
-def test_a_line_is_given_before_its_body_has_come_and_once_more_with_it() -> None:
-    parser = make_parser()
-    parser.feed(b"NOP\nPUB t\n")
-    assert parser.next()
-    line = parser.next()
-    assert line
-    assert (line.words, line.bodies) == ([b"PUB", b"t"], ())
-    parser.expect(line)
-    for piece in (b"\0\0\0", b"\x01"):
-        parser.feed(piece)
-        assert parser.next() is None
-    parser.feed(b"xNOP\n")
-    assert parser.next() is line
-    assert line.bodies == (b"x",)
-    assert (after := parser.next())
-    assert after.name == b"NOP"
-
-
-def test_a_line_as_long_as_the_buffer_of_nsqd_is_the_longest() -> None:
-    longest = b"X" * (16 * 1024 - 1)
-    assert len(parse([longest + b"\n"])) == 1
-    for data in (longest + b"X", longest + b"X\n"):
-        with pytest.raises(ProtocolError):
-            parse([data])
-
-
-@pytest.mark.parametrize(
-    ("text", "number", "signed"),
-    [
-        (b"", 0, 0),
-        (b"18446744073709551615", 2**64 - 1, -1),
-        (b"18446744073709551617", 1, 1),
-        (b"9223372036854775808", 2**63, -(2**63)),
-        (b"9" * 5000, (10**5000 - 1) % 2**64, None),
-    ],
-    ids=lambda value: repr(value)[:24],
-)
-def test_numbers_are_read_modulo_2_to_the_64_and_have_a_sign(
-    text: bytes, number: int, signed: int | None
-) -> None:
-    assert wire.to_number(text) == number
-    assert signed is None or wire.to_signed(number) == signed
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b'a"b\\c', r'"a\"b\\c"'),
-        (b"\a\b\f\n\r\t\v\0\x7f", r'"\a\b\f\n\r\t\v\x00\x7f"'),
-        (b"\xff\xc3", r'"\xff\xc3"'),
-        ("é☃😀".encode(), '"é☃😀"'),
-        ("\u00a0\u200b\U000e0001".encode(), r'"\u00a0\u200b\U000e0001"'),
-    ],
-)
-def test_names_are_quoted_as_go_does(data: bytes, text: str) -> None:
-    assert wire.quote(data) == text
-
-
-def test_frames_are_what_the_clients_parser_reads() -> None:
-    batch = [
-        Message(b"%016x" % number, b"body" * number, timestamp=number, attempts=number)
-        for number in range(1, 4)
-    ]
-    refusal = wire.error("E_INVALID invalid command " + wire.show(b"a\xff\0"))
-    found: list[Any] = []
-    replies: list[Any] = []
-    FrameParser().parse(wire.response(b"OK") + wire.messages(batch) + refusal, found, replies)
-    assert [(each.id, each.body, each.timestamp, each.attempts) for each in found] == [
-        (each.id, each.body, each.timestamp, each.attempts) for each in batch
-    ]
-    assert replies == [(0, b"OK"), (1, b"E_INVALID invalid command a\xff\0")]
