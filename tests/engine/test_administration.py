@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
-from nsqtools.engine.changes import Step
-from nsqtools.errors import UnreachableError
+from nsqtools.engine.administration import Servers, all_topics, survey
 
 if TYPE_CHECKING:
     from tests.support.staging import Fake, Stage
@@ -67,25 +63,3 @@ async def test_the_error_of_an_nsqlookupd_is_that_of_any_of_its_answers(stage: S
     assert all(each.error and not each.producers for each in found.registries)
     assert found.blind
     assert [each.node.name for each in found.holdings] == [nsqd.name]
-
-
-async def test_nobody_is_unreachable(stage: Stage) -> None:
-    nsqd, lookupd = await stage.nsqd("t"), await registry(stage)
-    await nsqd.stop()
-    await lookupd.stop()
-    with pytest.raises(UnreachableError, match=lookupd.name):
-        await survey(servers(lookupd, nsqds=(nsqd,)), "t")
-
-
-@pytest.mark.parametrize("kind", ["topic", "channel"])
-async def test_each_step_is_the_request_that_it_says(stage: Stage, kind: str) -> None:
-    names = ("t", "c") if kind == "channel" else ("t",)
-    programs = {"nsqd": await stage.nsqd(), "nsqlookupd": await stage.lookupd()}
-    for verb in ("create", "delete", "empty", "pause", "unpause"):
-        for program, fake in programs.items():
-            if program == "nsqd" or verb in ("create", "delete"):
-                fake.answers[f"/{kind}/{verb}"] = ""
-                step = Step(program, fake.name, fake.name, f"{kind}/{verb}", names)
-                (outcome,) = await carry_out(servers(), [[step]])
-                assert (outcome.step, outcome.error) == (step, None)
-                assert step.request == f"POST http://{fake.name}{fake.asked[-1]}"

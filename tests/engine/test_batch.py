@@ -43,16 +43,6 @@ def settled(calls: list[tuple[Any, ...]]) -> list[int]:
     return [n for call in calls if call[0] != "TOUCH" for n in call[1]]
 
 
-def test_a_batch_is_a_sequence_of_its_messages() -> None:
-    batch, _ = make(3)
-    assert len(batch) == 3
-    assert numbers(batch) == [0, 1, 2]
-    assert numbers(batch[1:]) == [1, 2]
-    assert batch[-1] in batch
-    assert batch.index(batch[2]) == 2
-    assert repr(batch) == "<Batch t/c from a:1: 3 messages, 3 unsettled>"
-
-
 def test_a_watcher_hears_how_many_are_safe_and_how_many_come_again() -> None:
     batch, _ = make(6)
     heard: list[tuple[int, int]] = []
@@ -93,16 +83,6 @@ def test_any_iterable_of_messages_will_do_and_what_is_named_twice_is_settled_onc
     batch.finish([])
     assert calls == [("FIN", [2]), ("REQ", [1], None, True), ("forget", [0])]
     assert numbers(batch.unsettled()) == [3]
-
-
-def test_messages_of_another_batch_are_none_of_its_business() -> None:
-    batch, calls = make(2)
-    other, _ = make(2)
-    batch.finish(other)
-    batch.requeue(other)
-    batch.finish([batch[0]])
-    batch.touch(other)
-    assert calls == [("FIN", [0])]
 
 
 def test_keeping_the_first_gives_the_others_back_at_once_and_without_backoff() -> None:

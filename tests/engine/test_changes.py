@@ -15,7 +15,6 @@ from nsqtools.engine.changes import (
     find_producer,
     loss,
     plan,
-    plan_tombstone,
 )
 from nsqtools.engine.cluster import Node
 from nsqtools.errors import HTTPError
@@ -103,17 +102,6 @@ def test_a_channel_is_made_on_all_nsqds_that_have_the_topic() -> None:
     ]
 
 
-def test_what_is_paused_already_is_said_to_be() -> None:
-    nsqds = (holding("a", events(channel(paused=True))), holding("b", events(channel())))
-    survey = Survey((), nsqds)
-    assert words(plan("pause", ARCHIVE, survey)) == [
-        ["a:4151 channel/pause (is paused already)", "b:4151 channel/pause"]
-    ]
-    assert words(plan("unpause", ARCHIVE, survey)) == [
-        ["a:4151 channel/unpause", "b:4151 channel/unpause (is not paused)"]
-    ]
-
-
 def test_a_silent_nsqd_has_failed_if_it_is_listed_with_the_topic_or_was_given() -> None:
     survey = Survey(
         (),
@@ -133,20 +121,6 @@ def test_a_silent_nsqd_has_failed_if_it_is_listed_with_the_topic_or_was_given() 
     ]
 
 
-@pytest.mark.parametrize(
-    ("survey", "known"),
-    [
-        (Survey((), (holding("a"),)), False),
-        (Survey((), (holding("a", events()),)), True),
-        (Survey((registry("events"),), ()), True),
-        (Survey((registry("other"),), (holding("a", error=DEAD, listed=("other",)),)), False),
-        (Survey((), (holding("a", error=DEAD, listed=("events",)),)), True),
-    ],
-)
-def test_a_topic_is_known_if_anybody_may_have_it(survey: Survey, known: bool) -> None:
-    assert survey.is_known(EVENTS) is known
-
-
 def test_the_loss_of_a_topic_is_that_of_all_its_channels() -> None:
     nsqds = [
         holding("a", events(channel(depth=5, in_flight=2, client_count=1), depth=7)),
@@ -158,20 +132,6 @@ def test_the_loss_of_a_topic_is_that_of_all_its_channels() -> None:
     assert lost.messages == 28
     assert loss("empty", EVENTS, nsqds) == Loss(depth=7, nsqds=2)
     assert loss("empty", ARCHIVE, nsqds) == Loss(6, 2, 3, channels=1, clients=1, nsqds=2)
-
-
-def test_a_tombstone_names_the_nsqd_as_nsqlookupd_does() -> None:
-    hidden = producer("a", "events")
-    others = registry("events", producers=(producer("b", "events"),))
-    survey = Survey(
-        (registry("events", producers=(hidden,)), others),
-        (holding("a", events()), holding("b", events())),
-    )
-    (steps,) = plan_tombstone("events", hidden, survey)
-    assert steps[0].request == "POST http://lookup:4161/topic/tombstone?topic=events&node=a:4151"
-    assert [step.note for step in steps] == ["", "does not know that nsqd"]
-    _, drop = plan_tombstone("events", hidden, survey, delete=True)
-    assert [(step.name, step.path) for step in drop] == [("a:4151", "topic/delete")]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import HTTPError, UnreachableError
-from nsqtools.names import Address
 from nsqtools.net import http
 from nsqtools.policy.rates import Rates
 from nsqtools.sandbox.http import serve
@@ -33,19 +32,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr("nsqtools.engine.cluster.monotonic", lambda: found.now)
     return found
-
-
-async def test_listed_nsqds_are_asked_with_what_is_known_of_them(stage: Stage) -> None:
-    nsqd = await stage.nsqd("t")
-    cluster = stage.cluster(await stage.lookupd(nsqd))
-    (node,) = (await cluster.look()).nodes.values()
-    info = nsqd.answers["/info"]
-    assert (node.name, node.http) == (nsqd.name, f"http://{nsqd.name}")
-    assert node.tcp == Address("127.0.0.1", info["tcp_port"])
-    assert (node.hostname, node.version, node.topics) == ("host", "1.3.0", {"t": False})
-    snapshot = await cluster.poll()
-    assert [topic.name for topic in snapshot.stats[nsqd.name].topics] == ["t"]
-    assert (snapshot.failures, list(snapshot.nodes)) == ({}, [nsqd.name])
 
 
 async def test_a_given_nsqd_is_asked_where_it_was_given_and_counts_once(stage: Stage) -> None:
@@ -217,21 +203,6 @@ async def test_without_nsqlookupds_the_known_nsqds_are_still_asked(
     assert lookupd.name in told
 
 
-async def test_one_silent_nsqlookupd_is_told_of_and_hides_nothing(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, "nsqtools")
-    nsqd = await stage.nsqd("t")
-    other = await stage.nsqd("t")
-    silent = await stage.lookupd(nsqd)
-    await silent.stop()
-    cluster = stage.cluster(silent, await stage.lookupd(nsqd), await stage.lookupd(other))
-    for _ in range(2):
-        assert set((await cluster.poll()).stats) == {nsqd.name, other.name}
-    (told,) = caplog.messages
-    assert silent.name in told
-
-
 async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:
     nsqd, lookupd = await stage.nsqd(), await stage.lookupd()
     await nsqd.stop()
@@ -243,14 +214,3 @@ async def test_nobody_at_all_is_unreachable(stage: Stage) -> None:
         await stage.cluster(lookupd).poll()
     snapshot = await stage.cluster(nsqds=(nsqd,)).look()
     assert (snapshot.stats, set(snapshot.failures)) == ({}, {nsqd.name})
-
-
-async def test_a_restarted_nsqd_is_asked_anew_who_it_is(stage: Stage) -> None:
-    nsqd = await stage.nsqd("t")
-    cluster = stage.cluster(nsqds=(nsqd,))
-    await cluster.poll()
-    nsqd.answers["/stats"]["start_time"] = nsqd.answers["/info"]["start_time"] = 6
-    nsqd.answers["/info"]["version"] = "1.4.0"
-    await cluster.poll()
-    assert (await cluster.poll()).nodes[nsqd.name].version == "1.4.0"
-    assert nsqd.count("/info") == 2

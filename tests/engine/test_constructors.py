@@ -69,13 +69,6 @@ def test_a_handler_that_lacks_a_method_is_told_which() -> None:
         Consumer(subscription(), half, ConsumerConfig())
 
 
-def test_an_address_is_still_a_pair() -> None:
-    host, port = HERE
-    assert HERE == (host, port) == ("127.0.0.1", 4150)
-    assert HERE._replace(port=1) == Address("127.0.0.1", 1)
-    assert repr(HERE) == "Address(host='127.0.0.1', port=4150)"
-
-
 def test_the_package_has_what_it_lists_and_listing_it_loads_little() -> None:
     assert {"Address", "Consumer", "NSQError", "PublishError"} <= set(dir(nsqtools))
     assert all(getattr(nsqtools, name) for name in dir(nsqtools))

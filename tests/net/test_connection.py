@@ -355,12 +355,6 @@ async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
     assert caught.value.reason == "silence"
 
 
-async def test_a_server_that_hangs_up_is_an_error_of_the_start() -> None:
-    async with serving(hang_up) as address:
-        with pytest.raises(ConnectError, match=f"^{address}: "):
-            await Connection.open(address, ConsumerConfig(), Owner())
-
-
 async def failure(
     address: Address, resolved: Sequence[str] | socket.gaierror, **options: Any
 ) -> ConnectError:

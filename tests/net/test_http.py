@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
-from nsqtools.net.http import URL, Lookup, Lookupd, ask_all, parse_url
+from nsqtools.net.http import URL, Lookup, ask_all, parse_url
 from tests.support.scripted_http import (
     CHANNEL,
     NODE,
@@ -96,12 +94,6 @@ async def test_the_secret_goes_out_as_a_bearer_token() -> None:
     assert "\r\nAuthorization: Bearer s3crët\r\n" in server.head
 
 
-def test_a_secret_that_no_header_can_hold_is_refused_without_being_shown() -> None:
-    with pytest.raises(ConfigError, match="auth_secret") as raised:
-        lookupd("h:1", token="hidden\n")
-    assert "hidden" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("suffix", "lookup", "nodes"),
     [
@@ -125,28 +117,11 @@ async def test_path_and_query_of_a_lookupd_address_are_kept(
         assert server.target == nodes
 
 
-async def test_an_ephemeral_topic_is_escaped() -> None:
-    async with serving(v1({"channels": []})) as server, lookupd(server) as client:
-        await client.channels("t#ephemeral")
-    assert server.target == "/channels?topic=t%23ephemeral"
-
-
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     async with serving(v1({"topics": ["t"]})) as server, lookupd(server) as client:
         assert await client.topics() == ["t"]
-
-
-async def test_an_ipv6_server_is_reached_by_its_bracketed_address() -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 on this machine; it would have tested an IPv6 nsqlookupd")
-    async with serving(v1({"topics": ["t"]}), host="::1") as server, lookupd(server) as client:
-        assert str(client.address) == f"[::1]:{server.address.port}"
-        assert await client.topics() == ["t"]
-    assert f"\r\nHost: [::1]:{server.address.port}\r\n" in server.head
 
 
 @pytest.mark.parametrize("form", [v1, envelope, lambda data: reply(json.dumps(data))])
@@ -180,12 +155,6 @@ async def test_an_unknown_topic_is_an_empty_answer(answer: bytes) -> None:
         assert await client.channels("t") == []
 
 
-async def test_a_healthy_nsqd_answers_a_ping() -> None:
-    async with serving(reply("OK")) as server, nsqd(server) as client:
-        await client.ping()
-    assert server.target == "/ping"
-
-
 @pytest.mark.parametrize(
     ("answer", "status", "text"),
     [
@@ -200,23 +169,6 @@ async def test_an_nsqd_that_is_not_well_says_why(answer: bytes, status: int, tex
         error = await failure(client, client.ping())
     assert text in error.text
     assert error.status == status
-
-
-async def test_info_of_an_early_nsqd_is_its_version() -> None:
-    async with serving(envelope({"version": "0.2.18"})) as server, nsqd(server) as client:
-        info = await client.info()
-    assert (info.version, info.tcp_port) == ("0.2.18", 0)
-
-
-async def test_stats_leave_out_what_is_not_asked_for() -> None:
-    async with serving(v1({"topics": None})) as server, nsqd(server) as client:
-        assert await client.stats() == []
-        assert server.target == "/stats?format=json&include_clients=false&include_mem=false"
-        server.heads.clear()
-        await client.stats("t", "c", include_clients=True)
-        assert server.target == (
-            "/stats?format=json&include_clients=true&include_mem=false&topic=t&channel=c"
-        )
 
 
 async def test_a_report_holds_what_was_asked_for_alone_even_if_nsqd_cannot_filter() -> None:
@@ -288,25 +240,3 @@ async def test_a_dead_server_hides_no_others_answer() -> None:
     assert answers.values == [["a"], ["b"]]
     assert [address for address, _ in answers.failures] == [dead.address, broken.address]
     assert [error.status for _, error in answers.failures] == [0, 500]
-
-
-async def test_servers_are_asked_in_parallel() -> None:
-    all_asked = asyncio.Barrier(2)
-
-    async def wait_for_the_other() -> bytes:
-        await all_asked.wait()
-        return v1({"topics": []})
-
-    async with (
-        serving(wait_for_the_other) as first,
-        serving(wait_for_the_other) as last,
-        lookupd(first) as one,
-        lookupd(last) as two,
-    ):
-        answers = await ask_all([one, two], lambda client: client.topics())
-    assert answers.failures == []
-
-
-async def test_nobody_to_ask_gives_no_answers() -> None:
-    answers = await ask_all(list[Lookupd](), lambda client: client.topics())
-    assert (answers.answers, answers.failures) == ([], [])

@@ -13,7 +13,6 @@ from nsqtools.config import ClientConfig
 from nsqtools.net import exchange
 from nsqtools.net.tls import client_context
 from tests.support.scripted_http import (
-    NODE,
     V1,
     Scripted,
     envelope,
@@ -32,22 +31,6 @@ if TYPE_CHECKING:
 async def lookup_failure(server: Scripted | str, **options: Any) -> HTTPError:
     client = lookupd(server, **options)
     return await failure(client, client.lookup("t"))
-
-
-@pytest.mark.parametrize(
-    ("answer", "status", "code"),
-    [
-        (v1({"message": "NOT_FOUND"}, 404), 404, "NOT_FOUND"),
-        (envelope(None, 500, "INTERNAL_ERROR"), 500, "INTERNAL_ERROR"),
-        (reply("oh\r\nno\x1b[m", 502), 502, "oh no\\x1b[m"),
-        (reply("[1]", 400), 400, ""),
-    ],
-)
-async def test_a_refusal_shows_status_and_code(answer: bytes, status: int, code: str) -> None:
-    async with serving(answer) as server:
-        error = await lookup_failure(server)
-    assert error.status == status
-    assert f"/lookup: {status} {code}".rstrip() == error.text
 
 
 async def test_a_server_that_requires_tls_leads_to_its_https_port() -> None:
@@ -90,27 +73,6 @@ async def test_a_reply_of_another_shape_is_an_error_that_names_the_endpoint(body
         assert error.__cause__ is not None
 
 
-@pytest.mark.parametrize("entry", [None, {"tcp_port": "9" * 5000}])
-async def test_an_entry_of_another_shape_is_left_out_with_one_warning(
-    entry: object, caplog: pytest.LogCaptureFixture
-) -> None:
-    body = json.dumps({"channels": [], "producers": [entry, NODE]}).replace(
-        f'"{"9" * 5000}"', "9" * 5000
-    )
-    async with serving(reply(body, 200, V1)) as server:
-        for _ in range(3):
-            async with lookupd(server) as client:
-                assert len((await client.lookup("t")).producers) == 1
-    (warning,) = caplog.messages
-    assert warning.startswith(f"{server.address}: /lookup: ")
-
-
-@pytest.mark.parametrize("data", [None, 5])
-async def test_an_envelope_without_its_data_is_an_error(data: object) -> None:
-    async with serving(envelope(data)) as server:
-        assert (await lookup_failure(server)).status == 200
-
-
 async def test_a_refused_connection_is_called_that() -> None:
     async with serving(b"") as server:
         pass
@@ -134,13 +96,6 @@ async def test_no_whole_answer_in_time_ends_the_request(answer: bytes | None) ->
     async with serving(answer, hold=True) as server:
         error = await lookup_failure(server, request_timeout=0.05)
     assert (error.status, error.reason) == (0, "silence")
-    assert "50ms" in error.text
-
-
-async def test_a_tls_handshake_that_is_not_answered_ends_with_the_connect_timeout() -> None:
-    async with serving(None) as server:
-        error = await lookup_failure(f"https://{server.address}", connect_timeout=0.05)
-    assert error.reason == "dial"
     assert "50ms" in error.text
 
 
@@ -191,15 +146,6 @@ async def test_https_verifies_and_shows_the_client_certificate(certificates: Cer
             assert await client.topics() == ["t"]
         error = await lookup_failure(url, tls=client_context(config))
     assert "--tls-cert" in error.text
-
-
-async def test_https_of_an_unknown_ca_is_refused_with_the_option_for_it(
-    certificates: Certificates,
-) -> None:
-    async with serving(v1({"topics": []}), tls=server_context(certificates)) as server:
-        error = await lookup_failure(f"https://{server.address}")
-    assert "--tls-root-ca-file" in error.text
-    assert (error.reason, server.heads) == ("tls", [])
 
 
 async def test_https_to_a_plain_port_is_called_that() -> None:

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.names import Address
 from nsqtools.net.probe import what_speaks
 from tests.support.scripted_http import serving
-from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
@@ -29,11 +27,6 @@ async def test_a_port_that_wants_tls_is_told(
 ) -> None:
     nsqd = make_nsqd(*certificates.server.nsqd_args())
     assert await what_speaks(nsqd.https, limit=10) == "tls"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "5f2c.invalid", "no host"])
-async def test_where_nobody_listens_nothing_speaks(host: str) -> None:
-    assert await what_speaks(Address(host, free_port()), limit=10) == ""
 
 
 @pytest.mark.parametrize("answer", [b"", b"220 mail.test ESMTP\r\n", b"\0" * 100_000])

@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.errors import show
-from nsqtools.names import Address
-from nsqtools.net.http import parse_url, union_producers
+from nsqtools.net.http import union_producers
 from nsqtools.net.replies import (
-    ClientStats,
     Latency,
     Producer,
     decode_info,
@@ -103,16 +100,6 @@ def test_any_json_is_decoded_or_refused_in_one_line(data: object) -> None:
         assert all(complaint.isprintable() for complaint in complaints)
 
 
-def test_a_node_keeps_what_nsqlookupd_said() -> None:
-    entry = {**NODE, "topics": ["a", "b"], "tombstones": [False, True]}
-    (producer,), _ = nodes_of(entry)
-    assert producer == Producer(
-        "nsqd.test", "host", "10.0.0.1:5000", 4150, 4151, "1.3.0", ("a", "b"), (False, True)
-    )
-    assert producer.tcp == Address("nsqd.test", 4150)
-    assert producer.http == Address("nsqd.test", 4151)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -139,26 +126,12 @@ def test_a_node_of_another_shape_alone_is_left_out(changes: dict[str, Any]) -> N
     assert NODE["remote_address"] in text
 
 
-@pytest.mark.parametrize("missing", ["broadcast_address", "http_port"])
-def test_a_node_without_an_address_is_left_out(missing: str) -> None:
-    entry = {name: value for name, value in NODE.items() if name != missing}
-    found, (text,) = nodes_of(entry, NODE)
-    assert len(found) == 1
-    assert repr(missing) in text
-
-
 def test_of_a_topic_that_cannot_be_there_a_node_keeps_the_others() -> None:
     topics = ["a", "b\n", 7, "\ud800", "c"]
     marks = [True, False, False, False, False]
     (producer,), left_out = nodes_of({**NODE, "topics": topics, "tombstones": marks})
     assert (producer.topics, producer.tombstones) == (("a", "c"), (True, False))
     assert len(left_out) == 3
-
-
-def test_brackets_of_an_address_are_none_of_it() -> None:
-    (producer,), _ = nodes_of({**NODE, "broadcast_address": "[::1]"})
-    assert (producer.tcp, producer.http) == (Address("::1", 4150), Address("::1", 4151))
-    assert producer.node == Address("[::1]", 4151)
 
 
 def test_only_the_first_of_what_is_left_out_are_described() -> None:
@@ -193,23 +166,6 @@ def test_text_has_no_control_characters() -> None:
     assert decode_report({"version": "1\n", "topics": []}, []).version == "1\ufffd"
 
 
-@pytest.mark.parametrize("host", ["a", "a_b.test", "10.0.0.1", "::1", "bücher.test"])
-def test_addresses_of_a_node_read_back_from_their_text(host: str) -> None:
-    (producer,), _ = nodes_of({**NODE, "broadcast_address": host})
-    assert Address.parse(str(producer.tcp)) == producer.tcp
-    assert parse_url(str(producer.http)).address == producer.http
-
-
-def test_stats_are_told_apart() -> None:
-    (topic,) = stats_of(TOPIC)
-    assert (topic.name, topic.depth, topic.backend_depth, topic.message_count) == ("t", 1, 2, 3)
-    (channel,) = topic.channels
-    assert (channel.depth, channel.backend_depth) == (1, 2)
-    assert (channel.in_flight, channel.deferred, channel.message_count) == (3, 4, 5)
-    assert (channel.requeue_count, channel.timeout_count, channel.client_count) == (6, 7, 8)
-    assert (topic.paused, channel.paused) == (False, True)
-
-
 def test_gos_empty_lists_in_stats_are_empty() -> None:
     report = decode_report({"topics": None}, [])
     assert (report.topics, report.start_time) == ((), 0)
@@ -224,16 +180,6 @@ def test_clients_are_counted_where_nsqd_gives_no_count() -> None:
     assert topic.channels[0].client_count == 3
 
 
-def test_consumers_of_a_channel_are_listed() -> None:
-    channel = {**CHANNEL, "clients": [CLIENT, {}]}
-    (topic,) = stats_of({**TOPIC, "channels": [channel]})
-    client, unknown = topic.channels[0].clients
-    assert client == ClientStats(
-        "id", "host", "agent/1", "10.0.0.1:5000", 3, 1, 2, 3, 4, 5, 6, True, False, True, True
-    )
-    assert (unknown.client_id, unknown.tls) == ("", False)
-
-
 def test_percentiles_of_the_latency_are_in_seconds() -> None:
     channel = {**CHANNEL, "e2e_processing_latency": LATENCY}
     entry = {**TOPIC, "channels": [channel], "e2e_processing_latency": LATENCY}
@@ -244,12 +190,6 @@ def test_percentiles_of_the_latency_are_in_seconds() -> None:
         expected,
         9,
     )
-
-
-@pytest.mark.parametrize("said", [None, {}, {"count": 0, "percentiles": None}])
-def test_without_percentiles_there_is_no_latency(said: object) -> None:
-    (topic,) = stats_of({**TOPIC, "e2e_processing_latency": said})
-    assert topic.latency is None
 
 
 @pytest.mark.parametrize("value", ["1", True, 10**400])
@@ -264,11 +204,6 @@ def node(host: str, **topics: bool) -> Producer:
     return Producer(host, "", "", 4150, 4151, "", tuple(topics), tuple(topics.values()))
 
 
-def test_producers_are_united_by_broadcast_address_and_tcp_port() -> None:
-    united = union_producers([[node("a"), node("b")], [node("b"), node("c")], []])
-    assert list(united) == [Address("a", 4150), Address("b", 4150), Address("c", 4150)]
-
-
 def test_a_topic_is_tombstoned_only_if_all_who_list_it_say_so() -> None:
     answers = [
         [node("a", one=True, two=True, three=False, five=False)],
@@ -278,9 +213,3 @@ def test_a_topic_is_tombstoned_only_if_all_who_list_it_say_so() -> None:
     (producer,) = union_producers(answers).values()
     found = dict(zip(producer.topics, producer.tombstones, strict=True))
     assert found == {"one": True, "two": False, "three": False, "four": True, "five": False}
-
-
-@given(st.text() | st.binary())
-def test_foreign_text_is_shown_short_and_on_one_line(text: str | bytes) -> None:
-    assert show(text).isprintable()
-    assert len(show(text)) <= 200

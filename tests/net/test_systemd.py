@@ -32,14 +32,6 @@ def told(listener: socket.socket) -> list[str]:
             return found
 
 
-def test_a_service_without_systemd_says_nothing() -> None:
-    notifier = Notifier({"WATCHDOG_USEC": "1000000"})
-    assert notifier.interval is None
-    notifier.ready()
-    notifier.beat("well")
-    notifier.stopping()
-
-
 def test_it_is_ready_once_then_alive_then_stopping(listener: socket.socket, tmp_path: Path) -> None:
     path = str(tmp_path / "notify")
     listener.bind(path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import socket
 import ssl
 import threading
@@ -56,12 +54,6 @@ def tls_server(
             hang_up(socket.socket(fileno=peer.detach()))
 
     return serve
-
-
-def plain_server(raw: socket.socket) -> None:
-    raw.recv(65536)
-    raw.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
-    hang_up(raw)
 
 
 def resetting_server(raw: socket.socket) -> None:
@@ -130,11 +122,6 @@ def test_a_server_signed_by_the_given_ca_is_trusted_by_each_of_its_names(
     assert talk(tls_server(certificates.server, version), trusting, host) == "OK"
 
 
-def test_the_servers_own_certificate_may_be_what_is_trusted(certificates: Certificates) -> None:
-    config = ClientConfig(tls_root_ca_file=str(certificates.server.cert))
-    assert talk(tls_server(certificates.server), config) == "OK"
-
-
 def test_an_unknown_ca_is_refused_with_the_option_to_name_it(certificates: Certificates) -> None:
     for config in (ClientConfig(), ClientConfig(tls_root_ca_file=str(certificates.other_ca))):
         assert "--tls-root-ca-file" in talk(tls_server(certificates.server), config)
@@ -173,10 +160,6 @@ def test_a_server_that_requires_a_client_certificate_takes_a_known_one_alone(
         assert ("does not know the CA" in text) is (config is not trusting)
 
 
-def test_a_port_without_tls_is_called_that(trusting: ClientConfig) -> None:
-    assert "does not speak TLS" in talk(plain_server, trusting)
-
-
 @pytest.mark.parametrize("serve", [hang_up, resetting_server])
 def test_a_connection_that_ends_in_the_handshake_is_explained(
     trusting: ClientConfig, serve: Serve
@@ -195,12 +178,6 @@ def test_no_common_version_leads_to_the_option_for_it(
 def test_no_option_lowers_the_version_below_1_2(name: str) -> None:
     context = client_context(ClientConfig(tls_min_version=name))
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-
-
-def test_other_errors_keep_the_systems_words() -> None:
-    assert explain(OSError(errno.EHOSTUNREACH, "x")) == os.strerror(errno.EHOSTUNREACH).lower()
-    assert explain(TimeoutError()) == "TimeoutError"
-    assert "internal error" in explain(ssl.SSLError(1, "[SSL] internal error (_ssl.c:1)"))
 
 
 def refusal(config: ClientConfig) -> str:

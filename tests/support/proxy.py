@@ -1,4 +1,4 @@
-"""A TCP proxy between client and server that cuts, splits, delays and falls silent."""
+"""A TCP proxy between client and server that cuts and splits."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ Cut = Literal["rst", "fin"]
 class Faults:
     """What happens to one connection; "up" is from the client to the server.
 
-    After ``cut_up_after`` or ``cut_down_after`` bytes both sides are cut. Each chunk waits
-    ``delay`` seconds, and is forwarded in pieces of random sizes if ``splits`` is given.
+    After ``cut_up_after`` or ``cut_down_after`` bytes both sides are cut. Each chunk is forwarded
+    in pieces of random sizes if ``splits`` is given.
     """
 
     cut_up_after: int | None = None
     cut_down_after: int | None = None
     cut: Cut = "rst"
-    delay: float = 0.0
     splits: Random | None = None
 
 
@@ -40,7 +39,7 @@ class Proxy:
     """``async with Proxy(nsqd.tcp) as proxy``, then connect to ``proxy.address``.
 
     The connections meet ``faults`` in turn: the first the first, and those after the last none.
-    ``connections`` counts them all, ``open_connections`` those that are not closed.
+    ``connections`` counts them all.
     """
 
     def __init__(self, target: Address, faults: Iterable[Faults] = ()) -> None:
@@ -49,54 +48,29 @@ class Proxy:
         self.connections = 0
         self._faults = iter(faults)
         self._open: set[_Pair] = set()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
         self._listener: asyncio.Server | None = None
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._open)
-
     async def __aenter__(self) -> Self:
-        await self.listen()
+        self._listener = await asyncio.start_server(self._serve, *self.address)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await close(self._listener)
-        self._flowing.set()
         running = [pair.task for pair in self._open]
         self.cut()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def listen(self) -> None:
-        """Accept connections, again after ``refuse()``."""
-        self._listener = await asyncio.start_server(self._serve, *self.address)
-
-    def refuse(self) -> None:
-        """Refuse new connections; those that are open stay."""
-        if self._listener:
-            self._listener.close()
-            self._listener = None
-
-    def silence(self) -> None:
-        """Forward nothing on any connection, but keep them open."""
-        self._flowing.clear()
-
-    def resume(self) -> None:
-        """Forward again, beginning with what was held back."""
-        self._flowing.set()
-
-    def cut(self, how: Cut = "rst") -> None:
-        """Cut all open connections, on both sides: abruptly, or with a regular end of stream."""
+    def cut(self) -> None:
+        """Cut all open connections on both sides."""
         for pair in tuple(self._open):
-            pair.cut(how)
+            pair.cut("rst")
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         self.connections += 1
         faults = next(self._faults, Faults())
         task = asyncio.current_task()
         assert task
-        pair = _Pair(task, [writer], self._flowing)
+        pair = _Pair(task, [writer])
         self._open.add(pair)
         try:
             far_reader, far_writer = await asyncio.open_connection(*self.target)
@@ -119,7 +93,6 @@ class _Pair:
 
     task: asyncio.Task[None]
     writers: list[StreamWriter]
-    flowing: asyncio.Event
     discards: bool = False
 
     async def pump(
@@ -127,9 +100,6 @@ class _Pair:
     ) -> None:
         """Copy one direction until its end of stream, or until ``budget`` bytes went through."""
         while budget != 0 and (chunk := await reader.read(65536)):
-            if faults.delay:
-                await asyncio.sleep(faults.delay)
-            await self.flowing.wait()
             if budget is not None:
                 chunk = chunk[:budget]
                 budget -= len(chunk)
