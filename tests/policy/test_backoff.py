@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.errors import ConfigError
 from nsqtools.policy.backoff import Backoff, Change, State, exponential, full_jitter
 from nsqtools.policy.rdy import Mode
 
@@ -40,17 +38,6 @@ def test_waits_double_to_the_longest_and_each_success_takes_a_level_back() -> No
         end_wait(backoff)
     assert waits == [2, 4, 8, 16, 32, 64, 64, 64, 32, 16, 8, 4, 2]
     assert record(backoff, succeeded=1) == Change(State.NONE, 0.0, 0)
-
-
-def test_a_change_says_how_long_and_how_deep() -> None:
-    assert "2 s, level 1" in str(Change(State.WAITING, 2.0, 1))
-    assert "level 3" in str(Change(State.PROBING, 0.0, 3))
-    assert "level" not in str(Change(State.NONE, 0.0, 0))
-
-
-def test_an_unknown_strategy_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"'linear' is not one of exponential, full_jitter"):
-        Backoff("linear", 1.0, 120.0)
 
 
 @given(st.integers(1, 20), st.floats(0.001, 3600), st.randoms(use_true_random=False))
@@ -129,9 +116,3 @@ def test_full_jitter_stays_within_the_limit_and_always_ends(
             now += change.wait
             assert backoff.due(now)
     assert backoff.state is State.NONE
-
-
-def test_with_jitter_each_failure_of_a_batch_may_be_the_one_that_counts() -> None:
-    for seed in range(20):
-        backoff = Backoff("full_jitter", 600.0, 120.0)
-        assert backoff.record(succeeded=0, failed=200, now=0.0, rng=Random(seed))

@@ -69,18 +69,6 @@ def test_the_threshold_itself_is_still_ok() -> None:
     assert found(judged(*rows, depth=Limit(10))) == []
 
 
-def test_a_pause_is_critical_where_that_is_asked_for() -> None:
-    rows = [Row("t", name, Counters(paused=True), 1, 0) for name in ("", "c")]
-    assert found(judged(*rows, paused=True)) == [(CRITICAL, "t", ""), (CRITICAL, "t", "c")]
-    assert found(judged(*rows)) == []
-
-
-def test_a_topic_has_a_depth_and_an_age_of_its_own_but_no_clients() -> None:
-    limits: dict[str, Any] = {"depth": Limit(3), "age": Limit(1)}
-    verdict = judged(TOPIC, **limits, in_flight=Limit(-1), clients_min=1)
-    assert found(verdict) == [(WARNING, "t", "")] * 2
-
-
 @pytest.mark.parametrize("kind", ["requeue_rate", "timeout_rate", "age"])
 def test_a_rate_that_is_not_known_is_unknown_and_only_if_it_is_asked_for(kind: str) -> None:
     row = Row("t", "c", Counters(depth=1), 1, 0)
@@ -126,12 +114,6 @@ def test_rates_are_not_known_while_one_of_the_nsqds_has_none() -> None:
     assert {numbers[f"t/c:{name}"] for name in ("age", "requeue_rate", "timeout_rate")} == {None}
 
 
-def test_that_nothing_is_taken_exceeds_every_threshold() -> None:
-    stuck = Row("t", "c", Counters(depth=7), 1, 0, 0.0, 0.0, measured=1)
-    assert found(judged(stuck, age=Limit(None, 1e9))) == [(CRITICAL, "t", "c")]
-    assert found(judged(stuck, age=Limit(1e9))) == [(WARNING, "t", "c")]
-
-
 @pytest.mark.parametrize(
     ("peers", "status", "culprit"),
     [
@@ -148,11 +130,6 @@ def test_who_is_silent_or_unwell_is_named(peers: Peers, status: Status, culprit:
     verdict = judged(peers=peers)
     assert verdict.status is status
     assert culprit in verdict.summary
-
-
-def test_fewer_nsqds_than_there_should_be_is_critical() -> None:
-    assert found(judged(CHANNEL, nsqds_min=1)) == []
-    assert found(judged(CHANNEL, nsqds_min=2)) == [(CRITICAL, "", "")]
 
 
 @pytest.mark.parametrize(
@@ -181,17 +158,6 @@ def test_of_a_named_channel_the_topic_itself_is_not_judged() -> None:
     assert verdict.status is OK
     assert "t:depth" not in data(verdict)
     assert judged(PAUSED, CHANNEL, channel="c", **limits).status is OK
-
-
-def test_a_named_topic_has_all_numbers_of_all_its_rows() -> None:
-    verdict = judged(TOPIC, CHANNEL, topic="t", depth=Limit(1, 2), requeue_rate=Limit(9))
-    numbers = {"depth": 10, "in_flight": 3, "deferred": 0, "clients": 2, "requeue_rate": 0.5}
-    assert data(verdict) == {
-        "nsqds": 1,
-        "t:depth": 4,
-        **{f"t/c:{name}": value for name, value in numbers.items()},
-    }
-    assert {each.limit for each in verdict.data if each.label == "t/c:depth"} == {Limit(1, 2)}
 
 
 def test_of_all_topics_there_are_sums_and_the_highest_of_what_has_a_threshold() -> None:

@@ -12,7 +12,6 @@ from nsqtools.names import Address
 from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
 
 NSQD = Address("nsqd", 4150)
-OTHER = Address("other", 4150)
 
 
 def rounds(
@@ -93,14 +92,3 @@ def test_redialling_is_delayed_longer_each_time(
 ) -> None:
     reconnect = ReconnectDelays(first, maximum)
     assert [reconnect.failed(NSQD, 100.0) - 100.0 for _ in delays] == pytest.approx(delays)
-
-
-def test_a_connection_starts_the_delays_of_its_address_anew() -> None:
-    reconnect = ReconnectDelays(8.0, 120.0)
-    for _ in range(3):
-        reconnect.failed(NSQD, 0.0)
-        reconnect.failed(OTHER, 0.0)
-    reconnect.connected(NSQD)
-    reconnect.connected(Address("never-failed", 1))
-    assert reconnect.failed(NSQD, 0.0) == 8
-    assert reconnect.failed(OTHER, 0.0) == 64

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import FileNames, NamePattern
 from nsqtools.policy.rotation import OpenFile, Rotate, Rotation
 
@@ -57,15 +56,6 @@ def next_due(rotation: Rotation, file: OpenFile, *, after: float = 0.0) -> float
     wall = file.opened_wall + round(after * SECOND)
     due = rotation.next_due(file, now=file.opened + after, wall=wall)
     return None if due is None else due - file.opened
-
-
-def test_without_limits_only_another_name_closes_a_file() -> None:
-    rotation = Rotation()
-    huge = opened(size=10**15, compressed=10**15)
-    assert decide(rotation, huge, after=1e8) is None
-    assert decide(rotation, huge, name="y") == Rotate("name")
-    assert next_due(rotation, huge) is None
-    assert rotation.room(huge) == float("inf")
 
 
 def test_a_file_is_closed_once_it_is_over_its_size() -> None:
@@ -161,12 +151,6 @@ def test_a_clock_set_back_closes_the_file_of_the_later_piece() -> None:
     earlier = opened(file.opened_wall - HOUR)
     assert decide(rotation, earlier, after=600.0) is None
     assert next_due(rotation, earlier, after=600.0) == pytest.approx(3540.0, abs=1e-4)
-
-
-@pytest.mark.parametrize("boundary", [-1, 0.5, 86_401, float("inf")])
-def test_a_boundary_that_a_day_has_no_place_for_is_refused(boundary: float) -> None:
-    with pytest.raises(ConfigError, match="day"):
-        Rotation(boundary=boundary)
 
 
 @given(

@@ -77,29 +77,6 @@ def test_tokens_are_replaced_and_the_rest_is_kept(filename_format: str, expected
     assert path(names(filename_format)) == expected
 
 
-@pytest.mark.parametrize(
-    ("identifier", "expected"),
-    [
-        ("", "web1"),
-        ("<HOSTNAME>", "web1.example.com"),
-        ("dc2/<SHORT_HOST>-<HOSTNAME>", "dc2/web1-web1.example.com"),
-    ],
-)
-def test_the_host_is_its_short_name_unless_an_identifier_says_otherwise(
-    identifier: str, expected: str
-) -> None:
-    assert path(names("<HOST>.log", host_identifier=identifier)) == f"{expected}.log"
-
-
-@pytest.mark.parametrize(
-    ("filename_format", "expected"), [("<TOPIC>", "events.gz"), ("<TOPIC>.gz", "events.gz")]
-)
-def test_the_suffix_of_the_compression_is_appended_where_it_is_missing(
-    filename_format: str, expected: str
-) -> None:
-    assert path(names(filename_format, suffix=".gz")) == expected
-
-
 def test_revision_0_is_written_only_where_several_files_may_have_one_name() -> None:
     once, often = names(), names(repeated_by="--gzip")
     assert path(once) == "events.web1.2026-11-20_12.log"
@@ -121,10 +98,6 @@ def test_every_directive_is_that_of_strftime() -> None:
     for letter in "aAbBcCdDeFgGhHIjklmMpPrRSTuUVwWxXyYzZ":
         of = names("<DATETIME>", f"%{letter}", zone=BERLIN)
         assert of.at(NOON) == moment.strftime(f"%{letter}")
-
-
-def test_epoch_seconds_and_unpadded_numbers_work_in_any_zone() -> None:
-    assert path(names("<DATETIME>", "%s.%-m.%^b", zone=BERLIN)) == f"{NOON // SECOND}.11.NOV"
 
 
 @pytest.mark.parametrize(
@@ -206,15 +179,6 @@ def test_no_zone_is_local_time_with_its_summers() -> None:
     assert path(of, at=ns("2026-07-01T12:00:00+00:00")) == "01_09.30-0230"
 
 
-def test_the_hour_that_is_shown_twice_has_one_name_and_the_one_left_out_has_none() -> None:
-    of = names("<DATETIME>", "%H", zone=BERLIN)
-    autumn, spring = ns("2026-10-24T23:30:00+00:00"), ns("2026-03-28T23:30:00+00:00")
-    hour = 3600 * SECOND
-    assert [of.at(autumn + n * hour) for n in range(4)] == ["01", "02", "02", "03"]
-    assert [of.at(spring + n * hour) for n in range(4)] == ["00", "01", "03", "04"]
-    assert names("<DATETIME>", "%H%Z", zone=BERLIN).at(autumn + 2 * hour) == "02CET"
-
-
 @given(NS, st.sampled_from(ZONES), st.lists(st.sampled_from(FORMATS), min_size=1, max_size=2))
 def test_a_name_is_what_strftime_says(at: int, zone: tzinfo, formats: list[str]) -> None:
     text = "_".join(formats) + "x"
@@ -279,8 +243,3 @@ def test_no_history_of_the_clock_yields_a_name_twice(
     night = ns("2026-10-24T20:00:00+00:00")
     paths = published(of, [night + quarter * 900 * SECOND for quarter in quarters])
     assert len(set(paths)) == len(paths)
-
-
-def test_the_names_remembered_are_those_used_last() -> None:
-    revisions = Revisions(remembered=2)
-    assert [revisions.take(name) for name in "abacab"] == [0, 0, 1, 0, 2, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 from hypothesis import given
@@ -55,9 +54,3 @@ def test_a_reset_forgets() -> None:
 )
 def test_what_is_out_of_range_is_given_as_its_end(seconds: float, shown: float) -> None:
     assert counted([seconds]).percentile(50) == shown
-
-
-def test_it_takes_less_than_a_kibibyte_whatever_was_counted() -> None:
-    latency = counted([n / 1000 for n in range(20_000)])
-    parts = [getattr(latency, slot) for slot in Latency.__slots__]
-    assert sum(map(sys.getsizeof, [latency, *parts])) < 1024

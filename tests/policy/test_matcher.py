@@ -160,13 +160,6 @@ def test_files_of_other_hosts_topics_and_makers_are_not_ours(path: str) -> None:
     assert read(path, "events") is None
 
 
-def test_what_stands_twice_in_a_name_is_the_same_in_both_places() -> None:
-    of = pattern("<DATETIME>/<TOPIC>/<TOPIC>.<DATETIME><REV>", "%d")
-    assert read("20/a/a.20-000001", "a", "b", of=of) == "a"
-    assert read("20/a/b.20", "a", "b", of=of) is None
-    assert read("20/a/a.21", "a", of=of) is None
-
-
 def test_a_known_topic_is_better_than_a_revision_and_that_than_a_guess() -> None:
     of = pattern("<TOPIC><REV>")
     assert read("a-000001", "a", of=of) == "a"
@@ -180,12 +173,6 @@ def test_a_known_topic_is_better_than_a_revision_and_that_than_a_guess() -> None
     assert read("a123", of=ambiguous, matching=".") == "a"
     assert read("a123", of=ambiguous, matching="^a1$") == "a1"
     assert read("a123", of=ambiguous, matching="3") is None
-
-
-def test_revisions_that_other_options_wrote_are_read() -> None:
-    numbered = pattern(repeated_by="--rotate-size")
-    assert read("a.web1.2026-11-20_12.log", "a", of=numbered) == "a"
-    assert read("a.web1-000000.2026-11-20_12.log", "a") == "a"
 
 
 def test_a_format_without_topic_tells_only_of_a_single_one() -> None:

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 SECOND = 1_000_000_000
 
 
-def test_no_rate_is_no_delay_and_one_burst() -> None:
-    pace = Pace(0)
-    assert pace.burst(1000) == 1000
-    assert pace.delay(1000, now=5.0) == 0
-
-
 def test_a_burst_is_a_tenth_of_a_second_and_at_least_one_message() -> None:
     assert [Pace(100).burst(1000), Pace(100).burst(3), Pace(0.5).burst(1000)] == [10, 3, 1]
 

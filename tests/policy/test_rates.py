@@ -121,27 +121,6 @@ def test_an_nsqd_that_never_answered_is_missing_from_what_nsqlookupd_lists_for_i
     assert (second.topic, second.nodes, second.missing) == ("t", 1, 1)
 
 
-def test_a_topic_that_is_made_between_samples_began_with_nothing() -> None:
-    rates = Rates()
-    rates.record({"a": (1, {})}, now=0.0)
-    assert only(rates.record({"a": sample(Counters(10))}, now=2.0)).ingress == 5.0
-    assert rates.record({"a": (1, {})}, now=3.0) == []
-    assert only(rates.record({"a": sample(Counters(4))}, now=4.0)).ingress == 4.0
-
-
-def test_rows_are_sorted_with_topics_before_their_channels() -> None:
-    keys = [("a", ""), ("a", "b"), ("a", "z"), ("b", "")]
-    rows = Rates().record({"a": (1, {key: Counters() for key in reversed(keys)})}, now=0.0)
-    assert [(row.topic, row.channel) for row in rows] == keys
-
-
-def test_a_clock_that_stands_still_gives_no_rates() -> None:
-    rates = Rates()
-    rates.record({"a": sample(Counters(1))}, now=5.0)
-    row = only(rates.record({"a": sample(Counters(2))}, now=5.0))
-    assert (row.ingress, row.egress, row.requeue_rate, row.timeout_rate) == (None,) * 4
-
-
 counts = st.builds(Counters, *[st.integers(0, 1000)] * 8, st.booleans())
 polls = st.lists(
     st.dictionaries(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.policy.topics import Change, MatchingTopics, grace
+from nsqtools.policy.topics import Change, MatchingTopics
 
 ALL = re.compile("")
 
@@ -17,12 +16,6 @@ def test_topics_appear_once_in_order_and_others_do_not() -> None:
     topics = MatchingTopics(re.compile("a"), 120)
     assert topics.looked(["ba", "b", "aa", "ba"], complete=True, now=0) == Change(["aa", "ba"], [])
     assert topics.looked(["ba", "b", "aa", "ac"], complete=True, now=1) == Change(["ac"], [])
-
-
-def test_ephemeral_topics_match_as_others_do_but_no_name_that_nsqd_would_refuse() -> None:
-    topics = MatchingTopics(ALL, 120)
-    found = topics.looked(["a#ephemeral", "a b", "", "x" * 65], complete=True, now=0)
-    assert found.appeared == ["a#ephemeral"]
 
 
 def test_a_topic_is_gone_once_it_was_missing_for_the_grace() -> None:
@@ -54,11 +47,6 @@ def test_nothing_is_missing_in_a_round_that_somebody_did_not_answer() -> None:
     assert topics.looked(["b"], complete=True, now=6000).gone == []
     assert topics.looked(["b"], complete=True, now=6119).gone == []
     assert topics.looked(["b"], complete=True, now=6120).gone == ["a"]
-
-
-@pytest.mark.parametrize(("refresh", "expected"), [(0.1, 120), (60, 120), (3600, 7200)])
-def test_the_grace_is_two_rounds_and_at_least_two_minutes(refresh: float, expected: float) -> None:
-    assert grace(refresh) == expected
 
 
 rounds = st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.booleans()), max_size=30)

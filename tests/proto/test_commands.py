@@ -47,11 +47,6 @@ def test_a_command_is_these_bytes(made: bytes, bytes_: bytes) -> None:
     assert made == bytes_
 
 
-def test_no_ids_are_no_bytes() -> None:
-    for encode in (commands.finish, commands.touch, commands.requeue):
-        assert encode([]) == encode(iter(())) == b""
-
-
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=12))
 def test_mpub_holds_the_bodies_and_its_size_is_as_foretold(bodies: list[bytes]) -> None:
     data = commands.publish_many("t", bodies)

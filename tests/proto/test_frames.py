@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsqtools.errors import FrameSizeError, HTTPPortError, ProtocolError, UnknownFrameError
 from nsqtools.names import Address
@@ -43,7 +41,6 @@ FRAMES: list[tuple[bytes, Delivery | tuple[int, bytes]]] = [
     (wire.message(4, b"HTTP"), (wire.message_id(4), b"HTTP", 1, 1)),
 ]
 STREAM = b"".join(data for data, _ in FRAMES)
-ENDS = [sum(len(data) for data, _ in FRAMES[: n + 1]) for n in range(len(FRAMES))]
 
 
 def plain(messages: Iterable[Message]) -> list[Delivery]:
@@ -87,18 +84,6 @@ def test_a_dialogue_cut_in_any_way_gives_the_same_frames() -> None:
         assert parser.take_rest() == b""
     for width in (1, 2, 3, 4, 5, 7, 8, 29, 30, 31):
         assert parse(FrameParser(), cut(STREAM, range(0, len(STREAM), width))) == WHOLE
-
-
-@given(st.lists(st.integers(0, len(STREAM)), max_size=20))
-def test_after_any_read_exactly_the_incomplete_frame_is_held(offsets: list[int]) -> None:
-    arrived = 0
-    pieces = cut(STREAM, offsets)
-    for count, piece in enumerate(pieces, 1):
-        arrived += len(piece)
-        done = sum(end <= arrived for end in ENDS)
-        parser = FrameParser()
-        assert parse(parser, pieces[:count]) == expected(frame for _, frame in FRAMES[:done])
-        assert parser.take_rest() == STREAM[([0, *ENDS])[done] : arrived]
 
 
 def header(size: int, kind: int | None = None) -> bytes:
@@ -170,17 +155,6 @@ def test_a_message_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(before
         assert isinstance(parse_failing(pieces, 100)[2], FrameSizeError)
 
 
-def test_a_reply_of_exactly_one_mebibyte_is_taken() -> None:
-    data = b"x" * (MIB - 4)
-    assert parse(FrameParser(0), [wire.response(data)]) == ([], [(0, data)])
-
-
-def test_without_a_limit_the_largest_message_frame_is_waited_for() -> None:
-    parser = FrameParser()
-    assert parse(parser, [header(2**31 - 1, 2), b"x" * 100]) == ([], [])
-    assert len(parser.take_rest()) == 108
-
-
 @contextmanager
 def counting(name: str) -> Iterator[list[str]]:
     """Calls of a C method, as the profiler sees them."""
@@ -213,15 +187,6 @@ def test_a_frame_of_20_mib_in_reads_of_1_kib_costs_one_join() -> None:
         found = [parser.parse_reply(reply[n : n + 256]) for n in range(0, len(reply), 256)]
     assert found[-1] == (FrameType.RESPONSE, reply[8:])
     assert joins == ["join"]
-
-
-def test_parse_reply_takes_one_reply_and_keeps_what_is_behind_it() -> None:
-    parser = FrameParser()
-    assert parser.parse_reply(wire.OK + wire.HEARTBEAT + b"\xff\x06\0\0sNaPpY") == (0, b"OK")
-    assert parser.parse_reply(b"") == (0, b"_heartbeat_")
-    assert parser.take_rest() == b"\xff\x06\0\0sNaPpY"
-    assert parser.take_rest() == b""
-    assert parser.parse_reply(b"") is None
 
 
 def test_parse_reply_waits_for_the_whole_reply_and_parse_goes_on_behind_it() -> None:

@@ -220,17 +220,6 @@ def test_garbage_in_answer_to_identify_is_a_protocol_error(data: bytes) -> None:
     assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("number", [None, 0, -(10**30)])
-def test_numbers_nsqd_cannot_mean_are_taken_as_not_said(number: object) -> None:
-    session = new()
-    session.receive_data(
-        wire.negotiated(max_rdy_count=number, msg_timeout=number, max_msg_timeout=number)
-    )
-    features = session.features
-    assert features.max_rdy_count == 2500
-    assert (features.msg_timeout, features.max_msg_timeout) == (60.0, 900.0)
-
-
 @pytest.mark.parametrize(
     ("version", "down"),
     [
@@ -341,16 +330,6 @@ def events_of(state: State, data: bytes | None) -> list[type[Event]]:
     return []
 
 
-@pytest.mark.parametrize("reply", [b"CLOSE_WAIT", b"", b"ok", b"OK\n"])
-def test_nothing_but_ok_is_the_answer_to_a_publish(reply: bytes) -> None:
-    session = ready(subscription=None)
-    session.receive_data(wire.OK + wire.response(reply) + wire.OK)
-    first, last = session.take_events()
-    assert first == Reply(b"OK")
-    assert isinstance(last, Closed)
-    assert type(last.error) is ProtocolError
-
-
 def test_a_long_error_of_a_server_is_cut_and_what_is_in_it_escaped() -> None:
     session = ready()
     session.receive_data(wire.error("E_INVALID \x1b[2J\r\n\u202e" + "x" * 100_000))
@@ -425,19 +404,6 @@ def test_what_stood_before_the_failure_in_the_same_read_is_delivered_and_nothing
     assert type(events[-1].error) is kind
 
 
-@pytest.mark.parametrize("codec", ["snappy", "deflate"])
-def test_nothing_follows_the_closed_event_from_later_pieces_of_the_same_read(codec: str) -> None:
-    session = new({codec: True})
-    drain(session)
-    session.receive_data(wire.negotiated(**{codec: True}))
-    server = SERVER_CODECS[codec]()
-    session.receive_data(server.encode(wire.OK) + server.encode(wire.OK))
-    drain(session)
-    behind = wire.message(1, bytes(3 << 20)) + BEHIND
-    session.receive_data(server.encode(wire.error("E_INVALID x") + behind))
-    assert type(closed(session)) is ServerError
-
-
 def test_cls_is_sent_once_and_what_was_granted_is_still_delivered() -> None:
     session = ready()
     session.send(commands.ready(5))
@@ -470,16 +436,3 @@ def test_a_frame_over_the_limit_ends_the_session_before_its_bomb_takes_memory() 
     finally:
         tracemalloc.stop()
     assert type(closed(session)) is FrameSizeError
-
-
-@pytest.mark.parametrize("state", [state for state in State if state is not State.SECURING])
-def test_what_is_called_out_of_turn_changes_nothing(state: State) -> None:
-    session = reach(state)
-    session.tls_established()
-    if state is not State.READY:
-        session.close()
-    assert (session.state, session.take_events(), session.take_output()) == (state, [], b"")
-    session.send(commands.NOP)
-    server = ServerDeflate() if state is State.COMPRESSING else Plain()
-    sent_now = server.decode(session.take_output())
-    assert sent_now == (b"" if state is State.CLOSED else commands.NOP)

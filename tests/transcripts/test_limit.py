@@ -78,16 +78,6 @@ async def test_a_failure_does_not_count_and_its_messages_come_again(
     assert (nsqd.depth, nsqd.in_flight) == (10 - count, 0)
 
 
-async def test_messages_given_up_do_not_count(nsqd: ScriptedNsqd) -> None:
-    nsqd.publish(b"old", b"old", attempts=9)
-    nsqd.publish(*[b"x"] * 5)
-    recorder = Recorder()
-    async with running(limited(3, recorder, nsqd, max_attempts=2)) as task:
-        await task
-    assert len(recorder.lost) == 2
-    assert [number for number, _ in recorder.seen] == [3, 4, 5]
-
-
 async def test_consumers_may_share_a_limit(network: Network) -> None:
     first, second = network.nsqd("first"), network.nsqd("second")
     for nsqd in (first, second):

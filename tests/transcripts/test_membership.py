@@ -48,18 +48,6 @@ async def test_a_lost_fixed_nsqd_is_dialled_after_8_16_32_seconds(nsqd: Scripted
         assert times(nsqd)[-1] - times(nsqd)[-2] == 611 - 600 + 8
 
 
-async def test_one_of_two_may_refuse_at_the_start_and_is_found_later(network: Network) -> None:
-    up, down = network.nsqd("up"), network.nsqd("down")
-    down.down = True
-    async with running(consume(Recorder(), up, down, max_in_flight=4)):
-        await elapse(5)
-        assert up.ready == 1
-        down.down = False
-        await elapse(5)
-        assert down.ready == 1
-        assert times(down) == [0, 8]
-
-
 async def test_everybody_refusing_at_the_start_is_an_error_that_names_one(network: Network) -> None:
     nsqds = [network.nsqd(name) for name in "ab"]
     for nsqd in nsqds:
@@ -103,13 +91,6 @@ async def test_a_start_that_fails_ends_the_run_with_an_error_that_names_the_nsqd
     assert nsqd.clients == []
 
 
-async def test_a_find_that_fails_at_the_start_ends_the_run() -> None:
-    directory = Directory()
-    directory.failing = True
-    with pytest.raises(UnreachableError, match="no nsqlookupd answers"):
-        await consume(Recorder(), find=directory.find).run()
-
-
 @pytest.mark.parametrize(
     ("data", "fatal"),
     [
@@ -132,15 +113,6 @@ async def test_bytes_that_are_not_the_protocol_cost_the_connection_and_no_more(
     assert ("connection lost: nsqd:4150: " in caplog.text) is fatal
 
 
-async def test_a_message_before_any_rdy_breaks_nothing(nsqd: ScriptedNsqd) -> None:
-    recorder = Recorder()
-    nsqd.refuses = lambda text: nsqd.send(wire.message(1)) if text.startswith("RDY") else None
-    async with running(consume(recorder, nsqd)):
-        await elapse(61)
-        assert recorder.seen[:1] == [(1, 1)]
-        assert times(nsqd) == [0]
-
-
 async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again(
     nsqd: ScriptedNsqd, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,12 +131,6 @@ async def test_a_silent_connection_is_dropped_at_the_read_timeout_and_made_again
         await elapse(1)
         assert recorder.seen == [(1, 1)]
     assert "silent for 25 s" in caplog.text
-
-
-async def test_heartbeats_alone_keep_a_connection_for_ever(nsqd: ScriptedNsqd) -> None:
-    async with running(consume(Recorder(), nsqd)):
-        await elapse(7200)
-        assert times(nsqd) == [0]
 
 
 @pytest.mark.parametrize("slow", ["refuses", "hangs"])
@@ -203,18 +169,6 @@ async def test_a_lost_nsqd_returns_only_when_it_is_listed_again(network: Network
         assert len(kept.clients) == 1
 
 
-async def test_a_restarted_nsqd_is_back_within_seconds(nsqd: ScriptedNsqd) -> None:
-    directory = Directory(nsqd)
-    async with running(consume(Recorder(), find=directory.find)):
-        await elapse(100)
-        nsqd.down = True
-        nsqd.break_off()
-        await elapse(2)
-        nsqd.down = False
-        await elapse(5)
-        assert len(nsqd.clients) == 1
-
-
 async def test_a_failing_find_keeps_the_connections_and_is_asked_again(network: Network) -> None:
     old, new = network.nsqd("old"), network.nsqd("new")
     directory = Directory(old)
@@ -227,16 +181,6 @@ async def test_a_failing_find_keeps_the_connections_and_is_asked_again(network: 
         directory.listed[:] = [new, new]  # twice, and the old one is listed no more
         await elapse(80)
         assert len(new.clients) == len(old.clients) == 1
-
-
-async def test_a_listed_nsqd_that_refuses_is_tried_each_round(network: Network) -> None:
-    good, bad = network.nsqd("good"), network.nsqd("bad")
-    bad.down = True
-    directory = Directory(good, bad)
-    async with running(consume(Recorder(), find=directory.find, max_in_flight=4)):
-        await elapse(400)
-        assert 4 < len(bad.dials) < 12
-        assert times(good) == [0]
 
 
 async def test_nothing_is_asked_or_dialled_after_stop(nsqd: ScriptedNsqd) -> None:

@@ -11,8 +11,6 @@ import pytest
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import AuthError, ConfigError, ConnectError, PublishError, ServerError
-from nsqtools.names import Address
-from nsqtools.net.connection import Connection
 from tests.support import wire
 from tests.support.clock import elapse
 from tests.support.scripted import Network, ScriptedNsqd, flatten
@@ -198,21 +196,6 @@ async def test_what_every_nsqd_would_refuse_is_refused_at_once(
     assert caught.value.permanent
 
 
-async def test_a_temporary_error_is_tried_elsewhere_and_then_again(network: Network) -> None:
-    nsqds = [network.nsqd(name) for name in "ab"]
-    for nsqd in nsqds:
-        nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
-    async with producing(*nsqds) as producer:
-        task = asyncio.create_task(producer.publish("t", [b"x"]))
-        await elapse(10)
-        assert not task.done()
-        tries = sum(text.startswith("PUB") for nsqd in nsqds for _, text in nsqd.log)
-        assert 2 < tries < 100
-        for nsqd in nsqds:
-            nsqd.refuses = lambda _: None
-        await task
-
-
 async def test_what_nobody_takes_is_given_up_with_what_went_wrong(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd, publish_timeout=30) as producer:
 
@@ -349,22 +332,6 @@ async def test_connecting_that_is_cancelled_leaves_no_connection_behind(
         await producer.publish("t", [b"x"])
 
 
-async def test_connecting_that_fails_leaves_no_connection_behind(network: Network) -> None:
-    nsqds = [network.nsqd(name) for name in "ab"]
-
-    async def dial(address: Address, *args: Any, **options: Any) -> Connection:
-        if address == nsqds[1].address:
-            raise KeyError(address)
-        await elapse(1)
-        return await Connection.open(address, *args, **options)
-
-    producer = Producer([nsqd.address for nsqd in nsqds], ProducerConfig(), dial=dial)
-    with pytest.raises(KeyError):
-        await producer.connect()
-    await elapse(2)
-    assert nsqds[0].clients == []
-
-
 async def test_closing_fails_what_is_under_way_and_reconnects_to_nobody(network: Network) -> None:
     nsqd, away = network.nsqd("nsqd"), network.nsqd("away")
     away.down = True
@@ -387,18 +354,6 @@ async def test_closing_fails_what_is_under_way_and_reconnects_to_nobody(network:
         assert nsqd.clients == []
 
 
-def slow(nsqd: ScriptedNsqd, seconds: float) -> None:
-    """Answer each publish only after so long."""
-    loop = asyncio.get_running_loop()
-    nsqd.answers = False
-
-    def note(text: str) -> None:
-        if text.startswith(("PUB", "MPUB")):
-            loop.call_later(seconds, nsqd.send, wire.OK)
-
-    nsqd.refuses = note
-
-
 async def publish_each(producer: Producer, count: int, *, every: float = 0.01) -> None:
     for number in range(count):
         await producer.publish("t", [b"%d" % number])
@@ -418,52 +373,6 @@ async def test_a_pool_leaves_an_nsqd_that_fails_alone_for_half_a_minute(
         await publish_each(producer, 1000, every=0.025)
         assert len(good.published) == 1000
         assert sum(text.startswith("PUB") for _, text in bad.log) == 1
-
-
-async def test_a_pool_of_nsqds_that_all_fail_recovers_soon_after_they_do(network: Network) -> None:
-    nsqds = [network.nsqd(name) for name in "ab"]
-    for nsqd in nsqds:
-        nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
-    async with producing(*nsqds, mode="hostpool", publish_timeout=1000) as producer:
-        task = asyncio.create_task(producer.publish("t", [b"x"]))
-        await elapse(600)
-        assert not task.done()
-        for nsqd in nsqds:
-            nsqd.refuses = lambda _: None
-        await elapse(31)
-        assert task.done()
-
-
-@POOLS
-async def test_a_refused_body_is_no_fault_of_the_nsqd_of_a_pool(
-    network: Network, mode: str
-) -> None:
-    nsqds = [network.nsqd(name) for name in "ab"]
-    for nsqd in nsqds:
-        nsqd.refuses = refuse_bad
-    refused = 0
-    async with producing(*nsqds, mode=mode) as producer:
-        for number in range(100):
-            body = b"bad" if number % 4 == 0 else b"good"
-            others = [producer.publish("t", [b"other"]) for _ in range(3)]
-            results = await asyncio.gather(
-                producer.publish("t", [body]), *others, return_exceptions=True
-            )
-            refused += sum(isinstance(each, PublishError) for each in results)
-    counts = [len(nsqd.published) for nsqd in nsqds]
-    assert refused == 25
-    assert sum(counts) >= 75 + 300
-    assert min(counts) > 75
-
-
-async def test_a_greedy_pool_prefers_the_fast_nsqd(network: Network) -> None:
-    fast, lame = network.nsqd("fast"), network.nsqd("lame")
-    slow(fast, 0.01)
-    slow(lame, 0.2)
-    async with producing(fast, lame, mode="epsilon-greedy") as producer:
-        await publish_each(producer, 1000)
-    assert len(fast.published) > 800
-    assert len(lame.published) > 5
 
 
 async def test_a_refusal_blames_bodies_only_if_nothing_else_is_to_blame(nsqd: ScriptedNsqd) -> None:

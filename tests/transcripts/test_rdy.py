@@ -29,27 +29,6 @@ async def test_connections_share_max_in_flight_and_rdy_is_sent_once(network: Net
         assert network.peak_ready == 5
 
 
-async def test_the_share_of_a_lost_connection_goes_to_the_others(network: Network) -> None:
-    network.max_ready = 6
-    nsqds = [network.nsqd(name) for name in "abc"]
-    async with running(consume(Recorder(), *nsqds, max_in_flight=6)):
-        await warm(*nsqds)
-        assert [nsqd.ready for nsqd in nsqds] == [2, 2, 2]
-        nsqds[1].break_off()
-        await elapse(0.01)
-        assert [nsqd.ready for nsqd in nsqds] == [3, 0, 3]
-        await elapse(8)
-        await warm(nsqds[1])
-        assert [nsqd.ready for nsqd in nsqds] == [2, 2, 2]
-
-
-async def test_no_nsqd_is_given_more_than_its_max_rdy_count(network: Network) -> None:
-    small, big = network.nsqd("small", max_rdy_count=10), network.nsqd("big")
-    async with running(consume(Recorder(), small, big, max_in_flight=3000)):
-        await warm(small, big)
-        assert (small.ready, big.ready) == (10, 2500)
-
-
 async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: ScriptedNsqd) -> None:
     consumer = consume(Recorder(), nsqd, max_in_flight=5)
     async with running(consumer):
@@ -62,16 +41,6 @@ async def test_max_in_flight_of_0_pauses_and_another_value_resumes(nsqd: Scripte
         consumer.set_max_in_flight(3)
         await elapse(0.01)
         assert nsqd.commands[4:] == ["RDY 3", "FIN 2"]
-
-
-async def test_max_in_flight_set_inside_a_handler_precedes_its_fin(nsqd: ScriptedNsqd) -> None:
-    async def lower(batch: Batch) -> None:
-        consumer.set_max_in_flight(2)
-
-    consumer = consume(Recorder(lower), nsqd, max_in_flight=5)
-    async with running(consumer):
-        await warm(nsqd)
-        assert nsqd.commands == ["RDY 1", "RDY 5", "RDY 2", "FIN 1"]
 
 
 async def test_a_handler_that_stalls_stops_rdy_keeps_the_connection_and_loses_nothing() -> None:
@@ -118,20 +87,6 @@ async def test_big_bodies_lower_rdy_and_small_ones_raise_it_again(network: Netwo
             nsqd.publish(*[b"x"] * 20)
             await elapse(0.01)
         assert nsqd.ready == 100
-
-
-async def test_a_lowered_max_in_flight_holds_also_near_the_byte_budget(nsqd: ScriptedNsqd) -> None:
-    consumer = consume(Recorder(), nsqd, max_in_flight=1000, max_in_flight_bytes=100_000)
-    async with running(consumer):
-        nsqd.publish(*[b"x" * 1000] * 300)
-        await elapse(1)
-        assert nsqd.ready == 100
-        nsqd.publish(*[b"x" * 1300] * 300)  # the mean drifts, too little to send another RDY
-        await elapse(1)
-        assert nsqd.ready == 100
-        consumer.set_max_in_flight(95)
-        await elapse(1)
-        assert nsqd.ready <= 95
 
 
 async def test_an_nsqd_that_counts_rdy_down_gets_it_renewed_in_time(nsqd: ScriptedNsqd) -> None:

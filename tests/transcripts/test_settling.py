@@ -152,22 +152,6 @@ async def test_giving_up_that_fails_requeues(nsqd: ScriptedNsqd) -> None:
         assert consumer.stats().given_up == 1
 
 
-async def test_a_held_batch_counts_as_in_flight_until_it_is_settled(nsqd: ScriptedNsqd) -> None:
-    recorder = Recorder(hold)
-    consumer = consume(recorder, nsqd, max_in_flight=2)
-    async with running(consumer):
-        nsqd.publish(b"1", b"2", b"3")
-        await elapse(20)
-        assert nsqd.in_flight == consumer.stats().in_flight == 2
-        assert nsqd.depth == 1
-        for batch in recorder.batches:
-            batch.finish()
-        await elapse(0.01)
-        assert nsqd.commands[-2:] == ["FIN 1", "FIN 2"]
-        assert [number for number, _ in recorder.seen] == [1, 2, 3]
-        assert "RDY 0" not in nsqd.commands
-
-
 async def test_touching_keeps_a_held_message_beyond_its_timeout() -> None:
     nsqd = Network().nsqd(msg_timeout=10_000)
     recorder = Recorder(hold)

@@ -32,17 +32,6 @@ def loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_an_idle_consumer_says_cls_and_ends_its_stream(nsqd: ScriptedNsqd) -> None:
-    recorder = Recorder()
-    consumer = consume(recorder, nsqd, max_in_flight=5)
-    async with running(consumer):
-        consumer.stop()
-        consumer.stop()
-    assert nsqd.commands == ["RDY 1", "CLS", END]
-    assert recorder.closed == 1
-    assert loop_time() < 1
-
-
 async def test_what_was_delivered_is_handled_before_the_end(nsqd: ScriptedNsqd) -> None:
     nsqd.one_by_one = True
     recorder = Recorder(partial(sleep, 1))
@@ -140,49 +129,11 @@ async def test_what_comes_before_the_answer_to_cls_is_still_handled(nsqd: Script
     assert nsqd.commands == ["RDY 1", "CLS", "FIN 7", "FIN 8", "REQ 9 0", END]
 
 
-async def test_a_handler_returning_when_cancelled_gets_no_other_batch(nsqd: ScriptedNsqd) -> None:
-    nsqd.one_by_one = True
-
-    async def give_in(batch: Batch) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await elapse(1000)
-
-    recorder = Recorder(give_in)
-    async with running(consume(recorder, nsqd, max_in_flight=5, drain_timeout=7)):
-        nsqd.publish(b"1", b"2")
-        await elapse(1)
-    assert recorder.seen == [(1, 1)]
-    assert nsqd.commands[2:] == ["CLS", "FIN 1", "REQ 2 0", END]
-
-
 async def test_a_client_that_nsqd_keeps_is_gone_after_two_seconds(nsqd: ScriptedNsqd) -> None:
     nsqd.lingers = 100.0
     async with running(consume(Recorder(), nsqd)):
         await elapse(1)
     assert loop_time() == pytest.approx(3, abs=0.1)
-
-
-@pytest.mark.parametrize("how", ["finish", "requeue", "touch"])
-async def test_settling_after_the_run_does_nothing(nsqd: ScriptedNsqd, how: str) -> None:
-    nsqd.lingers = 0.5
-    recorder = Recorder(hold)
-    async with running(consume(recorder, nsqd)):
-        nsqd.publish(b"1")
-        await elapse(1)
-        nsqd.clients[0].transport.on_write = lambda _: None  # nsqd reads the REQ too late
-    getattr(recorder.batches[0], how)()
-    await elapse(10)
-
-
-async def test_stopping_before_the_run_connects_to_nobody_for_long(nsqd: ScriptedNsqd) -> None:
-    recorder = Recorder()
-    consumer = consume(recorder, nsqd)
-    consumer.stop()
-    await consumer.run()
-    await elapse(100)
-    assert nsqd.clients == []
-    assert nsqd.ready == 0
-    assert recorder.closed == 1
 
 
 async def test_stopping_while_a_dial_hangs_ends_at_once(network: Network) -> None:
@@ -233,16 +184,6 @@ async def test_cancelling_the_run_drops_the_connections_at_once(
     await elapse(0.01)
     assert nsqd.commands == ["RDY 1", *["CLS"] * draining, "abort"]
     assert loop_time() < 4
-
-
-async def test_an_error_of_nsqd_while_closing_does_not_stop_the_drain(nsqd: ScriptedNsqd) -> None:
-    nsqd.refuses = lambda text: "E_INVALID cannot CLS in current state" if text == "CLS" else None
-    recorder = Recorder(partial(sleep, 5))
-    async with running(consume(recorder, nsqd)):
-        nsqd.publish(b"x")
-        await elapse(1)
-    assert recorder.closed == 1
-    assert loop_time() < 7
 
 
 async def test_a_handler_that_cannot_be_cancelled_keeps_nobody(nsqd: ScriptedNsqd) -> None:
