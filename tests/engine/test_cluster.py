@@ -174,18 +174,6 @@ async def test_an_answer_has_the_time_between_its_request_and_its_reply(
     assert row.measured == 1
 
 
-async def test_all_are_asked_for_a_topic_where_nsqlookupd_is_not_trusted(stage: Stage) -> None:
-    nsqd = await stage.nsqd("t")
-    lookupd = await stage.lookupd(nsqd)
-    lookupd.answers["/nodes"]["producers"][0] |= {"topics": [], "tombstones": []}
-    cluster = stage.cluster(lookupd)
-    assert (await cluster.look("t")).nodes == {}
-    snapshot = await cluster.look("t", everywhere=True)
-    assert set(snapshot.stats) == {nsqd.name}
-    ((name, (producer,)),) = snapshot.listed.items()
-    assert (name, str(producer.http)) == (lookupd.name, nsqd.name)
-
-
 async def test_without_nsqlookupds_the_known_nsqds_are_still_asked(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,6 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from random import Random
 from typing import Any, cast
 
 import pytest
@@ -25,9 +24,7 @@ from nsqtools.engine.stats import ConsumerStats
 from nsqtools.errors import (
     ConnectError,
     ConnectionLostError,
-    HTTPPortError,
     PeerError,
-    ProtocolError,
     ServerError,
     UnreachableError,
 )
@@ -40,11 +37,11 @@ from nsqtools.sandbox.server import close
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
-from tests.support.peer import SlowTransport
 from tests.support.proxy import Cut, Faults, Proxy
-from tests.support.scripted import Recorder, running, undisturbed
+from tests.support.scripted import Recorder, undisturbed
 from tests.support.servers import free_port
 from tests.support.tls import Certificates
+from tests.support.transport import FakeTransport
 
 # Fixed texts, so that the dialogue has the same length in every run.
 SMALL: dict[str, Any] = {"client_id": "x", "hostname": "x", "user_agent": "x"}
@@ -281,30 +278,6 @@ async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut, full: bo
     assert survived > 50 / step
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("options", [{}, {"snappy": True}, {"deflate": True}], ids="+".join)
-async def test_messages_are_the_same_however_the_bytes_are_split(
-    options: dict[str, Any], seed: int
-) -> None:
-    random = Random(seed)
-    bodies = [random.randbytes(random.choice([1, 10, 300, 5000])) for _ in range(20)]
-    server = Server()
-    server.load(bodies)
-    config = ConsumerConfig(max_in_flight=7, **options)
-    got: list[bytes] = []
-
-    async def note(batch: Sequence[Message]) -> None:
-        got.extend(message.body for message in batch)
-
-    faults = [Faults(splits=random)]
-    async with serving(server.serve) as address, Proxy(address, faults) as proxy:
-        subscription = Subscription(topic="t", channel="c", nsqds=(proxy.address,))
-        consumer = Consumer(subscription, Recorder(note), config)
-        async with running(consumer):
-            await eventually_async(lambda: server.finished == set(bodies))
-    assert got == bodies
-
-
 class Owner:
     """A listener that remembers."""
 
@@ -323,12 +296,6 @@ class Owner:
         self.ends.append(error)
 
 
-async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(1)
-    writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request")
-    writer.close()
-
-
 async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while await reader.read(65536):
         pass
@@ -338,13 +305,6 @@ async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(1)
     writer.close()
-
-
-async def test_a_server_that_answers_in_http_is_named_as_what_it_is() -> None:
-    async with serving(answer_http) as address:
-        with pytest.raises(HTTPPortError) as caught:
-            await Connection.open(address, ConsumerConfig(), Owner())
-    assert str(address) in str(caught.value)
 
 
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +419,7 @@ async def test_a_server_that_reads_slowly_is_not_dropped() -> None:
     transports = []
 
     async def dial(factory: Callable[[], asyncio.Protocol], *_: object, **__: object) -> object:
-        transport = SlowTransport(protocol := factory())
+        transport = FakeTransport(protocol := factory())
         transports.append(transport)
         transport.connect()
         transport.deliver(wire.negotiated())
@@ -506,31 +466,6 @@ async def test_an_error_of_nsqd_answers_the_oldest_request_and_ends_the_others()
     assert all("E_BAD_TOPIC no" in str(result) for result in results[1:])
     assert [type(result) for result in results[1:]] == [ServerError] + [ConnectionLostError] * 2
     assert len(owner.ends) == 1
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\0\0\0\x03abc",
-        b"\xff\xff\xff\xff\0\0\0\0",
-        wire.frame(9, b"x"),
-        wire.frame(2, b"short"),
-        wire.response(b"not json"),
-        wire.response(b"[1, 2]"),
-        wire.message(1),  # without a subscription
-        bytes(64),
-        Random(1).randbytes(5000),
-    ],
-)
-async def test_a_server_that_does_not_speak_the_protocol_is_a_typed_error(data: bytes) -> None:
-    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"}")
-        writer.write(data)
-        await say_nothing(reader, writer)
-
-    async with serving(babble) as address:
-        with pytest.raises(ProtocolError, match=f"^{address}: "):
-            await Connection.open(address, ConsumerConfig(), Owner())
 
 
 async def test_a_connection_may_start_from_a_chosen_local_address() -> None:

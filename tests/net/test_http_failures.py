@@ -146,9 +146,3 @@ async def test_https_verifies_and_shows_the_client_certificate(certificates: Cer
             assert await client.topics() == ["t"]
         error = await lookup_failure(url, tls=client_context(config))
     assert "--tls-cert" in error.text
-
-
-async def test_https_to_a_plain_port_is_called_that() -> None:
-    async with serving(reply("Bad Request", 400), plain=True, hold=True) as server:
-        error = await lookup_failure(f"https://{server.address}")
-    assert error.reason == "tls"

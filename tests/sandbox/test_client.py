@@ -3,28 +3,85 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nsqtools.errors import AuthError
 from nsqtools.sandbox.auth import Grant, Question, parse_grant
+from nsqtools.sandbox.client import Client
 from nsqtools.sandbox.lookup_peer import LookupPeers
+from nsqtools.sandbox.nsqd import Nsqd
+from tests.support import wire
 from tests.support.clock import elapse, virtual
-from tests.support.peer import Peer, make_nsqd, turn
-from tests.support.raw import mpub
+from tests.support.raw import mpub, sized
+from tests.support.transport import FakeTransport
+
+if TYPE_CHECKING:
+    from nsqtools.sandbox.broker import Channel
 
 BIG = b"x" * (70 << 10)  # above what a transport buffers
 
 
-def hasty(peer: Peer) -> Peer:
+async def turn() -> None:
+    """Let everything happen that is due now."""
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+class Peer:
+    """A connection that has sent the magic; the test is its socket."""
+
+    def __init__(self, nsqd: Nsqd | None = None) -> None:
+        self.nsqd = nsqd or Nsqd(rng=Random(1))
+        self.client = Client(self.nsqd)
+        self.transport = FakeTransport(self.client.link)
+        self.transport.connect()
+        self._received = b""
+        self.transport.deliver(wire.MAGIC)
+
+    @property
+    def closed(self) -> bool:
+        return self.transport.is_closing()
+
+    @property
+    def channel(self) -> Channel:
+        assert self.client.channel
+        return self.client.channel
+
+    def send(self, *lines: str, body: bytes | None = None) -> None:
+        """Lines in one read; the body, if any, follows the last."""
+        data = "".join(f"{line}\n" for line in lines).encode()
+        self.transport.deliver(data + (b"" if body is None else sized(body)))
+
+    def identify(self, **wishes: Any) -> None:
+        self.send("IDENTIFY", body=json.dumps(wishes).encode())
+
+    def texts(self) -> list[str]:
+        """Replies and, after ``msg ``, bodies of messages that have come since the last call."""
+        self._received += self.transport.take()
+        found = []
+        while len(self._received) >= 8:
+            size, kind = struct.unpack_from(">II", self._received)
+            data = self._received[8 : 4 + size]
+            found.append(f"msg {data[26:].decode()}" if kind == wire.MESSAGE else data.decode())
+            self._received = self._received[4 + size :]
+        return found
+
+
+def hasty() -> Peer:
     """A client whose heartbeats come every second."""
+    peer = Peer()
     peer.identify(heartbeat_interval=1000)
     return peer
 
 
 @virtual
 async def test_a_read_is_answered_in_one_write() -> None:
-    peer = Peer(make_nsqd())
+    peer = Peer()
     peer.transport.deliver(b"PUB t\n\0\0\0\x01xPUB t\n\0\0\0\x01yNOP\nSUB t c\nRDY 9\n")
     assert len(peer.transport.writes) == 1
     await turn()
@@ -34,7 +91,7 @@ async def test_a_read_is_answered_in_one_write() -> None:
 
 @virtual
 async def test_what_was_sent_before_the_layer_changed_is_not_heard() -> None:
-    peer = Peer(make_nsqd())
+    peer = Peer()
     body = b'{"feature_negotiation": true, "snappy": true}'
     peer.transport.deliver(b"IDENTIFY\n" + len(body).to_bytes(4, "big") + body + b"SUB t c\n")
     assert (peer.client.channel, peer.closed) == (None, False)
@@ -44,7 +101,7 @@ async def test_what_was_sent_before_the_layer_changed_is_not_heard() -> None:
 
 @virtual
 async def test_heartbeats_come_every_thirty_seconds_unless_told() -> None:
-    peer = Peer(make_nsqd())
+    peer = Peer()
     await elapse(31)
     assert peer.texts() == ["_heartbeat_"]
     await elapse(30)
@@ -53,7 +110,7 @@ async def test_heartbeats_come_every_thirty_seconds_unless_told() -> None:
 
 @virtual
 async def test_a_peer_that_reads_nothing_gets_no_more_messages() -> None:
-    peer = hasty(Peer(make_nsqd()))
+    peer = hasty()
     peer.send("SUB t c", "RDY 100")
     peer.transport.stall()
     for _ in range(40):
@@ -67,7 +124,7 @@ async def test_a_peer_that_reads_nothing_gets_no_more_messages() -> None:
 
 @virtual
 async def test_a_peer_that_reads_slowly_is_served_in_the_end() -> None:
-    peer = hasty(Peer(make_nsqd()))
+    peer = hasty()
     peer.send("SUB t c", "RDY 100")
     peer.transport.stall()
     peer.nsqd.publish("t", [BIG])
@@ -83,7 +140,7 @@ async def test_a_peer_that_reads_slowly_is_served_in_the_end() -> None:
 
 @virtual
 async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> None:
-    peer = hasty(Peer(make_nsqd()))
+    peer = hasty()
     peer.transport.stall()
     pub = b"PUB t\n\0\0\0\x01x"
     for _ in range(20):
@@ -102,7 +159,7 @@ async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> N
 
 @virtual
 async def test_what_makes_a_topic_is_answered_when_nsqlookupds_have_told_its_channels() -> None:
-    nsqd, told = make_nsqd(), asyncio.Event()
+    nsqd, told = Nsqd(), asyncio.Event()
 
     async def channels(_: str) -> list[str]:
         await told.wait()
@@ -144,7 +201,7 @@ class Secrets:
 
 def authenticating() -> tuple[Peer, Secrets]:
     """A client that has sent AUTH, and waits."""
-    nsqd, secrets = make_nsqd(), Secrets()
+    nsqd, secrets = Nsqd(), Secrets()
     nsqd.secrets = secrets
     peer = Peer(nsqd)
     peer.identify(heartbeat_interval=1000)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 
 class FakeTransport(asyncio.Transport):
@@ -17,21 +17,14 @@ class FakeTransport(asyncio.Transport):
     holds, the peer takes nothing and the write buffer fills.
     """
 
-    def __init__(
-        self,
-        protocol: asyncio.Protocol,
-        *,
-        loop: asyncio.AbstractEventLoop | None = None,
-        on_write: Callable[[bytes], object] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(dict(extra or {"peername": ("127.0.0.1", 4150)}))
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__({"peername": ("127.0.0.1", 4150)})
         self.writes: list[bytes] = []
-        self.on_write = on_write
+        self.on_write: Callable[[bytes], object] | None = None
         self.aborted = False
         self.eof_written = False
         self._protocol: asyncio.BaseProtocol = protocol
-        self._loop = loop or asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._reading = True
         self._undelivered: list[bytes | None] = []  # None is the end of the stream
         self._closing = False
@@ -70,6 +63,11 @@ class FakeTransport(asyncio.Transport):
     def stall(self) -> None:
         """From now on written bytes stay in the write buffer."""
         self._stalled = True
+
+    def drain(self, size: int) -> None:
+        """The peer takes some bytes of the write buffer."""
+        self._buffered = max(0, self._buffered - size)
+        self._flow()
 
     def unstall(self) -> None:
         """The peer takes all that is in the write buffer, and what follows at once."""
