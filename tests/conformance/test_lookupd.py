@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,9 +13,11 @@ from tests.support.eventually import eventually
 from tests.support.raw import RawLookupd, http_ask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.servers import MakeNsqlookupd, Nsqlookupd
+
+    Register = Callable[..., RawLookupd]
 
 PEER: dict[str, Any] = {
     "broadcast_address": "peer.test",
@@ -26,14 +28,9 @@ PEER: dict[str, Any] = {
 }
 
 
-class Register(Protocol):
-    """Connects as an nsqd that has one topic."""
-
-    def __call__(self, lookupd: Nsqlookupd, *names: str, **changes: Any) -> RawLookupd: ...
-
-
 @pytest.fixture
 def register() -> Iterator[Register]:
+    """Connects as an nsqd that has one topic."""
     with ExitStack() as opened:
 
         def connect(lookupd: Nsqlookupd, *names: str, **changes: Any) -> RawLookupd:

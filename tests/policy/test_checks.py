@@ -132,6 +132,11 @@ def test_who_is_silent_or_unwell_is_named(peers: Peers, status: Status, culprit:
     assert culprit in verdict.summary
 
 
+def test_fewer_nsqds_than_there_should_be_is_critical() -> None:
+    assert found(judged(CHANNEL, nsqds_min=1)) == []
+    assert found(judged(CHANNEL, nsqds_min=2)) == [(CRITICAL, "", "")]
+
+
 @pytest.mark.parametrize(
     ("topic", "channel", "missing"),
     [

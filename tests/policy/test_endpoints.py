@@ -183,6 +183,17 @@ def test_failures_of_requests_sent_before_the_breaker_turned_change_nothing(mode
     assert w.state(A) == "up"
 
 
+@any_mode
+def test_a_success_of_a_request_sent_before_the_breaker_opened_does_not_close_it(mode: str) -> None:
+    w = world(mode, [A])
+    w.fail(A, 5)
+    w.now += 0.5
+    w.report(A, ok=True, took=3.0)
+    assert w.choose() == ()
+    w.report(A, ok=True, took=0.25)
+    assert w.choose() == (A,)
+
+
 # Dead and alive in a host pool.
 
 

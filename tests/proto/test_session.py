@@ -315,6 +315,16 @@ def test_every_input_in_every_state_has_the_outcome_of_the_table(state: State, n
         assert (error and type(error)) == (None if outcome is State.CLOSED else outcome)
 
 
+@pytest.mark.parametrize("reply", [b"CLOSE_WAIT", b"", b"ok", b"OK\n"])
+def test_nothing_but_ok_is_the_answer_to_a_publish(reply: bytes) -> None:
+    session = ready(subscription=None)
+    session.receive_data(wire.OK + wire.response(reply) + wire.OK)
+    first, last = session.take_events()
+    assert first == Reply(b"OK")
+    assert isinstance(last, Closed)
+    assert type(last.error) is ProtocolError
+
+
 def events_of(state: State, data: bytes | None) -> list[type[Event]]:
     if data == INPUTS["E_FIN_FAILED"]:
         return [CommandFailed]

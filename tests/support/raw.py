@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import snappy
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from nsqtools.names import Address
-    from tests.support.servers import Nsqd
+
+    Connect = Callable[..., "Raw"]
+    """Connects to an nsqd, to the module's unless told."""
 
 PATIENCE = 15.0
 HEARTBEAT = (wire.RESPONSE, b"_heartbeat_")
@@ -187,12 +189,6 @@ class Raw:
             self._received += self._decode(chunk)
         found, self._received = self._received[:size], self._received[size:]
         return found
-
-
-class Connect(Protocol):
-    """Connects to an nsqd, to the module's unless told."""
-
-    def __call__(self, nsqd: Nsqd | None = None, magic: bytes = wire.MAGIC) -> Raw: ...
 
 
 class RawLookupd(Raw):

@@ -196,6 +196,21 @@ async def test_what_every_nsqd_would_refuse_is_refused_at_once(
     assert caught.value.permanent
 
 
+async def test_a_temporary_error_is_tried_elsewhere_and_then_again(network: Network) -> None:
+    nsqds = [network.nsqd(name) for name in "ab"]
+    for nsqd in nsqds:
+        nsqd.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
+    async with producing(*nsqds) as producer:
+        task = asyncio.create_task(producer.publish("t", [b"x"]))
+        await elapse(10)
+        assert not task.done()
+        tries = sum(text.startswith("PUB") for nsqd in nsqds for _, text in nsqd.log)
+        assert 2 < tries < 100
+        for nsqd in nsqds:
+            nsqd.refuses = lambda _: None
+        await task
+
+
 async def test_what_nobody_takes_is_given_up_with_what_went_wrong(nsqd: ScriptedNsqd) -> None:
     async with producing(nsqd, publish_timeout=30) as producer:
 
