@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -186,12 +187,15 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A command that is run in this process sets up logging; later tests must not be mute."""
+def _process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that is run in this process sets up logging and the garbage collector."""
     monkeypatch.setattr(logging, "raiseExceptions", True)
     root, own = logging.getLogger(), logging.getLogger("nsqtools")
-    before = root.handlers[:], root.level, own.level
+    before, threshold = (root.handlers[:], root.level, own.level), gc.get_threshold()
     yield
+    gc.unfreeze()
+    gc.enable()
+    gc.set_threshold(*threshold)
     root.handlers[:], level, own_level = before
     root.setLevel(level)
     own.setLevel(own_level)

@@ -253,6 +253,7 @@ def test_delta_lake_knows_a_batch_by_the_whole_id_of_its_query(
     assert told == {"txnAppId": query, "txnVersion": 7, "place": f"file://{lake.folder}"}
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_new_checkpoint_overwrites_nothing(lake: Lake) -> None:
     lake.publish(b"1")
     lake.archive()

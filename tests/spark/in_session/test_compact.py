@@ -160,6 +160,7 @@ def test_inputs_without_rows_are_remembered_too(run: Compacting, tmp_path: Path)
     assert files(tmp_path / "out") == []
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_columns_of_parsed_bodies_are_kept(run: Compacting, tmp_path: Path) -> None:
     messages = sent(b"a", b"b", b"c")
     to_parquet(tmp_path / "lake" / "part-1.parquet", messages[:2], price=pa.array([1.5, 2.5]))
@@ -207,6 +208,7 @@ def test_json_of_the_pipeline_is_read_with_its_columns(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_what_compact_wrote_can_be_compacted_again(run: Compacting, tmp_path: Path) -> None:
     messages = sent(b"a", b"b")
     to_parquet(tmp_path / "lake" / "part-1.parquet", messages)

@@ -96,6 +96,7 @@ def crash(*_: object) -> None:
     raise OutputError("disk on fire")
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_windows_with_a_watermark_are_written_once_they_are_final(asking: Asking) -> None:
     asking.publish(*ORDERS)
     query = (
@@ -157,6 +158,7 @@ def test_what_a_query_has_not_shown_the_next_one_begins_with_whatever_it_asks(
     assert shown.rows == [(3, 3)]
 
 
+@pytest.mark.full("more of what jobs make of rows in Spark")
 def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: Cli) -> None:
     sink = {"topic": f"{asking.topic}.out", "nsqd.tcp.addresses": str(asking.nsqd.tcp)}
     asking.nsqd.create(sink["topic"], "c")
