@@ -180,12 +180,12 @@ def test_a_candidate_is_its_kind_its_text_and_its_help(nsqtools_cli: Cli) -> Non
 )
 def test_whatever_is_wrong_goes_unsaid(nsqtools_cli: Cli, tmp_path: Path, line: str) -> None:
     (tmp_path / "broken.toml").write_text("[defaults\n")
-    with nobody() as names:
-        servers = {
-            "NSQTOOLS_LOOKUPD_HTTP_ADDRESS": names["NOBODY"],
-            "NSQTOOLS_NSQD_HTTP_ADDRESS": names["NOBODY_HTTP"],
-        }
-        assert press(nsqtools_cli, line, "bash", {TEXT: "", **servers}) == ""
+    names = nobody()
+    servers = {
+        "NSQTOOLS_LOOKUPD_HTTP_ADDRESS": names["NOBODY"],
+        "NSQTOOLS_NSQD_HTTP_ADDRESS": names["NOBODY_HTTP"],
+    }
+    assert press(nsqtools_cli, line, "bash", {TEXT: "", **servers}) == ""
 
 
 HEAVY = {

@@ -41,8 +41,7 @@ def test_what_a_command_says(
         "LOOKUPD_HTTP": str(nsqlookupd.http),
     }
     expected = file.read_text()
-    with nobody() as silent:
-        found = Transcript(nsqtools_cli, tmp_path, {**servers, **silent}).run(expected)
+    found = Transcript(nsqtools_cli, tmp_path, {**servers, **nobody()}).run(expected)
     if found == expected:
         return
     if pytestconfig.option.update_golden:

@@ -49,12 +49,17 @@ LITERALS = st.sampled_from(
     [".", "/", "./", "-", "_", "a", "é", "%%", "(x)*", "dt=", "<x>", "g", "\n"]
 )
 REVISIONS = st.integers(0, 3) | st.integers(0, 999_999)
-FORMATS = st.lists(
-    st.sampled_from(["<TOPIC>", "<HOST>", "<PID>", "<DATETIME>", "<REV>"]) | LITERALS, max_size=8
+PARTS = st.lists(
+    st.sampled_from(["<TOPIC>", "<HOST>", "<PID>", "<DATETIME>", "<REV>"])
+    | LITERALS.filter(lambda text: text != "<x>"),  # no token
+    max_size=4,
 ).map("".join)
+FORMATS = st.tuples(
+    PARTS, st.sampled_from(["<REV>", "<REV>", "-"]), PARTS, st.sampled_from(["", "<TOPIC>"])
+)
 TIMES = st.lists(st.sampled_from(DIRECTIVES) | LITERALS, max_size=6).map("".join)
 PATTERNS = st.fixed_dictionaries(
-    {"filename_format": FORMATS, "datetime_format": TIMES},
+    {"filename_format": FORMATS.map("".join), "datetime_format": TIMES},
     optional={
         "host_identifier": st.sampled_from(["<HOSTNAME>", "dc/<SHORT_HOST>", "h-000001", "."]),
         "suffix": st.sampled_from([".gz", ".zst"]),

@@ -16,10 +16,12 @@ from nsqtools.names import Address
 from nsqtools.sandbox import Sandbox
 from nsqtools.sandbox.http import get
 from nsqtools.sandbox.nsqd import Nsqd
-from tests.support.servers import free_port
+from tests.support.servers import free_port, is_free, server_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+FOLLOWING = (1, 10, 11)  # the ports of a sandbox, from its first
 
 
 async def ask(address: Address, target: str) -> Any:
@@ -29,15 +31,12 @@ async def ask(address: Address, target: str) -> Any:
 
 
 async def test_ports_follow_from_the_first_one() -> None:
-    port = free_port()
-    try:
-        async with Sandbox(SandboxOptions(port=port)) as sandbox:
-            assert sandbox.nsqd_tcp_address == Address("127.0.0.1", port)
-            assert sandbox.nsqd_http_address == Address("127.0.0.1", port + 1)
-            assert sandbox.lookupd_tcp_address == Address("127.0.0.1", port + 10)
-            assert sandbox.lookupd_http_address == Address("127.0.0.1", port + 11)
-    except ConfigError as error:
-        pytest.skip(f"another process took a port: {error}")
+    port = free_port(*FOLLOWING)
+    async with Sandbox(SandboxOptions(port=port)) as sandbox:
+        assert sandbox.nsqd_tcp_address == Address("127.0.0.1", port)
+        assert sandbox.nsqd_http_address == Address("127.0.0.1", port + 1)
+        assert sandbox.lookupd_tcp_address == Address("127.0.0.1", port + 10)
+        assert sandbox.lookupd_http_address == Address("127.0.0.1", port + 11)
 
 
 async def test_nsqds_free_ports_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,10 +59,10 @@ async def test_nsqds_free_ports_follow_each_other(monkeypatch: pytest.MonkeyPatc
         await ask(sandbox.nsqd_http_address, "/info")
 
 
-@pytest.mark.parametrize("offset", [0, 1, 10, 11])
+@pytest.mark.parametrize("offset", [0, *FOLLOWING])
 async def test_a_taken_port_is_one_line_that_names_it_and_leaves_nothing_open(offset: int) -> None:
-    port = free_port()
-    with socket.socket() as taken:
+    port = free_port(*FOLLOWING)
+    with server_socket() as taken:
         taken.bind(("127.0.0.1", port + offset))
         taken.listen()
         with pytest.raises(ConfigError) as caught:
@@ -72,10 +71,7 @@ async def test_a_taken_port_is_one_line_that_names_it_and_leaves_nothing_open(of
         assert f"--port {port}: " in text
         assert f"127.0.0.1:{port + offset}: " in text
         assert text.isprintable()
-        for other in {0, 1, 10, 11} - {offset}:
-            with socket.socket() as free:
-                free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                free.bind(("127.0.0.1", port + other))
+    assert all(is_free(port + other) for other in (0, *FOLLOWING))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "::ffff:0.0.0.0", "0", "::ffff:192.0.2.1"])

@@ -8,11 +8,9 @@ differs from run to run is written as a name: see ``Transcript``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
-import socket
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -118,16 +116,7 @@ def replace(file: Path, text: str) -> None:
     Path(new.name).replace(file)
 
 
-@contextlib.contextmanager
-def nobody() -> Iterator[Mapping[str, str]]:
-    """NOBODY and NOBODY_HTTP, two ports in a row where nobody listens nor begins to."""
-    while True:
-        port = free_port()
-        with socket.socket() as tcp, socket.socket() as http:
-            try:
-                tcp.bind(("127.0.0.1", port))
-                http.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            yield {"NOBODY": f"127.0.0.1:{port}", "NOBODY_HTTP": f"127.0.0.1:{port + 1}"}
-            return
+def nobody() -> Mapping[str, str]:
+    """NOBODY and NOBODY_HTTP, two ports in a row where nobody listens."""
+    port = free_port(1)
+    return {"NOBODY": f"127.0.0.1:{port}", "NOBODY_HTTP": f"127.0.0.1:{port + 1}"}

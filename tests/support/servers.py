@@ -53,18 +53,27 @@ def _own_ports() -> Iterator[int]:
     raise RuntimeError(f"{len(_SHARES)} processes of tests run already: see {folder}")
 
 
-def free_port() -> int:
+def free_port(*further: int) -> int:
     """A port of 127.0.0.1 that nobody listened on just now; nor is the next one handed out.
 
-    Nobody takes it while a server that was killed is away.
+    Nobody takes it while a server that was killed is away. Neither did anybody listen on those
+    that are ``further`` up.
     """
-    for port in _own_ports():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
-    raise AssertionError("an endless cycle has ended")
+    return next(port for port in _own_ports() if all(is_free(port + up) for up in (0, *further)))
+
+
+def is_free(port: int) -> bool:
+    with server_socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
+def server_socket() -> socket.socket:
+    """Takes a port like a server, also while connections of the last one there fade away."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return server
 
 
 class Server:
