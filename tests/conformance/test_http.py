@@ -33,7 +33,7 @@ def test_pub_publishes_its_body_as_it_is(nsqd: Nsqd, connect: Connect, topic: st
 
 
 def test_pub_takes_a_chunked_body(nsqd: Nsqd, connect: Connect, topic: str) -> None:
-    connection = http.client.HTTPConnection(*nsqd.http, timeout=10)
+    connection = http.client.HTTPConnection(*nsqd.http, timeout=60)
     parts = iter([b"one", b"two"])
     connection.request("POST", f"/pub?topic={topic}", parts, encode_chunked=True)
     assert connection.getresponse().read() == b"OK"
@@ -64,7 +64,7 @@ def test_https_serves_what_plain_http_refuses_where_tls_is_required_of_both(
         assert (found.status == 403, found.body == refusal) == (required == "true",) * 2
         assert found.status != 403 or found.headers["content-type"].startswith("application/json")
     trusting = ssl.create_default_context(cafile=str(certificates.ca))
-    secure = http.client.HTTPSConnection(*nsqd.https, timeout=10, context=trusting)
+    secure = http.client.HTTPSConnection(*nsqd.https, timeout=60, context=trusting)
     for method, target, body in (("GET", "/ping", None), ("POST", "/pub?topic=t", b"x" * 500_000)):
         secure.request(method, target, body)
         assert secure.getresponse().read() == b"OK"
@@ -72,7 +72,7 @@ def test_https_serves_what_plain_http_refuses_where_tls_is_required_of_both(
 
 
 def test_a_connection_serves_many_requests(nsqd: Nsqd, topic: str) -> None:
-    connection = http.client.HTTPConnection(*nsqd.http, timeout=10)
+    connection = http.client.HTTPConnection(*nsqd.http, timeout=60)
     connection.connect()
     first = connection.sock
     for _ in range(5):
@@ -86,7 +86,7 @@ def test_a_connection_serves_many_requests(nsqd: Nsqd, topic: str) -> None:
 
 def speak(nsqd: Nsqd, request: bytes) -> bytes:
     """All that is answered until the server closes."""
-    with socket.create_connection(nsqd.http, timeout=10) as plain:
+    with socket.create_connection(nsqd.http, timeout=60) as plain:
         plain.sendall(request)
         return plain.makefile("rb").read()
 
@@ -102,7 +102,7 @@ def test_a_connection_is_closed_after_the_answer_where_that_is_asked_for(
 
 
 def test_a_body_that_waits_for_leave_to_be_sent_gets_it(nsqd: Nsqd, topic: str) -> None:
-    with socket.create_connection(nsqd.http, timeout=10) as plain:
+    with socket.create_connection(nsqd.http, timeout=60) as plain:
         head = f"POST /pub?topic={topic} HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
         plain.sendall(f"{head}Expect: 100-continue\r\nConnection: close\r\n\r\n".encode())
         reader = plain.makefile("rb")

@@ -156,5 +156,5 @@ async def test_a_handler_that_blocks_the_process_too_long_is_recovered_from(
         "reconnect_delay": 0.05,
     }
     async with running(consume(Recorder(block), nsqd.tcp, topic=topic, **options)):
-        await eventually_async(lambda: len(handler.counts) == 600, timeout=20)
-        await eventually_async(lambda: drained(nsqd, topic, "c"), timeout=20)
+        await eventually_async(lambda: len(handler.counts) == 600)
+        await eventually_async(lambda: drained(nsqd, topic, "c"))

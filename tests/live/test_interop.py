@@ -64,7 +64,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
 def stop(process: subprocess.Popen[bytes]) -> bytes:
     """End it as a user would; returns what it printed since."""
     process.send_signal(signal.SIGTERM)
-    shown, _ = process.communicate(timeout=20)
+    shown, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     return shown
 
@@ -103,7 +103,7 @@ def test_nsq_to_nsq_copies_every_message(
         *("nsq_to_nsq", f"-topic={topic}", f"-nsqd-tcp-address={nsqd.tcp}"),
         f"-destination-nsqd-tcp-address={other.tcp}",
     )
-    eventually(lambda: other.topic(topic)["message_count"] == COUNT, timeout=20)
+    eventually(lambda: other.topic(topic)["message_count"] == COUNT)
     eventually(lambda: drained(nsqd, topic, "nsq_to_nsq"))
     assert other.topic(topic)["message_bytes"] == sum(map(len, BODIES))
     stop(relay)

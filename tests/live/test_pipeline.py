@@ -99,7 +99,7 @@ def kill(process: subprocess.Popen[bytes], *, alone: bool) -> None:
     else:
         kill_tree(process.pid)
     process.wait()
-    eventually(lambda: not any(map(is_alive, below)), timeout=30)
+    eventually(lambda: not any(map(is_alive, below)))
 
 
 def test_a_service_that_was_killed_goes_on_and_ends_with_the_batch_when_told_to(lake: Lake) -> None:

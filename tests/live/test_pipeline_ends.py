@@ -141,7 +141,7 @@ def test_what_a_query_has_not_shown_is_shown_by_the_next_one_or_is_in_nsqd(
     below = descendants(killed.pid)
     killed.kill()
     killed.wait()
-    eventually(lambda: not any(map(is_alive, below)), timeout=30)
+    eventually(lambda: not any(map(is_alive, below)))
     assert console.kept
 
     left = console.through_head(f"try_cast({TEXT} AS INT)")

@@ -83,7 +83,7 @@ def test_a_line_of_a_slow_producer_is_published_at_once(
     for number in range(1, 4):
         write(pub, b"line\n")
         eventually(lambda number=number: count(nsqd, topic) == number)  # type: ignore[misc]
-    pub.communicate(timeout=20)
+    pub.communicate(timeout=60)
     assert pub.returncode == 0
 
 
@@ -122,7 +122,7 @@ def test_a_file_that_cannot_be_read_keeps_all_from_being_published(
     (tmp_path / "folder").mkdir()
     closed = {"preexec_fn": lambda: os.close(0)} if second == "-" else {}
     pub = start("--file", "first", "--file", second, stdin=subprocess.DEVNULL, **closed)
-    _, stderr = pub.communicate(timeout=20)
+    _, stderr = pub.communicate(timeout=60)
     assert pub.returncode == 2
     assert (b"standard input" if second == "-" else f"--file {second}".encode()) in stderr
     assert count(nsqd, topic) == 0
@@ -139,7 +139,7 @@ def test_the_writer_of_a_pipe_is_waited_for_and_a_file_that_fails_later_is_no_us
         pipe.flush()
         eventually(lambda: count(nsqd, topic) == 1)
         (tmp_path / "last").unlink()
-    _, stderr = pub.communicate(timeout=20)
+    _, stderr = pub.communicate(timeout=60)
     assert (pub.returncode, b"last: " in stderr) == (1, True)
     assert b"1 published before" in stderr
 
@@ -149,7 +149,7 @@ def test_a_read_that_fails_names_what_was_read(start: Start, nsqd: Nsqd, topic: 
     for options, name in (((), b"standard input"), (("--file", "/proc/self/mem"), b"/mem: ")):
         with open("/proc/self/mem", "rb") as unreadable:
             pub = start(*options, stdin=unreadable)
-        _, stderr = pub.communicate(timeout=20)
+        _, stderr = pub.communicate(timeout=60)
         assert (pub.returncode, name in stderr, b"standard output" in stderr) == (1, True, False)
 
 

@@ -115,7 +115,7 @@ def test_without_a_place_for_dead_letters_what_is_not_json_stays_in_nsqd(relay: 
     eventually(lambda: relay.waiting()["deferred_count"] == 1)
     eventually(lambda: relay.goal.topic(relay.topic)["message_count"] == 1)
     process.terminate()
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert (process.returncode, b"not JSON" in stderr) == (4, True)
     assert relay.waiting()["deferred_count"] == 1
 

@@ -237,7 +237,7 @@ def test_a_dry_run_prints_requests_and_takes_nothing(posting: Posting) -> None:
 
         eventually(clients)
         posting.publish([b"one", b"two\x1b[31m"])
-        stdout, stderr = process.communicate(timeout=20)
+        stdout, stderr = process.communicate(timeout=60)
         assert process.returncode == 0
         assert web.connections == 0
     assert b"1 message in its channels" in stderr

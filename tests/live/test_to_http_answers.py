@@ -303,7 +303,7 @@ def test_an_outage_longer_than_nsqd_lets_messages_be_held(
     with WebServer() as web:
         web.refuse()
         poster = posting.start("--post", web.url(), "--max-in-flight", "10")
-        eventually(lambda: posting.channel()["timeout_count"], timeout=30)
+        eventually(lambda: posting.channel()["timeout_count"])
         web.listen()
         poster.finish(timeout=40)
         assert len(web.deliveries) == 20

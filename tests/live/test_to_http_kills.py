@@ -53,7 +53,7 @@ def received(web: WebServer) -> int:
 
 
 def reached(web: WebServer, moment: int) -> None:
-    eventually(lambda: received(web) >= moment, timeout=60)
+    eventually(lambda: received(web) >= moment)
 
 
 @pytest.mark.parametrize("batch", [1, 50])

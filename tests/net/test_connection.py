@@ -163,7 +163,7 @@ async def drain(address: Address, server: Server, config: ConsumerConfig) -> Con
     subscription = Subscription(topic="t", channel="c", nsqds=(address,))
     recorder = Recorder()
     consumer = Consumer(subscription, recorder, config)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         task = asyncio.create_task(consumer.run())
         finished = asyncio.create_task(server.all_finished.wait())
         await asyncio.wait([task, finished], return_when=asyncio.FIRST_COMPLETED)
@@ -265,7 +265,7 @@ async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut, full: bo
                 before = proxy.connections
                 server.load([])
                 try:
-                    async with asyncio.timeout(20), Producer([proxy.address], config) as producer:
+                    async with asyncio.timeout(60), Producer([proxy.address], config) as producer:
                         await producer.publish("t", [b"one", b"two"])
                         await producer.publish("t", [b"three"])
                     assert set(server.published) == {"t [b'one', b'two']", "t b'three'"}
@@ -493,10 +493,10 @@ async def test_cancelling_open_leaves_nothing_behind() -> None:
 
     async with serving(wait) as address:
         task = asyncio.create_task(Connection.open(address, ConsumerConfig(), Owner()))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await ended.wait()

@@ -150,14 +150,14 @@ async def test_what_changes_while_a_change_is_told_is_told_too() -> None:
     async with scripted(slow) as server:
         peer = LookupPeer(server.address, lambda: IDENTITY, list[tuple[str, str]])
         peer.start()
-        await asyncio.wait_for(peer.settled(), 10)
+        await asyncio.wait_for(peer.settled(), 60)
         peer.register("a")
         await eventually_async(lambda: b"REGISTER a\n" in server.commands)
         peer.register("b", "c")
         peer.unregister("a")
         waiting = asyncio.create_task(peer.settled())
         gate.set()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
         await peer.stop()
         told = [line for line in server.commands if line.split()[0].endswith(b"REGISTER")]
         assert told == [b"REGISTER a\n", b"REGISTER b c\n", b"UNREGISTER a\n"]

@@ -25,7 +25,7 @@ FOLLOWING = (1, 10, 11)  # the ports of a sandbox, from its first
 
 
 async def ask(address: Address, target: str) -> Any:
-    status, body = await get(address, target, timeout=10)
+    status, body = await get(address, target, timeout=60)
     assert status == 200, body
     return json.loads(body)
 
@@ -172,7 +172,7 @@ async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
             sandbox.lookupd_tcp_address,
             sandbox.lookupd_http_address,
         ]
-    assert await asyncio.wait_for(idle[0].read(), 10) == b""
+    assert await asyncio.wait_for(idle[0].read(), 60) == b""
     idle[1].close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
     for address in addresses:
@@ -185,10 +185,10 @@ async def test_a_stopped_nsqd_cuts_what_was_accepted_just_now(turns: int) -> Non
     """A connection is accepted in one turn of the loop, and served for good some turns later."""
     nsqd = Nsqd()
     await nsqd.start(tcp_port=0)
-    with socket.create_connection(nsqd.tcp, timeout=10) as dialled:
+    with socket.create_connection(nsqd.tcp, timeout=60) as dialled:
         for _ in range(turns):
             await asyncio.sleep(0)
-        await asyncio.wait_for(nsqd.stop(), 10)
+        await asyncio.wait_for(nsqd.stop(), 60)
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.to_thread(dialled.recv, 1) == b""
     assert not nsqd.links

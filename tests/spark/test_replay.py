@@ -151,7 +151,7 @@ def test_a_killed_process_is_continued_by_the_next(
     where = (*replaying.inputs, replaying.topic, str(nsqd.tcp), replaying.staging)
     process = subprocess.Popen([sys.executable, "-c", PUBLISH, *where])
     try:
-        eventually(lambda: nsqd.channel(replaying.topic, "c")["depth"] > 100, timeout=60)
+        eventually(lambda: nsqd.channel(replaying.topic, "c")["depth"] > 100)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

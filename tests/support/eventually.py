@@ -16,7 +16,7 @@ _PAUSE = 0.01
 _NOT_YET = (AssertionError, LookupError, OSError)
 
 
-def eventually(predicate: Callable[[], T], timeout: float = 10.0) -> T:
+def eventually(predicate: Callable[[], T], timeout: float = 60.0) -> T:
     """Call until the answer is truthy, and return it; AssertionError after ``timeout`` seconds.
 
     AssertionError, LookupError and OSError of the predicate mean "not yet".
@@ -37,7 +37,7 @@ def eventually(predicate: Callable[[], T], timeout: float = 10.0) -> T:
 
 async def eventually_async(
     predicate: Callable[[], T | Awaitable[T]],
-    timeout: float = 10.0,  # noqa: ASYNC109 - ends the polling, cancels nothing
+    timeout: float = 60.0,  # noqa: ASYNC109 - ends the polling, cancels nothing
 ) -> T:
     """As ``eventually`` for tests in an event loop; the predicate may return an awaitable."""
     loop = asyncio.get_running_loop()
