@@ -54,7 +54,7 @@ def test_named_topics_that_need_more_files_than_may_be_open_are_refused_before_a
     command = (*arguments, *topics, *at(nsqd))
     with log.open("wb") as stderr:
         refused = nsqtools_cli.start(*command, stderr=stderr, **limited(64))
-    assert refused.wait(30) == 2
+    assert refused.wait(100) == 2
     (line,) = log.read_text().splitlines()
     (enough,) = map(int, re.findall(r"ulimit -n (\d+)", line))
     assert not (tmp_path / "a").exists()
@@ -106,7 +106,7 @@ def test_topics_of_a_pattern_for_which_no_files_are_left_are_named_and_the_other
         nsqd.publish(topic, [topic.encode()])
     eventually(lambda: left() <= refused() and written(tmp_path / "a") == consumed_twice())
     process.terminate()
-    assert process.wait(30) == 1
+    assert process.wait(100) == 1
     assert written(tmp_path / "a") == consumed_twice()
     assert 5 <= len(TOPICS) - len(left()) < len(TOPICS)
     text = log.read_text()

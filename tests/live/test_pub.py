@@ -189,7 +189,7 @@ def test_a_signal_publishes_what_was_read_and_says_that_input_is_left(
     write(pub, b"line\nno end")
     eventually(lambda: count(nsqd, topic))
     pub.send_signal(number)
-    assert pub.wait(20) == code
+    assert pub.wait(100) == code
     assert pub.stderr
     assert b"1 published" in pub.stderr.read()
     assert count(nsqd, topic) == 1
@@ -207,7 +207,7 @@ def test_a_second_signal_leaves_although_nsqd_is_gone(start: Start, nsqd: Nsqd, 
     with pytest.raises(subprocess.TimeoutExpired):
         pub.wait(0.5)  # it waits for an nsqd to publish to
     pub.send_signal(signal.SIGINT)
-    assert pub.wait(20) == 130
+    assert pub.wait(100) == 130
     assert b"Traceback" not in pub.stderr.read()
 
 
@@ -225,7 +225,7 @@ def test_signals_end_a_handshake_that_never_ends(
         with peer:
             peer.recv(4)
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
+            assert process.wait(100) == 130
         assert process.stderr
         assert b"Traceback" not in process.stderr.read()
 
@@ -239,4 +239,4 @@ def test_tee_into_a_stuck_reader_ends_with_signals(start: Start, nsqd: Nsqd, top
             os.write(pub.stdin.fileno(), b"x" * 999 + b"\n")
     eventually(lambda: count(nsqd, topic))
     pub.send_signal(signal.SIGINT)
-    assert pub.wait(20) == 130
+    assert pub.wait(100) == 130

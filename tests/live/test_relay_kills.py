@@ -101,7 +101,7 @@ def test_relay_itself_killed_again_and_again_loses_nothing(
         relay = nsqtools_cli.start(*command, *at(source))
         reached(source, topic, left)
         relay.kill()
-        relay.wait(10)
+        relay.wait(100)
     ended = nsqtools_cli(*command, *empty(source))
     assert ended.code == 0, ended.stderr
     found = held(nsqtools_cli, goal, topic)

@@ -216,7 +216,7 @@ def test_signals_end_it(
     reports = Reports(nsqtools_cli, tmp_path, *http([nsqd]))
     reports.until(lambda said: bool(said["topics"]))
     reports.process.send_signal(number)
-    assert reports.process.wait(20) == code
+    assert reports.process.wait(100) == code
 
 
 def test_a_reader_that_goes_away_ends_it_as_by_sigpipe(nsqtools_cli: Cli, nsqd: Nsqd) -> None:
@@ -226,7 +226,7 @@ def test_a_reader_that_goes_away_ends_it_as_by_sigpipe(nsqtools_cli: Cli, nsqd: 
     assert process.stdout
     assert process.stdout.readline()
     process.stdout.close()
-    assert process.wait(20) == -signal.SIGPIPE
+    assert process.wait(100) == -signal.SIGPIPE
 
 
 def test_it_is_nsq_stat_beside_the_same_messages(

@@ -43,7 +43,7 @@ def test_tail_leaves_as_soon_as_the_reader_of_its_pipe_has_gone(tail: Tail) -> N
     running.connect()
     assert running.process.stdout
     running.process.stdout.close()
-    assert running.process.wait(20) == -signal.SIGPIPE
+    assert running.process.wait(100) == -signal.SIGPIPE
     assert running.said == ""
 
 
@@ -174,7 +174,7 @@ def test_a_full_disk_is_one_line_and_status_1_and_nothing_is_finished(
     tail.publish([b"poison"])
     with open("/dev/full", "wb") as full:
         running = tail.start(stdout=full)
-        assert running.process.wait(20) == 1
+        assert running.process.wait(100) == 1
     assert "No space left" in running.said
     assert running.said.count("\n") == 1
     eventually(lambda: tail.depth() == 1)
@@ -190,5 +190,5 @@ def test_control_bytes_never_reach_a_terminal(tail: Tail) -> None:
     running = tail.start("-n", "1", stdout=follower)
     os.close(follower)
     assert os.read(leader, 1000) == b"\\x1b[31mred\\x07\r\n"
-    assert running.process.wait(20) == 0
+    assert running.process.wait(100) == 0
     os.close(leader)

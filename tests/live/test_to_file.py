@@ -114,7 +114,7 @@ def test_a_second_instance_is_status_75_or_waits(archiver: Archiver, how: str) -
     assert first.process.poll() is third.process.poll() is None
     archiver.numbers(100, 200)
     assert first.end() == 0
-    assert third.process.wait(20) == 0, third.said
+    assert third.process.wait(100) == 0, third.said
     assert archiver.found == Counter(range(200))
     assert archives.leftovers(archiver.folder) == []
 

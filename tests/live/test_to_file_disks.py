@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_and_is_freed_loses_and_tears_nothing(
     assert not archiver.is_drained
     assert running.process.poll() is None
     ballast.unlink()
-    running.finish(timeout=60)
+    running.finish()
     assert "Traceback" not in running.said
     assert archiver.found == Counter(range(MESSAGES))
     archiver.check(MESSAGES, disk / "manifest")
@@ -85,7 +85,7 @@ def test_what_ends_on_a_full_disk_leaves_whole_files_and_the_next_run_goes_on(
     elif end == "SIGTERM":
         assert running.end() in (0, 1)  # as the last files could be published, or could not
     else:
-        assert running.process.wait(30) == 1
+        assert running.process.wait(100) == 1
         (line,) = running.said.splitlines()
         assert line.startswith(f"nsqtools: {disk}/")
         assert line.endswith(FULL)
@@ -130,6 +130,6 @@ def test_a_full_output_directory_on_another_file_system_is_waited_for(
     running.says(FULL)
     assert archiver.found.total() < MESSAGES
     ballast.unlink()
-    running.finish(timeout=60)
+    running.finish()
     assert archiver.found == Counter(range(MESSAGES))
     assert archives.leftovers(archiver.output, work) == []

@@ -153,7 +153,7 @@ def test_what_nsqd_has_on_disk_outlives_its_kill_9(
     for numbers in shares(messages, rounds):
         running.connect()
         victim.strike_in_a_stream(numbers, rng, blow)
-    running.finish(timeout=60)
+    running.finish()
     # What was on its way to a client is in nsqd's memory alone; so is what comes next.
     found = victim.found
     lost = set(range(messages)) - found.keys()
@@ -172,7 +172,7 @@ def test_sigterm_loses_nothing_and_doubles_nothing(
         running = victim.begin(*options, "--msg-timeout", "1m")
         running.connect()
         victim.strike(numbers, rng, running.process.terminate)
-        assert running.process.wait(30) == 0, running.said
+        assert running.process.wait(100) == 0, running.said
         assert archives.leftovers(victim.output, victim.work) == []
         assert not victim.channel()["in_flight_count"]
     assert victim.run(*options).code == 0

@@ -234,7 +234,7 @@ def test_a_signal_lets_requests_end_and_gives_back_the_rest(posting: Posting) ->
         poster.process.send_signal(signal.SIGTERM)
         eventually(lambda: posting.channel()["requeue_count"] == 40)
         web.release()
-        assert poster.process.wait(20) == 0
+        assert poster.process.wait(100) == 0
         assert len(web.deliveries) == web.deliveries.total() == 10
         assert web.accepted() == web.deliveries
         channel = posting.channel()
@@ -305,5 +305,5 @@ def test_an_outage_longer_than_nsqd_lets_messages_be_held(
         poster = posting.start("--post", web.url(), "--max-in-flight", "10")
         eventually(lambda: posting.channel()["timeout_count"])
         web.listen()
-        poster.finish(timeout=40)
+        poster.finish()
         assert len(web.deliveries) == 20

@@ -121,7 +121,7 @@ def test_when_all_endpoints_are_gone_it_ends_and_finishes_nothing(posting: Posti
     posting.numbers(100)
     with WebServer(Answer(status=410)) as gone, WebServer(Answer(status=410)) as other:
         poster = posting.start("--post", gone.url(), "--post", other.url(), "-n", "1")
-        assert poster.process.wait(20) == 1
+        assert poster.process.wait(100) == 1
         assert len(gone.requests) == len(other.requests) == 1
     assert posting.held == 100
 

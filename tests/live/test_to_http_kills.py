@@ -69,7 +69,7 @@ def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
             poster = posting.start("--post", web.url(), *options)
             reached(web, moment)
             poster.kill()
-        posting.start("--post", web.url(), *options).finish(timeout=60)
+        posting.start("--post", web.url(), *options).finish()
         found = Counter(int(body) for each in web.requests for body in each.body.split())
     assert found.keys() == set(range(messages))
     assert found.total() - messages <= rounds * WINDOW
@@ -101,7 +101,7 @@ def test_what_nsqd_has_on_disk_outlives_its_end(
         for moment in moments(rng, messages, rounds):
             reached(web, moment)
             strike(posting.nsqd)
-        poster.finish(timeout=60)
+        poster.finish()
         found = Counter(int(request.body) for request in web.requests)
     # What was on its way to a client is in nsqd's memory alone; so is what comes next.
     lost = set(range(messages)) - found.keys()
@@ -122,6 +122,6 @@ def test_sigterm_loses_nothing_and_doubles_nothing(
             reached(web, goal)
             assert poster.end() == 0, poster.said
             assert posting.channel()["in_flight_count"] == 0
-        posting.start("--post", web.url()).finish(timeout=60)
+        posting.start("--post", web.url()).finish()
         found = Counter(int(request.body) for request in web.requests)
     assert found == dict.fromkeys(range(messages), 1)

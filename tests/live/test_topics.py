@@ -147,7 +147,7 @@ def test_a_topic_whose_name_makes_no_file_name_stops_no_other(
     eventually(lambda: nsqd.channel("good", "c")["client_count"])
     eventually(lambda: drained(nsqd, "good", "c"))
     process.terminate()
-    assert process.wait(20) == 1
+    assert process.wait(100) == 1
     assert (tmp_path / "a" / "good").read_bytes() == b"one\n"
     lines = log.read_text().splitlines()
     assert len(lines) == 2
@@ -183,5 +183,5 @@ def test_systemd_hears_that_it_is_ready_how_it_is_and_that_it_stops(
         eventually(lambda: hears(f"WATCHDOG=1\nSTATUS={status}"))
         process.send_signal(signal.SIGTERM)
         eventually(lambda: hears("STOPPING=1"))
-        assert process.wait(20) == 0
+        assert process.wait(100) == 0
     assert told.count("READY=1") == 1

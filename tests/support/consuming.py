@@ -52,7 +52,7 @@ def run_beside(
             eventually(lambda: all(drained(nsqd, topic, channel) for channel in ("go", "py")))
             for each in (process, program):
                 each.terminate()
-                assert each.wait(20) == 0
+                assert each.wait(100) == 0
         finally:
             program.kill()
 
@@ -106,7 +106,7 @@ class Consuming:
             )
         return Running(process, log, self)
 
-    def run(self, *options: str, timeout: float = 60.0) -> Result:
+    def run(self, *options: str, timeout: float = 200.0) -> Result:
         """Run the command until the channel is empty."""
         command = self.command(*options, *empty(self.nsqd))
         return self.cli(*command, env=self.environment, timeout=timeout)
@@ -157,7 +157,7 @@ class Running:
         eventually(lambda: self.process.poll() is not None or self.of.channel()["client_count"])
         assert self.process.poll() is None, self.said
 
-    def drain(self, timeout: float = 30.0) -> None:
+    def drain(self, timeout: float = 100.0) -> None:
         """Wait until all that was published is finished, and it has come to see that."""
 
         def is_done() -> bool:
@@ -168,15 +168,18 @@ class Running:
         assert self.process.poll() is None, self.said
 
     def kill(self) -> None:
+        """Return when nsqd has seen it: what it sends to the dead comes again after a minute."""
+        clients = self.of.channel()["client_count"]
         self.process.kill()
         assert self.process.wait() == -signal.SIGKILL, self.said
+        eventually(lambda: self.of.channel()["client_count"] < max(clients, 1))
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """The exit code after a signal."""
         self.process.send_signal(number)
-        return self.process.wait(40)
+        return self.process.wait(100)
 
-    def finish(self, timeout: float = 30.0) -> None:
+    def finish(self, timeout: float = 100.0) -> None:
         """Drain, and end with exit code 0."""
         self.drain(timeout)
         assert self.end() == 0, self.said

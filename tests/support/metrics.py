@@ -73,4 +73,4 @@ class Serving:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """The exit code after this signal."""
         self.process.send_signal(number)
-        return self.process.wait(20.0)
+        return self.process.wait(100)

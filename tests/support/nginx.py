@@ -101,7 +101,7 @@ class Nginx:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self._process:
             self._process.send_signal(number)
-            self._process.wait(20)
+            self._process.wait(100)
             self._process = None
 
     def url(self, path: str = "/") -> str:
