@@ -94,11 +94,16 @@ class Screen:
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def __enter__(self) -> Self:
-        self._enter()
-        if sys.stdin.isatty():
-            self._loop.add_reader(sys.stdin.fileno(), self._guarded(self._read))
+        # Before anything is drawn: Ctrl-Z would else leave the alternate screen to the shell.
         self._on_signal(signal.SIGWINCH, self.draw)
         self._on_signal(signal.SIGTSTP, self._suspend)
+        if sys.stdin.isatty():
+            self._loop.add_reader(sys.stdin.fileno(), self._guarded(self._read))
+        try:
+            self._enter()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
