@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import os
+import random
 import re
 import secrets
 import signal
@@ -52,7 +53,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--server", choices=["nsqd", "sandbox"], help="what tests talk to")
     group.addoption("--seed", type=int, help="of all that is random, as an earlier run printed it")
     group.addoption(
-        "--update-golden", action="store_true", help="write what commands say to tests/golden"
+        "--update-golden",
+        action="store_true",
+        help="write what commands and servers say to tests/golden and tests/conformance/dialogues",
     )
 
 
@@ -74,6 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     hypothesis.settings.register_profile(
         "nsqtools",
+        parent=hypothesis.settings.get_profile(
+            "default"
+        ),  # not that of CI, which remembers nothing
         deadline=None,
         print_blob=True,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
@@ -123,7 +129,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test: Any = getattr(item, "obj", None)
         test = getattr(test, "__func__", test)
         if hypothesis.is_hypothesis_test(test):
-            hypothesis.seed(f"{config.option.seed}/{item.nodeid}")(test)
+            # hypothesis.seed() would also take from it the database of what failed before.
+            name = item.nodeid.partition("[")[0]
+            test._hypothesis_internal_use_seed = f"{config.option.seed}/{name}"
     items[:] = sorted(kept, key=_turn)
     config.hook.pytest_deselected(items=others)
 
@@ -253,6 +261,12 @@ def nsqlookupd(make_nsqlookupd: MakeNsqlookupd) -> Nsqlookupd:
 @pytest.fixture
 def nsqd(make_nsqd: MakeNsqd) -> Nsqd:
     return make_nsqd()
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """What is drawn by chance; ``--seed`` of the run has it again."""
+    return random.Random(f"{request.config.option.seed}/{request.node.nodeid}")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,14 +23,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def known_channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Nsqd, list[str]]]:
+def known_channels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Nsqd, list[str]]]:
     """An nsqd that looks at all its channels ten times a second, and topics for a test each.
 
     Where there is no real one it is the sandbox's: what endpoints do need not be seen with both.
     """
     folder = tmp_path_factory.mktemp("known-channels")
     topics = [f"topic{number}" for number in range(100)]
-    real = expect_nsq(build=True)
+    real = request.config.option.server != "sandbox" and expect_nsq(build=True)
     scan = f"-queue-scan-selection-count={len(topics)}"
     with Nsqd(folder, scan) if real else SandboxNsqd(folder) as nsqd:
         make_known(nsqd, *topics)
@@ -51,12 +52,6 @@ def archiver(nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path) -> Archi
     made = Archiver(nsqtools_cli, nsqd, topic, tmp_path)
     made.create()
     return made
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> random.Random:
-    """What is drawn by chance; ``--seed`` of the run has it again."""
-    return random.Random(f"{request.config.option.seed}/{request.node.nodeid}")
 
 
 @pytest.fixture

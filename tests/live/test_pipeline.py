@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.chance import seeded, shares
+from tests.support.archives import shares
 from tests.support.eventually import eventually
 from tests.support.metrics import scrape
 from tests.support.servers import at, drained
@@ -20,6 +20,7 @@ from tests.support.streaming import publish, rows
 from tests.support.trees import descendants, is_alive, kill_tree, signal_process
 
 if TYPE_CHECKING:
+    import random
     import subprocess
     from pathlib import Path
 
@@ -153,10 +154,12 @@ def kill_a_worker(process: subprocess.Popen[bytes], lake: Lake, looks: int, chos
 
 @pytest.mark.full("an archive is killed again and again, and so are its Python workers")
 @pytest.mark.timeout(900)
-def test_kill_9_at_any_moment_loses_nothing_and_doubles_nothing(lake: Lake) -> None:
+def test_kill_9_at_any_moment_loses_nothing_and_doubles_nothing(
+    lake: Lake, rng: random.Random
+) -> None:
     messages, trees, workers = 100_000, 4, 10
     steps = ("--trigger", "0s", "--max-per-trigger", "5000", "--max-in-flight", "1000")
-    rng, killed = seeded(), 0
+    killed = 0
     for number, share in enumerate(shares(messages, trees + 1)):
         process = lake.start(*steps)
         lake.publish(share)

@@ -140,7 +140,7 @@ def test_instances_with_names_of_their_own_share_a_channel_and_leave_each_other_
 def test_no_message_is_written_twice_because_a_sync_came_late(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
 ) -> None:
-    archiver = Archiver(nsqtools_cli, make_nsqd("-msg-timeout=1s"), topic, tmp_path)
+    archiver = Archiver(nsqtools_cli, make_nsqd("-msg-timeout=4s"), topic, tmp_path)
     archiver.create()
     archiver.numbers(10)
     running = archiver.start("--sync-interval", "1h")

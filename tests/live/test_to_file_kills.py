@@ -14,7 +14,6 @@ import pytest
 
 from tests.support import archives
 from tests.support.archives import Archiver
-from tests.support.chance import shares
 from tests.support.eventually import eventually
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(
 ) -> None:
     messages, rounds = (84_000, 9) if full else (12_000, 2)
     options = options_of(method, work, victim)
-    for numbers in shares(messages, rounds):
+    for numbers in archives.shares(messages, rounds):
         running = victim.begin(*options)
         victim.strike(numbers, rng, running.kill)
         if rng.random() < 0.3:
@@ -150,7 +149,7 @@ def test_what_nsqd_has_on_disk_outlives_its_kill_9(
         nsqd.kill()
         nsqd.start()
 
-    for numbers in shares(messages, rounds):
+    for numbers in archives.shares(messages, rounds):
         running.connect()
         victim.strike_in_a_stream(numbers, rng, blow)
     running.finish()
@@ -168,7 +167,7 @@ def test_sigterm_loses_nothing_and_doubles_nothing(
 ) -> None:
     messages, rounds = (20_000, 5) if full else (6000, 2)
     options = options_of(method, work, victim)
-    for numbers in shares(messages, rounds):
+    for numbers in archives.shares(messages, rounds):
         running = victim.begin(*options, "--msg-timeout", "1m")
         running.connect()
         victim.strike(numbers, rng, running.process.terminate)
@@ -188,7 +187,7 @@ def test_kill_9_forgets_no_command_and_prunes_no_file_before_it(
     safe.mkdir()
     hook = f"sleep 0.2; cp {{}} $(mktemp {safe}/XXXXXXXX.log)"  # so that files wait for it
     options = ("--keep", "1", "--on-rotate", hook)
-    for numbers in shares(messages, rounds):
+    for numbers in archives.shares(messages, rounds):
         running = victim.begin(*options)
         victim.strike_in_a_stream(numbers, rng, running.kill)
     ended = victim.run(*options, timeout=120)

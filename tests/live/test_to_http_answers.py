@@ -84,7 +84,7 @@ def test_retry_after_is_heeded_for_as_long_as_nsqd_allows(posting: Posting) -> N
         assert poster.end() == 0
 
 
-SHORT = ("--http-client-request-timeout", "500ms")
+SHORT = ("--http-client-request-timeout", "3s")
 FOLLOW = ("--follow-redirects",)
 
 FAULTS: dict[str, tuple[Answer, tuple[str, ...]]] = {
@@ -170,9 +170,9 @@ def test_in_mode_all_who_has_taken_a_message_does_not_get_it_again(posting: Post
 def test_an_endpoint_slower_than_the_message_timeout_gets_a_message_once(posting: Posting) -> None:
     """While a request runs, and while messages wait for their turn, nsqd hears of them."""
     posting.publish([b"1", b"2", b"3", b"4"])
-    answers = iter([Answer(delay=2.5), Answer(delay=2.5)])
+    answers = iter([Answer(delay=9), Answer(delay=9)])
     with WebServer(lambda _: next(answers, OK)) as web:
-        posting.start("--post", web.url(), "--msg-timeout", "1s", "-n", "2").finish()
+        posting.start("--post", web.url(), "--msg-timeout", "4s", "-n", "2").finish()
         assert list(web.deliveries.values()) == [1] * 4
     channel = posting.channel()
     assert (channel["timeout_count"], channel["requeue_count"]) == (0, 0)

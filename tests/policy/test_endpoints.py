@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
@@ -289,6 +289,12 @@ def check(
             assert not was_out(flights, chosen[0], now)
 
 
+BEGIN = ("begin", 0, 0.0)
+FAILS = [("fail", which, 0.0) for which in (0, 13, 1)]
+ALL_DEAD = [*[BEGIN] * 4, FAILS[0], *[BEGIN] * 3, *FAILS]
+
+
+@example("hostpool", 4, [*ALL_DEAD, ("begin", 0, 31.0), ("ok", 0, 0.0), BEGIN], 0)
 @given(
     mode=modes,
     count=st.integers(1, 4),
@@ -309,7 +315,7 @@ def test_none_that_is_gone_or_down_is_chosen_but_for_one_probe_at_a_time(
             check(mode, before, chosen, flights, w.now)
             assert bool(chosen) == (due <= w.now)
             if chosen:
-                flights.append(Flight(chosen[0], w.now, before[chosen[0]] != "up"))
+                flights.append(Flight(chosen[0], w.now, before[chosen[0]] == "down"))
         elif what == "remove":
             if which < 4:
                 w.endpoints.remove(NAMES[which % count])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.sinks.files.journal import FOLDER
@@ -68,6 +69,12 @@ def body(number: int) -> bytes:
 
 def bodies(numbers: Iterable[int]) -> list[bytes]:
     return [body(number) for number in numbers]
+
+
+def shares(count: int, rounds: int) -> list[range]:
+    """The numbers below ``count`` in so many parts."""
+    edges = [count * edge // rounds for edge in range(rounds + 1)]
+    return [range(begin, end) for begin, end in pairwise(edges)]
 
 
 def published(folder: Path) -> list[Path]:

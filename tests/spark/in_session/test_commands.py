@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.chance import seeded
 from tests.support.eventually import eventually
 from tests.support.examples import BODIES, LINES, Stage
 from tests.support.lakes import Sent, sent, to_parquet
@@ -199,6 +198,7 @@ def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
     make_nsqd: MakeNsqd,
     topic: str,
     tmp_path: Path,
+    rng: random.Random,
     full: bool,
 ) -> None:
     """``pub``, ``pipeline archive`` or ``to-file``, ``pipeline compact`` and ``replay``, ``tail``.
@@ -211,7 +211,7 @@ def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
         assert (ended.code, ended.stderr) == (0, ""), args
 
     nsqd = make_nsqd("-mem-queue-size=1000")
-    bodies = random_bodies(seeded(), 200_000 if full else 6000)
+    bodies = random_bodies(rng, 200_000 if full else 6000)
     sent = Counter(bodies)
     for channel in ("lake", "files"):
         nsqd.create(topic, channel)
