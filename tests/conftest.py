@@ -10,6 +10,7 @@ import random
 import re
 import secrets
 import signal
+import socket
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
@@ -261,6 +262,19 @@ def nsqlookupd(make_nsqlookupd: MakeNsqlookupd) -> Nsqlookupd:
 @pytest.fixture
 def nsqd(make_nsqd: MakeNsqd) -> Nsqd:
     return make_nsqd()
+
+
+@pytest.fixture
+def no_such_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that nobody has are known to be that without asking any name server."""
+    real = socket.getaddrinfo
+
+    def find(host: str, *args: Any, **options: Any) -> Any:
+        if str(host).endswith((".invalid", ".test")):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
 
 
 @pytest.fixture

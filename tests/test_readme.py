@@ -117,12 +117,13 @@ def test_every_variable_named_exists() -> None:
 
 
 def test_every_file_and_module_named_exists() -> None:
-    for code in INLINE:
-        path = code.partition("::")[0]
-        if re.fullmatch(r"(tests|nsqtools|man|completions|\.ci|\.github)/[\w./-]+", path):
-            assert (ROOT / path).exists(), code
-        for module in re.findall(r"python -m ([\w.]+)", code):
-            assert find_spec(module), code
+    names = re.compile(r"(tests|nsqtools|man|completions|\.ci|\.github)/[\w./-]+")
+    paths = [path for code in INLINE if names.fullmatch(path := code.partition("::")[0])]
+    modules = [name for code in INLINE for name in re.findall(r"python -m ([\w.]+)", code)]
+    assert paths
+    assert modules
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert [module for module in modules if not find_spec(module)] == []
 
 
 def slug(heading: str) -> str:

@@ -131,6 +131,7 @@ class TestServing:
             ("203.0.113.1", "cannot assign requested address"),
         ],
     )
+    @pytest.mark.usefixtures("no_such_name")
     async def test_where_nobody_can_listen_is_an_error_of_one_line(
         self, host: str, reason: str
     ) -> None:
@@ -176,6 +177,7 @@ HELD = ("messages_in_flight", "connections", "connections_opened_total")
 class TestCounting:
     def test_a_topic_has_each_metric_from_the_start_on(self) -> None:
         metrics = list(of_consumers({"t": ConsumerStats()}, "c"))
+        assert metrics
         for metric in metrics:
             assert metric.name.endswith("_total") == (metric.kind == "counter")
             assert metric.samples == [({"topic": "t", "channel": "c"}, 0)]

@@ -19,7 +19,7 @@ from tests.support.eventually import eventually
 from tests.support.raw import HEARTBEAT, sized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.raw import Connect, Message, Raw
     from tests.support.servers import Nsqd
@@ -77,6 +77,21 @@ def patient(connect: Connect) -> Raw:
     client = connect()
     client.identify(**PATIENT)
     return client
+
+
+def in_some_try(attempt: Callable[[], bool]) -> bool:
+    """Whether it is so at least once: a pause of the machine may change an order, or end a try."""
+    for _ in range(10):
+        with suppress(AssertionError):
+            if attempt():
+                return True
+    return False
+
+
+def not_before(moment: float) -> None:
+    """No pause makes anything come too soon, so that no other try makes up for it."""
+    if (early := moment - time.monotonic()) > 0:
+        pytest.fail(f"it comes {early:.3f} s too soon")
 
 
 def assert_again(message: Message, first: Message) -> None:
@@ -154,10 +169,10 @@ def test_a_touched_message_times_out_after_those_that_were_not(
             begin = time.monotonic()
             client.send(f"TOUCH {touched.id}")
             again = [client.message(), client.message()]
-            assert time.monotonic() - begin >= TIMEOUT
-            return again == [other._replace(attempts=2), touched._replace(attempts=2)]
+            in_time = time.monotonic() - begin >= TIMEOUT
+            return in_time and again == [other._replace(attempts=2), touched._replace(attempts=2)]
 
-    eventually(in_order)
+    assert in_some_try(in_order)
 
 
 def test_touch_holds_a_message_for_max_msg_timeout_and_no_longer(
@@ -176,7 +191,7 @@ def test_touch_holds_a_message_for_max_msg_timeout_and_no_longer(
             eventually(delivered_again, timeout=30)
             return time.monotonic() - begin >= LONGEST
 
-    eventually(held_to_the_end)
+    assert in_some_try(held_to_the_end)
 
 
 def test_deferred_messages_come_in_the_order_of_their_delays(
@@ -192,11 +207,11 @@ def test_deferred_messages_come_in_the_order_of_their_delays(
             found = []
             for _ in delays:
                 message = client.message()
-                assert time.monotonic() - begin >= int(message.body) / 1000
+                not_before(begin + int(message.body) / 1000)
                 found.append(message.body)
             return found == [b"0", b"50", b"250", b"450"]
 
-    eventually(in_order)
+    assert in_some_try(in_order)
 
 
 def test_a_deferred_requeue_comes_after_its_delay_and_an_earlier_one_before_it(
@@ -210,12 +225,12 @@ def test_a_deferred_requeue_comes_after_its_delay_and_an_earlier_one_before_it(
             client.write(f"REQ {one.id} 400\nREQ {two.id} 100\n".encode())
             first = client.message()
             client.send(f"FIN {first.id}")
-            assert time.monotonic() - begin >= 0.1
+            not_before(begin + 0.1)
             last = client.message()
-            assert time.monotonic() - begin >= 0.4
+            not_before(begin + 0.4)
             return [first, last] == [two._replace(attempts=2), one._replace(attempts=2)]
 
-    eventually(in_order)
+    assert in_some_try(in_order)
 
 
 def test_a_delay_over_max_req_timeout_is_cut_to_it(

@@ -75,6 +75,7 @@ async def refusal() -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("no_such_name")
 async def test_different_ports_of_which_nothing_is_known_are_different_nsqds() -> None:
     await guard().check()
     await guard(destination=Address("nosuch.invalid", NOWHERE.port)).check()

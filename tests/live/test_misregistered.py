@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.binaries import give_up
 from tests.support.eventually import eventually
 from tests.support.reporting import fill, lookup
 from tests.support.servers import free_port
@@ -103,6 +105,10 @@ def test_an_ipv6_address_in_brackets_is_used(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd, topic: str
 ) -> None:
     ports = free_port(), free_port()
+    try:
+        socket.create_server(("::1", ports[0]), family=socket.AF_INET6).close()
+    except OSError as error:
+        give_up("::1", "addresses of IPv6", f"no ::1: {error}", "TOOLS")
     nsqd = make_nsqd(
         *("-broadcast-address=[::1]", f"-tcp-address=[::1]:{ports[0]}"),
         *(f"-broadcast-http-port={ports[1]}", "-broadcast-tcp-port=0"),

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
     from tests.support.tls import Certificates
 
-pytestmark = [
-    pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.timeout(600)
 
 
 class Lake:

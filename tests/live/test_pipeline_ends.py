@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
 
 pytestmark = [
-    pytest.mark.nsqd_only("a process of Spark takes seconds, and Spark cannot tell them"),
     pytest.mark.full("jobs with a Spark of their own that end before they are done"),
     pytest.mark.timeout(900),  # with four JVMs in a row, on a busy machine
 ]

@@ -69,7 +69,7 @@ def test_pub_waits_for_an_nsqd_that_restarts_and_loses_nothing(
     nsqd.stop()
     write(pub, b"second\n" * 100)
     nsqd.start()
-    _, stderr = pub.communicate(timeout=30)
+    _, stderr = pub.communicate(timeout=100)
     assert pub.returncode == 0, stderr
     tailed = nsqtools_cli("tail", "--topic", topic, "--channel", "c", *empty(nsqd))
     assert tailed.stdout.count(b"second") >= 100

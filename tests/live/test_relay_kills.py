@@ -37,7 +37,7 @@ def moments(rng: random.Random, sizes: tuple[int, int]) -> list[int]:
 
 
 def reached(source: Nsqd, topic: str, left: int) -> None:
-    eventually(lambda: source.channel(topic, CHANNEL)["depth"] <= left, 30)
+    eventually(lambda: source.channel(topic, CHANNEL)["depth"] <= left)
 
 
 def test_a_destination_killed_again_and_again_loses_nothing(

@@ -106,7 +106,7 @@ def test_tail_goes_on_when_nsqd_comes_back(tail: Tail) -> None:
     tail.nsqd.restart()
     tail.create()  # the sandbox's has forgotten it
     tail.publish([b"after"] * 10)
-    stdout, _ = running.process.communicate(timeout=30)
+    stdout, _ = running.process.communicate(timeout=100)
     assert running.process.returncode == 0
     assert sorted(stdout.splitlines()) == [b"after"] * 10 + [b"before"] * 10
     assert "Traceback" not in running.said

@@ -105,7 +105,6 @@ def options_of(method: str, work: bool, victim: Victim) -> tuple[str, ...]:
     return ("--compress", method, *(("--work-dir", str(victim.work)) if work else ()))
 
 
-@pytest.mark.nsqd_only("seconds of kills; the sandbox would tell nothing else")
 @pytest.mark.parametrize("work", [False, True], ids=["", "work"])
 @pytest.mark.parametrize("method", ["none", "gzip", "zstd"])
 def test_kill_9_loses_nothing_and_doubles_no_more_than_was_in_flight(

@@ -167,16 +167,16 @@ async def test_many_topics_at_once_of_which_2_vanish_and_3_appear(
     await asyncio.to_thread(publish, topics[:count], range(20))
     sink = file_sink(source, files, config)
     run = asyncio.create_task(consume(source, "c", config, StopOptions(), sink, hangup=sink.reopen))
-    await asyncio.to_thread(eventually, lambda: empty_now(topics[:count]), 60)
+    await asyncio.to_thread(eventually, lambda: empty_now(topics[:count]))
     for name in topics[:2]:
         nsqd.delete(name)
         lookupd.request("POST", "/topic/delete", topic=name)
     await asyncio.to_thread(publish, topics[count:], range(20))
-    await asyncio.to_thread(eventually, lambda: empty_now(topics[count:]), 30)
+    await asyncio.to_thread(eventually, lambda: empty_now(topics[count:]))
     gone = [folder / f"{name}-000000.log.gz" for name in topics[:2]]
     await eventually_async(lambda: all(path.exists() for path in gone))
     await asyncio.to_thread(publish, topics[2:], range(20, 30))
-    await asyncio.to_thread(eventually, lambda: empty_now(topics[2:]), 60)
+    await asyncio.to_thread(eventually, lambda: empty_now(topics[2:]))
     assert not run.done()
     os.kill(os.getpid(), signal.SIGTERM)
     assert await run == 0

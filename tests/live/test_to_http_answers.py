@@ -291,7 +291,6 @@ def test_count_and_until_empty_end_when_so_much_is_delivered(posting: Posting) -
         assert web.deliveries.total() == 46
 
 
-@pytest.mark.nsqd_only("the sandbox times out the same")
 def test_an_outage_longer_than_nsqd_lets_messages_be_held(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +80,8 @@ async def test_a_refused_connection_is_called_that() -> None:
     assert error.__cause__ is not None
 
 
-async def test_a_name_that_does_not_resolve_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+@pytest.mark.usefixtures("no_such_name")
+async def test_a_name_that_does_not_resolve_is_quoted() -> None:
     error = await lookup_failure("nowhere.test:4161")
     assert error.reason == "name"
     assert "nowhere.test" in error.text

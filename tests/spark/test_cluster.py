@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 MESSAGES = 40_000
 
 
-@pytest.mark.nsqd_only("one run will do, and Spark is slow to start")
 @pytest.mark.full("a cluster whose executors are killed")
 @pytest.mark.timeout(900)
 def test_archive_sql_and_replay_run_on_a_cluster_and_lose_nothing_with_its_executors(

@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 NOT_LOADED = ("nsqtools.__main__", "nsqtools.spark", "nsqtools.sandbox.pytest")
 LOCALE = {"LC_ALL": "C.UTF-8"}
 """What a forked process has begun with."""
+PICKY = ("PYTHONWARNINGS", "PYTHONDEVMODE")
+"""Variables that make an interpreter say more than its user would see."""
 AT_START = ("PYTHON", "LC_", "LANG", "MALLOC_")
 """How variables begin that a process reads while it starts, and never again."""
 
@@ -91,7 +93,7 @@ class _Server:
                 [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
-                env={**os.environ, **LOCALE},
+                env={**{n: os.environ[n] for n in os.environ if n not in PICKY}, **LOCALE},
                 start_new_session=True,  # Ctrl-C ends the tests, and they end this
             )
 

@@ -10,7 +10,8 @@ from typing import Self
 
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
-from tests.support.process import COMMAND
+from tests.support.forkserver import ROOT
+from tests.support.process import COMMAND, neutral
 
 PROMPT = "here> "
 
@@ -18,24 +19,18 @@ PROMPT = "here> "
 class Tmux:
     """A shell in a window; a context manager. ``tests`` is what is lost where tmux is missing."""
 
-    def __init__(self, folder: Path, tests: str, *, width: int = 100, height: int = 16) -> None:
+    def __init__(self, folder: Path, tests: str) -> None:
         self._command = [needs("tmux", tests), "-f", os.devnull, "-S", str(folder / "tmux")]
         self._folder = folder
-        self._size = ("-x", str(width), "-y", str(height))
         self._closed = False
 
     def __enter__(self) -> Self:
-        env = {name: text for name, text in os.environ.items() if not name.startswith("NSQTOOLS_")}
-        env |= {
-            "XDG_CONFIG_HOME": str(self._folder),
-            "LC_ALL": "C.UTF-8",
-            "PYTHONPATH": os.getcwd(),
-        }
-        for name in ("TMUX", "ENV", "NO_COLOR", "COLUMNS", "LINES"):
+        env = {**neutral(), "XDG_CONFIG_HOME": str(self._folder), "PYTHONPATH": str(ROOT)}
+        for name in ("TMUX", "ENV"):
             env.pop(name, None)
         # Not by a shell, which would unset the prompt for the one that it starts.
         shell = ("env", f"PS1={PROMPT}", "sh")
-        self._tmux("-u", "new-session", "-d", *self._size, *shell, env=env)
+        self._tmux("-u", "new-session", "-d", "-x", "100", "-y", "16", *shell, env=env)
         try:
             self.until(PROMPT.strip())
         except AssertionError:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from nsqtools.spark.progress import Totals, Written
     from tests.support.servers import Nsqd
 
-pytestmark = pytest.mark.nsqd_only("the sandbox would take as long and tell nothing else")
-
 BODIES = [b'{"user": 1, "at": "x"}', b'{"user": "no number"}', b"no JSON", b"\xff\x00", b"null"]
 
 

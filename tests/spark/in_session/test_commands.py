@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
 
-pytestmark = pytest.mark.nsqd_only("the sandbox would take as long and tell nothing else")
-
 
 @pytest.fixture
 def pipeline(

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tests.support.authd import Authd
     from tests.support.servers import MakeNsqd, Nsqd
 
-pytestmark = pytest.mark.nsqd_only("Spark's own ways are tested, and they take time")
-
 
 class Query:
     """A stream of one checkpoint; ``batches`` has the rows of each micro-batch of all its runs."""
@@ -118,6 +116,7 @@ def test_a_batch_that_failed_is_the_same_when_it_is_run_again(
     assert query.bodies == Counter(numbered(400))
 
 
+@pytest.mark.nsqd_only("the sandbox logs no requests")
 def test_a_stream_makes_batches_only_when_there_is_something(
     query: Query, nsqd: Nsqd, topic: str, tmp_path: Path
 ) -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
     from tests.support.servers import Nsqd
 
-pytestmark = pytest.mark.nsqd_only("the sandbox would take as long and tell nothing else")
-
 ORDERS = [b'{"user": %d, "total": %d}' % (n % 3, n) for n in range(30)]
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.nsqd_only("what Spark stages does not depend on who takes it")
-
 
 def test_rows_are_chosen_and_ordered_by_sql(
     spark: SparkSession, replaying: ReplaySettings, tmp_path: Path, taken: Taken
