@@ -181,23 +181,6 @@ def test_the_library_example_consumes(nsqd: Nsqd, tmp_path: Path) -> None:
     assert nsqd.channel(topic, channel)["message_count"] == 2
 
 
-def test_the_pytest_plugin_gives_its_fixture(tmp_path: Path) -> None:
-    plugin = [block for block in blocks("python") if "pytest_plugins" in block]
-    tests = [block for block in blocks("python") if "def test_" in block]
-    assert len(plugin) == 1
-    (tmp_path / "conftest.py").write_text(plugin[0])
-    for number, text in enumerate(tests or ["def test_it(nsq): assert nsq"]):
-        (tmp_path / f"test_{number}.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-
-
 def test_the_picture_shows_each_step_of_the_demo() -> None:
     shown = "".join(picture.text_lines(picture.PICTURE.read_text(encoding="utf-8")))
     for step in STEPS:

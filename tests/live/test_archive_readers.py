@@ -1,15 +1,13 @@
-"""Archives as other programs read them: zcat, zstd, Python, DuckDB and pyarrow."""
+"""Archives as other programs read them: DuckDB and pyarrow."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support import archives
-from tests.support.binaries import needs
 from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from tests.support.servers import Nsqd
 
 COUNT = 1000
-SUFFIXES = {"none": "", "gzip": ".gz", "zstd": ".zst"}
-READERS = {"none": ["cat"], "gzip": ["zcat"], "zstd": ["zstd", "-dc"]}
 
 
 def archive(
@@ -41,22 +37,6 @@ def archive(
     files = archives.published(folder)
     assert len(files) > 2
     return files
-
-
-@pytest.mark.parametrize("method", SUFFIXES)
-def test_bodies_with_newlines_after_them(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, method: str
-) -> None:
-    bodies = archives.bodies(range(COUNT))
-    files = archive(nsqtools_cli, nsqd, topic, tmp_path / "a", bodies, "--compress", method)
-    assert {path.suffix for path in files} == {SUFFIXES[method] or ".log"}
-    assert sorted(archives.lines(files)) == sorted(bodies)
-    assert archives.verified(nsqtools_cli, files) == COUNT
-    program, *options = READERS[method]
-    path = needs(program, f"archives of {method}, read by others")
-    read = subprocess.run([path, *options, *files], capture_output=True, check=True)
-    assert read.stderr == b""
-    assert sorted(read.stdout.splitlines()) == sorted(bodies)
 
 
 def events(topic: str) -> list[dict[str, Any]]:

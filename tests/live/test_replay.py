@@ -62,14 +62,13 @@ def pub(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> Callable[..., Result]:
     return run
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("options", "form"),
+    ("method", "options", "form"),
     [
-        ((), lines),
-        (("--delimiter", ";;"), delimited),
-        (("--length-prefix",), sized),
-        (("--json",), envelopes),
+        ("none", (), lines),
+        ("gzip", ("--delimiter", ";;"), delimited),
+        ("zstd", ("--length-prefix",), sized),
+        ("gzip", ("--json",), envelopes),
     ],
     ids=["raw", "delimiter", "length-prefix", "json"],
 )
@@ -96,26 +95,16 @@ def test_files_of_every_kind_are_published_one_after_another(
     assert sorted(Taken(nsqtools_cli, nsqd, topic)()) == sorted([*BODIES, b"last"])
 
 
-def damaged(method: str) -> bytes:
-    """A member of two records, and one that fails its checksum, or whatever that covers."""
-    whole, bad = (members(method, lines([word] * 2)) for word in (b"good", b"b" * 50))
-    return whole + bad[:-1] + bytes([bad[-1] ^ 1])
-
-
 WHOLE = gzip.compress(b"one\ntwo\n", mtime=0)
 
 
 @pytest.mark.parametrize(
     ("name", "data", "place"),
     [
-        ("a.gz", damaged("gzip"), f"at byte {len(members('gzip', lines([b'good'] * 2)))}: "),
-        ("a.zst", damaged("zstd"), f"at byte {len(members('zstd', lines([b'good'] * 2)))}: "),
         ("a.log", b"one\ntwo\nthr", "record 3 at byte 8 "),
-        ("a.gz", gzip.compress(b"one\ntwo\nthr", mtime=0), "record 3 at byte 8 "),
         ("a.gz", WHOLE + gzip.compress(b"three\n", mtime=0)[:-1], "member 2 at byte 28: "),
-        ("a.gz", gzip.compress(b"one\ntwo\nth", mtime=0) + b"junk", "member 2 at byte 30: "),
     ],
-    ids=["gzip", "zstd", "torn", "torn in gzip", "cut", "junk"],
+    ids=["torn", "cut"],
 )
 def test_of_a_damaged_file_whole_records_are_published_and_the_place_is_named(
     pub: Callable[..., Result],

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.eventually import eventually
 from tests.support.posting import Posting
-from tests.support.webserver import HANG, OK, Answer, WebServer, per_message, redirect, retry_after
+from tests.support.webserver import HANG, OK, Answer, WebServer, per_message, retry_after
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,26 +84,14 @@ def test_retry_after_is_heeded_for_as_long_as_nsqd_allows(posting: Posting) -> N
         assert poster.end() == 0
 
 
-SHORT = ("--http-client-request-timeout", "3s")
-FOLLOW = ("--follow-redirects",)
-
 FAULTS: dict[str, tuple[Answer, tuple[str, ...]]] = {
     "reset after the request": (Answer(cut="request"), ()),
-    "closed in the head": (Answer(cut="head", how="fin"), ()),
-    "reset in the body": (Answer(cut="body"), ()),
-    "closed before the last chunk": (
-        Answer(raw=CHUNKED + b"2\r\nab\r\n", cut="response", how="fin"),
-        (),
-    ),
-    "no response": (HANG, SHORT),
-    "no end of the body": (Answer(raw=CHUNKED + b"5\r\n"), SHORT),
+    "no response": (HANG, ("--http-client-request-timeout", "3s")),
     "another protocol": (Answer(raw=b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), ()),
     "a refusal with control characters": (
         Answer(raw=b"HTTP/1.0 500 No\r\n\r\n\x1b[31m\r\nno\0\n\xff", cut="response", how="fin"),
         (),
     ),
-    "a redirect that is not followed": (redirect("/ok"), ()),
-    "a redirect to a file": (redirect("file:///etc/passwd"), FOLLOW),
 }
 
 

@@ -1,21 +1,43 @@
-"""The sandbox among real programs of NSQ: each finds and tells the other what it should."""
+"""The sandbox among real programs of NSQ, servers and Go tools: it is an nsqd for them, too."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from nsqtools.names import Address
 from nsqtools.sandbox.pytest import Nsq
+from tests.support.binaries import require_nsq
 from tests.support.eventually import eventually
 from tests.support.raw import Raw, http_ask
-from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd, Server
+from tests.support.servers import (
+    Nsqd,
+    Nsqlookupd,
+    SandboxNsqd,
+    SandboxNsqlookupd,
+    Server,
+    drained,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.servers import MakeNsqd
+    from tests.support.tls import Certificates
+
+COUNT = 1000
+BODIES = [b"%d %s" % (number, b"x" * (number % 50)) for number in range(COUNT)]
+
+
+class Start(Protocol):
+    """Starts a Go tool, which is killed when the test ends."""
+
+    def __call__(self, program: str, *args: str) -> subprocess.Popen[bytes]: ...
 
 
 @pytest.fixture
@@ -85,3 +107,85 @@ def test_nsqadmin_reads_and_changes_it(nsq: Nsq, tmp_path: Path) -> None:
             assert nsq.stats("t")["topics"][0]["channels"][0]["paused"] is paused
         assert http_ask(admin.http, "DELETE /api/topics/t").status == 200
         assert nsq.stats()["topics"] == []
+
+
+@pytest.fixture(scope="module")
+def server() -> str:
+    """What ``nsqd`` is here: the sandbox, also where there is a real one."""
+    return "sandbox"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(program: str, *args: str) -> subprocess.Popen[bytes]:
+        path = require_nsq().path(program, "that it works on the sandbox")
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [path, *args], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        )
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def stop(process: subprocess.Popen[bytes]) -> bytes:
+    """End it as a user would; returns what it printed since."""
+    process.send_signal(signal.SIGTERM)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return shown
+
+
+@pytest.mark.parametrize("option", ["", "snappy", "deflate", "tls_v1"])
+def test_nsq_tail_prints_every_message(
+    option: str, start: Start, make_nsqd: MakeNsqd, certificates: Certificates, topic: str
+) -> None:
+    nsqd = make_nsqd(*certificates.server.nsqd_args())
+    nsqd.create(topic, "c")
+    nsqd.publish(topic, BODIES)
+    options = [f"-consumer-opt={option}"] if option else []
+    if option == "tls_v1":
+        options.append(f"-consumer-opt=tls_root_ca_file,{certificates.ca}")
+    tail = start(
+        *("nsq_tail", f"-topic={topic}", "-channel=c", f"-nsqd-tcp-address={nsqd.tcp}", *options)
+    )
+    assert tail.stdout
+    lines = [tail.stdout.readline()[:-1] for _ in BODIES]
+    assert sorted(lines) == sorted(BODIES)
+    eventually(lambda: drained(nsqd, topic, "c"))
+    (client,) = nsqd.channel(topic, "c")["clients"]
+    assert client["finish_count"] == COUNT
+    if option:
+        assert client["tls" if option == "tls_v1" else option] is True
+    assert stop(tail) == b""
+
+
+def test_nsq_to_nsq_copies_every_message(
+    start: Start, nsqd: Nsqd, make_nsqd: MakeNsqd, topic: str
+) -> None:
+    other = make_nsqd()
+    nsqd.create(topic, "nsq_to_nsq")
+    nsqd.publish(topic, BODIES)
+    relay = start(
+        *("nsq_to_nsq", f"-topic={topic}", f"-nsqd-tcp-address={nsqd.tcp}"),
+        f"-destination-nsqd-tcp-address={other.tcp}",
+    )
+    eventually(lambda: other.topic(topic)["message_count"] == COUNT)
+    eventually(lambda: drained(nsqd, topic, "nsq_to_nsq"))
+    assert other.topic(topic)["message_bytes"] == sum(map(len, BODIES))
+    stop(relay)
+
+
+def test_to_nsq_publishes_every_line(start: Start, nsqd: Nsqd, topic: str) -> None:
+    process = start("to_nsq", f"-topic={topic}", f"-nsqd-tcp-address={nsqd.tcp}")
+    process.communicate(b"".join(body + b"\n" for body in BODIES[1:]), timeout=30)
+    assert process.returncode == 0
+    found = nsqd.topic(topic)
+    assert found["message_count"] == COUNT - 1
+    assert found["message_bytes"] == sum(map(len, BODIES[1:]))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,8 @@ from nsqtools.names import Address
 from nsqtools.sandbox.pytest import Nsq
 from tests.support.raw import Raw
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-CONFTEST = 'pytest_plugins = ["nsqtools.sandbox.pytest"]\n'
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+(CONFTEST,) = re.findall(r"^```python\n(pytest_plugins = .*\n)```$", README, re.MULTILINE)
 
 USERS_TEST = '''
 import asyncio

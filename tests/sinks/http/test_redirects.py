@@ -77,6 +77,12 @@ class TestWhereTheyLead:
         assert web.sent[1].request.url == target
         assert b"#" not in receive(web.sent[1].request).target
 
+    @pytest.mark.parametrize("place", ["file:///etc/passwd", "ftp://a/end", "//a:x/"])
+    async def test_what_is_no_place_on_the_web_is_a_failure(self, place: str) -> None:
+        outcome, web = await follow(to(place))
+        assert outcome is not DONE
+        assert len(web.sent) == 1
+
     @pytest.mark.parametrize(
         ("place", "kept"),
         [

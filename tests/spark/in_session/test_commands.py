@@ -190,6 +190,7 @@ def prefixed(bodies: Iterable[bytes]) -> bytes:
     return b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
 
 
+@pytest.mark.nsqd_only("most of what it takes comes from nsqd's disk")
 def test_binary_bodies_come_back_the_same_by_archive_and_by_to_file(
     pipeline: Pipelines,
     nsqtools_cli: Cli,
