@@ -26,7 +26,7 @@ from nsqtools.config import (
 )
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.spark import claims, folders, replayed
+from nsqtools.spark import claims, folders, replay, replayed
 from nsqtools.spark.options import parse_source
 from nsqtools.spark.progress import Progress
 from tests.support.spark import needs_spark
@@ -281,6 +281,22 @@ def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_a
     (told,) = pipeline.warnings
     assert "2,000" in told
     assert replayed.load(staged[0], chosen)
+
+
+def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_left(
+    pipeline: Pipeline,
+) -> None:
+    (pipeline.folder / "lake").mkdir()
+    done = replay.Replayed(rows=2000, published=7, before=2, empty=1, stopped=True)
+    pipeline.waits(0)
+    pipeline.spark(session)
+    pipeline.patch("spark.replay.stage", started)
+    pipeline.patch("spark.replay.is_staged", lambda _: True)
+    pipeline.patch("spark.replay.publish", lambda *_: done)
+    _, _, err = pipeline(*REPLAY, "-v")
+    for told in ("5 messages published", "2 by earlier runs", "1,992 are left", "1 empty"):
+        assert told in err
+    assert pipeline.warnings == []
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from math import nan
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.cli.stats import watch
 from nsqtools.cli.stats.sparks import short, sparkline
 from nsqtools.cli.stats.view import ViewState
 from nsqtools.cli.stats.watch import Keys
@@ -212,6 +217,31 @@ def test_a_key_that_goes_on_no_more_is_one_key(begun: bytes, key: str) -> None:
     assert keys.release() == [key]
     assert keys.release() == []
     assert keys.feed(b"A") == ["A"]
+
+
+class Pressed:
+    """The keys that a screen hears of."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def press(self, key: str) -> bool:
+        self.keys.append(key)
+        return True
+
+
+async def test_what_goes_on_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as terminal, os.fdopen(writing, "wb", 0) as user:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        pressed: Any = Pressed()
+        screen = watch.Screen(pressed)
+        for sequence, patience in ((b"\x1b", 0.01), (b"[A", 0.01), (b"\x1b", 3600.0)):
+            monkeypatch.setattr(watch, "_SEQUENCE", patience)
+            user.write(sequence)
+            screen._read()
+        await asyncio.sleep(0.05)
+        assert pressed.keys == ["up"]
 
 
 @given(st.lists(st.binary(max_size=8)))

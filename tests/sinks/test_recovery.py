@@ -282,7 +282,7 @@ class TestLengthPrefixed:
         data = prefixed([b"one", b"two\0\0\0\0"])
         found = look(data + LOST_POWER, length_prefix=True)
         assert without_problem(found) == Inspection(len(data), 2, len(data), "")
-        assert found.problem.startswith(f"record 3 at byte {len(data)}: ")
+        assert found.problem.startswith(f"record 3 at byte {len(data)}: its size is 0")
 
 
 class TestJson:
