@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqtools.config import ChangeOptions, TombstoneOptions
     from nsqtools.engine.changes import Loss, Outcome, Stages, Step, Survey, Verb
     from nsqtools.errors import HTTPError
-    from nsqtools.net.http import Producer
+    from nsqtools.net.http.replies import Producer
 
 log = logging.getLogger(__name__)
 

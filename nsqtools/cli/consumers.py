@@ -302,7 +302,7 @@ class Consumers:
     def _finder(self, topic: _Topic) -> Callable[[], Awaitable[Iterable[Address]]] | None:
         if not topic.subscription.lookupds:
             return None
-        from nsqtools.engine.lookup import Lookups, Silence  # loads httpx
+        from nsqtools.engine.lookup import Lookups, Silence
 
         silence = self._silence or Silence()
         lookups = Lookups(topic.subscription, self._config, silence)

@@ -17,7 +17,8 @@ from nsqtools.names import check_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from nsqtools.net.http import Lookup, Lookupd, Producer
+    from nsqtools.net.http.daemons import Lookupd
+    from nsqtools.net.http.replies import Lookup, Producer
 
 R = TypeVar("R")
 
@@ -67,7 +68,7 @@ def channels(*, topic: str, where: LookupOptions) -> int:
 @options(where=LookupOptions)
 def producers(*, topic: str, where: LookupOptions) -> int:
     """List the nsqds that have a topic."""
-    from nsqtools.net.http import union_producers
+    from nsqtools.net.http.daemons import union_producers
 
     found = _look_up(where, topic)
     return _print_producers(union_producers(reply.producers for reply in found).values(), where)
@@ -81,7 +82,7 @@ def producers(*, topic: str, where: LookupOptions) -> int:
 @options(where=LookupOptions)
 def nodes(*, where: LookupOptions) -> int:
     """List all nsqds, their topics and which of those are tombstoned."""
-    from nsqtools.net.http import union_producers
+    from nsqtools.net.http.daemons import union_producers
 
     found = _ask(where, lambda client: client.nodes())
     return _print_producers(union_producers(found).values(), where, topics=True)

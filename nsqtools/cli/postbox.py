@@ -66,7 +66,7 @@ class Postbox:
         urls = self._source.lookupd_http_address
         if not urls:
             return addresses(self._source.nsqd_tcp_address)
-        from nsqtools.engine.lookup import ask_lookupds  # loads httpx
+        from nsqtools.engine.lookup import ask_lookupds
 
         config = with_secret(self._config)
         answers = await ask_lookupds(

@@ -118,7 +118,7 @@ def _guard(
     loops = find_loops(goals)
     if not loops:
         return None
-    from nsqtools.engine.loops import LoopGuard, Side  # loads httpx
+    from nsqtools.engine.loops import LoopGuard, Side
 
     lookupds = source.lookupd_http_address
     return LoopGuard(

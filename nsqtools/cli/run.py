@@ -167,7 +167,7 @@ class _Run:
         self._nsqds = () if self._lookupds else addresses(source.nsqd_tcp_address)
         silence: Silence | None = None
         if self._lookupds:
-            from nsqtools.engine.lookup import Silence  # loads httpx
+            from nsqtools.engine.lookup import Silence
 
             silence = Silence()
         self._finder: TopicFinder | None = None

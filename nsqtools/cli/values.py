@@ -18,7 +18,7 @@ from nsqtools.names import (
     Address,
     is_valid_name,
 )
-from nsqtools.net.names import Question, ask
+from nsqtools.net.http.suggestions import Question, ask
 
 if TYPE_CHECKING:
     import click

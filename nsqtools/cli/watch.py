@@ -141,7 +141,7 @@ class Watch:
         return bool(left or self._consumers.totals().in_flight)
 
     async def _ask(self, subscriptions: list[Subscription]) -> int:
-        from nsqtools.engine.lookup import Backlog  # loads httpx
+        from nsqtools.engine.lookup import Backlog
 
         urls = self._options.nsqd_http_address
         self._backlogs = {

@@ -12,11 +12,11 @@ from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import nobody
 from nsqtools.errors import HTTPError
-from nsqtools.net.exchange import Deadline
-from nsqtools.net.http import Lookupd, NsqdHTTP, attempt, parse_url
+from nsqtools.net.http.api import Deadline, HTTPClient, parse_url
+from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
     from nsqtools.engine.changes import Stages, Step
     from nsqtools.engine.cluster import Node, Snapshot
@@ -24,25 +24,7 @@ if TYPE_CHECKING:
 # What a server says that does not have what is to be deleted.
 _GONE = frozenset({"TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"})
 
-# By the path of a step; all take the client, the topic and, of a channel, its name.
-_OF_LOOKUPD: Mapping[str, Callable[..., Awaitable[None]]] = {
-    "topic/create": Lookupd.create_topic,
-    "topic/delete": Lookupd.delete_topic,
-    "channel/create": Lookupd.create_channel,
-    "channel/delete": Lookupd.delete_channel,
-}
-_OF_NSQD: Mapping[str, Callable[..., Awaitable[None]]] = {
-    "topic/create": NsqdHTTP.create_topic,
-    "topic/delete": NsqdHTTP.delete_topic,
-    "topic/empty": NsqdHTTP.empty_topic,
-    "topic/pause": NsqdHTTP.pause_topic,
-    "topic/unpause": NsqdHTTP.unpause_topic,
-    "channel/create": NsqdHTTP.create_channel,
-    "channel/delete": NsqdHTTP.delete_channel,
-    "channel/empty": NsqdHTTP.empty_channel,
-    "channel/pause": NsqdHTTP.pause_channel,
-    "channel/unpause": NsqdHTTP.unpause_channel,
-}
+_API: dict[str, type[HTTPClient]] = {"nsqlookupd": Lookupd, "nsqd": NsqdHTTP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +71,7 @@ async def all_topics(servers: Servers, found: Survey) -> set[str]:
 
     async def names(node: Node) -> list[str]:
         async with NsqdHTTP(node.http, **limits) as client:
-            return [topic.name for topic in await client.stats()]
+            return [topic.name for topic in (await client.report()).topics]
 
     alive = [each.node for each in found.holdings if not each.error]
     told = await call_each(alive, lambda node: attempt(names(node)))
@@ -136,15 +118,8 @@ async def _take(limits: Mapping[str, Any], step: Step) -> Outcome:
     if step.error:
         return Outcome(step, step.error)
     try:
-        if step.server == "nsqlookupd":
-            async with Lookupd(step.url, **limits) as lookupd:
-                if step.node:
-                    await lookupd.tombstone(step.names[0], step.node)
-                else:
-                    await _OF_LOOKUPD[step.path](lookupd, *step.names)
-        else:
-            async with NsqdHTTP(step.url, **limits) as nsqd:
-                await _OF_NSQD[step.path](nsqd, *step.names)
+        async with _API[step.server](step.url, **limits) as client:
+            await client.change(step.path, **step.params)
     except HTTPError as error:
         if step.path.endswith("/delete") and error.code in _GONE:
             return Outcome(step, note="is not there")

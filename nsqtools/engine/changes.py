@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlencode
 
-from nsqtools.net.http import Lookupd, parse_url, union_producers
+from nsqtools.net.http.api import parse_url
+from nsqtools.net.http.daemons import Lookupd, union_producers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.cluster import Node
     from nsqtools.errors import HTTPError
     from nsqtools.names import Address
-    from nsqtools.net.http import ChannelStats, Producer, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, Producer, TopicStats
 
 Verb = Literal["create", "delete", "empty", "pause", "unpause"]
 
@@ -152,13 +153,19 @@ class Step:
     error: HTTPError | None = None
 
     @property
+    def params(self) -> dict[str, str]:
+        """The query of the request."""
+        query = dict(zip(("topic", "channel"), self.names, strict=False))
+        if self.node:
+            # Compared with host:port as text, so IPv6 stands without brackets (nsqlookupd/http.go).
+            query["node"] = f"{self.node.host}:{self.node.port}"
+        return query
+
+    @property
     def request(self) -> str:
         """``POST http://127.0.0.1:4151/topic/pause?topic=events``."""
         base = self.url if "://" in self.url else f"http://{self.name}"
-        query = dict(zip(("topic", "channel"), self.names, strict=False))
-        if self.node:
-            query["node"] = f"{self.node.host}:{self.node.port}"
-        return f"POST {base.rstrip('/')}/{self.path}?{urlencode(query, safe=':')}"
+        return f"POST {base.rstrip('/')}/{self.path}?{urlencode(self.params, safe=':')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import Silence, nobody
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.net.exchange import Deadline
-from nsqtools.net.http import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
+from nsqtools.net.http.api import Deadline
+from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
 from nsqtools.policy.rates import Counters, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nsqtools.net.http import NsqdInfo, NsqdStats, Producer
+    from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Producer
     from nsqtools.policy.rates import Key
 
 log = logging.getLogger(__name__)

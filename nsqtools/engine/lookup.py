@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nsqtools.engine.concurrency import call_each
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
-from nsqtools.net.http import Lookupd, NsqdHTTP, ask_all, union_producers
+from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, ask_all, union_producers
 from nsqtools.net.tls import client_context
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from nsqtools.config import ConsumerConfig
     from nsqtools.engine.membership import Subscription
     from nsqtools.errors import HTTPError
-    from nsqtools.net.http import Answers, Producer
-    from nsqtools.net.replies import TopicStats
+    from nsqtools.net.http.daemons import Answers
+    from nsqtools.net.http.replies import Producer, TopicStats
 
 T = TypeVar("T")
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsqtools.engine.lookup import ask_lookupds
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import Address
-from nsqtools.net.http import NsqdHTTP, union_producers
+from nsqtools.net.http.daemons import NsqdHTTP, union_producers
 from nsqtools.net.tls import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqtools.config import ClientConfig
-    from nsqtools.net.http import Producer
+    from nsqtools.net.http.replies import Producer
 
 log = logging.getLogger(__name__)
 

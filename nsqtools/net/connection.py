@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import re
 import socket
 import ssl
 from collections import deque
@@ -26,7 +24,7 @@ from nsqtools.errors import (
     UnreachableError,
 )
 from nsqtools.names import Address
-from nsqtools.net.tls import client_context, explain, warn_of_secret_in_clear
+from nsqtools.net.tls import client_context, explain, plain, warn_of_secret_in_clear
 from nsqtools.proto import commands
 from nsqtools.proto.session import (
     Closed,
@@ -305,7 +303,7 @@ class Connection(asyncio.Protocol):
             if timer:
                 timer.cancel()
         if self._error is None and error is not None:
-            text = _plain(error) if isinstance(error, OSError) else str(error)
+            text = plain(error) if isinstance(error, OSError) else str(error)
             self._error = ConnectionLostError(text or type(error).__name__, self.address)
             self._error.__cause__ = error
         self._lost.set_result(None)
@@ -410,7 +408,7 @@ class Connection(asyncio.Protocol):
             if self._config.uses_tls and self._written:
                 kind = RefusedError if isinstance(cause, ssl.SSLError) else ConnectError
                 return kind(explain(cause), self.address, reason="tls")
-            return ConnectError(_plain(cause), self.address, reason="" if self._written else "dial")
+            return ConnectError(plain(cause), self.address, reason="" if self._written else "dial")
         if type(error) is ConnectionLostError:
             return ConnectError(error.text, self.address)
         return error if isinstance(error, NSQError) else UnreachableError(str(error), self.address)
@@ -457,13 +455,3 @@ class Connection(asyncio.Protocol):
                 self._watch_write(taken)
 
         self._write_watchdog = self._loop.call_later(self._config.write_timeout, check)
-
-
-def _plain(error: OSError) -> str:
-    """asyncio's ``[Errno 111] Connect call failed (...)`` as the system's own words.
-
-    Of a name with several addresses asyncio joins such texts, without an errno: the first counts.
-    """
-    found = re.search(r"\[Errno (\d+)\]", str(error))
-    number = error.errno or (int(found[1]) if found else 0)
-    return os.strerror(number).lower() if number else str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 from functools import lru_cache
 from ipaddress import ip_address
@@ -129,9 +130,21 @@ def _explained(error: BaseException) -> str:
             "the server reset the connection in the TLS handshake or right after: check that it "
             f"speaks TLS here; {_MAYBE_CERTIFICATE}"
         )
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno).lower()
+    if isinstance(error, OSError):
+        return plain(error)
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def plain(error: OSError) -> str:
+    """asyncio's ``[Errno 111] Connect call failed (...)`` as the system's own words.
+
+    Of a name with several addresses asyncio joins such texts, without an errno: the first counts.
+    """
+    found = re.search(r"\[Errno (\d+)\]", str(error))
+    number = error.errno or (int(found[1]) if found else 0)
+    if number > 0:
+        return os.strerror(number).lower()
+    return " ".join((error.strerror or str(error)).split()) or type(error).__name__
 
 
 def _explain_certificate(error: ssl.SSLCertVerificationError) -> str:

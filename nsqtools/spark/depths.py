@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from nsqtools.engine.lookup import Lookups, Silence
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
-from nsqtools.net.http import NsqdHTTP
+from nsqtools.net.http.daemons import NsqdHTTP
 from nsqtools.net.tls import client_context
 from nsqtools.spark.options import respelled, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nsqtools.net.replies import TopicStats
+    from nsqtools.net.http.replies import TopicStats
     from nsqtools.spark.options import SourceSettings
 
 log = logging.getLogger(__name__)
@@ -162,8 +162,8 @@ async def _create_channel(nsqd: NsqdHTTP, topic: str, channel: str, *, with_topi
     """
     try:
         if with_topic:
-            await nsqd.create_topic(topic)
-        await nsqd.create_channel(topic, channel)
+            await nsqd.change("topic/create", topic=topic)
+        await nsqd.change("channel/create", topic=topic, channel=channel)
     except HTTPError as error:
         if with_topic or error.code != "TOPIC_NOT_FOUND":
             raise

@@ -156,7 +156,7 @@ async def _fewer(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
 async def _all_nsqds(settings: SinkSettings) -> tuple[Address, ...]:
     """All that the nsqlookupds know, whatever topics they have."""
     from nsqtools.engine.lookup import ask_lookupds
-    from nsqtools.net.http import Lookupd, union_producers
+    from nsqtools.net.http.daemons import Lookupd, union_producers
     from nsqtools.net.tls import client_context
 
     tls = client_context(settings.config) if settings.config.uses_tls else None

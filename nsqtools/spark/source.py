@@ -239,7 +239,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _depths(self) -> dict[tuple[str, str], int]:
         if self._asked is None:
-            from nsqtools.spark.depths import Depths  # loads httpx, which executors may lack
+            from nsqtools.spark.depths import Depths
 
             self._asked = Depths(self._settings)
         return asyncio.run(self._asked.ask())

@@ -11,7 +11,7 @@ from nsqtools.cli.stats.serve import Exporter
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.net.replies import ChannelStats, Latency, NsqdStats, TopicStats
+from nsqtools.net.http.replies import ChannelStats, Latency, NsqdStats, TopicStats
 from tests.support.clock import elapse, virtual
 from tests.support.metrics import get, values
 

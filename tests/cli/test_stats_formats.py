@@ -14,7 +14,7 @@ from nsqtools.cli.stats.formats import Csv, JsonLines, Lines
 from nsqtools.cli.stats.report import Consumer, ConsumerRates, latencies
 from nsqtools.cli.stats.tables import aligned
 from nsqtools.engine.cluster import Snapshot
-from nsqtools.net.replies import ChannelStats, ClientStats, Latency, NsqdStats, TopicStats
+from nsqtools.net.http.replies import ChannelStats, ClientStats, Latency, NsqdStats, TopicStats
 from tests.support.reports import LOOKUPD, NSQD, SILENT, report, row
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from nsqtools.cli import cli
 from nsqtools.cli.values import names, questions
-from nsqtools.net.names import ask
+from nsqtools.net.http.suggestions import ask
 from tests.support.eventually import eventually
 from tests.support.webserver import HANG, Answer, Request, WebServer
 
@@ -133,7 +133,7 @@ def server(
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that a busy machine keeps."""
-    monkeypatch.setattr("nsqtools.net.names.LIMIT", 30.0)
+    monkeypatch.setattr("nsqtools.net.http.suggestions.LIMIT", 30.0)
 
 
 @pytest.mark.usefixtures("alone", "patient")

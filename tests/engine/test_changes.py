@@ -23,7 +23,7 @@ from tests.support.staging import channel, events, producer
 
 if TYPE_CHECKING:
     from nsqtools.engine.changes import Stages, Verb
-    from nsqtools.net.http import TopicStats
+    from nsqtools.net.http.replies import TopicStats
 
 EVENTS = Target("events")
 ARCHIVE = Target("events", "c")

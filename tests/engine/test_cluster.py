@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import HTTPError, UnreachableError
-from nsqtools.net import http
+from nsqtools.net.http import daemons
 from nsqtools.policy.rates import Rates
 from nsqtools.sandbox.http import serve
 from tests.support.staging import Fake, listed
 
 if TYPE_CHECKING:
-    from nsqtools.net.http import NsqdHTTP
+    from nsqtools.net.http.daemons import NsqdHTTP
     from nsqtools.sandbox.http import Request, Response
     from tests.support.staging import Stage
 
@@ -110,13 +110,13 @@ async def test_connections_to_who_is_forgotten_are_closed(
     stage: Stage, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
-    close = http.NsqdHTTP.close
+    close = daemons.NsqdHTTP.close
 
     async def closing(self: NsqdHTTP) -> None:
         await close(self)
         closed.append(str(self.address))
 
-    monkeypatch.setattr(http.NsqdHTTP, "close", closing)
+    monkeypatch.setattr(daemons.NsqdHTTP, "close", closing)
     given, lookupd = await stage.nsqd("t"), await stage.lookupd()
     cluster = stage.cluster(lookupd, nsqds=(given,))
     passing = [await stage.nsqd("t") for _ in range(4)]
@@ -149,7 +149,7 @@ async def test_an_answer_has_the_time_between_its_request_and_its_reply(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(100.0)
-    monkeypatch.setattr("nsqtools.net.exchange.monotonic", lambda: clock.now)
+    monkeypatch.setattr("nsqtools.net.http.api.monotonic", lambda: clock.now)
     nsqd = await stage.nsqd("t")
     delay = 0.0
     usual = nsqd.answer

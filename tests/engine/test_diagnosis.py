@@ -13,7 +13,7 @@ from nsqtools.engine.doctor.diagnosis import diagnose
 from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
 from nsqtools.errors import ConnectError, HTTPError, HTTPPortError, RefusedError
 from nsqtools.names import Address
-from nsqtools.net.http import ClientStats, TopicStats
+from nsqtools.net.http.replies import ClientStats, TopicStats
 from nsqtools.proto.session import Features
 from tests.support.staging import channel, events, producer
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from nsqtools.config import ClientConfig, ConsumerConfig
 from nsqtools.errors import ConfigError
 from nsqtools.net import tls
-from nsqtools.net.http import Lookupd
+from nsqtools.net.http.daemons import Lookupd
 from nsqtools.net.tls import client_context, explain
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import ConfigError, UnreachableError
-from nsqtools.net.replies import ChannelStats, TopicStats
+from nsqtools.net.http.replies import ChannelStats, TopicStats
 from nsqtools.spark.depths import Depths, depth
 from nsqtools.spark.options import parse_source
 from tests.support.eventually import eventually

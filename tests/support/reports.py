@@ -6,7 +6,7 @@ from nsqtools.cli.stats.report import Report
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address
-from nsqtools.net.replies import NsqdStats
+from nsqtools.net.http.replies import NsqdStats
 from nsqtools.policy.rates import Counters, Row
 
 NSQD = "127.0.0.1:4151"

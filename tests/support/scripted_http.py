@@ -13,12 +13,14 @@ import pytest
 
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address
-from nsqtools.net.http import HTTPClient, Lookupd, NsqdHTTP
+from nsqtools.net.http.daemons import Lookupd, NsqdHTTP
 from nsqtools.sandbox.server import close
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from nsqtools.net.http.api import HTTPClient
 
 PATIENCE = 10.0
 Answer: TypeAlias = "bytes | Callable[[], Awaitable[bytes]] | None"

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.cluster import Cluster
-from nsqtools.net.http import ChannelStats, Producer, TopicStats
+from nsqtools.net.http.replies import ChannelStats, Producer, TopicStats
 from nsqtools.sandbox.http import json_reply, serve
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
-    from nsqtools.net.http import ClientStats
+    from nsqtools.net.http.replies import ClientStats
     from nsqtools.sandbox.http import Request, Response
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.metrics import Kind
-    from nsqtools.net.http import ChannelStats, Latency, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, Latency, TopicStats
 
 
 class _Told(NamedTuple):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from nsqtools.cli.stats.report import Consumer, Percentiles, Report
-    from nsqtools.net.http import ChannelStats, ClientStats, Latency, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, ClientStats, Latency, TopicStats
     from nsqtools.policy.rates import Row
 
 HEADER_EVERY = 25

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import StatsOptions
     from nsqtools.engine.cluster import Cluster, Snapshot
-    from nsqtools.net.http import ChannelStats, ClientStats, Latency, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, ClientStats, Latency, TopicStats
     from nsqtools.policy.rates import Key, Row
 
 Percentiles = tuple[tuple[float, float], ...]

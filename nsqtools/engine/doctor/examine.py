@@ -23,8 +23,8 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
-from nsqtools.net.exchange import Deadline
-from nsqtools.net.http import HTTPClient, Lookupd, NsqdHTTP, parse_url, union_producers
+from nsqtools.net.http.api import Deadline, HTTPClient, parse_url
+from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, union_producers
 from nsqtools.net.nobody import Nobody
 from nsqtools.net.probe import what_speaks
 from nsqtools.net.tls import client_context
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.errors import Reason
-    from nsqtools.net.http import NsqdInfo
+    from nsqtools.net.http.replies import NsqdInfo
     from nsqtools.net.probe import Speaks
     from nsqtools.proto.session import Features
 

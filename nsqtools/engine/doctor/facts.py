@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nsqtools.errors import HTTPError, PeerError
     from nsqtools.names import Address
-    from nsqtools.net.http import ChannelStats, Producer, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, Producer, TopicStats
     from nsqtools.net.probe import Speaks
     from nsqtools.proto.session import Features
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nsqtools.engine.doctor.facts import Facts, Level, NsqdFacts
-    from nsqtools.net.http import ChannelStats, ClientStats
+    from nsqtools.net.http.replies import ChannelStats, ClientStats
 
     Found = list[tuple[NsqdFacts, ChannelStats]]
 

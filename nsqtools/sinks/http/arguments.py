@@ -8,16 +8,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
+import httpx
+
 from nsqtools.config.option import MASK
 from nsqtools.errors import ConfigError
-from nsqtools.lean import httpx
 from nsqtools.sinks.http.requests import BATCH_FORMATS, Endpoint, GetEndpoint
 from nsqtools.sinks.http.signing import HEADERS as SIGNING_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.sinks.http.requests import Header
+    from nsqtools.net.http.wire import Header
     from nsqtools.sinks.http.signing import Signer
 
 __all__ = ["make_endpoints", "parse_url", "read_headers"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nsqtools.lean import httpx
+import httpx
+
 from nsqtools.sinks.formats import escape_controls
-from nsqtools.sinks.http.exchange import render
+from nsqtools.sinks.http.requests import render
 
 if TYPE_CHECKING:
     from nsqtools.sinks.stdout import Output

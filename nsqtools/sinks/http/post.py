@@ -7,8 +7,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import httpx
+
 from nsqtools.errors import HTTPError
-from nsqtools.lean import httpx
 from nsqtools.metrics import Metric, Sample
 from nsqtools.policy.latency import Latency
 from nsqtools.policy.verdicts import (
@@ -18,8 +19,8 @@ from nsqtools.policy.verdicts import (
     may_blame_one,
     retry_after,
 )
-from nsqtools.sinks.http.exchange import MAX_BODY
 from nsqtools.sinks.http.limits import TimeLimit
+from nsqtools.sinks.http.requests import MAX_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,15 +7,16 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
+import httpx
+
 from nsqtools.errors import ConfigError
-from nsqtools.lean import httpx
-from nsqtools.sinks.http.exchange import origin_of
+from nsqtools.sinks.http.requests import origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from ssl import SSLContext
 
-    from nsqtools.sinks.http.exchange import Origin
+    from nsqtools.net.http.client import Origin
 
 __all__ = ["AnyTransport", "with_proxies"]
 

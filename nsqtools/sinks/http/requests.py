@@ -15,32 +15,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote, quote_plus, unquote
 
+import httpx
+
 from nsqtools import __version__
-from nsqtools.lean import httpx
-from nsqtools.sinks.http.exchange import origin_of, render_fields
+from nsqtools.net.http import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nsqtools.engine.handler import Message
+    from nsqtools.net.http.client import Origin
+    from nsqtools.net.http.wire import Header
     from nsqtools.sinks.http.signing import Signer
 
-__all__ = [
-    "BATCH_FORMATS",
-    "MAX_IDS",
-    "BatchFormat",
-    "Endpoint",
-    "GetEndpoint",
-    "Head",
-    "Header",
-    "PreparedRequest",
-]
-
-Header = tuple[bytes, bytes]
+MAX_BODY = 64 << 10
+"""Bytes of a response's body that are read; the connection is given up after so many."""
 
 MAX_IDS = 200
 """The ids of a batch are listed up to so many: servers take header lines of 4 to 8 KiB."""
 
+_PORTS = {"http": 80, "https": 443}
 _GZIP_LEVEL = 6
 _OCTETS = b"application/octet-stream"
 _ZONE = re.compile(rb"%25[^\]]*")
@@ -97,15 +91,27 @@ BATCH_FORMATS = {
 """Choices of ``--batch-format``; length-prefixed is a 4-byte big-endian size before each body."""
 
 
+def origin_of(url: httpx.URL) -> Origin:
+    """Where requests to a URL go."""
+    return url.scheme, url.host.replace("%25", "%"), url.port or _PORTS[url.scheme]
+
+
+def render(request: httpx.Request) -> bytes:
+    """The bytes of a request; raises ValueError for a header that would end its line."""
+    body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
+    fields = wire.render_fields(request.headers.raw)
+    return wire.render(request.method, request.url.raw_path, fields, body)
+
+
 class Head:
     """The request line and headers that requests share."""
 
-    __slots__ = ("data", "headers", "origin")
+    __slots__ = ("fields", "headers", "origin")
 
     def __init__(self, headers: list[Header], url: httpx.URL) -> None:
         self.headers = headers
         self.origin = origin_of(url)
-        self.data = render_fields(headers)
+        self.fields = wire.render_fields(headers)
 
 
 class PreparedRequest(httpx.Request):
@@ -136,8 +142,8 @@ class PreparedRequest(httpx.Request):
 
     def render(self) -> bytes:
         """The bytes to send."""
-        line = b"%b %b HTTP/1.1\r\n" % (self.method.encode("ascii"), self.url.raw_path)
-        return b"".join((line, self._head.data, render_fields(self._more), b"\r\n", self._body))
+        fields = self._head.fields + wire.render_fields(self._more)
+        return wire.render(self.method, self.url.raw_path, fields, self._body)
 
 
 class Endpoint:

@@ -1,4 +1,4 @@
-"""Connections to endpoints."""
+"""What httpx's requests and errors are over our own connections."""
 
 from __future__ import annotations
 
@@ -9,113 +9,57 @@ import httpx
 import pytest
 
 from nsqtools.sinks.http.transport import Transport
-from tests.support.eventually import eventually_async
+from tests.support.webserver import Answer, WebServer, redirect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-HALF = b"HTTP/1.1 200 OK\r\n"
-
-
-class Endpoint:
-    """Answers each request with what ``script`` says: bytes, or None to hang up."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.script: list[bytes | None] = []
-        self.connections = 0
-        self.requests: list[bytes] = []
-        self.closes_after_answer = False
-        self.transport = Transport(None, connect_timeout=30.0)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                self.requests.append(head)
-                answer = self.script.pop(0) if self.script else OK
-                if answer is None:
-                    break
-                writer.write(answer)
-                await writer.drain()
-                if self.closes_after_answer:
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    async def post(self, url: str = "") -> httpx.Response:
-        request = httpx.Request("GET", url or self.url)
-        async with asyncio.timeout(60):
-            response = await self.transport.handle_async_request(request)
-            await response.aread()
-            return response
-
-    async def delivers(self, times: int = 1) -> None:
-        for _ in range(times):
-            response = await self.post()
-            assert (response.status_code, response.content) == (200, b"ok")
-
 
 @pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
-    endpoint = Endpoint()
-    listening = await asyncio.start_server(endpoint.serve, "127.0.0.1", 0)
-    host, port = listening.sockets[0].getsockname()
-    endpoint.url = f"http://{host}:{port}/"
-    yield endpoint
-    await endpoint.transport.aclose()
-    listening.close()
+async def transport() -> AsyncIterator[Transport]:
+    transport = Transport(None, connect_timeout=30.0)
+    yield transport
+    await transport.aclose()
 
 
-class TestConnections:
-    async def test_requests_at_the_same_time_have_their_own(self, endpoint: Endpoint) -> None:
-        await asyncio.gather(*(endpoint.post() for _ in range(5)))
-        assert endpoint.connections == 5
-
-    async def test_one_that_was_kept_and_closed_costs_nothing(self, endpoint: Endpoint) -> None:
-        endpoint.closes_after_answer = True
-        await endpoint.delivers(3)
-        assert len(endpoint.requests) == 3
-
-    async def test_one_that_was_kept_and_closes_on_the_request_makes_it_go_out_again(
-        self, endpoint: Endpoint
-    ) -> None:
-        await endpoint.delivers()
-        endpoint.script = [None, OK]
-        await endpoint.delivers()
-        assert (endpoint.connections, len(endpoint.requests)) == (2, 3)
-
-    async def test_bytes_that_nobody_asked_for_end_it(self, endpoint: Endpoint) -> None:
-        endpoint.script = [OK + OK]
-        await endpoint.delivers(2)
-        assert endpoint.connections == 2
-
-    async def test_a_request_that_is_given_up_gives_it_up(self, endpoint: Endpoint) -> None:
-        endpoint.script = [HALF]
-        call = asyncio.ensure_future(endpoint.post())
-        await eventually_async(lambda: endpoint.requests)
-        call.cancel()
-        await asyncio.wait([call])
-        await endpoint.delivers()
-        assert endpoint.connections == 2
+async def get(transport: Transport, url: str, **headers: str) -> httpx.Response:
+    async with asyncio.timeout(60):
+        request = httpx.Request("GET", url, headers=headers)
+        return await transport.handle_async_request(request)
 
 
-class TestErrors:
-    @pytest.mark.parametrize("kept", [0, 3])
-    async def test_a_request_goes_out_twice_at_most_and_once_on_a_fresh_connection(
-        self, kept: int, endpoint: Endpoint
-    ) -> None:
-        await asyncio.gather(*(endpoint.post() for _ in range(kept)))
-        endpoint.script = [None] * 9
-        with pytest.raises(httpx.ReadError, match="without a response"):
-            await endpoint.post()
-        assert len(endpoint.requests) == kept + (2 if kept else 1)
+async def test_a_refusal_has_its_headers(transport: Transport) -> None:
+    with WebServer([Answer(body=b"yes"), redirect("/elsewhere")]) as web:
+        fine = await get(transport, web.url())
+        assert (fine.status_code, await fine.aread()) == (200, b"yes")
+        moved = await get(transport, web.url())
+        assert (moved.status_code, moved.headers["location"]) == (307, "/elsewhere")
 
-    async def test_a_refused_connection_is_a_connect_error(
-        self, endpoint: Endpoint, unused_tcp_port: int
-    ) -> None:
-        with pytest.raises(httpx.ConnectError):
-            await endpoint.post(f"http://127.0.0.1:{unused_tcp_port}/")
+
+async def test_a_refused_connection_is_a_connect_error(
+    transport: Transport, unused_tcp_port: int
+) -> None:
+    with pytest.raises(httpx.ConnectError):
+        await get(transport, f"http://127.0.0.1:{unused_tcp_port}/")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (Answer(cut="request", how="fin"), "without a response"),
+        (Answer(cut="body"), "broke within"),
+        (Answer(raw=b"\0\0\0\x0212", close=True), "illegal"),
+    ],
+)
+async def test_what_is_no_whole_response_is_a_read_error(
+    transport: Transport, answer: Answer, text: str
+) -> None:
+    with WebServer(answer) as web, pytest.raises(httpx.ReadError, match=text):
+        await get(transport, web.url())
+
+
+async def test_a_header_that_would_break_out_is_not_sent(transport: Transport) -> None:
+    with WebServer() as web:
+        with pytest.raises(httpx.LocalProtocolError):
+            await get(transport, web.url(), X="a\nX-Evil: 1")
+        assert web.requests == []

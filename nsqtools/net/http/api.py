@@ -10,40 +10,44 @@ import asyncio
 import json
 import logging
 import math
-import os
 import socket
 import ssl
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from nsqtools import __version__
 from nsqtools.config import ClientConfig
 from nsqtools.config.option import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
-from nsqtools.lean import httpx
 from nsqtools.names import Address
-from nsqtools.net.tls import client_context, explain, warn_of_secret_in_clear
+from nsqtools.net.http.client import Connections, DialError
+from nsqtools.net.http.wire import ClosedError, ReplyError, render, render_fields
+from nsqtools.net.tls import client_context, explain, plain, warn_of_secret_in_clear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from nsqtools.errors import Reason
-    from nsqtools.net.replies import LeftOut
+    from nsqtools.net.http.replies import LeftOut
+    from nsqtools.net.http.wire import Reply
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 MAX_REPLY = 64 << 20
-"""Longest reply that is read, in bytes; /stats of a very large nsqd is a few MiB."""
+"""Maximum size of a reply, in bytes; /stats of a very large nsqd is a few MiB."""
 
 _DIGITS = 25
 _V1 = "nsq; version=1.0"
 
 # What an unknown topic is called: nsqlookupd before 0.3 said 500 INVALID_ARG_TOPIC.
 _UNKNOWN_TOPIC = frozenset({"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"})
+
+# A connection that ends like this while TLS is negotiated may be the server's way to refuse it.
+_HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 class URL(NamedTuple):
@@ -67,28 +71,21 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
     if parts.scheme not in ("http", "https"):
         raise ConfigError(f"address {text!r}: expected host:port, http:// or https://")
     address = Address.parse(parts.netloc, default_port)
-    if " " in address.host or not address.host.isprintable():
-        raise ConfigError(f"address {text!r}: expected a host name without spaces")
-    if reason := _unusable(parts.scheme, address, parts.path):
-        raise ConfigError(f"address {text!r}: {reason}")
+    if not _is_host(address.host):
+        raise ConfigError(f"address {text!r}: expected the name or the address of a host")
+    if not parts.path.isprintable():
+        raise ConfigError(f"address {text!r}: the path holds a control character")
     query = tuple(parse_qsl(parts.query, keep_blank_values=True))
-    return URL(parts.scheme, address, parts.path, query)
+    return URL(parts.scheme, address, quote(parts.path, safe="/%:@!$&'()*+,;=~"), query)
 
 
-def _unusable(scheme: str, address: Address, path: str = "") -> str:
-    """Why no request can be made of it, if so."""
+def _is_host(host: str) -> bool:
+    """Whether a name server can be asked for it, and a request can name it."""
     try:
-        # The host is decoded for the request's header, which may fail by itself.
-        _ = httpx.URL(scheme=scheme, host=address.host, path=path or "/").host
-    except (httpx.InvalidURL, UnicodeError) as error:
-        return str(error)
-    return ""
-
-
-class _Reply(NamedTuple):
-    status: int
-    headers: httpx.Headers
-    body: bytes
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isprintable() and " " not in host
 
 
 class Deadline:
@@ -115,13 +112,13 @@ class Deadline:
 class HTTPClient:
     """One server; an async context manager.
 
-    ``connect_timeout`` is the limit, in seconds, for TCP and for the TLS handshake each,
+    ``connect_timeout`` is the limit, in seconds, for TCP and the TLS handshake together,
     ``request_timeout`` for all of a request, besides the ``deadline``. ``tls`` serves https, by
     default verifying against the system's CAs. ``token`` goes out as a bearer token. ``tell`` is
-    told of each entry of a reply that cannot be used, with the name of the endpoint; by default
-    that is a warning, once. Raises ConfigError for a bad ``url``.
-    ``date`` is the header of that name in the last reply. ``at`` is when that was made, in
-    monotonic seconds: as near as can be said, midway between the request and its beginning.
+    called with each entry of a reply that cannot be used, after the name of the endpoint; by
+    default that is a warning, once. No proxy is used. Raises ConfigError for a bad ``url``.
+    ``date`` is the header of that name in the last reply. ``at`` is when the server made that
+    reply, in monotonic seconds, as near as can be said: midway between request and reply.
     """
 
     default_port: ClassVar[int]
@@ -145,26 +142,10 @@ class HTTPClient:
         self._request_timeout = request_timeout
         self._deadline = deadline or Deadline()
         self._tell = tell or partial(_warn_once, self.address)
-        headers = [
-            (b"Accept", f"application/vnd.{_V1}".encode()),
-            (b"Accept-Encoding", b"identity"),
-            (b"User-Agent", f"nsqtools/{__version__}".encode()),
-        ]
-        if token:
-            if not token.isprintable():
-                raise ConfigError("auth_secret: a bearer token cannot hold control characters")
-            headers.append((b"Authorization", f"Bearer {token}".encode()))
-            if self.url.scheme == "http":
-                warn_of_secret_in_clear(self.address)
         if tls is None and self.url.scheme == "https":
             tls = client_context(ClientConfig())
-        self._client = httpx.AsyncClient(
-            headers=headers,
-            verify=tls or _no_cas(),
-            trust_env=False,
-            follow_redirects=False,
-            timeout=httpx.Timeout(request_timeout, connect=connect_timeout),
-        )
+        self._fields = self._render_fields(token)
+        self._connections = Connections(tls, connect_timeout=connect_timeout, max_body=MAX_REPLY)
 
     @classmethod
     def listed(cls, address: Address, **limits: Any) -> Self:
@@ -172,8 +153,8 @@ class HTTPClient:
 
         Raises HTTPError for what can be nowhere: that is a server's fault, and of no other one.
         """
-        if reason := _unusable("http", address):
-            raise HTTPError(f"cannot be asked there: {show(reason)}", address)
+        if not _is_host(address.host):
+            raise HTTPError("cannot be asked there: it is no host", address)
         return cls(URL("http", address), **limits)
 
     async def __aenter__(self) -> Self:
@@ -184,7 +165,24 @@ class HTTPClient:
 
     async def close(self) -> None:
         """Close the connections that are kept alive."""
-        await self._client.aclose()
+        self._connections.close()
+
+    def _render_fields(self, token: str) -> bytes:
+        """The headers that all requests share."""
+        host = self.address.host.partition("%")[0].encode("idna").decode()
+        headers = {
+            "Host": str(Address(host, self.address.port)),
+            "Accept": f"application/vnd.{_V1}",
+            "Accept-Encoding": "identity",
+            "User-Agent": f"nsqtools/{__version__}",
+        }
+        if token:
+            if not token.isprintable():
+                raise ConfigError("auth_secret: a bearer token cannot hold control characters")
+            headers["Authorization"] = f"Bearer {token}"
+            if self.url.scheme == "http":
+                warn_of_secret_in_clear(self.address)
+        return render_fields([(name.encode(), value.encode()) for name, value in headers.items()])
 
     def _path(self, name: str) -> str:
         return f"{self.url.path.rstrip('/')}/{name}"
@@ -211,58 +209,54 @@ class HTTPClient:
                     self._tell(name, each)
                 return found
         except ValueError as error:
-            text = f"/{name}: unexpected reply: {error}"
-            raise HTTPError(text, self.address, status=reply.status) from error
+            raise self._unexpected(name, reply, error) from error
         if unknown is not None and code in _UNKNOWN_TOPIC:
             return unknown
         raise self._refused(name, reply)
 
-    async def _change(self, name: str, **params: str) -> None:
-        """POST to an endpoint that answers with nothing; raises HTTPError unless it did it."""
+    async def change(self, name: str, **params: str) -> None:
+        """POST to an endpoint such as ``topic/create``, for its ``topic``, ``channel``, ``node``.
+
+        To create what is there changes nothing. Raises HTTPError unless the server did it.
+        """
         reply = await self._exchange("POST", name, params)
         if reply.status == 200 and not reply.body:
             return
         try:
             status, *_ = _unwrap(reply)
         except ValueError as error:
-            text = f"/{name}: unexpected reply: {error}"
-            raise HTTPError(text, self.address, status=reply.status) from error
+            raise self._unexpected(name, reply, error) from error
         if status != 200:
             raise self._refused(name, reply)
 
-    async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> _Reply:
+    async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> Reply:
         """One request, and its reply whatever its status; raises HTTPError."""
         scheme, address, _, query = self.url
         self._deadline.check(address)
-        url = httpx.URL(
-            scheme=scheme,
-            host=address.host,
-            port=address.port,
-            path=self._path(name),
-            params=[*(pair for pair in query if pair[0] not in params), *params.items()],
-        )
-        replying = False
+        asked = urlencode([*(pair for pair in query if pair[0] not in params), *params.items()])
+        target = f"{self._path(name)}?{asked}" if asked else self._path(name)
+        fields = self._fields + (b"Content-Length: 0\r\n" if method == "POST" else b"")
+        request = render(method, target.encode(), fields)
         begin = monotonic()
         try:
-            async with (
-                asyncio.timeout(min(self._request_timeout, self._deadline.left)),
-                self._client.stream(method, url) as response,
-            ):
-                replying = True
-                self.at = (begin + monotonic()) / 2
-                self.date = response.headers.get("Date", "")
-                body = bytearray()
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > MAX_REPLY:
-                        text = f"/{name}: the reply is longer than {MAX_REPLY >> 20} MiB"
-                        raise HTTPError(text, address, status=response.status_code)
-                return _Reply(response.status_code, response.headers, bytes(body))
-        except (httpx.HTTPError, OSError) as error:
-            text, reason = self._explain(error, replying=replying)
+            async with asyncio.timeout(min(self._request_timeout, self._deadline.left)):
+                reply = await self._connections.exchange((scheme, *address), method, request)
+        except (DialError, ReplyError, TimeoutError) as error:
+            text, reason = self._explain(error)
             raise HTTPError(text, address, reason=reason) from error
+        self.at = (begin + monotonic()) / 2
+        self.date = reply.header("Date")
+        if reply.is_cut:
+            text = f"/{name}: the reply is longer than {MAX_REPLY >> 20} MiB"
+            raise HTTPError(text, address, status=reply.status)
+        return reply
 
-    def _refused(self, name: str, reply: _Reply) -> HTTPError:
+    def _unexpected(self, name: str, reply: Reply, error: ValueError) -> HTTPError:
+        """The error for a reply of another shape."""
+        text = f"/{name}: unexpected reply: {error}"
+        return HTTPError(text, self.address, status=reply.status)
+
+    def _refused(self, name: str, reply: Reply) -> HTTPError:
         """The error for a reply that is not a success."""
         status, code, data = _unwrap(reply)
         text = show(code)
@@ -271,41 +265,37 @@ class HTTPClient:
             where = Address(self.address.host, port) if type(port) is int and port else "..."
             text = f"TLS_REQUIRED: give its HTTPS address instead, https://{where}"
         elif 300 <= status < 400:
-            target = show(reply.headers.get("Location", ""))
+            target = show(reply.header("Location"))
             text = f"redirect to {target!r}: redirects are not followed, give the final address"
         line = f"/{name}: {status} {text}".rstrip()
         return HTTPError(line, self.address, status=status, code=code)
 
-    def _explain(self, error: BaseException, *, replying: bool) -> tuple[str, Reason]:
-        """One line for what httpx, or the time limit, raised."""
-        if isinstance(error, httpx.ConnectTimeout):
-            return f"no connection within {format_duration(self._connect_timeout)}", "dial"
-        if isinstance(error, httpx.TimeoutException | TimeoutError):
+    def _explain(self, error: DialError | ReplyError | TimeoutError) -> tuple[str, Reason]:
+        """One line for why there is no reply, and what kind of reason that is."""
+        if isinstance(error, TimeoutError):
             if not self._deadline.left:
                 return "no answer in the time of --timeout", "silence"
             return f"no answer within {format_duration(self._request_timeout)}", "silence"
-        cause = next(_system_errors(error), None)
-        if isinstance(cause, socket.gaierror):
+        cause = error.__cause__
+        begun = isinstance(error, ReplyError) and error.begun
+        reason: Reason = "dial" if isinstance(error, DialError) else ""
+        if isinstance(cause, TimeoutError):
+            return f"no connection within {format_duration(self._connect_timeout)}", "dial"
+        if isinstance(cause, socket.gaierror | UnicodeError):
             return f"cannot resolve {self.address.host!r}", "name"
-        reason: Reason = "dial" if isinstance(error, httpx.ConnectError) else ""
-        tls = isinstance(cause, ssl.SSLError) or (self.url.scheme == "https" and not replying)
-        if cause and tls and not isinstance(cause, ConnectionRefusedError):
+        hung_up = not begun and (isinstance(error, ClosedError) or isinstance(cause, _HUNG_UP))
+        if isinstance(cause, ssl.SSLError) or (hung_up and self.url.scheme == "https"):
+            cause = cause or ssl.SSLEOFError()
             text, reason = explain(cause), "tls"
-        elif cause:
-            text = os.strerror(cause.errno or 0).lower()
+        elif isinstance(cause, OSError):
+            text = plain(cause)
         else:
-            text = show(str(error)).rstrip(".") or type(error).__name__
-        if replying:
+            text = show(str(error)).rstrip(".")
+        if begun:
             return f"the reply broke off: {text}", reason
         if cause:
             return text, reason
         return f"no usable reply: {text}: check that this is the server's HTTP port", ""
-
-
-@cache
-def _no_cas() -> ssl.SSLContext:
-    """A context for plain http, that of all clients: httpx's own would load its CAs."""
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @lru_cache(1000)
@@ -313,7 +303,7 @@ def _warn_once(address: Address, name: str, left_out: str) -> None:
     log.warning("%s: /%s: left out %s", address, name, left_out)
 
 
-def _unwrap(reply: _Reply) -> tuple[int, str, Any]:
+def _unwrap(reply: Reply) -> tuple[int, str, Any]:
     """Status, error code and data of a reply, in an envelope or not.
 
     Raises ValueError for a success that is not JSON; of another reply, the text is the code.
@@ -328,20 +318,9 @@ def _unwrap(reply: _Reply) -> tuple[int, str, Any]:
         hint = "check that this is the HTTP port of the right server"
         raise ValueError(f"not JSON, but {text!r}: {hint}") from error
     fields = data if isinstance(data, dict) else {}
-    if reply.headers.get("X-NSQ-Content-Type") == _V1 or "status_code" not in fields:
+    if reply.header("X-NSQ-Content-Type") == _V1 or "status_code" not in fields:
         return reply.status, str(fields.get("message", "")), data
     status = fields["status_code"]
     if reply.status != 200 or type(status) is not int:
         status = reply.status
     return status, str(fields.get("status_txt", "")), fields.get("data")
-
-
-def _system_errors(error: BaseException | None) -> Iterator[OSError]:
-    """The errors with a number behind an error, outermost first."""
-    while error is not None:
-        if isinstance(error, BaseExceptionGroup):
-            for each in error.exceptions:
-                yield from _system_errors(each)
-        elif isinstance(error, OSError) and error.errno:
-            yield error
-        error = error.__cause__ or error.__context__

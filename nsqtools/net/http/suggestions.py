@@ -1,7 +1,7 @@
-"""Names of topics and channels for a TAB press, which has no time for httpx to load.
+"""Names of topics and channels for a TAB press, a process that has no time for an event loop.
 
-Servers are asked all at once, for ``LIMIT`` seconds in total, through bare sockets, and are told
-no secret.
+Servers are asked all at once, for ``LIMIT`` seconds in total, through blocking sockets, and are
+told no secret.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from socket import socket
     from ssl import SSLSocket
 
+    from nsqtools.net.http.wire import Reply
+
 LIMIT = 0.3
 
 _READ_SIZE = 65536
+_MAX_REPLY = 16 << 20
 
 
 class Question(NamedTuple):
@@ -59,26 +62,32 @@ def ask(questions: Iterable[Question]) -> set[str]:
 
 def _get(question: Question) -> list[str]:
     import json
+
+    reply = _exchange(question)
+    if reply is None or reply.status != 200:
+        return []
+    said = json.loads(reply.body)
+    found = said.get("data", said)
+    return _read_nodes(found) if question.nodes else _read_names(found, question.topic)
+
+
+def _exchange(question: Question) -> Reply | None:
     from socket import create_connection
 
-    request = (
-        f"GET {question.path} HTTP/1.0\r\nHost: {question.address}\r\n"
-        "Accept: application/vnd.nsq; version=1.0\r\n\r\n"
-    )
+    from nsqtools.net.http.wire import ReplyReader, render, render_fields
+
+    accept = (b"Accept", b"application/vnd.nsq; version=1.0")
+    fields = render_fields([(b"Host", str(question.address).encode()), accept])
+    reader = ReplyReader("GET", _MAX_REPLY)
     with (
         create_connection(question.address, LIMIT) as plain,
         _over_tls(plain, question) if question.tls else plain as connection,
     ):
-        connection.sendall(request.encode())
-        data = bytearray()
+        connection.sendall(render("GET", question.path.encode(), fields))
         while chunk := connection.recv(_READ_SIZE):
-            data += chunk
-    head, _, body = data.partition(b"\r\n\r\n")
-    if head.split(None, 2)[1] != b"200":
-        return []
-    reply = json.loads(body)
-    found = reply.get("data", reply)
-    return _read_nodes(found) if question.nodes else _read(found, question.topic)
+            if reply := reader.feed(chunk):
+                return reply
+    return reader.finish()
 
 
 def _over_tls(plain: socket, question: Question) -> SSLSocket:
@@ -88,7 +97,7 @@ def _over_tls(plain: socket, question: Question) -> SSLSocket:
     return context.wrap_socket(plain, server_hostname=question.address.host)
 
 
-def _read(reply: dict[str, Any], topic: str) -> list[str]:
+def _read_names(reply: dict[str, Any], topic: str) -> list[str]:
     """Names in a reply of nsqlookupd, which are texts, or of nsqd, which are in objects."""
     if "channels" in reply:
         return list(reply["channels"])

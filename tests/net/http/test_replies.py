@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.net.http import union_producers
-from nsqtools.net.replies import (
+from nsqtools.net.http.daemons import union_producers
+from nsqtools.net.http.replies import (
     Latency,
     Producer,
     decode_info,
@@ -24,7 +24,7 @@ from tests.support.scripted_http import CHANNEL, NODE, TOPIC
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqtools.net.replies import LeftOut, TopicStats
+    from nsqtools.net.http.replies import LeftOut, TopicStats
 
 CLIENT: dict[str, Any] = {
     "client_id": "id",

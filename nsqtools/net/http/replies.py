@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,16 @@ LeftOut = list[str]
 
 _MOST_LEFT_OUT = 10
 _NUMBERS = range(-1 << 63, 1 << 64)  # int64 and uint64
+_KINDS: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "a boolean",
+    list: "a list",
+    dict: "an object",
+}
+_SPELLED = {"in_flight": "in_flight_count", "deferred": "deferred_count"}
+"""What nsqd calls fields that have another name here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +88,11 @@ class NsqdInfo:
     """/info of an nsqd; ``start_time`` is in seconds since the epoch. Before 1.0: only version."""
 
     version: str
-    broadcast_address: str
-    hostname: str
-    tcp_port: int
-    http_port: int
-    start_time: int
+    broadcast_address: str = ""
+    hostname: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    start_time: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +102,21 @@ class ClientStats:
     ``state`` is 3 while it consumes and 4 when it is about to leave (``nsqd/client_v2.go``).
     """
 
-    client_id: str
-    hostname: str
-    user_agent: str
-    remote_address: str
-    state: int
-    ready_count: int
-    in_flight: int
-    message_count: int
-    finish_count: int
-    requeue_count: int
-    connect_ts: int
-    tls: bool
-    snappy: bool
-    deflate: bool
-    authed: bool
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    remote_address: str = ""
+    state: int = 0
+    ready_count: int = 0
+    in_flight: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    connect_ts: int = 0
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    authed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +136,14 @@ class ChannelStats:
 
     name: str
     depth: int
-    backend_depth: int
-    in_flight: int
-    deferred: int
-    message_count: int
-    requeue_count: int
-    timeout_count: int
-    client_count: int
-    paused: bool
+    backend_depth: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    message_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    client_count: int = 0
+    paused: bool = False
     latency: Latency | None = None
     clients: tuple[ClientStats, ...] = ()
 
@@ -143,10 +154,10 @@ class TopicStats:
 
     name: str
     depth: int
-    backend_depth: int
-    message_count: int
-    paused: bool
-    channels: tuple[ChannelStats, ...]
+    backend_depth: int = 0
+    message_count: int = 0
+    paused: bool = False
+    channels: tuple[ChannelStats, ...] = ()
     message_bytes: int = 0
     latency: Latency | None = None
 
@@ -155,10 +166,10 @@ class TopicStats:
 class NsqdStats:
     """/stats; ``start_time`` is in seconds since the epoch, ``health`` is OK or what is wrong."""
 
-    version: str
-    health: str
-    start_time: int
-    topics: tuple[TopicStats, ...]
+    version: str = ""
+    health: str = ""
+    start_time: int = 0
+    topics: tuple[TopicStats, ...] = ()
 
 
 def decode_lookup(data: object, left_out: LeftOut) -> Lookup:
@@ -180,25 +191,14 @@ def decode_names(data: object, left_out: LeftOut, *, field: str) -> list[str]:
 
 def decode_info(data: object, _: LeftOut) -> NsqdInfo:
     """/info of nsqd."""
-    return NsqdInfo(
-        _field(data, "version", str),
-        _field(data, "broadcast_address", str, ""),
-        _field(data, "hostname", str, ""),
-        _field(data, "tcp_port", int, 0),
-        _field(data, "http_port", int, 0),
-        _field(data, "start_time", int, 0),
-    )
+    return NsqdInfo(**_fields(NsqdInfo, data))
 
 
 def decode_report(data: object, left_out: LeftOut) -> NsqdStats:
     """/stats of nsqd, with null for an empty list; an early one says nothing of itself."""
-    topics = _nullable(data, "topics")
-    return NsqdStats(
-        _field(data, "version", str, ""),
-        _field(data, "health", str, ""),
-        _field(data, "start_time", int, 0),
-        tuple(_usable(topics, "topic", lambda entry: _topic(entry, left_out), left_out)),
-    )
+    entries = _nullable(data, "topics")
+    topics = _usable(entries, "topic", lambda entry: _topic(entry, left_out), left_out)
+    return NsqdStats(**_fields(NsqdStats, data), topics=tuple(topics))
 
 
 def _usable(
@@ -224,55 +224,30 @@ def _title(entry: object) -> str:
 
 
 def _topic(entry: object, left_out: LeftOut) -> TopicStats:
-    channels = _nullable(entry, "channels")
+    entries = _nullable(entry, "channels")
+    channels = _usable(entries, "channel", lambda each: _channel(each, left_out), left_out)
     return TopicStats(
-        _checked(_keys(entry).get("topic_name")),
-        _field(entry, "depth", int),
-        _field(entry, "backend_depth", int, 0),
-        _field(entry, "message_count", int, 0),
-        _field(entry, "paused", bool, False),
-        tuple(_usable(channels, "channel", lambda each: _channel(each, left_out), left_out)),
-        _field(entry, "message_bytes", int, 0),
-        _latency(entry),
+        name=_checked(_keys(entry).get("topic_name")),
+        channels=tuple(channels),
+        latency=_latency(entry),
+        **_fields(TopicStats, entry),
     )
 
 
 def _channel(entry: object, left_out: LeftOut) -> ChannelStats:
-    clients = _nullable(entry, "clients") if "clients" in _keys(entry) else []
+    keys = _keys(entry)
+    entries = _nullable(entry, "clients") if "clients" in keys else []
+    counted = {} if "client_count" in keys else {"client_count": len(entries)}
     return ChannelStats(
-        _checked(_keys(entry).get("channel_name")),
-        _field(entry, "depth", int),
-        _field(entry, "backend_depth", int, 0),
-        _field(entry, "in_flight_count", int, 0),
-        _field(entry, "deferred_count", int, 0),
-        _field(entry, "message_count", int, 0),
-        _field(entry, "requeue_count", int, 0),
-        _field(entry, "timeout_count", int, 0),
-        _field(entry, "client_count", int, len(clients)),
-        _field(entry, "paused", bool, False),
-        _latency(entry),
-        tuple(_usable(clients, "client", _client, left_out)),
+        name=_checked(keys.get("channel_name")),
+        latency=_latency(entry),
+        clients=tuple(_usable(entries, "client", _client, left_out)),
+        **(_fields(ChannelStats, entry) | counted),
     )
 
 
 def _client(entry: object) -> ClientStats:
-    return ClientStats(
-        _field(entry, "client_id", str, ""),
-        _field(entry, "hostname", str, ""),
-        _field(entry, "user_agent", str, ""),
-        _field(entry, "remote_address", str, ""),
-        _field(entry, "state", int, 0),
-        _field(entry, "ready_count", int, 0),
-        _field(entry, "in_flight_count", int, 0),
-        _field(entry, "message_count", int, 0),
-        _field(entry, "finish_count", int, 0),
-        _field(entry, "requeue_count", int, 0),
-        _field(entry, "connect_ts", int, 0),
-        _field(entry, "tls", bool, False),
-        _field(entry, "snappy", bool, False),
-        _field(entry, "deflate", bool, False),
-        _field(entry, "authed", bool, False),
-    )
+    return ClientStats(**_fields(ClientStats, entry))
 
 
 def _latency(entry: object) -> Latency | None:
@@ -280,11 +255,11 @@ def _latency(entry: object) -> Latency | None:
     found = _keys(entry).get("e2e_processing_latency")
     if found is None or not _keys(found).get("percentiles"):
         return None
-    percentiles = _field(found, "percentiles", list)
-    return Latency(
-        _field(found, "count", int, 0),
-        tuple((_number(each, "quantile"), _number(each, "value") / 1e9) for each in percentiles),
-    )
+    pairs = [
+        (_field(each, "quantile", float), _field(each, "value", float) / 1e9)
+        for each in _field(found, "percentiles", list)
+    ]
+    return Latency(_field(found, "count", int, 0), tuple(pairs))
 
 
 def _producer(entry: object, left_out: LeftOut) -> Producer:
@@ -341,37 +316,45 @@ def _nullable(entry: object, name: str) -> list[Any]:
     return [] if _keys(entry).get(name, ()) is None else _field(entry, name, list)
 
 
-_KINDS: dict[type, str] = {
-    str: "text",
-    int: "a whole number",
-    bool: "a boolean",
-    list: "a list",
-    dict: "an object",
-}
+def _fields(kind: type, entry: object) -> dict[str, Any]:
+    """What a JSON object says of the texts, numbers and booleans of a dataclass.
+
+    A field without a default must be there; ``name`` is the caller's to read.
+    """
+    return {name: _field(entry, key, of, default) for name, key, of, default in _plain(kind)}
+
+
+@cache
+def _plain(kind: type) -> list[tuple[str, str, type, Any]]:
+    """Such fields of a dataclass: name, JSON's name, type, and default or None."""
+    types = {"str": str, "int": int, "bool": bool}
+    return [
+        (
+            each.name,
+            _SPELLED.get(each.name, each.name),
+            types[str(each.type)],
+            None if each.default is MISSING else each.default,
+        )
+        for each in fields(kind)
+        if each.type in types and each.name != "name"
+    ]
 
 
 def _field(entry: object, name: str, kind: type[T], default: T | None = None) -> T:
     """A field of a JSON object; one that is missing is an error unless there is a default."""
-    value = _keys(entry).get(name, default)
-    if value is None and name not in _keys(entry):
+    keys = _keys(entry)
+    value: Any = keys.get(name, default)
+    if value is None and name not in keys:
         raise ValueError(f"{name!r} is missing")
+    if type(value) is int and value not in _NUMBERS:
+        raise ValueError(f"{name!r} is out of range")
+    if kind is float and type(value) is int:  # JSON may write it without a fraction
+        value = float(value)
     if type(value) is not kind:  # a JSON boolean must not pass for an integer
         raise ValueError(f"{name!r} is {_name(value)}, expected {_KINDS[kind]}")
-    if kind is int and value not in _NUMBERS:
-        raise ValueError(f"{name!r} is out of range")
     if isinstance(value, str) and not value.isprintable():
         return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)  # type: ignore[return-value]
     return value
-
-
-def _number(entry: object, name: str) -> float:
-    """A field that JSON may write with or without a fraction."""
-    value: Any = _keys(entry).get(name)
-    if type(value) not in (int, float):
-        raise ValueError(f"{name!r} is {_name(value)}, expected a number")
-    if isinstance(value, int) and value not in _NUMBERS:
-        raise ValueError(f"{name!r} is out of range")
-    return float(value)
 
 
 def _keys(entry: object) -> dict[str, Any]:

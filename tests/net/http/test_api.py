@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.config import ClientConfig
-from nsqtools.net import exchange
+from nsqtools.net.http import api
 from nsqtools.net.tls import client_context
 from tests.support.scripted_http import (
     V1,
@@ -113,7 +113,7 @@ async def test_a_server_without_http_leads_to_checking_the_port(answer: bytes) -
 
 
 async def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MAX_REPLY", 1 << 20)
+    monkeypatch.setattr(api, "MAX_REPLY", 1 << 20)
     async with serving(reply(b" " * ((1 << 20) + 1))) as server:
         error = await lookup_failure(server)
     assert "1 MiB" in error.text

@@ -9,7 +9,9 @@ import pytest
 
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
-from nsqtools.net.http import URL, Lookup, ask_all, parse_url
+from nsqtools.net.http.api import URL, parse_url
+from nsqtools.net.http.daemons import ask_all
+from nsqtools.net.http.replies import Lookup
 from tests.support.scripted_http import (
     CHANNEL,
     NODE,
@@ -136,7 +138,7 @@ async def test_all_forms_of_replies_read_the_same(form: Callable[[object], bytes
         assert [producer.tcp for producer in found.producers] == [Address("nsqd.test", 4150)]
         assert await client.nodes() == list(found.producers)
     async with serving(form({"topics": [TOPIC]})) as server, nsqd(server) as nsqd_client:
-        (topic,) = await nsqd_client.stats()
+        (topic,) = await nsqd_client.stats("t")
         assert (topic.name, topic.channels[0].in_flight) == ("t", 3)
 
 
@@ -155,22 +157,6 @@ async def test_an_unknown_topic_is_an_empty_answer(answer: bytes) -> None:
         assert await client.channels("t") == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "status", "text"),
-    [
-        (reply("NOK - disk full", 500), 500, "NOK - disk full"),
-        (reply("<html>"), 200, "<html>"),
-        (v1({"message": "TLS_REQUIRED"}, 403), 403, "TLS_REQUIRED"),
-    ],
-)
-async def test_an_nsqd_that_is_not_well_says_why(answer: bytes, status: int, text: str) -> None:
-    async with serving(answer) as server:
-        client = nsqd(server)
-        error = await failure(client, client.ping())
-    assert text in error.text
-    assert error.status == status
-
-
 async def test_a_report_holds_what_was_asked_for_alone_even_if_nsqd_cannot_filter() -> None:
     channels = [CHANNEL, {**CHANNEL, "channel_name": "other"}]
     topics = [{**TOPIC, "topic_name": "other"}, {**TOPIC, "channels": channels}]
@@ -180,27 +166,27 @@ async def test_a_report_holds_what_was_asked_for_alone_even_if_nsqd_cannot_filte
         assert (said.version, said.health, said.start_time) == ("1.3.0", "OK", 5)
         assert [topic.name for topic in said.topics] == ["t"]
         assert "include_clients=true" in server.target
-        (found,) = await client.stats("t", "c")
+        (found,) = (await client.report("t", "c")).topics
         assert [channel.name for channel in found.channels] == ["c"]
 
 
 async def test_a_change_is_a_post_whose_names_are_escaped() -> None:
     async with serving(v1_empty()) as server, nsqd(server) as client:
-        await client.create_channel("t", "c#ephemeral")
+        await client.change("channel/create", topic="t", channel="c#ephemeral")
     assert server.head.startswith("POST /channel/create?topic=t&channel=c%23ephemeral HTTP/1.1")
 
 
 async def test_changes_at_an_nsqlookupd_stand_beside_its_lookup() -> None:
     url = "{}/nsq/find?dc=1"
     async with serving(v1_empty()) as server, lookupd(url.format(server.address)) as client:
-        await client.delete_topic("t")
+        await client.change("topic/delete", topic="t")
     assert server.target == "/nsq/topic/delete?dc=1&topic=t"
 
 
 @pytest.mark.parametrize("answer", [v1_empty(), reply(""), envelope(None), v1({})])
 async def test_all_forms_of_success_of_a_change_are_fine(answer: bytes) -> None:
     async with serving(answer) as server, nsqd(server) as client:
-        await client.pause_topic("t")
+        await client.change("topic/pause", topic="t")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +204,7 @@ async def test_a_change_that_is_refused_tells_the_servers_own_word(
 ) -> None:
     async with serving(answer) as server:
         client = nsqd(server)
-        error = await failure(client, client.delete_channel("t", "c"))
+        error = await failure(client, client.change("channel/delete", topic="t"))
     assert (error.status, error.code) == (status, code)
     assert error.text.startswith("/channel/delete: ")
 

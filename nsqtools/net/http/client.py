@@ -1,0 +1,200 @@
+"""HTTP connections, kept alive: a request's bytes in, its response out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, cast
+
+from nsqtools.net.http.wire import ClosedError, Reply, ReplyError, ReplyReader
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+Origin = tuple[str, str, int]
+"""Scheme, host and port."""
+
+_MAX_IDLE = 60.0
+"""Seconds after which an idle connection is not trusted: a firewall may have dropped it."""
+_HAPPY_EYEBALLS = 0.25
+_BUFFER_SIZE = 64 << 10
+"""Of what a read fills before it is copied: for a Protocol asyncio makes 256 KiB each time."""
+
+
+class DialError(Exception):
+    """No connection could be made, so that nothing of a request arrived.
+
+    The cause is the OSError; a TimeoutError if it took too long, a UnicodeError for a host that
+    no name server can be asked for.
+    """
+
+
+class Connections:
+    """Connections to any origin; each carries one request at a time.
+
+    ``context`` is for https, ``connect_timeout``, in seconds, for TCP and TLS together. Of the body
+    of a response ``max_body`` bytes are read.
+    """
+
+    def __init__(
+        self, context: SSLContext | None, *, connect_timeout: float, max_body: int
+    ) -> None:
+        self._context = context
+        self._connect_timeout = connect_timeout
+        self._max_body = max_body
+        self._idle: defaultdict[Origin, list[_Link]] = defaultdict(list)
+        self._links: set[_Link] = set()
+        self._buffer = memoryview(bytearray(_BUFFER_SIZE))
+
+    async def exchange(self, origin: Origin, method: str, data: bytes) -> Reply:
+        """Send a request, which is of this method; returns the response.
+
+        A request whose kept-alive connection turns out to be closed, with no byte of a response,
+        goes out once more on a new one. The time for a response is the caller's to limit: a call
+        that is cancelled closes its connection. Raises DialError or ReplyError.
+        """
+        link = self._take(origin)
+        reply = await link.exchange(method, data) if link else None
+        if link is None or reply is None:
+            link = await self._connect(origin)
+            reply = await link.exchange(method, data)
+            if reply is None:
+                text = "the server closed the connection without a response"
+                raise ClosedError(text) from link.error
+        if reply.reusable:
+            self._keep(origin, link)
+        return reply
+
+    def close(self) -> None:
+        """Hang up; requests under way fail."""
+        for link in list(self._links):
+            link.abort()
+
+    def _take(self, origin: Origin) -> _Link | None:
+        """The connection that was used last, if it can still be used."""
+        idle = self._idle[origin]
+        while idle:
+            link = idle.pop()
+            if link.is_usable():
+                return link
+            link.abort()
+        return None
+
+    def _keep(self, origin: Origin, link: _Link) -> None:
+        idle = self._idle[origin]
+        idle.append(link)
+        if not idle[0].is_usable():
+            idle.pop(0).abort()
+
+    async def _connect(self, origin: Origin) -> _Link:
+        scheme, host, port = origin
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, link = await loop.create_connection(
+                    lambda: _Link(self._links, self._buffer, self._max_body),
+                    host,
+                    port,
+                    ssl=(self._context or True) if scheme == "https" else None,
+                    happy_eyeballs_delay=_HAPPY_EYEBALLS,
+                )
+        except (OSError, UnicodeError) as error:
+            raise DialError(str(error)) from error
+        return link
+
+
+class _Link(asyncio.BufferedProtocol):
+    """One connection; all share the buffer, as each is read at once."""
+
+    def __init__(self, links: set[_Link], buffer: memoryview, max_body: int) -> None:
+        self._buffer = buffer
+        self._links = links
+        self._max_body = max_body
+        self._loop = asyncio.get_running_loop()
+        self._reader = ReplyReader("", max_body)
+        self._waiter: asyncio.Future[Reply | None] | None = None
+        self._since = 0.0
+        self._lost = False
+        self.error: Exception | None = None
+        """Why it was lost, if not as it should be."""
+
+    async def exchange(self, method: str, data: bytes) -> Reply | None:
+        """Send a request; None if the connection was closed without a byte of a response."""
+        if self._lost:
+            return None
+        self._reader = ReplyReader(method, self._max_body)
+        waiter: asyncio.Future[Reply | None] = self._loop.create_future()
+        self._waiter = waiter
+        self._transport.write(data)
+        try:
+            reply = await waiter
+        except BaseException:
+            self.abort()
+            raise
+        if reply is None or not reply.reusable or self._transport.get_write_buffer_size():
+            self.abort()
+            return reply._replace(reusable=False) if reply else None
+        self._since = self._loop.time()
+        return reply
+
+    def is_usable(self) -> bool:
+        """Whether it is open and was not idle for too long."""
+        return not self._lost and self._loop.time() - self._since < _MAX_IDLE
+
+    def abort(self) -> None:
+        """Hang up without a goodbye."""
+        self._lost = True
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: connected."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._links.add(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """asyncio: where to read to."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """asyncio: a read."""
+        waiter = self._waiter
+        if waiter is None:
+            self.abort()  # nobody asked
+            return
+        try:
+            reply = self._reader.feed(bytes(self._buffer[:nbytes]))
+        except ReplyError as error:
+            self._end(error)
+            return
+        if reply is not None:
+            self._end(reply)
+
+    def eof_received(self) -> None:
+        """asyncio: the server sends no more; the transport closes itself."""
+        self._lost = True
+        if self._waiter:
+            try:
+                self._end(self._reader.finish())
+            except ReplyError as error:
+                self._end(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """asyncio: gone."""
+        self._lost = True
+        self.error = error
+        self._links.discard(self)
+        if self._reader.has_input:
+            broken = self._reader.error("the connection broke within the response")
+            broken.__cause__ = error
+            self._end(broken)
+        else:
+            self._end(None)
+
+    def _end(self, result: Reply | Exception | None) -> None:
+        """Tell who waits for the response, if anybody still does."""
+        waiter, self._waiter = self._waiter, None
+        if waiter and not waiter.done():
+            if isinstance(result, Exception):
+                waiter.set_exception(result)
+            else:
+                waiter.set_result(result)

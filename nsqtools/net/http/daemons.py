@@ -1,0 +1,160 @@
+"""The HTTP APIs of nsqd and nsqlookupd (``nsqd/http.go``, ``nsqlookupd/http.go``).
+
+A server that does not answer, or refuses, is an HTTPError: its ``code`` is the server's own word,
+such as TOPIC_NOT_FOUND.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from nsqtools.errors import HTTPError
+from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
+from nsqtools.net.http.api import HTTPClient
+from nsqtools.net.http.replies import (
+    Lookup,
+    decode_info,
+    decode_lookup,
+    decode_names,
+    decode_nodes,
+    decode_report,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from nsqtools.names import Address
+    from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Producer, TopicStats
+
+T = TypeVar("T")
+C = TypeVar("C", bound="HTTPClient")
+
+
+class Lookupd(HTTPClient):
+    """An nsqlookupd.
+
+    A path in the URL is that of /lookup, as for go-nsq (``consumer.go``, buildLookupAddr); the
+    other endpoints are taken to be beside it.
+    """
+
+    default_port = LOOKUPD_HTTP_PORT
+
+    async def topics(self) -> list[str]:
+        """All topics."""
+        return await self._read("topics", {}, partial(decode_names, field="topics"))
+
+    async def channels(self, topic: str) -> list[str]:
+        """A topic's channels; none for an unknown topic."""
+        decode = partial(decode_names, field="channels")
+        return await self._read("channels", {"topic": topic}, decode, unknown=[])
+
+    async def lookup(self, topic: str) -> Lookup:
+        """A topic's channels and nsqds, without the tombstoned and the silent ones."""
+        nothing = Lookup(known=False)
+        return await self._read("lookup", {"topic": topic}, decode_lookup, unknown=nothing)
+
+    async def nodes(self) -> list[Producer]:
+        """All nsqds, with their topics."""
+        return await self._read("nodes", {}, decode_nodes)
+
+    def _path(self, name: str) -> str:
+        lookup = self.url.path if self.url.path not in ("", "/") else "/lookup"
+        return lookup if name == "lookup" else f"{lookup.rpartition('/')[0]}/{name}"
+
+
+class NsqdHTTP(HTTPClient):
+    """The HTTP API of an nsqd; a path in the URL stands before the endpoints' own."""
+
+    default_port = NSQD_HTTP_PORT
+
+    async def info(self) -> NsqdInfo:
+        """What it calls itself and where it listens."""
+        return await self._read("info", {}, decode_info)
+
+    async def stats(self, topic: str) -> list[TopicStats]:
+        """The topic with all its channels; an empty list if there is no such topic."""
+        return list((await self.report(topic)).topics)
+
+    async def report(
+        self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
+    ) -> NsqdStats:
+        """All topics or one, with all their channels or one, and what nsqd says of itself.
+
+        Channels have ``clients`` if they are included.
+        """
+        params = {
+            "format": "json",
+            "include_clients": "true" if include_clients else "false",
+            "include_mem": "false",
+            **({} if topic is None else {"topic": topic}),
+            **({} if channel is None else {"channel": channel}),
+        }
+        said = await self._read("stats", params, decode_report)
+        return replace(said, topics=tuple(_select_stats(said.topics, topic, channel)))
+
+
+def union_producers(answers: Iterable[Iterable[Producer]]) -> dict[Address, Producer]:
+    """All producers by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
+
+    Of one in several answers the topics are united. A topic is tombstoned there only if all who
+    list it say so: a consumer that asks them all would still find it.
+    """
+    united: dict[Address, Producer] = {}
+    for producer in (each for answer in answers for each in answer):
+        known = united.setdefault(producer.tcp, producer)
+        dead = dict(zip(known.topics, known.tombstones, strict=True))
+        for topic, tombstoned in zip(producer.topics, producer.tombstones, strict=True):
+            dead[topic] = dead.get(topic, True) and tombstoned
+        united[producer.tcp] = replace(known, topics=tuple(dead), tombstones=tuple(dead.values()))
+    return united
+
+
+def _select_stats(
+    topics: Iterable[TopicStats], topic: str | None, channel: str | None
+) -> list[TopicStats]:
+    """The topic of that name, and of all or that one the channel of that name, if it has it.
+
+    So nsqd filters since 1.0; earlier ones may send everything.
+    """
+    found = [each for each in topics if topic in (None, each.name)]
+    if channel is None:
+        return found
+    only = [
+        replace(each, channels=tuple(c for c in each.channels if c.name == channel))
+        for each in found
+    ]
+    return [each for each in only if each.channels]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers(Generic[T]):
+    """What several servers said, each with its address, in the order they were asked."""
+
+    answers: list[tuple[Address, T]]
+    failures: list[tuple[Address, HTTPError]]
+
+    @property
+    def values(self) -> list[T]:
+        """The answers alone."""
+        return [value for _, value in self.answers]
+
+
+async def attempt(call: Awaitable[T]) -> T | HTTPError:
+    """The answer, or why there is none: an error without what it came from, as many are kept."""
+    try:
+        return await call
+    except HTTPError as error:
+        return error.bare()
+
+
+async def ask_all(clients: Sequence[C], call: Callable[[C], Awaitable[T]]) -> Answers[T]:
+    """Ask all servers at once. A dead one is among the failures and hides no other's answer."""
+    said = await asyncio.gather(*(attempt(call(client)) for client in clients))
+    found = [(client.address, each) for client, each in zip(clients, said, strict=True)]
+    return Answers(
+        [(address, each) for address, each in found if not isinstance(each, HTTPError)],
+        [(address, each) for address, each in found if isinstance(each, HTTPError)],
+    )

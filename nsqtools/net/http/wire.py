@@ -1,0 +1,185 @@
+"""HTTP/1.1 as bytes: requests to send, responses to read. There are no sockets here.
+
+Most servers answer most requests with a short response of known length in one piece. One regular
+expression reads that. h11 reads everything else; it takes ten times as long, and is loaded only
+when it is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import h11
+
+MAX_HEAD = 64 << 10
+"""Maximum size of a status line with its headers, in bytes."""
+
+Header = tuple[bytes, bytes]
+
+# What h11 allows in a name and a value, without obsolete line folding. Nothing here backtracks.
+_FIELD = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):([^\x00\n\v\f\r]*+)\r\n"
+_HEAD = re.compile(
+    rb"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~\t\x80-\xff]*+)?+\r\n((?:" + _FIELD + rb")++)\r\n"
+)
+_FIELDS = re.compile(_FIELD)
+_LENGTH = re.compile(rb"\ncontent-length:([^\r]*+)", re.IGNORECASE)
+_DIGITS = re.compile(rb"[ \t]*([0-9]{1,5})[ \t]*")
+# What changes the meaning of the length, or of what follows on the connection.
+_SPECIAL = re.compile(
+    rb"\n(?:transfer-encoding:|connection:(?![ \t]*keep-alive[ \t]*\r))", re.IGNORECASE
+)
+_WITHOUT_BODY = (b"204", b"304")
+
+
+class ReplyError(Exception):
+    """No whole response came; ``begun`` says whether its head did.
+
+    The cause, if there is one, is the OSError that ended the connection.
+    """
+
+    def __init__(self, text: str, *, begun: bool = False) -> None:
+        super().__init__(text)
+        self.begun = begun
+
+
+class ClosedError(ReplyError):
+    """The connection was closed before a byte of a response came."""
+
+
+class Reply(NamedTuple):
+    """A response. ``fields`` are the lines of its headers.
+
+    ``is_cut``: ``body`` is only the beginning. ``reusable``: the connection can carry another
+    request.
+    """
+
+    status: int
+    fields: bytes
+    body: bytes
+    reusable: bool = False
+    is_cut: bool = False
+
+    @property
+    def headers(self) -> list[Header]:
+        """All headers, with names in lower case."""
+        return [(name.lower(), value.strip(b" \t")) for name, value in _FIELDS.findall(self.fields)]
+
+    def header(self, name: str) -> str:
+        """The first header of this name, or an empty text."""
+        wanted = name.lower().encode()
+        return next((value.decode("latin-1") for key, value in self.headers if key == wanted), "")
+
+
+def render(method: str, target: bytes, fields: bytes, body: bytes = b"") -> bytes:
+    """The bytes of a request; ``fields`` come from ``render_fields``."""
+    line = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target)
+    return b"".join((line, fields, b"\r\n", body))
+
+
+def render_fields(headers: Iterable[Header]) -> bytes:
+    """The lines of headers; raises ValueError for a header that would end its line."""
+    lines = [b"%b: %b\r\n" % field for field in headers]
+    data = b"".join(lines)
+    if data.count(b"\n") != len(lines) or data.count(b"\r") != len(lines) or b"\0" in data:
+        raise ValueError("a header holds a line break or NUL")
+    return data
+
+
+class ReplyReader:
+    """Reads the response to one request of this method, and ``max_body`` bytes of its body."""
+
+    __slots__ = ("_body", "_h11", "_head", "_max_body", "_method")
+
+    def __init__(self, method: str, max_body: int) -> None:
+        self._method = method
+        self._max_body = max_body
+        self._h11: h11.Connection | None = None
+        self._head: h11.Response | None = None
+        self._body = bytearray()
+
+    @property
+    def has_input(self) -> bool:
+        """Whether a part of a response has come."""
+        return self._h11 is not None
+
+    def feed(self, data: bytes) -> Reply | None:
+        """The response, if this completes it; raises ReplyError."""
+        if self._h11 is None:
+            if reply := _simple(data):
+                return reply
+            self._h11 = _expecting(self._method)
+        return self._feed(self._h11, data)
+
+    def finish(self) -> Reply | None:
+        """The response that the end of the connection completes; None if nothing came.
+
+        Raises ReplyError.
+        """
+        if self._h11 is None:
+            return None
+        reply = self._feed(self._h11, b"")
+        if reply is None:
+            raise self.error("the response breaks off")
+        return reply._replace(reusable=False)
+
+    def error(self, text: str) -> ReplyError:
+        """The error of a response that cannot be completed."""
+        return ReplyError(text, begun=self._head is not None)
+
+    def _feed(self, connection: h11.Connection, data: bytes) -> Reply | None:
+        import h11
+
+        try:
+            connection.receive_data(data)
+            while (event := connection.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.Response):
+                    self._head = event
+                elif isinstance(event, h11.Data):
+                    self._body += event.data
+                    if len(self._body) > self._max_body:
+                        return self._reply(reusable=False)
+                elif isinstance(event, h11.EndOfMessage):
+                    rest, _ = connection.trailing_data
+                    is_idle = connection.our_state is connection.their_state is h11.DONE
+                    return self._reply(reusable=is_idle and not rest)
+                elif event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
+                    raise self.error("the server switched to another protocol or hung up")
+        except h11.RemoteProtocolError as error:
+            raise self.error(str(error)) from None
+        return None
+
+    def _reply(self, *, reusable: bool) -> Reply:
+        assert self._head
+        fields = b"".join([b"%b: %b\r\n" % (name, value) for name, value in self._head.headers])
+        is_cut = len(self._body) > self._max_body
+        body = bytes(memoryview(self._body)[: self._max_body])
+        return Reply(self._head.status_code, fields, body, reusable, is_cut)
+
+
+def _simple(data: bytes) -> Reply | None:
+    """The response, if this is all of it and nothing about it is special."""
+    match = _HEAD.match(data)
+    if match is None or _SPECIAL.search(data, 0, match.end()):
+        return None
+    lengths = _LENGTH.findall(data, 0, match.end())
+    code, start = match[1], match.end()
+    if len(lengths) != 1 or code in _WITHOUT_BODY:
+        return None
+    length = _DIGITS.fullmatch(lengths[0])
+    if length is None or len(data) - start != int(length[1]):
+        return None
+    return Reply(int(code), match[2], data[start:], reusable=True)
+
+
+def _expecting(method: str) -> h11.Connection:
+    """A parser of responses to this method, which is all of a request that it has to know."""
+    import h11
+
+    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+    connection.send(h11.Request(method=method, target="/", headers=[("Host", "server")]))
+    connection.send(h11.EndOfMessage())
+    return connection
