@@ -58,6 +58,15 @@ AT_HOME = {
 
 NO_SOCKET = "socket.gethostname"
 
+SANDBOX = ("sandbox", "cli.sandbox", "cli.demo")
+"""Who may import the sandbox: itself with its pytest plugin, its command, and the demo."""
+
+GC_OWNERS = ("cli", "spark.receive")
+"""Whose functions may tune the garbage collector: those of a program, and of Spark's workers."""
+
+TUNING = ("collect", "disable", "enable", "freeze", "set_threshold", "unfreeze")
+EDITING = ("clear", "pop", "popitem", "setdefault", "update")
+
 IMPURE = ("asyncio", "socket", "ssl", "time", "random", "secrets", "threading")
 CLOCKS = {"now", "utcnow", "today"}
 
@@ -101,6 +110,8 @@ def broken_layers(module: str, tree: ast.Module) -> Iterator[str]:
         elif root == "nsqtools":
             if name not in RELEASE and not within(name, (part, *LAYERS.get(part, ()))):
                 yield f"{module}: {part} must not import {each.target}"
+            elif within(name, ("sandbox",)) and not within(module, SANDBOX):
+                yield f"{module}: {each.target} is for {', '.join(SANDBOX)} alone"
         elif each.target == NO_SOCKET:
             continue
         elif root in AT_HOME and not within(module, AT_HOME[root]):
@@ -120,6 +131,37 @@ def broken_purity(module: str, tree: ast.Module) -> Iterator[str]:
         match node:
             case ast.Attribute(value=ast.Name(id="datetime" | "date"), attr=attr) if attr in CLOCKS:
                 yield f"{module}:{node.lineno}: reads the clock"
+
+
+def nodes(tree: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """All of a tree, each with whether it runs only when a function is called."""
+    for node in ast.iter_child_nodes(tree):
+        yield node, in_function
+        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        yield from nodes(node, in_function or inside)
+
+
+def meddling(module: str, tree: ast.Module) -> Iterator[str]:
+    """What is loaded, and when garbage is collected, is a process's own business."""
+    for node, in_function in nodes(tree):
+        match node:
+            case ast.Subscript(
+                value=ast.Attribute(ast.Name("sys"), "modules"), ctx=context
+            ) | ast.Attribute(ast.Name("sys"), "modules", ctx=context) if not isinstance(
+                context, ast.Load
+            ):
+                yield f"{module}:{node.lineno}: edits sys.modules"
+            case ast.Call(ast.Attribute(ast.Attribute(ast.Name("sys"), "modules"), attr)) if (
+                attr in EDITING
+            ):
+                yield f"{module}:{node.lineno}: edits sys.modules"
+            case ast.Call(ast.Attribute(ast.Name("gc"), attr)) if attr in TUNING:
+                if not (in_function and within(module, GC_OWNERS)):
+                    yield f"{module}:{node.lineno}: gc.{attr} is not its to call"
+            case ast.ImportFrom(module="sys" | "gc" as home, names=names):
+                for each in names:
+                    if each.name in ("modules", *TUNING):
+                        yield f"{module}:{node.lineno}: imports {home}.{each.name} by its name"
 
 
 def oversize(module: str, tree: ast.Module) -> Iterator[str]:
@@ -195,6 +237,10 @@ def test_proto_and_policy_know_neither_sockets_nor_clocks_nor_chance() -> None:
     assert broken(broken_purity, "nsqtools") == []
 
 
+def test_no_module_edits_the_process_that_imports_it() -> None:
+    assert broken(meddling, "nsqtools") == []
+
+
 @pytest.mark.parametrize("folder", ["nsqtools", "tests"])
 def test_a_long_file_or_function_says_why(folder: str) -> None:
     assert broken(oversize, folder) == []
@@ -215,6 +261,16 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
         (broken_layers, "net.tls", "def f():\n    import nsqtools.engine.handler"),
         (broken_layers, "net.tls", "from .. import engine"),
         (broken_layers, "cli.values", "def f():\n    from socket import create_connection"),
+        (broken_layers, "net.http.api", "import httpx"),
+        (broken_layers, "cli.lookup", "from nsqtools.net.http import api\nimport httpx"),
+        (broken_layers, "sinks.http.transport", "def f():\n    import h11"),
+        (broken_layers, "cli.metrics", "def f():\n    from nsqtools.sandbox import server"),
+        (meddling, "net.tls", "sys.modules['x'] = None"),
+        (meddling, "net.tls", "def f():\n    del sys.modules['x']"),
+        (meddling, "cli.run", "sys.modules.update(x=None)"),
+        (meddling, "cli.run", "from sys import modules"),
+        (meddling, "cli.run", "gc.freeze()"),
+        (meddling, "net.tls", "def f():\n    gc.disable()"),
         (broken_purity, "proto.session", "async def f():\n    import asyncio"),
         (broken_purity, "policy.rotation", "def f():\n    return datetime.now()"),
         (real_sleeps, "live.test_tail", "time.sleep(pause)"),

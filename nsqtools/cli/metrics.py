@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.stats import ConsumerStats
     from nsqtools.metrics import Kind
     from nsqtools.names import Address
-    from nsqtools.sandbox.http import Request, Response
+    from nsqtools.net.http.server import Request, Response
 
     Collect = Callable[[], Iterable[Metric] | Awaitable[Iterable[Metric]]]
 
@@ -120,7 +120,7 @@ async def served(
         return
     import prometheus_client  # noqa: F401 - not only when somebody asks, amid messages
 
-    from nsqtools.sandbox.http import serve
+    from nsqtools.net.http.server import serve
 
     try:
         server = await serve(partial(_answer, collect), *address)
@@ -139,20 +139,20 @@ async def served(
 
 
 async def _answer(collect: Collect, request: Request) -> Response:
-    from nsqtools.sandbox.http import Response
+    from nsqtools.net.http.server import TEXT, Response
 
     if request.path not in _PATHS:
-        return Response(404, b"metrics are at /metrics\n", "text/plain; charset=utf-8", ())
+        return Response(404, b"metrics are at /metrics\n", TEXT)
     if request.method not in _METHODS:
         return Response(405, headers=(("Allow", ", ".join(_METHODS)),))
     try:
         found = collect()
         metrics = await found if isawaitable(found) else found
     except UnreachableError as error:
-        return Response(503, f"{error}\n".encode(), "text/plain; charset=utf-8", ())
+        return Response(503, f"{error}\n".encode(), TEXT)
     accepted = request.headers.get("accept", "")
     body, content_type = await asyncio.to_thread(render, [_BUILD, *metrics], accepted)
-    return Response(200, body, content_type, ())
+    return Response(200, body, content_type)
 
 
 def render(metrics: Iterable[Metric], accepted: str = "") -> tuple[bytes, str]:

@@ -1,0 +1,97 @@
+"""A TCP server of one coroutine for each connection, which can be stopped at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from nsqtools.names import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+MAX_CONNECTIONS = 250
+"""A server hangs up on whoever connects while it has so many, and keeps descriptors for others."""
+
+
+@contextlib.contextmanager
+def naming(address: Address) -> Iterator[None]:
+    """Make an OSError name the address, as its ``filename``."""
+    try:
+        yield
+    except OSError as error:
+        number = error.errno or 0
+        text = os.strerror(number) if number > 0 else str(error)
+        raise OSError(number, text, str(address)) from error
+
+
+def bound(server: asyncio.Server) -> Address:
+    """Where a server listens."""
+    return Address(*server.sockets[0].getsockname()[:2])
+
+
+def peer_address(writer: asyncio.StreamWriter | asyncio.BaseTransport) -> Address:
+    """The other end; an empty host where it is gone already."""
+    return Address(*(writer.get_extra_info("peername") or ("", 0))[:2])
+
+
+async def close(server: asyncio.Server | None) -> None:
+    """Stop listening, once what was accepted just now is a connection whose task has begun.
+
+    asyncio leaves one open for ever that is not there yet when its server closes, and a task that
+    is cancelled before it has begun cannot cut its own.
+    """
+    if server:
+        for each in server.sockets:
+            asyncio.get_running_loop().remove_reader(each.fileno())
+        await asyncio.sleep(0)
+        server.close()
+
+
+class StreamServer:
+    """Runs ``serve`` for each connection; ``address`` is the bound one."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.address = Address("", 0)
+        self._serve = serve
+        self._stopped = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
+        with naming(Address(host, port)):
+            self._server = await asyncio.start_server(self._accept, host, port)
+        self.address = bound(self._server)
+
+    async def stop(self) -> None:
+        """Stop listening and cut every connection."""
+        self._stopped = True
+        await close(self._server)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server:
+            await self._server.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stopped or len(self._tasks) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._run(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._serve(reader, writer)
+            writer.close()
+        except (OSError, EOFError, TimeoutError):
+            writer.transport.abort()
+        except BaseException:
+            writer.transport.abort()
+            raise

@@ -1,0 +1,155 @@
+"""The HTTP server: clients that talk nonsense, too much, too slowly, or are too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.net import tcp
+from nsqtools.net.http import server as serving_http
+from nsqtools.net.http.client import Connections
+from nsqtools.net.http.server import Request, Response, serve
+from nsqtools.net.http.wire import render
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from nsqtools.names import Address
+    from nsqtools.net.http.server import Handler
+    from nsqtools.net.tcp import StreamServer
+
+MAX_BODY = 1000
+GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
+POST = b"POST /x HTTP/1.1\r\nHost: h\r\n"
+
+
+async def echo(request: Request) -> Response:
+    return Response(body=f"{request.path} {request.length} ".encode() + request.body)
+
+
+@contextlib.asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[StreamServer]:
+    server = await serve(handler, "127.0.0.1", 0, max_body=MAX_BODY)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def ask(address: Address, request: bytes, *, half_close: bool = True) -> bytes:
+    """Everything the server says to these bytes, until it closes."""
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        writer.write(request)
+        if half_close:
+            writer.write_eof()
+        return await asyncio.wait_for(reader.read(), 60)
+    finally:
+        writer.transport.abort()
+
+
+async def is_served(address: Address) -> bool:
+    """Whether an ordinary client gets its answer."""
+    client = Connections(None, connect_timeout=60, max_body=MAX_BODY)
+    try:
+        request = render("GET", b"/other", b"Host: h\r\n")
+        async with asyncio.timeout(60):
+            return (await client.exchange(("http", *address), "GET", request)).status == 200
+    finally:
+        client.close()
+
+
+def statuses(replies: bytes) -> list[int]:
+    return [int(each.split(b" ", 2)[1]) for each in replies.split(b"HTTP/1.1")[1:]]
+
+
+@pytest.fixture
+def no_line_in_the_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+
+
+async def test_requests_of_a_connection_are_answered_in_turn() -> None:
+    async with serving(echo) as server:
+        said = await ask(server.address, POST + b"Content-Length: 2\r\n\r\nab" + GET)
+    assert statuses(said) == [200, 200]
+    assert said.index(b"/x 2 ab") < said.index(b"/x 0 ")
+
+
+async def test_a_body_that_is_too_big_is_told_by_its_length_alone() -> None:
+    async with serving(echo) as server:
+        said = await ask(server.address, POST + b"Content-Length: 99999999\r\n\r\nab")
+    assert said.endswith(b"/x 99999999 ")
+    assert b"Connection: close" in said
+
+
+async def test_a_request_may_come_byte_by_byte_and_delays_nobody() -> None:
+    async with serving(echo) as server:
+        reader, writer = await asyncio.open_connection(*server.address)
+        for byte in GET[:-1]:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert await is_served(server.address)
+        writer.write(GET[-1:])
+        assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+        writer.transport.abort()
+
+
+@pytest.mark.usefixtures("no_line_in_the_log")
+async def test_random_bytes_never_stop_the_server() -> None:
+    rng = random.Random(4)
+    async with serving(echo) as server:
+        for _ in range(200):
+            noise = rng.randbytes(rng.randrange(200))
+            await ask(server.address, GET[: rng.randrange(len(GET))] + noise)
+        assert await is_served(server.address)
+
+
+@pytest.mark.parametrize(
+    "head", [b"GET /" + b"x" * 200_000, b"GET / HTTP/1.1\r\nA: " + b"x" * 200_000]
+)
+async def test_an_oversize_head_is_refused(head: bytes) -> None:
+    async with serving(echo) as server:
+        assert statuses(await ask(server.address, head, half_close=False)) == [431]
+        assert await is_served(server.address)
+
+
+async def test_a_handler_that_fails_costs_one_reply(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(_: Request) -> Response:
+        raise ValueError("a bug")
+
+    async with serving(fail) as server:
+        assert statuses(await ask(server.address, GET + GET)) == [500, 500]
+    assert "ValueError('a bug')" in caplog.text
+
+
+@pytest.mark.parametrize("start", [b"", GET[:10], POST + b"Content-Length: 5\r\n\r\nab"])
+async def test_a_client_that_says_nothing_for_long_is_closed(
+    start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_http, "TIMEOUT", 0.01)
+    async with serving(echo) as server:
+        with contextlib.suppress(ConnectionResetError):
+            assert await ask(server.address, start, half_close=False) == b""
+
+
+async def test_one_connection_too_many_is_closed_and_the_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp, "MAX_CONNECTIONS", 2)
+    async with serving(echo) as server:
+        streams = [await asyncio.open_connection(*server.address) for _ in range(2)]
+        for reader, writer in streams:
+            writer.write(GET)
+            assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        with contextlib.suppress(ConnectionResetError):
+            assert await ask(server.address, b"", half_close=False) == b""
+        for reader, writer in streams:
+            writer.write(GET)
+            assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            writer.transport.abort()
