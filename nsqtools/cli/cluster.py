@@ -5,25 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsqtools.config import ClusterOptions
+    from nsqtools.config import ClusterOptions, LookupOptions
     from nsqtools.engine.cluster import Cluster
 
 
-def client_limits(where: ClusterOptions) -> dict[str, Any]:
-    """HTTPClient's connect_timeout, request_timeout and tls; for plain http no CAs are loaded.
+def client_limits(where: ClusterOptions | LookupOptions) -> dict[str, Any]:
+    """HTTPClient's connect_timeout, request_timeout and tls: the CAs of the system by default.
 
     Raises ConfigError for CAs that cannot be read.
     """
     from nsqtools.config import ClientConfig
     from nsqtools.net.tls import client_context
 
-    urls = (*where.lookupd_http_address, *where.nsqds)
-    secure = where.tls_root_ca_file or any(url.strip().startswith("https:") for url in urls)
-    tls = ClientConfig(tls_root_ca_file=where.tls_root_ca_file)
+    ca_file = where.tls_root_ca_file
     return {
         "connect_timeout": where.http_client_connect_timeout,
         "request_timeout": where.http_client_request_timeout,
-        "tls": client_context(tls) if secure else None,
+        "tls": client_context(ClientConfig(tls_root_ca_file=ca_file)) if ca_file else None,
     }
 
 

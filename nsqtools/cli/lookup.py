@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nsqtools.cli.cluster import client_limits
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, CommandGroup, ValueType, options
 from nsqtools.cli.tables import print_json, print_rows
-from nsqtools.config import ClientConfig, LookupOptions
+from nsqtools.config import LookupOptions
 from nsqtools.config.option import Option
 from nsqtools.errors import NSQError
 from nsqtools.names import check_name
@@ -103,18 +104,10 @@ def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[
     import logging
 
     from nsqtools.engine.lookup import ask_lookupds
-    from nsqtools.net.tls import client_context
 
-    tls = client_context(ClientConfig(tls_root_ca_file=where.tls_root_ca_file))
-    answers = asyncio.run(
-        ask_lookupds(
-            where.lookupd_http_address,
-            call,
-            connect_timeout=where.http_client_connect_timeout,
-            request_timeout=min(where.http_client_request_timeout, where.timeout),
-            tls=tls,
-        )
-    )
+    limits = client_limits(where)
+    limits["request_timeout"] = min(limits["request_timeout"], where.timeout)
+    answers = asyncio.run(ask_lookupds(where.lookupd_http_address, call, **limits))
     for _, error in answers.failures:
         logging.getLogger(__name__).warning("nsqlookupd %s", error)
     return answers.values

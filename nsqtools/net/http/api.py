@@ -82,10 +82,20 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
 def _is_host(host: str) -> bool:
     """Whether a name server can be asked for it, and a request can name it."""
     try:
-        host.encode("idna")
+        _ascii(host)
     except UnicodeError:
         return False
     return host.isprintable() and " " not in host
+
+
+def _ascii(host: str) -> str:
+    """A host as name servers know it; raises UnicodeError."""
+    if not host.isascii():
+        return host.encode("idna").decode()
+    # What the codec checks, which takes long to load.
+    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+        raise UnicodeError("a label is empty or too long")
+    return host
 
 
 class Deadline:
@@ -169,7 +179,7 @@ class HTTPClient:
 
     def _render_fields(self, token: str) -> bytes:
         """The headers that all requests share."""
-        host = self.address.host.partition("%")[0].encode("idna").decode()
+        host = _ascii(self.address.host.partition("%")[0])
         headers = {
             "Host": str(Address(host, self.address.port)),
             "Accept": f"application/vnd.{_V1}",
