@@ -133,16 +133,17 @@ class Connection(asyncio.Protocol):
         cls,
         address: Address,
         config: ClientConfig,
-        listener: Listener,
+        listener: Listener | None = None,
         *,
         subscription: tuple[str, str] | None = None,
         auth_secret: str = "",
     ) -> Self:
         """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
 
-        What nsqd does not take of the defaults of IDENTIFY is left to its own, on a connection
-        anew. Raises UnreachableError (refused, timed out, TLS, AUTH), ProtocolError if it is no
-        nsqd, or ConfigError when a TLS file cannot be used.
+        Without a subscription no listener is needed. What nsqd does not take of the defaults of
+        IDENTIFY is left to its own, on a connection anew. Raises UnreachableError (refused, timed
+        out, TLS, AUTH), ProtocolError if it is no nsqd, or ConfigError when a TLS file cannot be
+        used.
         """
         identify = config.identify()
         read_timeout = config.read_timeout

@@ -20,7 +20,7 @@ from nsqtools.policy.verdicts import (
     retry_after,
 )
 from nsqtools.sinks.http.limits import TimeLimit
-from nsqtools.sinks.http.requests import MAX_BODY
+from nsqtools.sinks.http.transport import MAX_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

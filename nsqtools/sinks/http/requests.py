@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from nsqtools.net.http.wire import Header
     from nsqtools.sinks.http.signing import Signer
 
-MAX_BODY = 64 << 10
-"""Bytes of a response's body that are read; the connection is given up after so many."""
-
 MAX_IDS = 200
 """The ids of a batch are listed up to so many: servers take header lines of 4 to 8 KiB."""
 

@@ -13,11 +13,14 @@ import httpx
 
 from nsqtools.net.http.client import Connections, DialError
 from nsqtools.net.http.wire import ClosedError, ReplyError
-from nsqtools.sinks.http.requests import MAX_BODY, PreparedRequest, origin_of, render
+from nsqtools.sinks.http.requests import PreparedRequest, origin_of, render
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from ssl import SSLContext
+
+MAX_BODY = 64 << 10
+"""Bytes of a response's body that are read; the connection is given up after so many."""
 
 _SUCCESS = range(200, 300)
 
