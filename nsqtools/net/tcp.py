@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 MAX_CONNECTIONS = 250
-"""A server hangs up on whoever connects while it has so many, and keeps descriptors for others."""
+"""Maximum connections of a server; it closes further ones, as others need descriptors too."""
 
 
 @contextlib.contextmanager
@@ -40,10 +40,10 @@ def peer_address(writer: asyncio.StreamWriter | asyncio.BaseTransport) -> Addres
 
 
 async def close(server: asyncio.Server | None) -> None:
-    """Stop listening, once what was accepted just now is a connection whose task has begun.
+    """Stop listening, after the tasks of connections that were accepted just now have begun.
 
-    asyncio leaves one open for ever that is not there yet when its server closes, and a task that
-    is cancelled before it has begun cannot cut its own.
+    asyncio never closes a connection that is still being made when its server closes, and a task
+    that is cancelled before it has begun cannot close its connection.
     """
     if server:
         for each in server.sockets:

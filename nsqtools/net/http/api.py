@@ -62,7 +62,7 @@ class URL(NamedTuple):
 def parse_url(text: str, default_port: int | None = None) -> URL:
     """Read ``host:port`` or ``http(s)://host:port/path?query``, as go-nsq does (``consumer.go``).
 
-    Raises ConfigError naming what is wrong; a missing port is, unless there is a default one.
+    Raises ConfigError that names what is wrong; only with a default can the port be missing.
     """
     try:
         parts = urlsplit(text.strip() if "://" in text else f"http://{text.strip()}")
@@ -99,7 +99,7 @@ def _ascii(host: str) -> str:
 
 
 class Deadline:
-    """When a command wants its last answer; the clients of all servers that it asks share it."""
+    """When a command's time for answers ends; the clients of all servers that it asks share it."""
 
     def __init__(self, timeout: float = math.inf) -> None:
         self.begin(timeout)
@@ -110,11 +110,11 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds, or none."""
+        """Seconds; 0 when the time is over."""
         return max(0.0, self._end - monotonic())
 
     def check(self, address: Address | None) -> None:
-        """Raise HTTPError, of the server that was to be asked, if no time is left."""
+        """Raise HTTPError, for the server that was to be asked, if no time is left."""
         if not self.left:
             raise HTTPError("not asked: --timeout had expired", address, reason="silence")
 
@@ -159,9 +159,9 @@ class HTTPClient:
 
     @classmethod
     def listed(cls, address: Address, **limits: Any) -> Self:
-        """A client for where another server says that this one is, over plain http.
+        """A client for the address that nsqlookupd lists for a server, over plain http.
 
-        Raises HTTPError for what can be nowhere: that is a server's fault, and of no other one.
+        Raises HTTPError for an address that no host can have: the one server is at fault.
         """
         if not _is_host(address.host):
             raise HTTPError("cannot be asked there: it is no host", address)

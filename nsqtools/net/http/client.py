@@ -104,7 +104,7 @@ class Connections:
 
 
 class _Link(asyncio.BufferedProtocol):
-    """One connection; all share the buffer, as each is read at once."""
+    """One connection. All share the buffer: what is read into it is copied before another read."""
 
     def __init__(self, links: set[_Link], buffer: memoryview, max_body: int) -> None:
         self._buffer = buffer
@@ -116,7 +116,7 @@ class _Link(asyncio.BufferedProtocol):
         self._since = 0.0
         self._lost = False
         self.error: Exception | None = None
-        """Why it was lost, if not as it should be."""
+        """Why it was lost; None if the server closed it in the ordinary way."""
 
     async def exchange(self, method: str, data: bytes) -> Reply | None:
         """Send a request; None if the connection was closed without a byte of a response."""

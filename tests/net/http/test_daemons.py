@@ -87,6 +87,20 @@ async def test_a_request_asks_for_version_1_and_for_no_compression() -> None:
     assert not any(line.startswith("authorization") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [
+        ("127.0.0.1", "127.0.0.1:4161"),
+        ("::1", "[::1]:4161"),
+        ("fe80::1%eth0", "[fe80::1]:4161"),
+        ("bücher.test", "xn--bcher-kva.test:4161"),
+    ],
+)
+def test_a_request_names_its_host_as_name_servers_do(host: str, named: str) -> None:
+    client = lookupd(f"https://{Address(host, 4161)}")
+    assert f"Host: {named}\r\n".encode() in client._fields
+
+
 async def test_the_secret_goes_out_as_a_bearer_token() -> None:
     async with (
         serving(v1({"topics": []})) as server,
@@ -174,6 +188,7 @@ async def test_a_change_is_a_post_whose_names_are_escaped() -> None:
     async with serving(v1_empty()) as server, nsqd(server) as client:
         await client.change("channel/create", topic="t", channel="c#ephemeral")
     assert server.head.startswith("POST /channel/create?topic=t&channel=c%23ephemeral HTTP/1.1")
+    assert "\r\nContent-Length: 0\r\n" in server.head
 
 
 async def test_changes_at_an_nsqlookupd_stand_beside_its_lookup() -> None:
