@@ -144,7 +144,9 @@ class _Conversation:
             event = self._h11.next_event()
             if event is h11.NEED_DATA:
                 if self._h11.they_are_waiting_for_100_continue:
-                    go_on = h11.InformationalResponse(status_code=100, headers=[])
+                    go_on = h11.InformationalResponse(
+                        status_code=100, headers=[], reason="Continue"
+                    )
                     self._writer.write(self._h11.send(go_on))
                 self._h11.receive_data(await self._reader.read(_READ))
             elif isinstance(event, h11.Request):
