@@ -57,17 +57,15 @@ def _addresses(running: Sandbox) -> str:
     found = {
         "nsqd_tcp_address": running.nsqd_tcp_address,
         "nsqd_http_address": running.nsqd_http_address,
-        "nsqd_https_address": running.nsqd.https,
         "lookupd_tcp_address": running.lookupd_tcp_address,
         "lookupd_http_address": running.lookupd_http_address,
     }
-    return json.dumps({name: str(address) for name, address in found.items() if address})
+    return json.dumps({name: str(address) for name, address in found.items()})
 
 
 def _welcome(running: Sandbox, where: SandboxOptions) -> str:
-    https = f", HTTPS {running.nsqd.https}" if running.nsqd.https else ""
     lines = [
-        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}{https}",
+        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}",
         f"nsqlookupd  {running.lookupd_tcp_address}, HTTP {running.lookupd_http_address}",
     ]
     if where.seed_topic:

@@ -1989,15 +1989,8 @@ class NsqdOptions(Options):
     tls_required: str = option(
         "false",
         "choice",
-        "Refuse clients without TLS, over TCP alone or over HTTP too.",
-        choices=("false", "true", "tcp-https"),
-    )
-    auth_http_address: str = option(
-        "",
-        "address",
-        "Server to ask about AUTH secrets.",
-        metavar="HOST:PORT",
-        excludes=("auth_secret_file",),
+        "Refuse TCP clients without TLS; HTTP stays open.",
+        choices=("false", "tcp-https"),
     )
     auth_secret_file: str = option(
         "", "path", "File with the one AUTH secret that is accepted, for everything."

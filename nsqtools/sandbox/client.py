@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
+import hmac
 import time
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import AuthError, ServerError
+from nsqtools.errors import ServerError
 from nsqtools.proto.codecs import Deflate, Snappy
 from nsqtools.sandbox import tls, wire
-from nsqtools.sandbox.auth import Grant, Question
 from nsqtools.sandbox.consumer import Consumer
 from nsqtools.sandbox.http import to_json
 from nsqtools.sandbox.identify import Settings, negotiate, parse_identify
@@ -25,12 +24,11 @@ if TYPE_CHECKING:
     from nsqtools.sandbox.nsqd import Nsqd
     from nsqtools.sandbox.wire import Command
 
-log = logging.getLogger(__name__)
-
 INIT, SUBSCRIBED, CLOSING = 0, 3, 4
 """States, as ``/stats`` numbers them."""
 
 _OK = wire.response(b"OK")
+_GRANTED = to_json({"identity": "", "identity_url": "", "permission_count": 1})
 
 
 class Client:
@@ -48,8 +46,7 @@ class Client:
         self.pub_counts: dict[str, int] = {}
         self.consumer: Consumer | None = None
         self.channel: Channel | None = None
-        self._grant: Grant | None = None
-        self._secret = b""
+        self._authed = False
         self._connect_time = int(time.time())
         self._commands: Mapping[bytes, Callable[[Command], None]] = {
             b"IDENTIFY": self._identify,
@@ -76,7 +73,7 @@ class Client:
 
     def stats(self, topic: str) -> dict[str, Any]:
         """The entry in ``/stats``, where pub_counts has one topic at most, as nsqd's."""
-        settings, grant, consumer = self.settings, self._grant, self.consumer
+        settings, consumer = self.settings, self.consumer
         facts: dict[str, Any] = {
             "client_id": settings.client_id,
             "hostname": settings.hostname,
@@ -94,12 +91,8 @@ class Client:
             "snappy": isinstance(self.link.codec, Snappy),
             "user_agent": settings.user_agent,
         }
-        if grant and grant.authorizations:
+        if self._authed:
             facts["authed"] = True
-        if grant and grant.identity:
-            facts["auth_identity"] = grant.identity
-        if grant and grant.identity_url:
-            facts["auth_identity_url"] = grant.identity_url
         counts = [
             {"topic": name, "count": count}
             for name, count in self.pub_counts.items()
@@ -146,7 +139,7 @@ class Client:
             if self.state != INIT:
                 raise ServerError("E_INVALID cannot IDENTIFY in current state")
             return
-        if self.link.tls is None and self._nsqd.tls_required != "false":
+        if self.link.tls is None and self._nsqd.tls_required:
             raise ServerError(f"E_INVALID cannot {show(name)} in current state (TLS required)")
         if name == b"AUTH":
             if self.state != INIT:
@@ -155,10 +148,9 @@ class Client:
                 raise ServerError("E_INVALID AUTH invalid number of parameters")
         if name in wire.PUBLISHING:
             wire.check_publish(command, self._nsqd.options.max_req_timeout)
-        if name == b"MPUB" and not self._must_ask_again():
-            topic = command.words[1].decode()
-            self._may(command, topic)
-            self._nsqd.broker.topic(topic)
+        if name == b"MPUB":
+            self._check_authed(command)
+            self._nsqd.broker.topic(command.words[1].decode())
 
     def _identify(self, command: Command) -> None:
         wishes = parse_identify(command.bodies[0])
@@ -172,7 +164,7 @@ class Client:
             self.settings,
             self._nsqd.options,
             has_tls=self._nsqd.tls is not None,
-            auth_required=self._nsqd.secrets is not None,
+            auth_required=bool(self._nsqd.secret),
         )
         self.link.answer(wire.response(negotiated.reply))
         codec: Codec | None = None
@@ -186,65 +178,19 @@ class Client:
             self.link.compress(codec)
 
     def _authenticate(self, command: Command) -> None:
-        if self._grant and self._grant.authorizations:
+        if self._authed:
             raise ServerError("E_INVALID AUTH already set")
-        if not self._nsqd.secrets:
+        if not self._nsqd.secret:
             raise ServerError("E_AUTH_DISABLED AUTH disabled")
-        self._secret = command.bodies[0]
-        self.link.suspend(self._present_secret())
+        if not hmac.compare_digest(command.bodies[0], self._nsqd.secret):
+            raise ServerError("E_AUTH_FAILED AUTH failed")
+        self._authed = True
+        self.link.answer(wire.response(_GRANTED))
 
-    async def _present_secret(self) -> None:
-        grant = await self._ask()
-        if not grant.authorizations:
-            raise ServerError("E_UNAUTHORIZED AUTH no authorizations found")
-        reply = {
-            "identity": grant.identity,
-            "identity_url": grant.identity_url,
-            "permission_count": len(grant.authorizations),
-        }
-        self.link.answer(wire.response(to_json(reply)))
-
-    async def _ask(self) -> Grant:
-        assert self._nsqd.secrets
-        name = tls.common_name(self.link.tls)
-        question = Question(self._secret, self.link.address.host, self.link.tls is not None, name)
-        try:
-            self._grant = await self._nsqd.secrets.ask(question)
-        except AuthError as error:
-            log.warning("%s: AUTH failed: %s", self.link.address, error)
-            raise ServerError("E_AUTH_FAILED AUTH failed") from None
-        return self._grant
-
-    def _may(self, command: Command, topic: str, channel: str = "") -> bool:
-        """Whether AUTH allows it; raises ServerError if not.
-
-        False when that must be asked first: the command is carried out later.
-        """
-        if not self._nsqd.secrets:
-            return True
-        grant = self._grant
-        if not grant or not grant.authorizations:
+    def _check_authed(self, command: Command) -> None:
+        """Raise ServerError for a client that has to send AUTH first."""
+        if self._nsqd.secret and not self._authed:
             raise ServerError(f"E_AUTH_FIRST AUTH required before {show(command.name)}")
-        if self._must_ask_again():
-            self.link.suspend(self._ask_again(command, topic, channel))
-            return False
-        self._check_grant(grant, command, topic, channel)
-        return True
-
-    def _must_ask_again(self) -> bool:
-        """Whether what the authd said is too old."""
-        return self._grant is not None and self._grant.expires < self._nsqd.now
-
-    async def _ask_again(self, command: Command, topic: str, channel: str) -> None:
-        self._check_grant(await self._ask(), command, topic, channel)
-        self._commands[command.name](command)
-
-    def _check_grant(self, grant: Grant, command: Command, topic: str, channel: str) -> None:
-        if not grant.allows(topic, channel):
-            what = f"{show(command.name)} on {wire.quote(topic.encode())}"
-            raise ServerError(
-                f"E_UNAUTHORIZED AUTH failed for {what} {wire.quote(channel.encode())}"
-            )
 
     def _subscribe(self, command: Command) -> None:
         if self.state != INIT:
@@ -258,8 +204,7 @@ class Client:
                 text = f"SUB {kind} name {wire.quote(word)} is not valid"
                 raise ServerError(f"E_BAD_{kind.upper()} {text}")
         topic, name = command.words[1].decode(), command.words[2].decode()
-        if not self._may(command, topic, name):
-            return
+        self._check_authed(command)
         channel = self._nsqd.broker.topic(topic).channel(name)
         limit = self._nsqd.options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
@@ -332,8 +277,7 @@ class Client:
 
     def _publish(self, command: Command) -> None:
         topic = command.words[1].decode()
-        if not self._may(command, topic):
-            return
+        self._check_authed(command)
         now, delay = self._nsqd.now, command.delay / 1000
         self._nsqd.broker.publish(topic, command.bodies, now=now, defer=delay)
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(command.bodies)

@@ -22,19 +22,15 @@ from urllib.parse import unquote, unquote_plus
 import h11
 
 from nsqtools.names import is_valid_name
-from nsqtools.sandbox.https import SecureStream
 from nsqtools.sandbox.server import StreamServer, peer_address
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Mapping
 
     from nsqtools.names import Address
 
     Handler = Callable[["Request"], Awaitable["Response"]]
     Routes = Mapping[tuple[str, str], Handler]
-    Reader = asyncio.StreamReader | SecureStream
-    Writer = asyncio.StreamWriter | SecureStream
 
 log = logging.getLogger(__name__)
 
@@ -159,16 +155,9 @@ def router(routes: Routes) -> Handler:
     return handle
 
 
-async def serve(
-    handler: Handler,
-    host: str,
-    port: int,
-    ssl: ssl.SSLContext | None = None,
-    *,
-    max_body: int = 1 << 20,
-) -> StreamServer:
+async def serve(handler: Handler, host: str, port: int, *, max_body: int = 1 << 20) -> StreamServer:
     """Start a server. A body far over ``max_body`` bytes is not read, but its length is told."""
-    server = StreamServer(partial(_converse, handler, max_body + _SLACK, ssl))
+    server = StreamServer(partial(_converse, handler, max_body + _SLACK))
     await server.start(host, port)
     return server
 
@@ -176,22 +165,17 @@ async def serve(
 async def _converse(
     handler: Handler,
     max_body: int,
-    tls: ssl.SSLContext | None,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
     """Answer until one end has enough; raises OSError where that is abrupt."""
     peer = peer_address(writer)
     async with asyncio.timeout(None) as limit:
-        secure = SecureStream(tls, reader, writer) if tls else None
-        if not secure or await secure.shake_hands():
-            conversation = _Conversation(
-                handler, max_body, secure or reader, secure or writer, peer
-            )
-            going_on = True
-            while going_on:
-                limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
-                going_on = await conversation.exchange()
+        conversation = _Conversation(handler, max_body, reader, writer, peer)
+        going_on = True
+        while going_on:
+            limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
+            going_on = await conversation.exchange()
         if writer.can_write_eof():
             writer.write_eof()
         with contextlib.suppress(TimeoutError):
@@ -206,7 +190,12 @@ class _Conversation:
     """The requests of one connection."""
 
     def __init__(
-        self, handler: Handler, max_body: int, reader: Reader, writer: Writer, peer: Address
+        self,
+        handler: Handler,
+        max_body: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Address,
     ) -> None:
         self._handler = handler
         self._max_body = max_body

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.config import NsqdOptions
 from nsqtools.names import Address
-from nsqtools.sandbox.auth import make_secrets
+from nsqtools.sandbox.auth import read_secret
 from nsqtools.sandbox.broker import Broker
 from nsqtools.sandbox.client import Client
 from nsqtools.sandbox.http import serve
@@ -37,8 +37,8 @@ _SCAN_PAUSE = 0.005
 class Nsqd:
     """An nsqd in this event loop, all of it in memory.
 
-    ``tcp``, ``http`` and ``https`` are the bound addresses once it is started; ``https`` is None
-    without a certificate. Raises ConfigError for a certificate or secret that cannot be read.
+    ``tcp`` and ``http`` are the bound addresses once it is started. Raises ConfigError for a
+    certificate or secret that cannot be read.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class Nsqd:
         self.options = options or NsqdOptions()
         self.rng = rng or random.Random()  # noqa: S311 - it shares out messages
         self.tls = server_context(self.options)
-        self.tls_required = self.options.tls_required
-        if self.options.tls_client_auth_policy and self.tls_required == "false":
-            self.tls_required = "true"  # as nsqd.go, New
-        self.secrets = make_secrets(self.options)
+        # A policy for certificates requires TLS too (nsqd.go, New).
+        self.tls_required = bool(
+            self.options.tls_required != "false" or self.options.tls_client_auth_policy
+        )
+        self.secret = read_secret(self.options)
         self.broker = Broker(self.rng, max_msg_timeout=self.options.max_msg_timeout)
         self.broker.listener = self
         self.broker.wake = self._wake
@@ -60,11 +61,10 @@ class Nsqd:
         """All connections."""
         self.stopped = False
         self.tcp = self.http = Address("", 0)
-        self.https: Address | None = None
         self.broadcast_address = ""
         self.lookupds = LookupPeers(self._identity, self._names)
         self._server: asyncio.Server | None = None
-        self._http_servers: list[StreamServer] = []
+        self._http_server: StreamServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.lookups: dict[str, asyncio.Task[None]] = {}
         """By topic, while its channels are looked up."""
@@ -77,23 +77,17 @@ class Nsqd:
         tcp_port: int = 4150,
         http_port: int | None = None,
         *,
-        https_port: int | None = None,
         lookupd_tcp_addresses: Sequence[Address] = (),
         broadcast_address: str = "",
     ) -> None:
         """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address.
 
-        Unless told, HTTP is on the port after that of TCP, also after a free one, and HTTPS on
-        the port after ``http_port``, or a free one. The broadcast address is the host.
+        Unless told, HTTP is on the port after that of TCP, also after a free one. The broadcast
+        address is the host.
         """
         self.broadcast_address = broadcast_address or name_of(host)
         try:
             await self._listen(host, tcp_port, http_port)
-            if self.tls:
-                if https_port is None:
-                    told = tcp_port if http_port is None else http_port
-                    https_port = told and self.http.port + 1
-                self.https = await self._serve_http(host, https_port, secure=True)
             await self.lookupds.set_addresses(lookupd_tcp_addresses)
         except BaseException:
             await self.stop()
@@ -105,8 +99,8 @@ class Nsqd:
         await close(self._server)
         for link in tuple(self.links):
             link.abort()
-        for server in self._http_servers:
-            await server.stop()
+        if self._http_server:
+            await self._http_server.stop()
         await self.lookupds.stop()
         for task in tuple(self._tasks):
             task.cancel()
@@ -174,23 +168,17 @@ class Nsqd:
             self.tcp = bound(self._server)
             port = self.tcp.port + 1 if http_port is None else http_port
             try:
-                self.http = await self._serve_http(host, port, secure=False)
+                self._http_server = await self._serve_http(host, port)
+                self.http = self._http_server.address
                 return
             except (OSError, OverflowError):
                 if tcp_port or http_port is not None or not tries:
                     raise
                 await close(self._server)
 
-    async def _serve_http(self, host: str, port: int, *, secure: bool) -> Address:
-        server = await serve(
-            routes(self, secure=secure),
-            host,
-            port,
-            self.tls if secure else None,
-            max_body=max(self.options.max_body_size, self.options.max_msg_size),
-        )
-        self._http_servers.append(server)
-        return server.address
+    async def _serve_http(self, host: str, port: int) -> StreamServer:
+        largest = max(self.options.max_body_size, self.options.max_msg_size)
+        return await serve(routes(self), host, port, max_body=largest)
 
     async def _create_channels(self, topic: Topic) -> None:
         """Create the channels that nsqlookupds know, and let the topic's messages flow."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigError, ServerError
 from nsqtools.names import Address, is_valid_name
 from nsqtools.sandbox.http import (
-    JSON,
     Refused,
     Request,
     Response,
@@ -31,12 +30,11 @@ if TYPE_CHECKING:
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
-_TLS_REQUIRED = {"false": 0, "tcp-https": 1, "true": 2}
 
 
-def routes(nsqd: Nsqd, *, secure: bool) -> Handler:
-    """The HTTP API; without ``secure`` it only refuses where TLS is required of HTTP too."""
-    handler = router(
+def routes(nsqd: Nsqd) -> Handler:
+    """The HTTP API."""
+    return router(
         {
             ("GET", "/ping"): ping,
             ("GET", "/stats"): _stats(nsqd),
@@ -48,15 +46,6 @@ def routes(nsqd: Nsqd, *, secure: bool) -> Handler:
             **_config_routes(nsqd),
         }
     )
-
-    async def guarded(request: Request) -> Response:
-        if not secure and nsqd.tls_required == "true":
-            port = nsqd.https.port if nsqd.https else 0
-            body = b'{"message": "TLS_REQUIRED", "https_port": %d}' % port
-            return Response(403, body, JSON)
-        return await handler(request)
-
-    return guarded
 
 
 def _info(nsqd: Nsqd) -> Handler:
@@ -212,18 +201,16 @@ def _settings(nsqd: Nsqd) -> dict[str, Any]:
     for name, declared in options.declared().items():
         value = getattr(options, name)
         found[name] = round(value * 1e9) if declared.kind == "duration" else value
-    del found["auth_http_address"], found["auth_secret_file"]
+    del found["auth_secret_file"]
     return found | {
         "tcp_address": str(nsqd.tcp),
         "http_address": str(nsqd.http),
-        "https_address": str(nsqd.https or ""),
         "broadcast_address": nsqd.broadcast_address,
         "broadcast_tcp_port": nsqd.tcp.port,
         "broadcast_http_port": nsqd.http.port,
         "nsqlookupd_tcp_addresses": list(map(str, nsqd.lookupds.addresses)),
-        "auth_http_addresses": [options.auth_http_address] if options.auth_http_address else [],
         "mem_queue_size": nsqd.broker.mem_queue_size,
-        "tls_required": _TLS_REQUIRED[nsqd.tls_required],
+        "tls_required": int(nsqd.tls_required),
     }
 
 

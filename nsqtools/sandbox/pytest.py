@@ -72,7 +72,6 @@ class Nsq:
             self._running = stack.pop_all()
         self.nsqd_tcp_address = str(self._sandbox.nsqd_tcp_address)
         self.nsqd_http_address = str(self._sandbox.nsqd_http_address)
-        self.nsqd_https_address = str(self._sandbox.nsqd.https or "")
         self.lookupd_tcp_address = str(self._sandbox.lookupd_tcp_address)
         self.lookupd_http_address = str(self._sandbox.lookupd_http_address)
         return self

@@ -126,14 +126,6 @@ def describe(connection: ssl.SSLObject | None) -> dict[str, Any]:
     }
 
 
-def common_name(connection: ssl.SSLObject | None) -> str:
-    """The common name in the client's certificate, if it showed one."""
-    certificate = connection.getpeercert() if connection else None
-    subject: Any = (certificate or {}).get("subject", ())
-    names = [value for part in subject for key, value in part if key == "commonName"]
-    return str(names[-1]) if names else ""
-
-
 def _suite(connection: ssl.SSLObject) -> str:
     name = (connection.cipher() or ("", "", 0))[0]
     known: list[Any] = connection.context.get_ciphers()

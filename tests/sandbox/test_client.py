@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.errors import AuthError
-from nsqtools.sandbox.auth import Grant, Question, parse_grant
 from nsqtools.sandbox.client import Client
 from nsqtools.sandbox.lookup_peer import LookupPeers
 from nsqtools.sandbox.nsqd import Nsqd
 from tests.support import wire
 from tests.support.clock import elapse, virtual
-from tests.support.raw import mpub, sized
+from tests.support.raw import sized
 from tests.support.transport import FakeTransport
 
 if TYPE_CHECKING:
@@ -177,70 +175,3 @@ async def test_what_makes_a_topic_is_answered_when_nsqlookupds_have_told_its_cha
         await turn()
     assert peer.texts() == other.texts() == ["OK"]
     assert nsqd.broker.topics["t"].channels["known"].depth == 1
-
-
-class Secrets:
-    """An authd that answers when it is told to."""
-
-    def __init__(self) -> None:
-        self.asked: list[Question] = []
-        self.answers: asyncio.Queue[Grant | AuthError] = asyncio.Queue()
-
-    async def ask(self, question: Question) -> Grant:
-        self.asked.append(question)
-        answer = await self.answers.get()
-        if isinstance(answer, AuthError):
-            raise answer
-        return answer
-
-    def allow(self) -> None:
-        now = asyncio.get_running_loop().time()
-        reply = b'{"ttl": 10, "authorizations": [{"topic": "t", "channels": [".*"], "permissions": '
-        self.answers.put_nowait(parse_grant(reply + b'["publish", "subscribe"]}]}', now))
-
-
-def authenticating() -> tuple[Peer, Secrets]:
-    """A client that has sent AUTH, and waits."""
-    nsqd, secrets = Nsqd(), Secrets()
-    nsqd.secrets = secrets
-    peer = Peer(nsqd)
-    peer.identify(heartbeat_interval=1000)
-    peer.texts()
-    peer.send("AUTH", body=b"s3")
-    return peer, secrets
-
-
-@virtual
-async def test_a_client_is_not_given_up_while_the_authd_is_asked_and_its_commands_wait() -> None:
-    peer, secrets = authenticating()
-    peer.send("SUB t c", "PUB t", body=b"x")
-    await elapse(5)
-    assert (peer.texts(), peer.nsqd.broker.topics) == ([], {})
-    assert secrets.asked == [Question(b"s3", "127.0.0.1", False, "")]
-    secrets.allow()
-    await elapse(1.9)
-    assert peer.nsqd.broker.topics["t"].message_count == 1
-    assert not peer.closed
-    await elapse(0.5)
-    assert peer.closed
-
-
-@virtual
-async def test_commands_wait_while_an_old_grant_is_renewed_once() -> None:
-    peer, secrets = authenticating()
-    secrets.allow()
-    await turn()
-    peer.identify(heartbeat_interval=60000)
-    await elapse(11)
-    peer.send("SUB t c", "MPUB t", body=mpub(b"y", b"z"))
-    await turn()
-    assert (len(secrets.asked), peer.nsqd.broker.topics) == (2, {})
-    secrets.allow()
-    await turn()
-    assert (len(secrets.asked), peer.nsqd.broker.topics["t"].message_count) == (2, 2)
-    await elapse(11)
-    secrets.answers.put_nowait(AuthError("gone"))
-    peer.send("PUB t", body=b"x")
-    await turn()
-    assert peer.texts()[-3:] == ["OK", "OK", "E_AUTH_FAILED AUTH failed"]
-    assert (peer.closed, peer.nsqd.broker.topics["t"].message_count) == (True, 2)
