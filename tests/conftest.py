@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             others.append(item)
         elif not (only := _wants_nsqd(item)):
             kept.append(item)
-        elif config.option.server:
+        elif _servers(config) == ["sandbox"]:
             left_out[f"not with the sandbox: {only}"] += 1
             others.append(item)
         test: Any = getattr(item, "obj", None)
@@ -151,6 +151,8 @@ def _why_nsqd_only(item: Any) -> str:
     if marker := item.get_closest_marker("nsqd_only"):
         return str(marker.args[0])
     names = {item.originalname, *item.fixturenames}
+    if call := getattr(item, "callspec", None):
+        names.add(getattr(call.params.get("file"), "stem", ""))  # a dialogue
     return next((why for name, why in OUT_OF_SCOPE.items() if name in names), "")
 
 

@@ -6,7 +6,7 @@ Pure state; instants are ``now`` of the broker, in seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import random
@@ -40,9 +40,6 @@ class Subscriber(Protocol):
 
     def close(self) -> None:
         """The channel is gone: end the connection."""
-
-    def stats(self, topic: str) -> dict[str, Any]:
-        """The entry of ``/stats``."""
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,11 @@ from nsqtools.sandbox.wire import VERSION
 if TYPE_CHECKING:
     from nsqtools.config import NsqdOptions
 
-_DEFAULT_DEFLATE_LEVEL = 6
+DEFLATE_LEVEL = 6
+"""The default of nsqd, and its maximum."""
+
+MAX_OUTPUT_BUFFER_SIZE = 64 << 10
+MAX_OUTPUT_BUFFER_TIMEOUT = 30_000  # ms
 _MIN_OUTPUT_BUFFER_SIZE = 64
 _MIN_OUTPUT_BUFFER_TIMEOUT = 25  # ms
 _MIN_INTERVAL = 1000  # ms, of heartbeats and message timeouts
@@ -62,7 +66,7 @@ class Settings:
         self.hostname = wishes.hostname
         self.user_agent = wishes.user_agent
         self._set_heartbeat(wishes.heartbeat_interval, options)
-        self._set_output_buffer(wishes, options)
+        self._set_output_buffer(wishes)
         if not 0 <= wishes.sample_rate <= 99:
             _refuse("sample rate", wishes.sample_rate)
         self.sample_rate = wishes.sample_rate
@@ -80,19 +84,18 @@ class Settings:
                 _refuse("heartbeat interval", wish)
             self.heartbeat_interval = wish / 1000
 
-    def _set_output_buffer(self, wishes: Identify, options: NsqdOptions) -> None:
+    def _set_output_buffer(self, wishes: Identify) -> None:
         timeout, size = wishes.output_buffer_timeout, wishes.output_buffer_size
         if timeout == -1:
             self.output_buffer_timeout = 0.0
         elif timeout:
-            longest = round(options.max_output_buffer_timeout * 1000)
-            if not _MIN_OUTPUT_BUFFER_TIMEOUT <= timeout <= longest:
+            if not _MIN_OUTPUT_BUFFER_TIMEOUT <= timeout <= MAX_OUTPUT_BUFFER_TIMEOUT:
                 _refuse("output buffer timeout", timeout)
             self.output_buffer_timeout = timeout / 1000
         if size == -1:
             self.output_buffer_size, self.output_buffer_timeout = 1, 0.0
         elif size:
-            if not _MIN_OUTPUT_BUFFER_SIZE <= size <= options.max_output_buffer_size:
+            if not _MIN_OUTPUT_BUFFER_SIZE <= size <= MAX_OUTPUT_BUFFER_SIZE:
                 _refuse("output buffer size", size)
             self.output_buffer_size = size
 
@@ -118,10 +121,9 @@ def negotiate(
 ) -> Negotiated:
     """What is granted of a client's wishes; raises ServerError for both compressions."""
     deflate, snappy = options.deflate and wishes.deflate, options.snappy and wishes.snappy
-    level = _DEFAULT_DEFLATE_LEVEL
+    level = DEFLATE_LEVEL
     if deflate and wishes.deflate_level > 0:
-        level = wishes.deflate_level
-    level = min(level, options.max_deflate_level)
+        level = min(wishes.deflate_level, DEFLATE_LEVEL)
     if deflate and snappy:
         raise ServerError("E_IDENTIFY_FAILED cannot enable both deflate and snappy compression")
     reply = {
@@ -132,7 +134,7 @@ def negotiate(
         "tls_v1": has_tls and wishes.tls_v1,
         "deflate": deflate,
         "deflate_level": level,
-        "max_deflate_level": options.max_deflate_level,
+        "max_deflate_level": DEFLATE_LEVEL,
         "snappy": snappy,
         "sample_rate": settings.sample_rate,
         "auth_required": auth_required,

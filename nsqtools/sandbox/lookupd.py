@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nsqtools.sandbox.http import Handler, Routes
-
-_NEVER = -6795364578871345152  # UnixNano of Go's zero time
 
 
 class Nsqlookupd:
@@ -90,7 +87,7 @@ class Nsqlookupd:
 
 
 def routes(lookupd: Nsqlookupd) -> Handler:
-    """The HTTP API over a lookupd, but for ``/debug/pprof``."""
+    """The HTTP API over a lookupd, but for ``/debug``."""
     return router({**_questions(lookupd), **_changes(lookupd)})
 
 
@@ -121,9 +118,6 @@ def _questions(lookupd: Nsqlookupd) -> Routes:
         ]
         return json_reply({"producers": found})
 
-    async def debug(_: Request) -> Response:
-        return json_reply(_debug(registry))
-
     return {
         ("GET", "/ping"): ping,
         ("GET", "/info"): info,
@@ -131,7 +125,6 @@ def _questions(lookupd: Nsqlookupd) -> Routes:
         ("GET", "/channels"): channels,
         ("GET", "/lookup"): lookup,
         ("GET", "/nodes"): nodes,
-        ("GET", "/debug"): debug,
     }
 
 
@@ -172,16 +165,3 @@ def _changes(lookupd: Nsqlookupd) -> Routes:
         ("POST", "/channel/create"): create_channel,
         ("POST", "/channel/delete"): delete_channel,
     }
-
-
-def _debug(registry: Registry) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for key, producers in sorted(registry.entries.items()):
-        for each in producers.values():
-            facts = {
-                **asdict(each.peer),
-                "tombstoned": each.tombstoned_at is not None,
-                "tombstoned_at": _NEVER if each.tombstoned_at is None else each.tombstoned_at,
-            }
-            found.setdefault(":".join(key), []).append(dict(sorted(facts.items())))
-    return found

@@ -14,6 +14,11 @@ from nsqtools.sandbox.auth import read_secret
 from nsqtools.sandbox.broker import Broker
 from nsqtools.sandbox.client import Client
 from nsqtools.sandbox.http import serve
+from nsqtools.sandbox.identify import (
+    DEFLATE_LEVEL,
+    MAX_OUTPUT_BUFFER_SIZE,
+    MAX_OUTPUT_BUFFER_TIMEOUT,
+)
 from nsqtools.sandbox.lookup_peer import LookupPeers
 from nsqtools.sandbox.nsqd_http import routes
 from nsqtools.sandbox.server import bound, close, name_of, naming
@@ -126,15 +131,10 @@ class Nsqd:
             **self._identity(),
             "start_time": self.broker.start_time,
             "max_heartbeat_interval": round(options.max_heartbeat_interval * 1e9),
-            "max_output_buffer_size": options.max_output_buffer_size,
-            "max_output_buffer_timeout": round(options.max_output_buffer_timeout * 1e9),
-            "max_deflate_level": options.max_deflate_level,
+            "max_output_buffer_size": MAX_OUTPUT_BUFFER_SIZE,
+            "max_output_buffer_timeout": MAX_OUTPUT_BUFFER_TIMEOUT * 10**6,
+            "max_deflate_level": DEFLATE_LEVEL,
         }
-
-    @property
-    def producers(self) -> list[Client]:
-        """Clients that have published."""
-        return [client for client in self.clients if client.pub_counts]
 
     def created(self, topic: str, channel: str = "") -> None:
         """As Listener.created: a new topic holds what it gets, while its channels are looked up."""

@@ -1,12 +1,11 @@
-"""nsqd's HTTP API (``nsqd/http.go``) over an embedded nsqd, but for ``/debug``."""
+"""nsqd's HTTP API (``nsqd/http.go``), as far as the embedded nsqd has it."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nsqtools.errors import ConfigError, ServerError
-from nsqtools.names import Address, is_valid_name
+from nsqtools.errors import ServerError
+from nsqtools.names import is_valid_name
 from nsqtools.sandbox.http import (
     Refused,
     Request,
@@ -17,7 +16,7 @@ from nsqtools.sandbox.http import (
     router,
     text_reply,
 )
-from nsqtools.sandbox.nsqd_stats import stats_json, stats_text, take_stats
+from nsqtools.sandbox.nsqd_stats import take_stats
 from nsqtools.sandbox.wire import split_bodies
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from nsqtools.sandbox.nsqd import Nsqd
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
-_LOG_LEVELS = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}
 
 
 def routes(nsqd: Nsqd) -> Handler:
@@ -43,7 +41,6 @@ def routes(nsqd: Nsqd) -> Handler:
             ("POST", "/mpub"): _mpub(nsqd),
             **_topic_routes(nsqd),
             **_channel_routes(nsqd),
-            **_config_routes(nsqd),
         }
     )
 
@@ -58,16 +55,9 @@ def _info(nsqd: Nsqd) -> Handler:
 def _stats(nsqd: Nsqd) -> Handler:
     async def stats(request: Request) -> Response:
         arguments = request.arguments()
-        found = take_stats(
-            nsqd,
-            arguments.get("topic", ""),
-            arguments.get("channel", ""),
-            clients=_BOOLEANS.get(arguments.get("include_clients", ""), True),
-            memory=_BOOLEANS.get(arguments.get("include_mem", ""), True),
-        )
-        if arguments.get("format") == "json":
-            return json_reply(stats_json(found))
-        return text_reply(stats_text(found))
+        clients = _BOOLEANS.get(arguments.get("include_clients", ""), True)
+        topic, channel = arguments.get("topic", ""), arguments.get("channel", "")
+        return json_reply(take_stats(nsqd, topic, channel, clients=clients))
 
     return stats
 
@@ -160,68 +150,6 @@ def _channel_routes(nsqd: Nsqd) -> dict[tuple[str, str], Handler]:
         ("POST", "/channel/pause"): route(lambda _, channel: channel.pause()),
         ("POST", "/channel/unpause"): route(lambda _, channel: channel.unpause()),
     }
-
-
-def _config_routes(nsqd: Nsqd) -> dict[tuple[str, str], Handler]:
-    log_level = _LOG_LEVELS["info"]  # read back as it was set, and of no effect
-
-    def value_of(name: str) -> Response:
-        settings = {**_settings(nsqd), "log_level": log_level}
-        if name not in settings:
-            raise Refused(400, "INVALID_OPTION")
-        value = settings[name]
-        return text_reply(value) if isinstance(value, str) else json_reply(value)
-
-    async def read(request: Request) -> Response:
-        return value_of(request.path.rpartition("/")[2])
-
-    async def write(request: Request) -> Response:
-        nonlocal log_level
-        if not 0 < request.length <= nsqd.options.max_msg_size:
-            raise Refused(413, "INVALID_VALUE")
-        match name := request.path.rpartition("/")[2]:
-            case "nsqlookupd_tcp_addresses":
-                await nsqd.lookupds.set_addresses(_read_addresses(request.body))
-            case "log_level":
-                level = _LOG_LEVELS.get(request.body.decode("latin-1").lower())
-                if level is None:
-                    raise Refused(400, "INVALID_VALUE")
-                log_level = level
-            case _:
-                raise Refused(400, "INVALID_OPTION")
-        return value_of(name)
-
-    return {("GET", "/config/*"): read, ("PUT", "/config/*"): write}
-
-
-def _settings(nsqd: Nsqd) -> dict[str, Any]:
-    """Options by nsqd's names (``nsqd/options.go``), durations in ns; the ones there are here."""
-    options = nsqd.options
-    found: dict[str, Any] = {}
-    for name, declared in options.declared().items():
-        value = getattr(options, name)
-        found[name] = round(value * 1e9) if declared.kind == "duration" else value
-    del found["auth_secret_file"]
-    return found | {
-        "tcp_address": str(nsqd.tcp),
-        "http_address": str(nsqd.http),
-        "broadcast_address": nsqd.broadcast_address,
-        "broadcast_tcp_port": nsqd.tcp.port,
-        "broadcast_http_port": nsqd.http.port,
-        "nsqlookupd_tcp_addresses": list(map(str, nsqd.lookupds.addresses)),
-        "mem_queue_size": nsqd.broker.mem_queue_size,
-        "tls_required": int(nsqd.tls_required),
-    }
-
-
-def _read_addresses(body: bytes) -> list[Address]:
-    try:
-        texts = json.loads(body)
-        if not isinstance(texts, list):
-            raise ValueError(texts)
-        return [Address.parse(str(text)) for text in texts]
-    except (ValueError, RecursionError, ConfigError):
-        raise Refused(400, "INVALID_VALUE") from None
 
 
 def _created_topic(nsqd: Nsqd, request: Request) -> str:

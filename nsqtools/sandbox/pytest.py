@@ -19,7 +19,7 @@ from nsqtools.config import NsqdOptions
 from nsqtools.names import check_name
 from nsqtools.sandbox import Sandbox
 from nsqtools.sandbox.consumer import Consumer, Message
-from nsqtools.sandbox.nsqd_stats import stats_json, take_stats
+from nsqtools.sandbox.nsqd_stats import take_stats
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -110,7 +110,7 @@ class Nsq:
             time.sleep(_PAUSE)
 
     async def _stats(self, topic: str, channel: str) -> dict[str, Any]:
-        return stats_json(take_stats(self._sandbox.nsqd, topic, channel, clients=True, memory=True))
+        return take_stats(self._sandbox.nsqd, topic, channel)
 
     async def _left(self, topic: str, channel: str) -> str:
         """What is not finished, in words; nothing if all is."""
@@ -163,9 +163,6 @@ class _Reader:
 
     def close(self) -> None:
         pass
-
-    def stats(self, topic: str) -> dict[str, Any]:
-        return {}  # /stats leaves it out
 
 
 @pytest.fixture

@@ -118,6 +118,17 @@ def test_tls_begins_after_the_reply_to_identify_and_an_ok_comes_through_it(
     shown = exchange(client, secure, topic)
     assert shown["tls"] is shown[compression or "tls"] is True
     assert (shown["tls_version"], shown["tls_negotiated_protocol_is_mutual"]) == ("TLS1.3", True)
+
+
+def test_the_cipher_suite_is_named_as_go_names_it(
+    connect: Connect, trusting: ssl.SSLContext, topic: str, secure: Nsqd
+) -> None:
+    client = connect(secure)
+    client.identify(tls_v1=True)
+    client.start_tls(trusting)
+    assert client.response() == b"OK"
+    client.subscribe(topic)
+    shown = stats_of(client, secure, topic)
     assert shown["tls_cipher_suite"].startswith("Unknown 486")  # nsqd knows no suite of 1.3
 
 
