@@ -1,216 +1,34 @@
-"""Topics and channels: nsqd without a network.
+"""Topics, and the broker that holds them: nsqd without a network.
 
 Pure state: instants come in as ``now`` (seconds of one clock that never goes back), chance as
 ``rng``, timestamps from ``clock_ns``. Nothing is delivered while a command is dealt with: a change
 marks what it touched and calls ``wake``, and ``tick(now)`` moves everything on, in batches:
 backlogs into channels, what timed out or was deferred back into queues, queues to consumers with
-RDY to spare. Source of the rules: nsqd topic.go and channel.go.
+RDY to spare. Source of the rules: nsqd topic.go.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections import deque
-from heapq import heappop, heappush
-from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-from nsqtools.names import is_ephemeral
-from nsqtools.sandbox.consumer import NEVER, Consumer, Message, share_out
+from nsqtools.sandbox.channel import NEVER, Channel, Message, Queue
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
-NOT_IN_FLIGHT = "ID not in flight"
-NOT_OWNED = "client does not own message"
-
-MEM_QUEUE_SIZE = 10_000
-"""What an ephemeral topic or channel holds; it drops what comes on top (options.go)."""
-
 _ID_EPOCH = 1288834974288  # guid.go, twepoch
 
 
 class Listener(Protocol):
-    """Told when a topic, or a channel where one is named, has come and before it goes."""
+    """Told of topics, and of channels where one is named."""
 
-    def created(self, topic: str, channel: str = "") -> None: ...  # noqa: D102
-    def deleted(self, topic: str, channel: str = "") -> None: ...  # noqa: D102
+    def created(self, topic: str, channel: str = "") -> None:
+        """It is there now."""
 
-
-class Queue(ABC):
-    """What topics and channels have in common: messages that wait for ``tick`` to move them on."""
-
-    def __init__(self, name: str, broker: Broker) -> None:
-        self.name = name
-        self.broker = broker
-        self.ephemeral = is_ephemeral(name)
-        self.paused = False
-        """Whether messages stay here."""
-        self.message_count = 0
-        self.waiting: deque[Message] = deque()
-
-    @property
-    def depth(self) -> int:
-        """Messages that wait here."""
-        return len(self.waiting)
-
-    def pause(self) -> None:
-        """Let no message go on."""
-        self.paused = True
-
-    def unpause(self) -> None:
-        """Let messages go on."""
-        self.paused = False
-        self.changed()
-
-    def changed(self) -> None:
-        """Something here may go on now."""
-        self.broker.mark(self)
-
-    def trim(self) -> None:
-        """An ephemeral one drops what is on top."""
-        if self.ephemeral:
-            while len(self.waiting) > self.broker.mem_queue_size:
-                self.waiting.pop()
-
-    @abstractmethod
-    def move_on(self, now: float) -> None:
-        """Let go on what may."""
-
-
-class Channel(Queue):
-    """One queue of copies, shared by its consumers. Made by ``Topic.channel``."""
-
-    def __init__(self, name: str, topic: Topic) -> None:
-        super().__init__(name, topic.broker)
-        self.topic = topic
-        self.requeue_count = 0
-        self.timeout_count = 0
-        self.consumers: list[Consumer] = []
-        self._departed: list[Consumer] = []  # gone, with messages that have yet to time out
-        self._deferred: list[tuple[float, int, Message]] = []
-
-    @property
-    def deferred_count(self) -> int:
-        """Messages that wait for their time."""
-        return len(self._deferred)
-
-    @property
-    def in_flight_count(self) -> int:
-        """Messages delivered and not settled, also to consumers that left."""
-        return sum(each.in_flight for each in (*self.consumers, *self._departed))
-
-    def empty(self) -> None:
-        """Forget every message, those in flight too."""
-        self.waiting.clear()
-        self._deferred.clear()
-        self._departed.clear()
-        for consumer in self.consumers:
-            consumer.forget()
-
-    def add(self, consumer: Consumer) -> None:
-        """Add a subscriber."""
-        self.consumers.append(consumer)
-        self.changed()
-
-    def remove(self, consumer: Consumer) -> None:
-        """A subscriber left; what it holds waits for its timeout (protocol_v2.go, IOLoop)."""
-        if consumer not in self.consumers:
-            return
-        self.consumers.remove(consumer)
-        if consumer.in_flight:
-            self._departed.append(consumer)
-        if self.ephemeral and not self.consumers:
-            self.topic.delete_channel(self.name)
-
-    def finish(self, consumer: Consumer, id_: bytes) -> str:
-        """FIN. Returns why it failed, or nothing."""
-        if not consumer.release(id_):
-            return self._whose(id_)
-        consumer.finish_count += 1
-        if self.waiting:
-            self.changed()
-        return ""
-
-    def requeue(self, consumer: Consumer, id_: bytes, delay: float, now: float) -> str:
-        """REQ, after ``delay`` seconds. Returns why it failed, or nothing."""
-        message = consumer.release(id_)
-        if not message:
-            return self._whose(id_)
-        self.requeue_count += 1
-        consumer.requeue_count += 1
-        if delay > 0:
-            self._defer(message, now + delay)
-        else:
-            self.waiting.append(message)
-        self.changed()
-        return ""
-
-    def touch(self, consumer: Consumer, id_: bytes, now: float) -> str:
-        """TOUCH: the timeout begins again, up to max_msg_timeout since delivery.
-
-        Returns why it failed, or nothing.
-        """
-        message = consumer.release(id_)
-        if not message:
-            return self._whose(id_)
-        latest = message.delivered + self.broker.max_msg_timeout
-        self.broker.expect(consumer.hold_on(message, now, latest))
-        return ""
-
-    def put(self, messages: Sequence[Message], now: float) -> None:
-        """Take copies from the topic."""
-        self.message_count += len(messages)
-        for message in messages:
-            if message.deferred > 0:
-                self._defer(message, now + message.deferred)
-            else:
-                self.waiting.append(message)
-        self.changed()
-
-    def expire(self, now: float) -> None:
-        """Queue what timed out or has waited long enough."""
-        before = len(self.waiting)
-        for consumer in (*self.consumers, *self._departed):
-            expired = consumer.take_expired(now)
-            self.timeout_count += len(expired)
-            self.waiting.extend(expired)
-        self._departed = [each for each in self._departed if each.in_flight]
-        while self._deferred and self._deferred[0][0] <= now:
-            self.waiting.append(heappop(self._deferred)[2])
-        if len(self.waiting) > before:
-            self.changed()
-
-    def next_due(self) -> float:
-        """When ``expire`` has something to do; NEVER for never."""
-        due = self._deferred[0][0] if self._deferred else NEVER
-        held = [each.next_deadline for each in (*self.consumers, *self._departed)]
-        return min([due, *held])
-
-    def move_on(self, now: float) -> None:
-        """Deliver what consumers have RDY for."""
-        rng = self.broker.rng
-        while self.waiting and not self.paused:
-            ready = [each for each in self.consumers if each.spare]
-            if not ready:
-                break
-            for consumer, batch in share_out(self.waiting, ready, rng):
-                if kept := consumer.take(batch, now, rng):
-                    self.broker.expect(kept[-1].deadline)
-                    consumer.client.deliver(kept)
-        self.trim()
-
-    def _defer(self, message: Message, due: float) -> None:
-        heappush(self._deferred, (due, next(self.broker.sequence), message))
-        self.broker.expect(due)
-
-    def _whose(self, id_: bytes) -> str:
-        for consumer in (*self.consumers, *self._departed):
-            if consumer.holds(id_):
-                return NOT_OWNED
-        return NOT_IN_FLIGHT
+    def deleted(self, topic: str, channel: str = "") -> None:
+        """It is about to go."""
 
 
 class Topic(Queue):
@@ -232,29 +50,25 @@ class Topic(Queue):
             self.changed()
         return channel
 
-    def delete_channel(self, name: str) -> bool:
-        """Delete a channel and close its clients; whether there was one."""
-        if not (channel := self.channels.get(name)):
-            return False
-        self.drop(channel)
+    def delete_channel(self, name: str) -> None:
+        """Delete a channel that there is, and close its clients."""
+        self.drop(self.channels[name])
         if self.ephemeral and not self.channels:
             self.broker.delete_topic(self.name)
-        return True
-
-    def empty(self) -> None:
-        """Forget what no channel has got; channels keep theirs."""
-        self.waiting.clear()
 
     def drop(self, channel: Channel) -> None:
         """Delete a channel of this topic and close its clients."""
         if self.broker.listener:
             self.broker.listener.deleted(self.name, channel.name)
         del self.channels[channel.name]
-        consumers, channel.consumers = channel.consumers, []
         channel.empty()
+        consumers, channel.consumers = channel.consumers, []
         for consumer in consumers:
-            consumer.forget()
             consumer.client.close()
+
+    def empty(self) -> None:
+        """Forget what no channel has got; channels keep theirs."""
+        self.waiting.clear()
 
     def put(self, bodies: Sequence[bytes], now: float, defer: float) -> None:
         """Take what is published, each held back for ``defer`` seconds."""
@@ -291,17 +105,14 @@ class Broker:
         *,
         clock_ns: Callable[[], int] = time.time_ns,
         max_msg_timeout: float = 900.0,
-        mem_queue_size: int = MEM_QUEUE_SIZE,
     ) -> None:
         self.rng = rng
         self.max_msg_timeout = max_msg_timeout
-        self.mem_queue_size = mem_queue_size
         self.topics: dict[str, Topic] = {}
         self.listener: Listener | None = None
         self.wake: Callable[[], None] = lambda: None
         self.start_time = clock_ns() // 10**9
         """Seconds since the epoch."""
-        self.sequence = count()
         self._clock_ns = clock_ns
         self._next_id = 0
         self._due = NEVER
@@ -315,17 +126,14 @@ class Broker:
                 self.listener.created(name)
         return topic
 
-    def delete_topic(self, name: str) -> bool:
-        """Delete a topic with its channels and close their clients; whether there was one."""
-        if not (topic := self.topics.get(name)):
-            return False
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic that there is with its channels, and close their clients."""
         if self.listener:
             self.listener.deleted(name)
-        del self.topics[name]
+        topic = self.topics.pop(name)
         for channel in tuple(topic.channels.values()):
             topic.drop(channel)
         topic.empty()
-        return True
 
     def publish(
         self, topic: str, bodies: Sequence[bytes], *, now: float, defer: float = 0.0

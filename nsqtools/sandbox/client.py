@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ServerError
 from nsqtools.proto.codecs import Deflate, Snappy
 from nsqtools.sandbox import tls, wire
-from nsqtools.sandbox.consumer import Consumer
+from nsqtools.sandbox.channel import Consumer, NotInFlightError
 from nsqtools.sandbox.http import to_json
 from nsqtools.sandbox.identify import Settings, negotiate, parse_identify
 from nsqtools.sandbox.link import Link
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from nsqtools.proto.codecs import Codec
-    from nsqtools.sandbox.broker import Channel
-    from nsqtools.sandbox.consumer import Message
+    from nsqtools.sandbox.channel import Channel, Message
     from nsqtools.sandbox.nsqd import Nsqd
     from nsqtools.sandbox.wire import Command
 
@@ -117,7 +116,11 @@ class Client:
                 return False
         if not (carry_out := self._commands.get(command.name)):
             raise ServerError(f"E_INVALID invalid command {show(command.name)}")
-        carry_out(command)
+        try:
+            carry_out(command)
+        except NotInFlightError as error:  # not fatal
+            name, id_ = show(command.name), show(command.words[1])
+            self.link.answer(wire.error(f"E_{name}_FAILED {name} {id_} failed {error}"))
         return True
 
     def pace_changed(self) -> None:
@@ -236,9 +239,7 @@ class Client:
 
     def _finish(self, command: Command) -> None:
         consumer, channel = self._subscription(command)
-        id_ = wire.message_id(command.words, 2)
-        if problem := channel.finish(consumer, id_):
-            self._fail(command, id_, problem)
+        channel.finish(consumer, wire.message_id(command.words, 2))
 
     def _requeue(self, command: Command) -> None:
         consumer, channel = self._subscription(command)
@@ -249,19 +250,11 @@ class Client:
             raise ServerError(f"E_INVALID {text}")
         delay = wire.to_signed(number * 10**6) / 10**9
         delay = min(max(delay, 0.0), self._nsqd.options.max_req_timeout)
-        if problem := channel.requeue(consumer, id_, delay, self._nsqd.now):
-            self._fail(command, id_, problem)
+        channel.requeue(consumer, id_, delay, self._nsqd.now)
 
     def _touch(self, command: Command) -> None:
         consumer, channel = self._subscription(command)
-        id_ = wire.message_id(command.words, 2)
-        if problem := channel.touch(consumer, id_, self._nsqd.now):
-            self._fail(command, id_, problem)
-
-    def _fail(self, command: Command, id_: bytes, problem: str) -> None:
-        """An error that is not fatal."""
-        name = show(command.name)
-        self.link.answer(wire.error(f"E_{name}_FAILED {name} {show(id_)} failed {problem}"))
+        channel.touch(consumer, wire.message_id(command.words, 2), self._nsqd.now)
 
     def _start_close(self, command: Command) -> None:
         consumer, _ = self._subscription(command, closing=False)

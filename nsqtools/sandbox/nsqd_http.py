@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nsqtools.config import NsqdOptions
-    from nsqtools.sandbox.broker import Channel, Topic
+    from nsqtools.sandbox.broker import Topic
+    from nsqtools.sandbox.channel import Channel
     from nsqtools.sandbox.http import Handler
     from nsqtools.sandbox.nsqd import Nsqd
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.sandbox.wire import VERSION
 
 if TYPE_CHECKING:
-    from nsqtools.sandbox.broker import Channel, Topic
+    from nsqtools.sandbox.broker import Topic
+    from nsqtools.sandbox.channel import Channel
     from nsqtools.sandbox.nsqd import Nsqd
 
 _NO_LATENCY = {"count": 0, "percentiles": None}
@@ -62,7 +63,7 @@ def _channel_stats(nsqd: Nsqd, channel: Channel, asked: str, *, clients: bool) -
         "channel_name": channel.name,
         "depth": channel.depth,
         "backend_depth": 0,
-        "in_flight_count": channel.in_flight_count,
+        "in_flight_count": len(channel.in_flight),
         "deferred_count": channel.deferred_count,
         "message_count": channel.message_count,
         "requeue_count": channel.requeue_count,

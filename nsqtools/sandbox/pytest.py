@@ -18,7 +18,7 @@ import pytest
 from nsqtools.config import NsqdOptions
 from nsqtools.names import check_name
 from nsqtools.sandbox import Sandbox
-from nsqtools.sandbox.consumer import Consumer, Message
+from nsqtools.sandbox.channel import Consumer, Message
 from nsqtools.sandbox.nsqd_stats import take_stats
 
 if TYPE_CHECKING:
@@ -119,10 +119,10 @@ class Nsq:
             return f"there is no channel {topic}/{channel}"
         it = found.channels[channel]
         waiting, deferred = found.depth + it.depth, it.deferred_count
-        if not (waiting or deferred or it.in_flight_count):
+        if not (waiting or deferred or len(it.in_flight)):
             return ""
         return (
-            f"of channel {topic}/{channel} {waiting} messages wait, {it.in_flight_count} are in "
+            f"of channel {topic}/{channel} {waiting} messages wait, {len(it.in_flight)} are in "
             f"flight and {deferred} deferred"
         )
 

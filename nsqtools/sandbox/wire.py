@@ -17,7 +17,7 @@ from nsqtools.proto.frames import FrameType
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.sandbox.consumer import Message
+    from nsqtools.sandbox.channel import Message
 
 VERSION = "1.3.0"
 MAGIC = b"  V2"
