@@ -11,7 +11,7 @@ from nsqtools.proto.codecs import Deflate, Snappy
 from nsqtools.sandbox import tls, wire
 from nsqtools.sandbox.channel import Consumer, NotInFlightError
 from nsqtools.sandbox.http import to_json
-from nsqtools.sandbox.identify import Settings, negotiate, parse_identify
+from nsqtools.sandbox.identify import Settings, negotiate
 from nsqtools.sandbox.link import Link
 from nsqtools.sandbox.wire import show
 
@@ -36,11 +36,12 @@ class Client:
     def __init__(self, nsqd: Nsqd) -> None:
         options = nsqd.options
         self._nsqd = nsqd
-        self._parser = wire.CommandParser(
-            max_msg_size=options.max_msg_size, max_body_size=options.max_body_size
-        )
-        self.link = Link(nsqd, self, self._parser)
-        self.settings = Settings("", "", options.msg_timeout)
+        self._limits = {
+            "max_msg_size": options.max_msg_size,
+            "max_body_size": options.max_body_size,
+        }
+        self.link = Link(nsqd, self, wire.CommandParser(self._admit, **self._limits))
+        self.settings = Settings(msg_timeout=round(options.msg_timeout * 1000))
         self.state = INIT
         self.pub_counts: dict[str, int] = {}
         self.consumer: Consumer | None = None
@@ -49,26 +50,54 @@ class Client:
         self._connect_time = int(time.time())
         self._commands: Mapping[bytes, Callable[[Command], None]] = {
             b"IDENTIFY": self._identify,
-            b"FIN": self._finish,
-            b"RDY": self._ready,
-            b"REQ": self._requeue,
+            b"AUTH": self._authenticate,
             b"PUB": self._publish,
             b"MPUB": self._publish,
             b"DPUB": self._publish,
-            b"NOP": lambda _: None,
-            b"TOUCH": self._touch,
             b"SUB": self._subscribe,
+            b"RDY": self._ready,
+            b"FIN": self._finish,
+            b"REQ": self._requeue,
+            b"TOUCH": self._touch,
             b"CLS": self._start_close,
-            b"AUTH": self._authenticate,
+            b"NOP": lambda _: None,
         }
 
     def deliver(self, messages: list[Message]) -> None:
-        """Subscriber's: send messages."""
+        """As Subscriber.deliver."""
         self.link.write(wire.messages(messages))
 
     def close(self) -> None:
-        """Subscriber's: hang up without a word, for the channel was deleted."""
+        """As Subscriber.close, without a word."""
         self.link.close()
+
+    def introduced(self) -> None:
+        """As Owner.introduced."""
+        self.settings.client_id = self.settings.hostname = self.link.address.host
+        self._nsqd.clients[self] = None
+        self.link.start_heartbeats(self.settings.heartbeat_interval / 1000)
+
+    def obey(self, command: Command) -> None:
+        """As Owner.obey."""
+        if not (carry_out := self._commands.get(command.name)):
+            raise ServerError(f"E_INVALID invalid command {show(command.name)}")
+        try:
+            carry_out(command)
+        except NotInFlightError as error:  # not fatal
+            name, id_ = show(command.name), show(command.words[1])
+            self.link.answer(wire.error(f"E_{name}_FAILED {name} {id_} failed {error}"))
+
+    def pace_changed(self) -> None:
+        """As Owner.pace_changed."""
+        if self.consumer and self.channel:
+            self.consumer.blocked = self.link.blocked
+            self.channel.changed()
+
+    def left(self) -> None:
+        """As Owner.left."""
+        self._nsqd.clients.pop(self, None)
+        if self.consumer and self.channel:
+            self.channel.remove(self.consumer)
 
     def stats(self, topic: str) -> dict[str, Any]:
         """The entry in ``/stats``, where pub_counts has one topic at most, as nsqd's."""
@@ -101,81 +130,33 @@ class Client:
             facts["pub_counts"] = counts[:1]
         return {**facts, **tls.describe(self.link.tls)}
 
-    def introduced(self) -> None:
-        """As Owner.introduced."""
-        self.settings.client_id = self.settings.hostname = self.link.address.host
-        self._nsqd.clients[self] = None
-        self.link.start_clocks(self.settings.heartbeat_interval)
-
-    def obey(self, command: Command) -> bool:
-        """As Owner.obey."""
-        if not command.bodies:
-            self._admit(command)
-            if command.name in wire.WITH_BODY:
-                self._parser.expect(command)
-                return False
-        if not (carry_out := self._commands.get(command.name)):
-            raise ServerError(f"E_INVALID invalid command {show(command.name)}")
-        try:
-            carry_out(command)
-        except NotInFlightError as error:  # not fatal
-            name, id_ = show(command.name), show(command.words[1])
-            self.link.answer(wire.error(f"E_{name}_FAILED {name} {id_} failed {error}"))
-        return True
-
-    def pace_changed(self) -> None:
-        """As Owner.pace_changed."""
-        if self.consumer and self.channel:
-            self.consumer.blocked = self.link.blocked
-            self.channel.changed()
-
-    def left(self) -> None:
-        """As Owner.left."""
-        self._nsqd.clients.pop(self, None)
-        if self.consumer and self.channel:
-            self.channel.remove(self.consumer)
-
     def _admit(self, command: Command) -> None:
         """Check what nsqd checks of a line before it reads the body; raises ServerError."""
         name = command.name
+        if name in (b"IDENTIFY", b"AUTH") and self.state != INIT:
+            raise self._cannot(command)
         if name == b"IDENTIFY":
-            if self.state != INIT:
-                raise ServerError("E_INVALID cannot IDENTIFY in current state")
             return
         if self.link.tls is None and self._nsqd.tls_required:
-            raise ServerError(f"E_INVALID cannot {show(name)} in current state (TLS required)")
-        if name == b"AUTH":
-            if self.state != INIT:
-                raise ServerError("E_INVALID cannot AUTH in current state")
-            if len(command.words) != 1:
-                raise ServerError("E_INVALID AUTH invalid number of parameters")
+            raise self._cannot(command, " (TLS required)")
+        if name == b"AUTH" and len(command.words) != 1:
+            raise ServerError("E_INVALID AUTH invalid number of parameters")
         if name in wire.PUBLISHING:
             wire.check_publish(command, self._nsqd.options.max_req_timeout)
         if name == b"MPUB":
             self._check_authed(command)
-            self._nsqd.broker.topic(command.words[1].decode())
+            self._nsqd.broker.topic(show(command.words[1]))
 
     def _identify(self, command: Command) -> None:
-        wishes = parse_identify(command.bodies[0])
-        self.settings.apply(wishes, self._nsqd.options)
-        self.link.start_clocks(self.settings.heartbeat_interval)
-        if not wishes.feature_negotiation:
-            self.link.answer(_OK)
-            return
-        negotiated = negotiate(
-            wishes,
-            self.settings,
-            self._nsqd.options,
-            has_tls=self._nsqd.tls is not None,
-            auth_required=bool(self._nsqd.secret),
-        )
-        self.link.answer(wire.response(negotiated.reply))
+        self.settings = negotiate(command.body, self._nsqd.options)
+        self.link.start_heartbeats(self.settings.heartbeat_interval / 1000)
+        self.link.answer(wire.response(self.settings.reply(self._nsqd.options)))
         codec: Codec | None = None
-        if negotiated.snappy:
+        if self.settings.snappy:
             codec = Snappy()
-        elif negotiated.deflate_level:
-            codec = Deflate(negotiated.deflate_level)
-        if negotiated.tls and self._nsqd.tls:
+        elif self.settings.deflate:
+            codec = Deflate(self.settings.deflate_level)
+        if self.settings.tls_v1 and self._nsqd.tls:
             self.link.secure(self._nsqd.tls, codec)
         else:
             self.link.compress(codec)
@@ -185,7 +166,7 @@ class Client:
             raise ServerError("E_INVALID AUTH already set")
         if not self._nsqd.secret:
             raise ServerError("E_AUTH_DISABLED AUTH disabled")
-        if not hmac.compare_digest(command.bodies[0], self._nsqd.secret):
+        if not hmac.compare_digest(command.body, self._nsqd.secret):
             raise ServerError("E_AUTH_FAILED AUTH failed")
         self._authed = True
         self.link.answer(wire.response(_GRANTED))
@@ -195,44 +176,57 @@ class Client:
         if self._nsqd.secret and not self._authed:
             raise ServerError(f"E_AUTH_FIRST AUTH required before {show(command.name)}")
 
+    def _publish(self, command: Command) -> None:
+        self._check_authed(command)
+        topic, defer = show(command.words[1]), 0.0
+        bodies = [command.body]
+        if command.name == b"MPUB":
+            bodies = wire.split_bodies(command.body, **self._limits)
+        elif command.name == b"DPUB":
+            defer = int(command.words[2]) / 1000
+        self._nsqd.publish(topic, bodies, defer=defer)
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(bodies)
+        self._answer_when_looked_up(topic)
+
     def _subscribe(self, command: Command) -> None:
         if self.state != INIT:
-            raise ServerError("E_INVALID cannot SUB in current state")
+            raise self._cannot(command)
         if not self.settings.heartbeat_interval:
             raise ServerError("E_INVALID cannot SUB with heartbeats disabled")
         if len(command.words) < 3:
             raise ServerError("E_INVALID SUB insufficient number of parameters")
         for kind, word in zip(("topic", "channel"), command.words[1:], strict=False):
-            if not wire.is_name(word):
-                text = f"SUB {kind} name {wire.quote(word)} is not valid"
-                raise ServerError(f"E_BAD_{kind.upper()} {text}")
-        topic, name = command.words[1].decode(), command.words[2].decode()
+            wire.check_name(word, "SUB", kind)
         self._check_authed(command)
+        topic, name = show(command.words[1]), show(command.words[2])
         channel = self._nsqd.broker.topic(topic).channel(name)
         limit = self._nsqd.options.max_channel_consumers
         if limit and len(channel.consumers) >= limit:
             text = f"consumers for {topic}:{name} exceeds limit of {limit}"
             raise ServerError(f"E_SUB_FAILED SUB failed {text}")
-        self.consumer = Consumer(self, self.settings.msg_timeout, self.settings.sample_rate)
+        timeout = self.settings.msg_timeout / 1000
+        self.consumer = Consumer(self, timeout, self.settings.sample_rate)
         self.consumer.blocked = self.link.blocked
         self.channel = channel
         channel.add(self.consumer)
         self.state = SUBSCRIBED
         self._answer_when_looked_up(topic)
 
+    def _answer_when_looked_up(self, topic: str) -> None:
+        """OK, when a new topic has the channels that nsqlookupds know (nsqd.go, GetTopic)."""
+        self.link.answer(_OK)
+        if topic in self._nsqd.lookups:
+            self.link.suspend(self._nsqd.looked_up(topic))
+
     def _ready(self, command: Command) -> None:
         if self.state == CLOSING:
             return
-        consumer, channel = self._subscription(command, closing=False)
-        count = 1
-        if len(command.words) > 1:
-            number = wire.to_number(command.words[1])
-            if number is None:
-                text = f"RDY could not parse count {show(command.words[1])}"
-                raise ServerError(f"E_INVALID {text}")
-            count = wire.to_signed(number)
-        if not 0 <= count <= self._nsqd.options.max_rdy_count:
-            limit = self._nsqd.options.max_rdy_count
+        consumer, channel = self._subscription(command)
+        word = command.words[1] if len(command.words) > 1 else b"1"
+        limit, count = self._nsqd.options.max_rdy_count, wire.to_number(word)
+        if count is None:
+            raise ServerError(f"E_INVALID RDY could not parse count {show(word)}")
+        if count > limit:
             raise ServerError(f"E_INVALID RDY count {count} out of range 0-{limit}")
         consumer.rdy = count
         channel.changed()
@@ -244,40 +238,30 @@ class Client:
     def _requeue(self, command: Command) -> None:
         consumer, channel = self._subscription(command)
         id_ = wire.message_id(command.words, 3)
-        number = wire.to_number(command.words[2])
-        if number is None:
+        delay = wire.to_number(command.words[2])
+        if delay is None:
             text = f"REQ could not parse timeout {show(command.words[2])}"
             raise ServerError(f"E_INVALID {text}")
-        delay = wire.to_signed(number * 10**6) / 10**9
-        delay = min(max(delay, 0.0), self._nsqd.options.max_req_timeout)
-        channel.requeue(consumer, id_, delay, self._nsqd.now)
+        seconds = min(delay / 1000, self._nsqd.options.max_req_timeout)
+        channel.requeue(consumer, id_, seconds, self._nsqd.now)
 
     def _touch(self, command: Command) -> None:
         consumer, channel = self._subscription(command)
         channel.touch(consumer, wire.message_id(command.words, 2), self._nsqd.now)
 
     def _start_close(self, command: Command) -> None:
-        consumer, _ = self._subscription(command, closing=False)
+        consumer, _ = self._subscription(command)
+        if self.state == CLOSING:
+            raise self._cannot(command)
         consumer.rdy = 0
         self.state = CLOSING
         self.link.answer(wire.response(b"CLOSE_WAIT"))
 
-    def _subscription(self, command: Command, *, closing: bool = True) -> tuple[Consumer, Channel]:
-        """What was subscribed to; raises ServerError without, or if closing where that matters."""
-        if not self.consumer or not self.channel or (self.state == CLOSING and not closing):
-            raise ServerError(f"E_INVALID cannot {show(command.name)} in current state")
+    def _subscription(self, command: Command) -> tuple[Consumer, Channel]:
+        """What was subscribed to; raises ServerError without."""
+        if not self.consumer or not self.channel:
+            raise self._cannot(command)
         return self.consumer, self.channel
 
-    def _publish(self, command: Command) -> None:
-        topic = command.words[1].decode()
-        self._check_authed(command)
-        now, delay = self._nsqd.now, command.delay / 1000
-        self._nsqd.broker.publish(topic, command.bodies, now=now, defer=delay)
-        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(command.bodies)
-        self._answer_when_looked_up(topic)
-
-    def _answer_when_looked_up(self, topic: str) -> None:
-        """OK, when a new topic has the channels that nsqlookupds know (nsqd.go, GetTopic)."""
-        self.link.answer(_OK)
-        if topic in self._nsqd.lookups:
-            self.link.suspend(self._nsqd.looked_up(topic))
+    def _cannot(self, command: Command, why: str = "") -> ServerError:
+        return ServerError(f"E_INVALID cannot {show(command.name)} in current state{why}")

@@ -1,25 +1,26 @@
 """One client's connection below the commands: layers, pace, liveness (protocol_v2.go, IOLoop).
 
-A read is worked off in one loop and answered in one write. While a command waits for something (an
-authd, a TLS handshake), the ones behind it wait too, and nothing is read.
+A read is worked off in one loop and answered in one write. While a command waits for something
+(nsqlookupds, a TLS handshake), or the peer does not read its answers, the commands behind it wait
+too, and nothing is read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqtools.errors import ProtocolError, ServerError
 from nsqtools.names import Address
+from nsqtools.proto.commands import MAGIC
 from nsqtools.sandbox import wire
 from nsqtools.sandbox.server import peer_address
 from nsqtools.sandbox.tls import TLS
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
     from nsqtools.proto.codecs import Codec
     from nsqtools.sandbox.nsqd import Nsqd
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT = 5.0
 _LINGER = 5.0
 """Seconds that the last words may take to leave."""
-_GRACE = 0.005
-"""Seconds by which the second heartbeat unanswered comes before the end."""
 _HEARTBEAT = wire.response(b"_heartbeat_")
 
 
@@ -41,11 +40,8 @@ class Owner(Protocol):
     def introduced(self) -> None:
         """The peer speaks our protocol."""
 
-    def obey(self, command: Command) -> bool:
-        """Deal with what the parser gave; whether that was the end of a command.
-
-        May raise ServerError: the peer is told, and hung up on.
-        """
+    def obey(self, command: Command) -> None:
+        """Carry out a command. May raise ServerError: the peer is told, and hung up on."""
 
     def pace_changed(self) -> None:
         """``Link.blocked`` has changed."""
@@ -63,7 +59,7 @@ class Link(asyncio.Protocol):
         """Once its handshake is complete."""
         self.codec: Codec | None = None
         self.blocked = False
-        """Whether the peer does not take what was sent."""
+        """Whether the peer does not read what was sent."""
         self._nsqd = nsqd
         self._owner = owner
         self._parser = parser
@@ -71,16 +67,16 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._tls: TLS | None = None
         self._codec_to_come: Codec | None = None  # after the handshake under way
-        self._interval = 0.0  # of heartbeats
         self._magic: bytes | None = b""  # what has come of it, None when all has
         self._answers: list[bytes] = []
         self._busy = False  # a command waits for something
-        self._choked = False  # an answer waits for the peer to read
-        self._stuck = False  # it has waited too long
         self._ended = False  # the peer will say no more
         self._closed = False
-        self._heard = self._beat_due = 0.0
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._interval = 0.0  # of heartbeats
+        self._heard = 0.0  # when something came last
+        self._unsent: float = 0  # bytes at the last heartbeat that the peer had still to read
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._end: asyncio.TimerHandle | None = None  # of the handshake, or of a close
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio's: a client has dialled."""
@@ -95,11 +91,13 @@ class Link(asyncio.Protocol):
         """asyncio's: the connection is gone."""
         self._leave()
         self._nsqd.links.discard(self)
-        for timer in self._timers.values():
-            timer.cancel()
+        for timer in (self._heartbeat, self._end):
+            if timer:
+                timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: bytes."""
+        self._heard = self._loop.time()
         if self._magic is not None:
             data = self._introduce(data)
         if self._closed or not data:
@@ -118,27 +116,22 @@ class Link(asyncio.Protocol):
         """asyncio's: nothing more will come. What has come is worked off and answered."""
         self._ended = True
         if not self._busy:
-            self._end()
+            self.close()
         return self._busy
 
     def pause_writing(self) -> None:
-        """asyncio's: the peer does not take what was sent. It has one heartbeat interval."""
-        self.blocked = True
+        """asyncio's: the peer does not read what was sent."""
+        assert self._transport
+        self.blocked, self._unsent = True, float("inf")
+        self._transport.pause_reading()
         self._owner.pace_changed()
-        if self._interval and not self._closed:
-            self._after(self._interval, "write", partial(self._give_up, self._unsent()))
 
     def resume_writing(self) -> None:
         """asyncio's: the peer goes on."""
-        if self._stuck or self._closed:
-            return
-        self._cancel("write")
-        self.blocked = False
-        self._owner.pace_changed()
-        if self._choked:
-            self._choked = False
-            self._resume_reading()
-            self._work()
+        if not self._closed:
+            self.blocked = False
+            self._owner.pace_changed()
+            self._go_on()
 
     def close(self) -> None:
         """Hang up, once what was said has left."""
@@ -146,8 +139,7 @@ class Link(asyncio.Protocol):
         if not self._closed and self._transport:
             self._leave()
             self._transport.close()
-            self._cancel("write")
-            self._after(_LINGER, "linger", self.abort)
+            self._give_up_after(_LINGER)
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -161,18 +153,10 @@ class Link(asyncio.Protocol):
 
     def flush(self) -> None:
         """Send the answers so far."""
-        if not self._answers or self._closed:
-            return
-        data = b"".join(self._answers)
-        self._answers.clear()
-        if self._stuck:
-            self.abort()
-            return
-        self.write(data)
-        if self.blocked and self._transport:
-            # nsqd's loop of commands waits in its write until the peer reads.
-            self._choked = True
-            self._transport.pause_reading()
+        if self._answers and not self._closed:
+            data = b"".join(self._answers)
+            self._answers.clear()
+            self.write(data)
 
     def write(self, data: bytes) -> None:
         """Send frames now."""
@@ -184,22 +168,19 @@ class Link(asyncio.Protocol):
             self._transport.write(data)
 
     def suspend(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let the commands behind this one wait for some work, which may raise ServerError."""
+        """Let the commands behind this one wait for some work."""
         assert self._transport
         self._busy = True
         self._transport.pause_reading()
         self._nsqd.run(self._carry_out(work))
 
-    def start_clocks(self, interval: float) -> None:
-        """Begin to send heartbeats every so many seconds, if any, and to expect commands."""
-        self._interval = interval
-        self._heard = self._loop.time()
-        self._cancel("heartbeat")
-        self._cancel("eviction")
+    def start_heartbeats(self, interval: float) -> None:
+        """Send heartbeats every so many seconds, 0 for none, and expect commands between them."""
+        self._interval, self._heard = interval, self._loop.time()
+        if self._heartbeat:
+            self._heartbeat.cancel()
         if interval:
-            self._beat_due = self._heard + interval
-            self._after(interval, "heartbeat", self._beat)
-            self._after(2 * interval + _GRACE, "eviction", self._check_heard)
+            self._heartbeat = self._loop.call_at(self._heard + interval, self._beat)
 
     def secure(self, context: ssl.SSLContext, codec: Codec | None) -> None:
         """Put TLS under what follows, and in it compression, if any."""
@@ -207,7 +188,7 @@ class Link(asyncio.Protocol):
         self._parser.clear()
         self._busy = True
         self._tls, self._codec_to_come = TLS(context), codec
-        self._after(_HANDSHAKE_TIMEOUT, "handshake", self.abort)
+        self._give_up_after(_HANDSHAKE_TIMEOUT)
 
     def compress(self, codec: Codec | None) -> None:
         """Put compression under what follows, if any."""
@@ -217,18 +198,26 @@ class Link(asyncio.Protocol):
             self.codec = codec
             self.answer(wire.response(b"OK"))
 
-    def _decode(self, data: bytes) -> None:
-        """Take off the layers; raises ProtocolError."""
-        for plain in self._tls.decode(data) if self._tls else (data,):
-            for piece in self.codec.decode(plain) if self.codec else (plain,):
-                self._parser.feed(piece)
-        if self._tls and self._tls.ended:
-            self._ended = True
+    def _introduce(self, data: bytes) -> bytes:
+        """Check the magic; returns what is behind it."""
+        held = self._magic or b""
+        missing = len(MAGIC) - len(held)
+        self._magic = held + data[:missing]
+        if len(data) < missing:
+            return b""
+        if self._magic != MAGIC:
+            log.warning("%s: bad protocol magic %r", self.address, self._magic)
+            self.answer(wire.error("E_BAD_PROTOCOL"))
+            self.close()
+            return b""
+        self._magic = None
+        self._owner.introduced()
+        return data[missing:]
 
     def _shake_hands(self, tls: TLS, data: bytes) -> None:
         """Go on with the TLS handshake; raises ProtocolError from what is encrypted behind it.
 
-        A client that it fails for reads why in TLS's words, and then in nsqd's.
+        A client whose handshake fails reads why in TLS's words, and then in nsqd's.
         """
         assert self._transport
         try:
@@ -239,57 +228,49 @@ class Link(asyncio.Protocol):
             return
         self._transport.write(tls.take_pending())
         if complete:
-            self._cancel("handshake")
+            if self._end:
+                self._end.cancel()
             self.tls = tls.connection
             self.answer(wire.response(b"OK"))
             self.compress(self._codec_to_come)
             self._busy = False
             self._decode(b"")
 
-    def _introduce(self, data: bytes) -> bytes:
-        """Check the magic; returns what is behind it."""
-        held = self._magic or b""
-        missing = len(wire.MAGIC) - len(held)
-        self._magic = held + data[:missing]
-        if len(data) < missing:
-            return b""
-        if self._magic != wire.MAGIC:
-            log.warning("%s: bad protocol magic %r", self.address, self._magic)
-            self.answer(wire.error("E_BAD_PROTOCOL"))
-            self.close()
-            return b""
-        self._magic = None
-        self._owner.introduced()
-        return data[missing:]
+    def _decode(self, data: bytes) -> None:
+        """Take off the layers; raises ProtocolError."""
+        for plain in self._tls.decode(data) if self._tls else (data,):
+            for piece in self.codec.decode(plain) if self.codec else (plain,):
+                self._parser.feed(piece)
+        if self._tls and self._tls.ended:
+            self._ended = True
 
     def _work(self) -> None:
         """Work off the commands that are complete, and answer them at once."""
-        worked = False
         try:
-            while not (self._busy or self._choked or self._closed):
+            while not (self._busy or self.blocked or self._closed):
                 if not (command := self._parser.next()):
                     break
-                worked |= self._owner.obey(command)
+                self._owner.obey(command)
         except ServerError as error:
             self._refuse(error)
         except ProtocolError as error:
             log.warning("%s: %s", self.address, error)
             self.close()
-        if worked:
-            self._heard = self._loop.time()
         if not self._busy:
             self.flush()
-            if self._ended and not self._choked:
-                self._end()
+            if self._ended and not self.blocked:
+                self.close()
 
     async def _carry_out(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except ServerError as error:
-            self._refuse(error)
+        await work
         self._busy = False
         self._heard = self._loop.time()
-        self._resume_reading()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Read again, and work off what has come."""
+        if self._transport and not (self._busy or self.blocked or self._closed):
+            self._transport.resume_reading()
         self._work()
 
     def _refuse(self, error: ServerError) -> None:
@@ -298,62 +279,35 @@ class Link(asyncio.Protocol):
         self.answer(wire.error(error.text))
         self.close()
 
-    def _end(self) -> None:
-        if not self._closed and (text := self._parser.end()):
-            self.answer(wire.error(text))
-        self.close()
-
     def _leave(self) -> None:
         if not self._closed:
             self._closed = True
             self._owner.left()
 
-    def _after(self, delay: float, name: str, act: Callable[[], None]) -> None:
-        """Set a timer, instead of another of that name."""
-        self._cancel(name)
-        self._timers[name] = self._loop.call_later(delay, act)
-
-    def _cancel(self, name: str) -> None:
-        if timer := self._timers.pop(name, None):
-            timer.cancel()
-
-    def _resume_reading(self) -> None:
-        if self._transport and not self._closed:
-            self._transport.resume_reading()
-
-    def _unsent(self) -> int:
-        """Bytes that the peer has still to take."""
-        assert self._transport
-        return self._transport.get_write_buffer_size()
-
-    def _give_up(self, unsent: int) -> None:
-        """A write has reached its deadline: no message or heartbeat is sent ever again.
-
-        The connection lives on until there is something to answer (protocol_v2.go, Send).
-        """
-        left = self._unsent()
-        if left < unsent:
-            self._after(self._interval, "write", partial(self._give_up, left))
-            return
-        self._stuck = True
-        if self._choked:
-            self.abort()
+    def _give_up_after(self, delay: float) -> None:
+        if self._end:
+            self._end.cancel()
+        self._end = self._loop.call_later(delay, self.abort)
 
     def _beat(self) -> None:
+        """Send a heartbeat, or give up a peer that is silent or reads nothing for two of them."""
+        if self._closed or not (self._transport and self._heartbeat):
+            return
         now = self._loop.time()
-        self._beat_due = max(now, self._beat_due + self._interval)
-        self._after(self._beat_due - now, "heartbeat", self._beat)
-        if not (self._busy or self.blocked or self._closed):
-            self.write(_HEARTBEAT)
-
-    def _check_heard(self) -> None:
-        """End a connection without a command for two intervals."""
-        patience = 2 * self._interval + _GRACE
-        now = self._loop.time()
-        if self._busy or self._choked:
+        if self.blocked:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent >= self._unsent:
+                log.warning("%s: read nothing for %.3g s", self.address, self._interval)
+                self.abort()
+                return
+            self._unsent = unsent
+        if self._busy or self.blocked:
             self._heard = now
-        if now >= self._heard + patience:
-            log.warning("%s: no command for %.3g s", self.address, patience)
+        elif now >= self._heard + 2 * self._interval:
+            log.warning("%s: no command for %.3g s", self.address, now - self._heard)
             self.abort()
+            return
         else:
-            self._after(self._heard + patience - now, "eviction", self._check_heard)
+            self.write(_HEARTBEAT)
+        due = max(now, self._heartbeat.when() + self._interval)
+        self._heartbeat = self._loop.call_at(due, self._beat)

@@ -17,7 +17,7 @@ from nsqtools.sandbox.http import (
     text_reply,
 )
 from nsqtools.sandbox.nsqd_stats import take_stats
-from nsqtools.sandbox.wire import split_bodies
+from nsqtools.sandbox.wire import split_bodies, to_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def _pub(nsqd: Nsqd) -> Handler:
         topic = _created_topic(nsqd, request)
         defer = 0.0
         if "defer" in (arguments := request.arguments()):
-            defer = _milliseconds(arguments["defer"], nsqd.options.max_req_timeout)
+            defer = _seconds(arguments["defer"], nsqd.options.max_req_timeout)
         nsqd.publish(topic, [request.body], defer=defer)
         await nsqd.looked_up(topic)
         return text_reply("OK")
@@ -168,15 +168,11 @@ def _topic(nsqd: Nsqd, name: str) -> Topic:
     return nsqd.broker.topics[name]
 
 
-def _milliseconds(text: str, longest: float) -> float:
-    """Seconds of ``defer``."""
-    digits = text[1:] if text[:1] in ("+", "-") else text
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+def _seconds(defer: str, longest: float) -> float:
+    milliseconds = to_number(defer.encode())
+    if milliseconds is None or milliseconds > longest * 1000:
         raise Refused(400, "INVALID_DEFER")
-    seconds = int(text) / 1000
-    if not 0 <= seconds <= longest:
-        raise Refused(400, "INVALID_DEFER")
-    return seconds
+    return milliseconds / 1000
 
 
 def _split_bodies(body: bytes, options: NsqdOptions) -> Sequence[bytes]:

@@ -151,7 +151,7 @@ async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> N
     peer.transport.stall()
     for _ in range(10):
         peer.transport.deliver(pub * 1000)
-    await elapse(1.1)
+    await elapse(2.1)
     assert peer.closed
 
 
