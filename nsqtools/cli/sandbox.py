@@ -31,8 +31,9 @@ SIGINT, SIGTERM, SIGHUP
 def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:
     """Run an embedded nsqd and nsqlookupd, in memory.
 
-    They behave as the real ones do, so it serves for demonstrations and for tests of consumers and
-    producers, without Go. What is published is gone when it ends. It runs until SIGINT or SIGTERM.
+    They speak the protocols of the real ones, for demonstrations and for tests of consumers and
+    producers without Go. Missing are HTTPS, auth servers, text stats, /config and /debug. What is
+    published is gone when the command ends; it runs until SIGINT or SIGTERM.
     """
     import asyncio
 

@@ -122,7 +122,7 @@ class Sandbox:
 
     async def settled(self) -> None:
         """Return when nsqlookupd knows every topic and channel there is."""
-        await self.nsqd.lookupds.settled()
+        await self.nsqd.settled()
 
     async def _start(self, host: str) -> None:
         port = self.options.port

@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nsqtools.names import Address, is_ephemeral
+from nsqtools.names import Address
 from nsqtools.sandbox.http import get, to_json
+from nsqtools.sandbox.lookupd_tcp import MAGIC
 from nsqtools.sandbox.wire import SIZE
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class LookupPeer:
         self._commands: list[bytes] | None = None  # None: not connected, all will be told then
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
-        self._told = False  # over this connection, all there was
+        self._failures = 0  # since all was told
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -60,28 +61,33 @@ class LookupPeer:
             with suppress(asyncio.CancelledError):
                 await self._task
 
-    def register(self, topic: str, channel: str = "") -> None:
-        """Tell of a topic or channel."""
-        self._tell("REGISTER", topic, channel)
-
-    def unregister(self, topic: str, channel: str = "") -> None:
-        """Tell that a topic or channel is gone."""
-        self._tell("UNREGISTER", topic, channel)
-
-    async def settled(self) -> None:
-        """Return when the nsqlookupd has answered everything it was to be told."""
-        await self._settled.wait()
-
-    def _tell(self, verb: str, topic: str, channel: str) -> None:
+    def tell(self, verb: str, topic: str, channel: str) -> None:
+        """Send REGISTER or UNREGISTER for a topic, or a channel if named."""
         if self._commands is not None:
             self._commands.append(f"{verb} {topic} {channel}".rstrip().encode() + b"\n")
             self._settled.clear()
             self._changed.set()
 
+    async def settled(self) -> None:
+        """Return when the nsqlookupd has answered everything it was to be told."""
+        await self._settled.wait()
+
+    async def channels(self, topic: str) -> list[str]:
+        """The channels that it knows of a topic; none if it does not answer, which is logged."""
+        if not self.http:
+            return []
+        target = f"/channels?topic={quote(topic, safe='')}"
+        try:
+            status, body = await get(self.http, target, timeout=QUERY_TIMEOUT)
+            if status != 200:
+                raise ValueError(f"status {status}")
+            return [str(channel) for channel in json.loads(body)["channels"]]
+        except (*_FAILURES, LookupError, TypeError) as error:
+            log.warning("%s: no channels for topic %s: %s", self.http, topic, _text(error))
+            return []
+
     async def _run(self) -> None:
-        failures = 0
         while True:
-            self._told = False
             try:
                 async with asyncio.timeout(TIMEOUT):
                     reader, writer = await asyncio.open_connection(*self.address)
@@ -93,14 +99,14 @@ class LookupPeer:
             except _FAILURES as error:
                 self.http = self._commands = None
                 self._settled.clear()
-                failures = 1 if self._told else failures + 1
-                level = logging.WARNING if failures == 1 else logging.DEBUG
+                self._failures += 1
+                level = logging.WARNING if self._failures == 1 else logging.DEBUG
                 log.log(level, "%s: nsqlookupd: %s", self.address, _text(error))
-            await asyncio.sleep(RETRY_DELAYS[min(failures, len(RETRY_DELAYS)) - 1])
+            await asyncio.sleep(RETRY_DELAYS[min(self._failures, len(RETRY_DELAYS)) - 1])
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = to_json(dict(sorted(self._identity().items())))
-        (reply,) = await _ask(reader, writer, [b"IDENTIFY\n" + SIZE.pack(len(body)) + body], True)
+        (reply,) = await _ask(reader, writer, [MAGIC + b"IDENTIFY\n" + SIZE.pack(len(body)) + body])
         try:
             facts = json.loads(reply)
             self.http = Address(str(facts["broadcast_address"]), int(facts["http_port"]))
@@ -108,7 +114,7 @@ class LookupPeer:
             raise ValueError(f"IDENTIFY was answered {reply[:100]!r}") from None
         self._commands = []
         for topic, channel in self._names():
-            self._tell("REGISTER", topic, channel)
+            self.tell("REGISTER", topic, channel)
 
     async def _keep_told(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send what is to be told, or PING; raises OSError or EOFError when it is cut."""
@@ -118,86 +124,19 @@ class LookupPeer:
                 await _ask(reader, writer, commands)
             self._changed.clear()
             self._settled.set()
-            self._told = True
-            unasked = asyncio.ensure_future(reader.read(1))
-            changed = asyncio.ensure_future(self._changed.wait())
+            self._failures = 0
             try:
-                await asyncio.wait(
-                    (unasked, changed), timeout=PING_INTERVAL, return_when=asyncio.FIRST_COMPLETED
-                )
-                if unasked.done():
-                    raise EOFError
-            finally:
-                for waiting in (unasked, changed):
-                    waiting.cancel()
-                await asyncio.gather(unasked, changed, return_exceptions=True)
-            if not self._commands:
+                async with asyncio.timeout(PING_INTERVAL):
+                    await self._changed.wait()
+            except TimeoutError:
                 await _ask(reader, writer, [b"PING\n"])
 
 
-class LookupPeers:
-    """The nsqlookupds of one nsqd; ``identity`` and ``names`` are asked for at each connection."""
-
-    def __init__(self, identity: Identity, names: Names) -> None:
-        self._identity = identity
-        self._names = names
-        self._peers: dict[Address, LookupPeer] = {}
-
-    @property
-    def addresses(self) -> list[Address]:
-        """TCP addresses, in the order they were given."""
-        return list(self._peers)
-
-    async def set_addresses(self, addresses: Sequence[Address]) -> None:
-        """Leave those that are not listed and join those that are new."""
-        for address in set(self._peers).difference(addresses):
-            await self._peers.pop(address).stop()
-        for address in dict.fromkeys(addresses):
-            if address not in self._peers:
-                peer = self._peers[address] = LookupPeer(address, self._identity, self._names)
-                peer.start()
-
-    async def stop(self) -> None:
-        """Leave all."""
-        await self.set_addresses(())
-
-    async def settled(self) -> None:
-        """Return when every nsqlookupd knows all there is; never, if one cannot be reached."""
-        for peer in list(self._peers.values()):
-            await peer.settled()
-
-    def known_homes(self) -> list[Address]:
-        """The HTTP APIs of those that are connected."""
-        return [peer.http for peer in self._peers.values() if peer.http]
-
-    async def channels(self, topic: str) -> list[str]:
-        """The channels that the nsqlookupds know of a topic, but for ephemeral ones.
-
-        Those that do not answer within 5 s are left out; a log line names them.
-        """
-        answers = await asyncio.gather(*(_ask_channels(home, topic) for home in self.known_homes()))
-        found = sorted({channel for answer in answers for channel in answer})
-        return [channel for channel in found if not is_ephemeral(channel)]
-
-    def register(self, topic: str, channel: str = "") -> None:
-        """As LookupPeer.register for all."""
-        for peer in self._peers.values():
-            peer.register(topic, channel)
-
-    def unregister(self, topic: str, channel: str = "") -> None:
-        """As LookupPeer.unregister for all."""
-        for peer in self._peers.values():
-            peer.unregister(topic, channel)
-
-
 async def _ask(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    commands: Sequence[bytes],
-    first: bool = False,
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: Sequence[bytes]
 ) -> list[bytes]:
     """The replies to some commands, sent in one write; an E_* reply raises ValueError."""
-    writer.write((b"  V1" if first else b"") + b"".join(commands))
+    writer.write(b"".join(commands))
     replies = []
     for _ in commands:
         async with asyncio.timeout(TIMEOUT):
@@ -208,19 +147,6 @@ async def _ask(
         if replies[-1].startswith(b"E_"):
             raise ValueError(replies[-1].decode("utf-8", "replace"))
     return replies
-
-
-async def _ask_channels(home: Address, topic: str) -> list[str]:
-    try:
-        status, body = await get(
-            home, f"/channels?topic={quote(topic, safe='')}", timeout=QUERY_TIMEOUT
-        )
-        if status != 200:
-            raise ValueError(f"status {status}")
-        return [str(channel) for channel in json.loads(body)["channels"]]
-    except (*_FAILURES, LookupError, TypeError) as error:
-        log.warning("%s: no channels for topic %s: %s", home, topic, _text(error))
-        return []
 
 
 def _text(error: Exception) -> str:

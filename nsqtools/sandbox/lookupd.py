@@ -20,7 +20,7 @@ from nsqtools.sandbox.http import (
     text_reply,
 )
 from nsqtools.sandbox.lookupd_tcp import converse
-from nsqtools.sandbox.registry import Registration, Registry
+from nsqtools.sandbox.registry import Registry
 from nsqtools.sandbox.server import StreamServer, name_of
 from nsqtools.sandbox.wire import VERSION
 
@@ -98,17 +98,16 @@ def _questions(lookupd: Nsqlookupd) -> Routes:
         return json_reply({"version": VERSION})
 
     async def topics(_: Request) -> Response:
-        return json_reply({"topics": registry.topics()})
+        return json_reply({"topics": list(registry.topics)})
 
     async def channels(request: Request) -> Response:
         return json_reply({"channels": registry.channels(request.argument("topic"))})
 
     async def lookup(request: Request) -> Response:
         topic = request.argument("topic")
-        peers = registry.lookup(topic, lookupd.now)
-        if peers is None:
+        if topic not in registry.topics:
             raise Refused(404, "TOPIC_NOT_FOUND")
-        producers = [peer.facts() for peer in peers]
+        producers = [peer.facts() for peer in registry.producers(topic, lookupd.now)]
         return json_reply({"channels": registry.channels(topic), "producers": producers})
 
     async def nodes(_: Request) -> Response:
@@ -135,7 +134,7 @@ def _changes(lookupd: Nsqlookupd) -> Routes:
         topic = request.argument("topic")
         if not is_valid_name(topic):
             raise Refused(400, "INVALID_ARG_TOPIC")
-        registry.add(Registration("topic", topic))
+        registry.create(topic)
         return text_reply()
 
     async def delete_topic(request: Request) -> Response:
@@ -148,9 +147,7 @@ def _changes(lookupd: Nsqlookupd) -> Routes:
         return text_reply()
 
     async def create_channel(request: Request) -> Response:
-        topic, channel = names_of(request)
-        registry.add(Registration("channel", topic, channel))
-        registry.add(Registration("topic", topic))
+        registry.create(*names_of(request))
         return text_reply()
 
     async def delete_channel(request: Request) -> Response:

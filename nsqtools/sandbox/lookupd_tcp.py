@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
 from nsqtools.sandbox.http import to_json
-from nsqtools.sandbox.registry import CLIENT, Peer
+from nsqtools.sandbox.registry import Peer
 from nsqtools.sandbox.server import peer_address
 from nsqtools.sandbox.wire import SIZE
 
@@ -101,7 +101,7 @@ class _Client:
             raise _RefusedError("E_BAD_BODY IDENTIFY failed to read body size")
         body = await reader.readexactly(size)
         self._peer = _read_peer(body, self._name, self._lookupd.now)
-        self._registry.add(CLIENT, self._peer)
+        self._registry.peers[self._peer] = None
         return to_json(self._lookupd.info())
 
 

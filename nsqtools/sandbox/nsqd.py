@@ -6,11 +6,13 @@ import asyncio
 import logging
 import random
 import socket
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config import NsqdOptions
-from nsqtools.names import Address
-from nsqtools.sandbox.auth import read_secret
+from nsqtools.errors import ConfigError
+from nsqtools.names import Address, is_ephemeral
 from nsqtools.sandbox.broker import Broker
 from nsqtools.sandbox.client import Client
 from nsqtools.sandbox.http import serve
@@ -19,7 +21,7 @@ from nsqtools.sandbox.identify import (
     MAX_OUTPUT_BUFFER_SIZE,
     MAX_OUTPUT_BUFFER_TIMEOUT,
 )
-from nsqtools.sandbox.lookup_peer import LookupPeers
+from nsqtools.sandbox.lookup_peer import LookupPeer
 from nsqtools.sandbox.nsqd_http import routes
 from nsqtools.sandbox.server import bound, close, name_of, naming
 from nsqtools.sandbox.tls import server_context
@@ -56,7 +58,7 @@ class Nsqd:
         self.tls_required = bool(
             self.options.tls_required != "false" or self.options.tls_client_auth_policy
         )
-        self.secret = read_secret(self.options)
+        self.secret = _read_secret(self.options)
         self.broker = Broker(self.rng, max_msg_timeout=self.options.max_msg_timeout)
         self.broker.listener = self
         self.broker.wake = self._wake
@@ -67,7 +69,7 @@ class Nsqd:
         self.stopped = False
         self.tcp = self.http = Address("", 0)
         self.broadcast_address = ""
-        self.lookupds = LookupPeers(self._identity, self._names)
+        self.lookupds: list[LookupPeer] = []
         self._server: asyncio.Server | None = None
         self._http_server: StreamServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,7 +95,9 @@ class Nsqd:
         self.broadcast_address = broadcast_address or name_of(host)
         try:
             await self._listen(host, tcp_port, http_port)
-            await self.lookupds.set_addresses(lookupd_tcp_addresses)
+            for address in lookupd_tcp_addresses:
+                self.lookupds.append(LookupPeer(address, self._identity, self._names))
+                self.lookupds[-1].start()
         except BaseException:
             await self.stop()
             raise
@@ -106,7 +110,8 @@ class Nsqd:
             link.abort()
         if self._http_server:
             await self._http_server.stop()
-        await self.lookupds.stop()
+        for peer in self.lookupds:
+            await peer.stop()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -138,14 +143,21 @@ class Nsqd:
 
     def created(self, topic: str, channel: str = "") -> None:
         """As Listener.created: a new topic holds what it gets, while its channels are looked up."""
-        self.lookupds.register(topic, channel)
-        if not channel and self.lookupds.addresses:
+        for peer in self.lookupds:
+            peer.tell("REGISTER", topic, channel)
+        if not channel and self.lookupds:
             self.broker.topics[topic].held = True
             self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
 
     def deleted(self, topic: str, channel: str = "") -> None:
         """As Listener.deleted."""
-        self.lookupds.unregister(topic, channel)
+        for peer in self.lookupds:
+            peer.tell("UNREGISTER", topic, channel)
+
+    async def settled(self) -> None:
+        """Return when every nsqlookupd knows all there is; never, if one cannot be reached."""
+        for peer in self.lookupds:
+            await peer.settled()
 
     async def looked_up(self, topic: str) -> None:
         """Return when a new topic has the channels that nsqlookupds know; nsqd answers then."""
@@ -181,10 +193,11 @@ class Nsqd:
         return await serve(routes(self), host, port, max_body=largest)
 
     async def _create_channels(self, topic: Topic) -> None:
-        """Create the channels that nsqlookupds know, and let the topic's messages flow."""
+        """Create the channels that nsqlookupds know, but for ephemeral ones, and let go on."""
         try:
-            for channel in await self.lookupds.channels(topic.name):
-                if self.broker.topics.get(topic.name) is topic:
+            answers = await asyncio.gather(*(each.channels(topic.name) for each in self.lookupds))
+            for channel in sorted(set(chain.from_iterable(answers))):
+                if self.broker.topics.get(topic.name) is topic and not is_ephemeral(channel):
                     topic.channel(channel)
         finally:
             topic.held = False
@@ -209,24 +222,30 @@ class Nsqd:
         ]
 
     def _wake(self) -> None:
+        """Move the broker on in the next turn of the loop."""
         if not self._awake:
             self._awake = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Move the broker on; once per turn of the loop at most."""
+        if self._timer:
+            self._timer.cancel()
         due = self.broker.tick(self.now)
         self._awake = False
-        if due is None:
-            return
-        if self._timer:
-            if self._timer.when() <= due + _SCAN_PAUSE and not self._timer.cancelled():
-                return
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(due + _SCAN_PAUSE, self._timed)
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due + _SCAN_PAUSE, self._wake)
 
-    def _timed(self) -> None:
-        self._timer = None
-        if not self._awake:
-            self._awake = True
-            self._turn()
+
+def _read_secret(options: NsqdOptions) -> bytes:
+    """The one secret that AUTH takes, empty where no client has to send it."""
+    if not options.auth_secret_file:
+        return b""
+    try:
+        secret = Path(options.auth_secret_file).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--auth-secret-file {options.auth_secret_file}: {error.strerror}"
+        ) from None
+    if not secret:
+        raise ConfigError(f"--auth-secret-file {options.auth_secret_file}: is empty")
+    return secret

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 16
 
-_VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
-
 
 def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
     """The context of these options, None without a certificate; raises ConfigError.
@@ -103,15 +101,13 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def describe(connection: ssl.SSLObject | None) -> dict[str, Any]:
-    """The TLS fields of a client in ``/stats``."""
-    suite = version = ""
-    if connection:
-        version = _VERSIONS.get(connection.version() or "", "")
-        suite = (connection.cipher() or ("",))[0]
+    """The TLS fields of a client in ``/stats``; nsqd has other names for cipher suites."""
+    version = connection.version() if connection else None
+    suite = connection.cipher() if connection else None
     return {
         "tls": connection is not None,
-        "tls_cipher_suite": suite,
-        "tls_version": version,
+        "tls_cipher_suite": suite[0] if suite else "",
+        "tls_version": (version or "").replace("v", ""),
         "tls_negotiated_protocol": "",
         "tls_negotiated_protocol_is_mutual": connection is not None,
     }

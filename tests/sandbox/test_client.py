@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nsqtools.names import Address
 from nsqtools.sandbox.client import Client
-from nsqtools.sandbox.lookup_peer import LookupPeers
+from nsqtools.sandbox.lookup_peer import LookupPeer
 from nsqtools.sandbox.nsqd import Nsqd
 from tests.support import wire
 from tests.support.clock import elapse, virtual
@@ -158,15 +159,15 @@ async def test_the_commands_of_a_peer_that_does_not_read_its_answers_wait() -> N
 @virtual
 async def test_what_makes_a_topic_is_answered_when_nsqlookupds_have_told_its_channels() -> None:
     nsqd, told = Nsqd(), asyncio.Event()
+    nsqd.lookupds.append(LookupPeer(Address("", 0), dict, list))
 
-    async def channels(_: str) -> list[str]:
+    async def channels(_: LookupPeer, __: str) -> list[str]:
         await told.wait()
         return ["known"]
 
     peer, other = Peer(nsqd), Peer(nsqd)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LookupPeers, "addresses", ["somewhere"])
-        patch.setattr(nsqd.lookupds, "channels", channels)
+        patch.setattr(LookupPeer, "channels", channels)
         peer.send("PUB t", body=b"x")
         other.send("SUB t c")
         await turn()
