@@ -22,13 +22,13 @@ _ID_EPOCH = 1288834974288  # guid.go, twepoch
 
 
 class Listener(Protocol):
-    """Told of topics, and of channels where one is named."""
+    """Hears of each topic, or of its channel where one is named."""
 
     def created(self, topic: str, channel: str = "") -> None:
-        """It is there now."""
+        """The topic or channel was created."""
 
     def deleted(self, topic: str, channel: str = "") -> None:
-        """It is about to go."""
+        """The topic or channel is about to be deleted."""
 
 
 class Topic(Queue):
@@ -39,7 +39,7 @@ class Topic(Queue):
         self.message_bytes = 0
         self.channels: dict[str, Channel] = {}
         self.held = False
-        """As ``paused``, but unseen: while channels to create are looked up."""
+        """Whether messages stay here while channels to create are looked up."""
 
     def channel(self, name: str) -> Channel:
         """The channel of that name, created if need be; the first one gets the backlog."""

@@ -36,11 +36,7 @@ class Client:
     def __init__(self, nsqd: Nsqd) -> None:
         options = nsqd.options
         self._nsqd = nsqd
-        self._limits = {
-            "max_msg_size": options.max_msg_size,
-            "max_body_size": options.max_body_size,
-        }
-        self.link = Link(nsqd, self, wire.CommandParser(self._admit, **self._limits))
+        self.link = Link(nsqd, self, wire.CommandParser(self._admit, options))
         self.settings = Settings(msg_timeout=round(options.msg_timeout * 1000))
         self.state = INIT
         self.pub_counts: dict[str, int] = {}
@@ -64,21 +60,21 @@ class Client:
         }
 
     def deliver(self, messages: list[Message]) -> None:
-        """As Subscriber.deliver."""
+        """Send messages of the channel."""
         self.link.write(wire.messages(messages))
 
     def close(self) -> None:
-        """As Subscriber.close, without a word."""
+        """Hang up without a word, because the channel is deleted."""
         self.link.close()
 
     def introduced(self) -> None:
-        """As Owner.introduced."""
+        """Begin to serve a peer that has sent the magic."""
         self.settings.client_id = self.settings.hostname = self.link.address.host
         self._nsqd.clients[self] = None
         self.link.start_heartbeats(self.settings.heartbeat_interval / 1000)
 
     def obey(self, command: Command) -> None:
-        """As Owner.obey."""
+        """Carry out a command. Raises ServerError: the peer is told, and the link closed."""
         if not (carry_out := self._commands.get(command.name)):
             raise ServerError(f"E_INVALID invalid command {show(command.name)}")
         try:
@@ -88,13 +84,13 @@ class Client:
             self.link.answer(wire.error(f"E_{name}_FAILED {name} {id_} failed {error}"))
 
     def pace_changed(self) -> None:
-        """As Owner.pace_changed."""
+        """Stop or go on with deliveries, because ``Link.blocked`` has changed."""
         if self.consumer and self.channel:
             self.consumer.blocked = self.link.blocked
             self.channel.changed()
 
     def left(self) -> None:
-        """As Owner.left."""
+        """Leave the channel, because nothing can be sent or heard any more."""
         self._nsqd.clients.pop(self, None)
         if self.consumer and self.channel:
             self.channel.remove(self.consumer)
@@ -181,7 +177,7 @@ class Client:
         topic, defer = show(command.words[1]), 0.0
         bodies = [command.body]
         if command.name == b"MPUB":
-            bodies = wire.split_bodies(command.body, **self._limits)
+            bodies = wire.split_bodies(command.body, self._nsqd.options)
         elif command.name == b"DPUB":
             defer = int(command.words[2]) / 1000
         self._nsqd.publish(topic, bodies, defer=defer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ProtocolError, ServerError
 from nsqtools.names import Address
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from nsqtools.proto.codecs import Codec
+    from nsqtools.sandbox.client import Client
     from nsqtools.sandbox.nsqd import Nsqd
-    from nsqtools.sandbox.wire import Command, CommandParser
+    from nsqtools.sandbox.wire import CommandParser
 
 log = logging.getLogger(__name__)
 
@@ -34,26 +35,10 @@ _LINGER = 5.0
 _HEARTBEAT = wire.response(b"_heartbeat_")
 
 
-class Owner(Protocol):
-    """Whose link it is."""
-
-    def introduced(self) -> None:
-        """The peer speaks our protocol."""
-
-    def obey(self, command: Command) -> None:
-        """Carry out a command. May raise ServerError: the peer is told, and hung up on."""
-
-    def pace_changed(self) -> None:
-        """``Link.blocked`` has changed."""
-
-    def left(self) -> None:
-        """Nothing can be sent or heard any more."""
-
-
 class Link(asyncio.Protocol):
-    """One connection, whose ``owner`` decides what it is told and what it answers."""
+    """One connection; what is said over it is the business of its ``client``."""
 
-    def __init__(self, nsqd: Nsqd, owner: Owner, parser: CommandParser) -> None:
+    def __init__(self, nsqd: Nsqd, client: Client, parser: CommandParser) -> None:
         self.address = Address("", 0)
         self.tls: ssl.SSLObject | None = None
         """Once its handshake is complete."""
@@ -61,7 +46,7 @@ class Link(asyncio.Protocol):
         self.blocked = False
         """Whether the peer does not read what was sent."""
         self._nsqd = nsqd
-        self._owner = owner
+        self._client = client
         self._parser = parser
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -124,13 +109,13 @@ class Link(asyncio.Protocol):
         assert self._transport
         self.blocked, self._unsent = True, float("inf")
         self._transport.pause_reading()
-        self._owner.pace_changed()
+        self._client.pace_changed()
 
     def resume_writing(self) -> None:
         """asyncio's: the peer goes on."""
         if not self._closed:
             self.blocked = False
-            self._owner.pace_changed()
+            self._client.pace_changed()
             self._go_on()
 
     def close(self) -> None:
@@ -211,7 +196,7 @@ class Link(asyncio.Protocol):
             self.close()
             return b""
         self._magic = None
-        self._owner.introduced()
+        self._client.introduced()
         return data[missing:]
 
     def _shake_hands(self, tls: TLS, data: bytes) -> None:
@@ -250,7 +235,7 @@ class Link(asyncio.Protocol):
             while not (self._busy or self.blocked or self._closed):
                 if not (command := self._parser.next()):
                     break
-                self._owner.obey(command)
+                self._client.obey(command)
         except ServerError as error:
             self._refuse(error)
         except ProtocolError as error:
@@ -282,7 +267,7 @@ class Link(asyncio.Protocol):
     def _leave(self) -> None:
         if not self._closed:
             self._closed = True
-            self._owner.left()
+            self._client.left()
 
     def _give_up_after(self, delay: float) -> None:
         if self._end:

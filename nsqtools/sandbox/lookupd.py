@@ -1,40 +1,26 @@
-"""The embedded nsqlookupd and its HTTP API (``nsqlookupd/http.go``)."""
+"""The embedded nsqlookupd: its two ports over one registry."""
 
 from __future__ import annotations
 
 import socket
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nsqtools.names import Address, is_valid_name
-from nsqtools.sandbox.http import (
-    Refused,
-    Request,
-    Response,
-    json_reply,
-    names_of,
-    ping,
-    router,
-    serve,
-    text_reply,
-)
+from nsqtools.names import Address
+from nsqtools.sandbox.http import serve
+from nsqtools.sandbox.lookupd_http import LookupdApi
 from nsqtools.sandbox.lookupd_tcp import converse
 from nsqtools.sandbox.registry import Registry
 from nsqtools.sandbox.server import StreamServer, name_of
 from nsqtools.sandbox.wire import VERSION
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nsqtools.sandbox.http import Handler, Routes
-
 
 class Nsqlookupd:
-    """An nsqlookupd in this event loop; timeouts in seconds. It tells nsqds its broadcast address,
-    the one it listens on unless told.
+    """An nsqlookupd in this event loop; timeouts are in seconds.
 
-    ``tcp`` and ``http`` are the bound addresses, once it is started.
+    ``tcp`` and ``http`` are the bound addresses once it is started. nsqds are given the broadcast
+    address to ask it for channels; the default is the address it listens on.
     """
 
     def __init__(
@@ -43,12 +29,10 @@ class Nsqlookupd:
         broadcast_address: str = "",
         inactive_producer_timeout: float = 300.0,
         tombstone_lifetime: float = 45.0,
-        clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.registry = Registry(inactive_producer_timeout, tombstone_lifetime)
         self.tcp = self.http = Address("", 0)
         self._broadcast_address = broadcast_address
-        self._clock_ns = clock_ns
         self._tcp_server = StreamServer(partial(converse, self))
         self._http_server: StreamServer | None = None
 
@@ -56,7 +40,7 @@ class Nsqlookupd:
         """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
         self._broadcast_address = self._broadcast_address or name_of(host)
         try:
-            self._http_server = await serve(routes(self), host, http_port)
+            self._http_server = await serve(LookupdApi(self).handler(), host, http_port)
             self.http = self._http_server.address
             await self._tcp_server.start(host, tcp_port)
             self.tcp = self._tcp_server.address
@@ -83,82 +67,4 @@ class Nsqlookupd:
     @property
     def now(self) -> int:
         """Nanoseconds since the epoch."""
-        return self._clock_ns()
-
-
-def routes(lookupd: Nsqlookupd) -> Handler:
-    """The HTTP API over a lookupd, but for ``/debug``."""
-    return router({**_questions(lookupd), **_changes(lookupd)})
-
-
-def _questions(lookupd: Nsqlookupd) -> Routes:
-    registry = lookupd.registry
-
-    async def info(_: Request) -> Response:
-        return json_reply({"version": VERSION})
-
-    async def topics(_: Request) -> Response:
-        return json_reply({"topics": list(registry.topics)})
-
-    async def channels(request: Request) -> Response:
-        return json_reply({"channels": registry.channels(request.argument("topic"))})
-
-    async def lookup(request: Request) -> Response:
-        topic = request.argument("topic")
-        if topic not in registry.topics:
-            raise Refused(404, "TOPIC_NOT_FOUND")
-        producers = [peer.facts() for peer in registry.producers(topic, lookupd.now)]
-        return json_reply({"channels": registry.channels(topic), "producers": producers})
-
-    async def nodes(_: Request) -> Response:
-        found = [
-            {**peer.facts(), "tombstones": list(marks.values()), "topics": list(marks)}
-            for peer, marks in registry.nodes(lookupd.now)
-        ]
-        return json_reply({"producers": found})
-
-    return {
-        ("GET", "/ping"): ping,
-        ("GET", "/info"): info,
-        ("GET", "/topics"): topics,
-        ("GET", "/channels"): channels,
-        ("GET", "/lookup"): lookup,
-        ("GET", "/nodes"): nodes,
-    }
-
-
-def _changes(lookupd: Nsqlookupd) -> Routes:
-    registry = lookupd.registry
-
-    async def create_topic(request: Request) -> Response:
-        topic = request.argument("topic")
-        if not is_valid_name(topic):
-            raise Refused(400, "INVALID_ARG_TOPIC")
-        registry.create(topic)
-        return text_reply()
-
-    async def delete_topic(request: Request) -> Response:
-        registry.delete_topic(request.argument("topic"))
-        return text_reply()
-
-    async def tombstone(request: Request) -> Response:
-        topic, node = request.argument("topic"), request.argument("node")
-        registry.tombstone(topic, node, lookupd.now)
-        return text_reply()
-
-    async def create_channel(request: Request) -> Response:
-        registry.create(*names_of(request))
-        return text_reply()
-
-    async def delete_channel(request: Request) -> Response:
-        if not registry.delete_channel(*names_of(request)):
-            raise Refused(404, "CHANNEL_NOT_FOUND")
-        return text_reply()
-
-    return {
-        ("POST", "/topic/create"): create_topic,
-        ("POST", "/topic/delete"): delete_topic,
-        ("POST", "/topic/tombstone"): tombstone,
-        ("POST", "/channel/create"): create_channel,
-        ("POST", "/channel/delete"): delete_channel,
-    }
+        return time.time_ns()

@@ -22,7 +22,7 @@ from nsqtools.sandbox.identify import (
     MAX_OUTPUT_BUFFER_TIMEOUT,
 )
 from nsqtools.sandbox.lookup_peer import LookupPeer
-from nsqtools.sandbox.nsqd_http import routes
+from nsqtools.sandbox.nsqd_http import NsqdApi
 from nsqtools.sandbox.server import bound, close, name_of, naming
 from nsqtools.sandbox.tls import server_context
 from nsqtools.sandbox.wire import VERSION
@@ -126,7 +126,7 @@ class Nsqd:
         return asyncio.get_running_loop().time()
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, defer: float = 0.0) -> None:
-        """As Broker.publish, now."""
+        """Put messages into a topic; each is held back for ``defer`` seconds."""
         self.broker.publish(topic, bodies, now=self.now, defer=defer)
 
     def info(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Nsqd:
         }
 
     def created(self, topic: str, channel: str = "") -> None:
-        """As Listener.created: a new topic holds what it gets, while its channels are looked up."""
+        """Tell nsqlookupds. A new topic holds its messages while its channels are looked up."""
         for peer in self.lookupds:
             peer.tell("REGISTER", topic, channel)
         if not channel and self.lookupds:
@@ -150,7 +150,7 @@ class Nsqd:
             self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
 
     def deleted(self, topic: str, channel: str = "") -> None:
-        """As Listener.deleted."""
+        """Tell nsqlookupds."""
         for peer in self.lookupds:
             peer.tell("UNREGISTER", topic, channel)
 
@@ -190,7 +190,7 @@ class Nsqd:
 
     async def _serve_http(self, host: str, port: int) -> StreamServer:
         largest = max(self.options.max_body_size, self.options.max_msg_size)
-        return await serve(routes(self), host, port, max_body=largest)
+        return await serve(NsqdApi(self).handler(), host, port, max_body=largest)
 
     async def _create_channels(self, topic: Topic) -> None:
         """Create the channels that nsqlookupds know, but for ephemeral ones, and let go on."""

@@ -22,7 +22,6 @@ from nsqtools.sandbox.wire import split_bodies, to_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.config import NsqdOptions
     from nsqtools.sandbox.broker import Topic
     from nsqtools.sandbox.channel import Channel
     from nsqtools.sandbox.http import Handler
@@ -31,141 +30,123 @@ if TYPE_CHECKING:
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def routes(nsqd: Nsqd) -> Handler:
-    """The HTTP API."""
-    return router(
-        {
-            ("GET", "/ping"): ping,
-            ("GET", "/stats"): _stats(nsqd),
-            ("GET", "/info"): _info(nsqd),
-            ("POST", "/pub"): _pub(nsqd),
-            ("POST", "/mpub"): _mpub(nsqd),
-            **_topic_routes(nsqd),
-            **_channel_routes(nsqd),
-        }
-    )
+class NsqdApi:
+    """The HTTP API of an nsqd."""
 
+    def __init__(self, nsqd: Nsqd) -> None:
+        self._nsqd = nsqd
+        self._broker = nsqd.broker
 
-def _info(nsqd: Nsqd) -> Handler:
-    async def info(_: Request) -> Response:
-        return json_reply(nsqd.info())
+    def handler(self) -> Handler:
+        """What answers requests."""
+        on_topic, on_channel = self._on_topic, self._on_channel
+        return router(
+            {
+                ("GET", "/ping"): ping,
+                ("GET", "/info"): self._info,
+                ("GET", "/stats"): self._stats,
+                ("POST", "/pub"): self._pub,
+                ("POST", "/mpub"): self._mpub,
+                ("POST", "/topic/create"): self._create_topic,
+                ("POST", "/topic/delete"): on_topic(lambda it: self._broker.delete_topic(it.name)),
+                ("POST", "/topic/empty"): self._empty_topic,
+                ("POST", "/topic/pause"): on_topic(lambda it: it.pause()),
+                ("POST", "/topic/unpause"): on_topic(lambda it: it.unpause()),
+                ("POST", "/channel/create"): self._create_channel,
+                ("POST", "/channel/delete"): on_channel(
+                    lambda it: it.topic.delete_channel(it.name)
+                ),
+                ("POST", "/channel/empty"): on_channel(lambda it: it.empty()),
+                ("POST", "/channel/pause"): on_channel(lambda it: it.pause()),
+                ("POST", "/channel/unpause"): on_channel(lambda it: it.unpause()),
+            }
+        )
 
-    return info
+    async def _info(self, _: Request) -> Response:
+        return json_reply(self._nsqd.info())
 
-
-def _stats(nsqd: Nsqd) -> Handler:
-    async def stats(request: Request) -> Response:
+    async def _stats(self, request: Request) -> Response:
         arguments = request.arguments()
         clients = _BOOLEANS.get(arguments.get("include_clients", ""), True)
         topic, channel = arguments.get("topic", ""), arguments.get("channel", "")
-        return json_reply(take_stats(nsqd, topic, channel, clients=clients))
+        return json_reply(take_stats(self._nsqd, topic, channel, clients=clients))
 
-    return stats
-
-
-def _pub(nsqd: Nsqd) -> Handler:
-    async def pub(request: Request) -> Response:
-        if request.length > nsqd.options.max_msg_size:
+    async def _pub(self, request: Request) -> Response:
+        options = self._nsqd.options
+        if request.length > options.max_msg_size:
             raise Refused(413, "MSG_TOO_BIG")
         if not request.body:
             raise Refused(400, "MSG_EMPTY")
-        topic = _created_topic(nsqd, request)
-        defer = 0.0
-        if "defer" in (arguments := request.arguments()):
-            defer = _seconds(arguments["defer"], nsqd.options.max_req_timeout)
-        nsqd.publish(topic, [request.body], defer=defer)
-        await nsqd.looked_up(topic)
-        return text_reply("OK")
+        topic = self._made_topic(request)
+        defer = _seconds(request.arguments().get("defer", "0"), options.max_req_timeout)
+        return await self._publish(topic, [request.body], defer)
 
-    return pub
-
-
-def _mpub(nsqd: Nsqd) -> Handler:
-    async def mpub(request: Request) -> Response:
-        options = nsqd.options
+    async def _mpub(self, request: Request) -> Response:
+        options = self._nsqd.options
         if request.length > options.max_body_size:
             raise Refused(413, "BODY_TOO_BIG")
-        topic = _created_topic(nsqd, request)
-        binary = request.arguments().get("binary")
-        if binary is not None and _BOOLEANS.get(binary, True):
-            bodies = _split_bodies(request.body, options)
+        topic = self._made_topic(request)
+        if _BOOLEANS.get(request.arguments().get("binary", "false"), True):
+            try:
+                bodies = split_bodies(request.body, options)
+            except ServerError as error:
+                raise Refused(413, error.code.removeprefix("E_")) from None
         else:
             bodies = [line for line in request.body.split(b"\n") if line]
             if any(len(body) > options.max_msg_size for body in bodies):
                 raise Refused(413, "MSG_TOO_BIG")
-        nsqd.publish(topic, bodies)
-        await nsqd.looked_up(topic)
+        return await self._publish(topic, bodies)
+
+    async def _publish(self, topic: str, bodies: Sequence[bytes], defer: float = 0.0) -> Response:
+        self._nsqd.publish(topic, bodies, defer=defer)
+        await self._nsqd.looked_up(topic)
         return text_reply("OK")
 
-    return mpub
-
-
-def _topic_routes(nsqd: Nsqd) -> dict[tuple[str, str], Handler]:
-    def route(act: Callable[[Topic], object]) -> Handler:
-        async def handle(request: Request) -> Response:
-            act(_topic(nsqd, request.argument("topic")))
-            return text_reply()
-
-        return handle
-
-    async def create(request: Request) -> Response:
-        await nsqd.looked_up(_created_topic(nsqd, request))
+    async def _create_topic(self, request: Request) -> Response:
+        await self._nsqd.looked_up(self._made_topic(request))
         return text_reply()
 
-    async def empty(request: Request) -> Response:
+    async def _empty_topic(self, request: Request) -> Response:
         if not is_valid_name(name := request.argument("topic")):
             raise Refused(400, "INVALID_TOPIC")
-        _topic(nsqd, name).empty()
+        self._topic(name).empty()
         return text_reply()
 
-    return {
-        ("POST", "/topic/create"): create,
-        ("POST", "/topic/delete"): route(lambda topic: nsqd.broker.delete_topic(topic.name)),
-        ("POST", "/topic/empty"): empty,
-        ("POST", "/topic/pause"): route(lambda topic: topic.pause()),
-        ("POST", "/topic/unpause"): route(lambda topic: topic.unpause()),
-    }
+    async def _create_channel(self, request: Request) -> Response:
+        topic, channel = names_of(request)
+        self._topic(topic).channel(channel)
+        return text_reply()
 
-
-def _channel_routes(nsqd: Nsqd) -> dict[tuple[str, str], Handler]:
-    def route(act: Callable[[Topic, Channel], object]) -> Handler:
+    def _on_topic(self, act: Callable[[Topic], object]) -> Handler:
         async def handle(request: Request) -> Response:
-            topic_name, name = names_of(request)
-            topic = _topic(nsqd, topic_name)
-            if name not in topic.channels:
-                raise Refused(404, "CHANNEL_NOT_FOUND")
-            act(topic, topic.channels[name])
+            act(self._topic(request.argument("topic")))
             return text_reply()
 
         return handle
 
-    async def create(request: Request) -> Response:
-        topic, channel = names_of(request)
-        _topic(nsqd, topic).channel(channel)
-        return text_reply()
+    def _on_channel(self, act: Callable[[Channel], object]) -> Handler:
+        async def handle(request: Request) -> Response:
+            topic, name = names_of(request)
+            channel = self._topic(topic).channels.get(name)
+            if not channel:
+                raise Refused(404, "CHANNEL_NOT_FOUND")
+            act(channel)
+            return text_reply()
 
-    return {
-        ("POST", "/channel/create"): create,
-        ("POST", "/channel/delete"): route(lambda topic, it: topic.delete_channel(it.name)),
-        ("POST", "/channel/empty"): route(lambda _, channel: channel.empty()),
-        ("POST", "/channel/pause"): route(lambda _, channel: channel.pause()),
-        ("POST", "/channel/unpause"): route(lambda _, channel: channel.unpause()),
-    }
+        return handle
 
+    def _topic(self, name: str) -> Topic:
+        if name not in self._broker.topics:
+            raise Refused(404, "TOPIC_NOT_FOUND")
+        return self._broker.topics[name]
 
-def _created_topic(nsqd: Nsqd, request: Request) -> str:
-    """The name of the query's topic, which exists then: nsqd makes it before it looks further."""
-    name = request.argument("topic")
-    if not is_valid_name(name):
-        raise Refused(400, "INVALID_TOPIC")
-    nsqd.broker.topic(name)
-    return name
-
-
-def _topic(nsqd: Nsqd, name: str) -> Topic:
-    if name not in nsqd.broker.topics:
-        raise Refused(404, "TOPIC_NOT_FOUND")
-    return nsqd.broker.topics[name]
+    def _made_topic(self, request: Request) -> str:
+        """The name of the query's topic; nsqd creates it before it looks at anything else."""
+        name = request.argument("topic")
+        if not is_valid_name(name):
+            raise Refused(400, "INVALID_TOPIC")
+        self._broker.topic(name)
+        return name
 
 
 def _seconds(defer: str, longest: float) -> float:
@@ -173,12 +154,3 @@ def _seconds(defer: str, longest: float) -> float:
     if milliseconds is None or milliseconds > longest * 1000:
         raise Refused(400, "INVALID_DEFER")
     return milliseconds / 1000
-
-
-def _split_bodies(body: bytes, options: NsqdOptions) -> Sequence[bytes]:
-    try:
-        return split_bodies(
-            body, max_msg_size=options.max_msg_size, max_body_size=options.max_body_size
-        )
-    except ServerError as error:
-        raise Refused(413, error.code.removeprefix("E_")) from None

@@ -29,7 +29,7 @@ class Peer:
     """When it last sent IDENTIFY or PING."""
 
     def facts(self) -> dict[str, Any]:
-        """As /lookup and /nodes print it."""
+        """The entry in the replies of /lookup and /nodes."""
         return {
             "remote_address": self.remote_address,
             "hostname": self.hostname,

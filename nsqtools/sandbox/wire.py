@@ -18,6 +18,7 @@ from nsqtools.proto.frames import FrameType
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from nsqtools.config import NsqdOptions
     from nsqtools.sandbox.channel import Message
 
 VERSION = "1.3.0"
@@ -82,17 +83,15 @@ class Command:
 
 
 class CommandParser:
-    """Splits what a client sends into commands; sizes are in bytes.
+    """Splits what a client sends into commands.
 
     ``admit`` is called with each line before its body is read, and may raise ServerError.
     """
 
-    def __init__(
-        self, admit: Callable[[Command], None], *, max_msg_size: int, max_body_size: int
-    ) -> None:
+    def __init__(self, admit: Callable[[Command], None], options: NsqdOptions) -> None:
         self._admit = admit
-        self._max_msg_size = max_msg_size
-        self._max_body_size = max_body_size
+        self._max_msg_size = options.max_msg_size
+        self._max_body_size = options.max_body_size
         self._buffer = bytearray()  # it is cheap to delete its beginning
         self._command: Command | None = None  # whose body is awaited
 
@@ -150,7 +149,7 @@ class CommandParser:
             raise ServerError(f"E_BAD_BODY {name} invalid body size {size}")
 
 
-def split_bodies(body: bytes, *, max_msg_size: int, max_body_size: int) -> list[bytes]:
+def split_bodies(body: bytes, options: NsqdOptions) -> list[bytes]:
     """The bodies in that of an MPUB; what follows the last is ignored (protocol_v2.go, readMPUB).
 
     Raises ServerError.
@@ -158,18 +157,18 @@ def split_bodies(body: bytes, *, max_msg_size: int, max_body_size: int) -> list[
     if len(body) < SIZE.size:
         raise ServerError("E_BAD_BODY MPUB failed to read message count")
     (count,) = SIZE.unpack_from(body)
-    if not 0 < count <= (max_body_size - 4) // 5:
+    if not 0 < count <= (options.max_body_size - 4) // 5:
         raise ServerError(f"E_BAD_BODY MPUB invalid message count {count}")
     bodies: list[bytes] = []
-    start, unpack = SIZE.size, SIZE.unpack_from
+    start, unpack, limit = SIZE.size, SIZE.unpack_from, options.max_msg_size
     for number in range(count):
         if len(body) - start < SIZE.size:
             raise ServerError(f"E_BAD_MESSAGE MPUB failed to read message({number}) body size")
         (size,) = unpack(body, start)
         if size <= 0:
             raise ServerError(f"E_BAD_MESSAGE MPUB invalid message({number}) body size {size}")
-        if size > max_msg_size:
-            raise ServerError(f"E_BAD_MESSAGE MPUB message too big {size} > {max_msg_size}")
+        if size > limit:
+            raise ServerError(f"E_BAD_MESSAGE MPUB message too big {size} > {limit}")
         start += SIZE.size + size
         if start > len(body):
             raise ServerError("E_BAD_MESSAGE MPUB failed to read message body")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsqtools.config import NsqdOptions
 from nsqtools.sandbox.wire import Command, CommandParser
 from tests.support.raw import mpub, sized
 
@@ -48,7 +49,7 @@ SAID = [
 def parse(pieces: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
     """Commands, each admitted once, before its body is there."""
     admitted: list[Command] = []
-    parser = CommandParser(admitted.append, max_msg_size=100, max_body_size=500)
+    parser = CommandParser(admitted.append, NsqdOptions(max_msg_size=100, max_body_size=500))
     found: list[Command] = []
     for piece in pieces:
         parser.feed(piece)
