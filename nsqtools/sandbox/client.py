@@ -10,7 +10,7 @@ from nsqtools.errors import ServerError
 from nsqtools.proto.codecs import Deflate, Snappy
 from nsqtools.sandbox import tls, wire
 from nsqtools.sandbox.channel import Consumer, NotInFlightError
-from nsqtools.sandbox.http import to_json
+from nsqtools.sandbox.http_api import to_json
 from nsqtools.sandbox.identify import Settings, negotiate
 from nsqtools.sandbox.link import Link
 from nsqtools.sandbox.wire import show

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ServerError
-from nsqtools.sandbox.http import to_json
+from nsqtools.sandbox.http_api import to_json
 from nsqtools.sandbox.wire import VERSION
 
 if TYPE_CHECKING:

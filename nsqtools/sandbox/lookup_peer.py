@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nsqtools.names import Address
-from nsqtools.sandbox.http import get, to_json
+from nsqtools.sandbox.http import get
+from nsqtools.sandbox.http_api import to_json
 from nsqtools.sandbox.lookupd_tcp import MAGIC
 from nsqtools.sandbox.wire import SIZE
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
-from nsqtools.sandbox.http import (
+from nsqtools.sandbox.http_api import (
     Refused,
-    Request,
-    Response,
+    argument,
     json_reply,
     names_of,
     ping,
@@ -18,7 +17,7 @@ from nsqtools.sandbox.http import (
 from nsqtools.sandbox.wire import VERSION
 
 if TYPE_CHECKING:
-    from nsqtools.sandbox.http import Handler
+    from nsqtools.sandbox.http import Handler, Request, Response
     from nsqtools.sandbox.lookupd import Nsqlookupd
 
 
@@ -54,10 +53,10 @@ class LookupdApi:
         return json_reply({"topics": list(self._registry.topics)})
 
     async def _channels(self, request: Request) -> Response:
-        return json_reply({"channels": self._registry.channels(request.argument("topic"))})
+        return json_reply({"channels": self._registry.channels(argument(request, "topic"))})
 
     async def _lookup(self, request: Request) -> Response:
-        topic = request.argument("topic")
+        topic = argument(request, "topic")
         if topic not in self._registry.topics:
             raise Refused(404, "TOPIC_NOT_FOUND")
         peers = self._registry.producers(topic, self._lookupd.now)
@@ -72,18 +71,18 @@ class LookupdApi:
         return json_reply({"producers": found})
 
     async def _create_topic(self, request: Request) -> Response:
-        topic = request.argument("topic")
+        topic = argument(request, "topic")
         if not is_valid_name(topic):
             raise Refused(400, "INVALID_ARG_TOPIC")
         self._registry.create(topic)
         return text_reply()
 
     async def _delete_topic(self, request: Request) -> Response:
-        self._registry.delete_topic(request.argument("topic"))
+        self._registry.delete_topic(argument(request, "topic"))
         return text_reply()
 
     async def _tombstone(self, request: Request) -> Response:
-        topic, node = request.argument("topic"), request.argument("node")
+        topic, node = argument(request, "topic"), argument(request, "node")
         self._registry.tombstone(topic, node, self._lookupd.now)
         return text_reply()
 

@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
-from nsqtools.sandbox.http import to_json
+from nsqtools.sandbox.http_api import to_json
 from nsqtools.sandbox.registry import Peer
 from nsqtools.sandbox.server import peer_address
 from nsqtools.sandbox.wire import SIZE

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ServerError
 from nsqtools.names import is_valid_name
-from nsqtools.sandbox.http import (
+from nsqtools.sandbox.http_api import (
     Refused,
-    Request,
-    Response,
+    argument,
+    arguments,
     json_reply,
     names_of,
     ping,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nsqtools.sandbox.broker import Topic
     from nsqtools.sandbox.channel import Channel
-    from nsqtools.sandbox.http import Handler
+    from nsqtools.sandbox.http import Handler, Request, Response
     from nsqtools.sandbox.nsqd import Nsqd
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -66,9 +66,9 @@ class NsqdApi:
         return json_reply(self._nsqd.info())
 
     async def _stats(self, request: Request) -> Response:
-        arguments = request.arguments()
-        clients = _BOOLEANS.get(arguments.get("include_clients", ""), True)
-        topic, channel = arguments.get("topic", ""), arguments.get("channel", "")
+        given = arguments(request)
+        clients = _BOOLEANS.get(given.get("include_clients", ""), True)
+        topic, channel = given.get("topic", ""), given.get("channel", "")
         return json_reply(take_stats(self._nsqd, topic, channel, clients=clients))
 
     async def _pub(self, request: Request) -> Response:
@@ -78,7 +78,7 @@ class NsqdApi:
         if not request.body:
             raise Refused(400, "MSG_EMPTY")
         topic = self._made_topic(request)
-        defer = _seconds(request.arguments().get("defer", "0"), options.max_req_timeout)
+        defer = _seconds(arguments(request).get("defer", "0"), options.max_req_timeout)
         return await self._publish(topic, [request.body], defer)
 
     async def _mpub(self, request: Request) -> Response:
@@ -86,7 +86,7 @@ class NsqdApi:
         if request.length > options.max_body_size:
             raise Refused(413, "BODY_TOO_BIG")
         topic = self._made_topic(request)
-        if _BOOLEANS.get(request.arguments().get("binary", "false"), True):
+        if _BOOLEANS.get(arguments(request).get("binary", "false"), True):
             try:
                 bodies = split_bodies(request.body, options)
             except ServerError as error:
@@ -107,7 +107,7 @@ class NsqdApi:
         return text_reply()
 
     async def _empty_topic(self, request: Request) -> Response:
-        if not is_valid_name(name := request.argument("topic")):
+        if not is_valid_name(name := argument(request, "topic")):
             raise Refused(400, "INVALID_TOPIC")
         self._topic(name).empty()
         return text_reply()
@@ -119,7 +119,7 @@ class NsqdApi:
 
     def _on_topic(self, act: Callable[[Topic], object]) -> Handler:
         async def handle(request: Request) -> Response:
-            act(self._topic(request.argument("topic")))
+            act(self._topic(argument(request, "topic")))
             return text_reply()
 
         return handle
@@ -142,7 +142,7 @@ class NsqdApi:
 
     def _made_topic(self, request: Request) -> str:
         """The name of the query's topic; nsqd creates it before it looks at anything else."""
-        name = request.argument("topic")
+        name = argument(request, "topic")
         if not is_valid_name(name):
             raise Refused(400, "INVALID_TOPIC")
         self._broker.topic(name)

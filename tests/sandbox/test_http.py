@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.sandbox import http
-from nsqtools.sandbox.http import Request, Response, get, json_reply, serve
+from nsqtools.sandbox.http import Request, Response, get, serve
+from nsqtools.sandbox.http_api import json_reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
