@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from nsqtools.sandbox.http import Handler
 
+VERSION = "1.3.0"
+"""The version of nsqd and nsqlookupd whose replies these are."""
+
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
 _V1 = (("X-Nsq-Content-Type", "nsq; version=1.0"),)

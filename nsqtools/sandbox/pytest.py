@@ -18,8 +18,8 @@ import pytest
 from nsqtools.config import NsqdOptions
 from nsqtools.names import check_name
 from nsqtools.sandbox import Sandbox
-from nsqtools.sandbox.channel import Consumer, Message
-from nsqtools.sandbox.nsqd_stats import take_stats
+from nsqtools.sandbox.nsqd.channel import ChannelConsumer, QueuedMessage
+from nsqtools.sandbox.nsqd.nsqd_stats import take_stats
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -129,8 +129,8 @@ class Nsq:
     async def _take(self, topic: str, count: int, timeout: float) -> list[bytes]:  # noqa: ASYNC109
         nsqd = self._sandbox.nsqd
         channel = nsqd.broker.topic(check_name("topic", topic)).channel(_CHANNEL)
-        reader = _Reader(asyncio.Event(), count)
-        consumer = Consumer(reader, nsqd.options.max_msg_timeout, rdy=count)
+        reader = _MessageReader(asyncio.Event(), count)
+        consumer = ChannelConsumer(reader, nsqd.options.max_msg_timeout, rdy=count)
         channel.add(consumer)
         try:
             async with asyncio.timeout(timeout):
@@ -149,14 +149,14 @@ class Nsq:
 
 
 @dataclass(slots=True, eq=False)
-class _Reader:
+class _MessageReader:
     """Subscriber of the broker that collects."""
 
     complete: asyncio.Event
     count: int
-    messages: list[Message] = field(default_factory=list)
+    messages: list[QueuedMessage] = field(default_factory=list)
 
-    def deliver(self, messages: list[Message]) -> None:
+    def deliver(self, messages: list[QueuedMessage]) -> None:
         self.messages += messages
         if len(self.messages) >= self.count:
             self.complete.set()

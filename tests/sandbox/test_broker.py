@@ -14,14 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nsqtools.sandbox.broker import Broker
-from nsqtools.sandbox.channel import (
+from nsqtools.sandbox.nsqd.broker import Broker
+from nsqtools.sandbox.nsqd.channel import (
     MEM_QUEUE_SIZE,
     TURN_BYTES,
     Channel,
-    Consumer,
-    Message,
+    ChannelConsumer,
     NotInFlightError,
+    QueuedMessage,
 )
 
 STAMP = 1_700_000_000 * 10**9
@@ -31,8 +31,8 @@ class Client:
     """The connection behind a consumer: it keeps what it was given."""
 
     def __init__(self, msg_timeout: float = 60.0) -> None:
-        self.consumer = Consumer(self, msg_timeout, sample_rate=0)
-        self.batches: list[list[Message]] = []
+        self.consumer = ChannelConsumer(self, msg_timeout, sample_rate=0)
+        self.batches: list[list[QueuedMessage]] = []
         self.blocks_after = 10**9
 
     @property
@@ -43,7 +43,7 @@ class Client:
     def ids(self) -> list[bytes]:
         return [message.id for batch in self.batches for message in batch]
 
-    def deliver(self, messages: list[Message]) -> None:
+    def deliver(self, messages: list[QueuedMessage]) -> None:
         self.batches.append(messages)
         self.consumer.blocked = len(self.batches) >= self.blocks_after
 
@@ -61,7 +61,7 @@ def subscribe(channel: Channel, rdy: int, client: Client | None = None) -> Clien
     return client
 
 
-def holds(channel: Channel, consumer: Consumer, id_: bytes) -> bool:
+def holds(channel: Channel, consumer: ChannelConsumer, id_: bytes) -> bool:
     message = channel.in_flight.get(id_)
     return message is not None and message.consumer is consumer
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.names import Address
-from nsqtools.sandbox import lookup_peer
-from nsqtools.sandbox.lookup_peer import LookupPeer
 from nsqtools.sandbox.lookupd import Nsqlookupd
-from nsqtools.sandbox.nsqd import Nsqd
+from nsqtools.sandbox.nsqd import Nsqd, lookup_peer
+from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
 from nsqtools.sandbox.server import close
 from tests.support.eventually import eventually_async
 

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.config import NsqdOptions
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address, is_ephemeral
-from nsqtools.sandbox.broker import Broker
-from nsqtools.sandbox.client import Client
 from nsqtools.sandbox.http import serve
-from nsqtools.sandbox.identify import (
+from nsqtools.sandbox.http_api import VERSION
+from nsqtools.sandbox.nsqd.broker import Broker
+from nsqtools.sandbox.nsqd.identify import (
     DEFLATE_LEVEL,
     MAX_OUTPUT_BUFFER_SIZE,
     MAX_OUTPUT_BUFFER_TIMEOUT,
 )
-from nsqtools.sandbox.lookup_peer import LookupPeer
-from nsqtools.sandbox.nsqd_http import NsqdApi
+from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
+from nsqtools.sandbox.nsqd.nsqd_http import NsqdApi
+from nsqtools.sandbox.nsqd.protocol import Client
+from nsqtools.sandbox.nsqd.tls_layer import server_context
 from nsqtools.sandbox.server import bound, close, name_of, naming
-from nsqtools.sandbox.tls import server_context
-from nsqtools.sandbox.wire import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from nsqtools.sandbox.broker import Topic
-    from nsqtools.sandbox.link import Link
+    from nsqtools.sandbox.nsqd.broker import Topic
+    from nsqtools.sandbox.nsqd.client_link import ClientLink
     from nsqtools.sandbox.server import StreamServer
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class Nsqd:
         )
         self.secret = _read_secret(self.options)
         self.broker = Broker(self.rng, max_msg_timeout=self.options.max_msg_timeout)
-        self.broker.listener = self
+        self.broker.registrar = self
         self.broker.wake = self._wake
         self.clients: dict[Client, None] = {}
         """Those that have introduced themselves and are served, in order of arrival."""
-        self.links: set[Link] = set()
+        self.links: set[ClientLink] = set()
         """All connections."""
         self.stopped = False
         self.tcp = self.http = Address("", 0)

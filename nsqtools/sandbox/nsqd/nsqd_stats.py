@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.sandbox.wire import VERSION
+from nsqtools.sandbox.http_api import VERSION
 
 if TYPE_CHECKING:
-    from nsqtools.sandbox.broker import Topic
-    from nsqtools.sandbox.channel import Channel
     from nsqtools.sandbox.nsqd import Nsqd
+    from nsqtools.sandbox.nsqd.broker import Topic
+    from nsqtools.sandbox.nsqd.channel import Channel
 
 _NO_LATENCY = {"count": 0, "percentiles": None}
 

@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ProtocolError, ServerError
 from nsqtools.names import Address
 from nsqtools.proto.commands import MAGIC
-from nsqtools.sandbox import wire
+from nsqtools.sandbox.nsqd.parser import error_frame, response_frame
+from nsqtools.sandbox.nsqd.tls_layer import TLS
 from nsqtools.sandbox.server import peer_address
-from nsqtools.sandbox.tls import TLS
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Coroutine
 
     from nsqtools.proto.codecs import Codec
-    from nsqtools.sandbox.client import Client
     from nsqtools.sandbox.nsqd import Nsqd
-    from nsqtools.sandbox.wire import CommandParser
+    from nsqtools.sandbox.nsqd.parser import CommandParser
+    from nsqtools.sandbox.nsqd.protocol import Client
 
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_TIMEOUT = 5.0
 _LINGER = 5.0
 """Seconds that the last words may take to leave."""
-_HEARTBEAT = wire.response(b"_heartbeat_")
+_HEARTBEAT = response_frame(b"_heartbeat_")
 
 
-class Link(asyncio.Protocol):
+class ClientLink(asyncio.Protocol):
     """One connection; what is said over it is the business of its ``client``."""
 
     def __init__(self, nsqd: Nsqd, client: Client, parser: CommandParser) -> None:
@@ -181,7 +181,7 @@ class Link(asyncio.Protocol):
             self.flush()
             self._parser.clear()
             self.codec = codec
-            self.answer(wire.response(b"OK"))
+            self.answer(response_frame(b"OK"))
 
     def _introduce(self, data: bytes) -> bytes:
         """Check the magic; returns what is behind it."""
@@ -192,7 +192,7 @@ class Link(asyncio.Protocol):
             return b""
         if self._magic != MAGIC:
             log.warning("%s: bad protocol magic %r", self.address, self._magic)
-            self.answer(wire.error("E_BAD_PROTOCOL"))
+            self.answer(error_frame("E_BAD_PROTOCOL"))
             self.close()
             return b""
         self._magic = None
@@ -216,7 +216,7 @@ class Link(asyncio.Protocol):
             if self._end:
                 self._end.cancel()
             self.tls = tls.connection
-            self.answer(wire.response(b"OK"))
+            self.answer(response_frame(b"OK"))
             self.compress(self._codec_to_come)
             self._busy = False
             self._decode(b"")
@@ -261,7 +261,7 @@ class Link(asyncio.Protocol):
     def _refuse(self, error: ServerError) -> None:
         """Say why, and hang up."""
         log.warning("%s: %s", self.address, error.text)
-        self.answer(wire.error(error.text))
+        self.answer(error_frame(error.text))
         self.close()
 
     def _leave(self) -> None:

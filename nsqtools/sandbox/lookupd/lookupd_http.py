@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
 from nsqtools.sandbox.http_api import (
+    VERSION,
     Refused,
     argument,
     json_reply,
@@ -14,7 +15,6 @@ from nsqtools.sandbox.http_api import (
     router,
     text_reply,
 )
-from nsqtools.sandbox.wire import VERSION
 
 if TYPE_CHECKING:
     from nsqtools.sandbox.http import Handler, Request, Response

@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ServerError
-from nsqtools.sandbox.http_api import to_json
-from nsqtools.sandbox.wire import VERSION
+from nsqtools.sandbox.http_api import VERSION, to_json
 
 if TYPE_CHECKING:
     from nsqtools.config import NsqdOptions
@@ -22,7 +21,7 @@ _SWITCHED_OFF = ("heartbeat_interval", "output_buffer_timeout", "output_buffer_s
 
 
 @dataclass(slots=True)
-class Settings:
+class Negotiated:
     """What holds for one client: nsqd's defaults, or what IDENTIFY said; times in milliseconds."""
 
     client_id: str = ""
@@ -64,7 +63,7 @@ class Settings:
         )
 
 
-def negotiate(body: bytes, options: NsqdOptions) -> Settings:
+def negotiate(body: bytes, options: NsqdOptions) -> Negotiated:
     """The settings of a client that sent this body; raises ServerError."""
     wishes = _parse(body)
     bounds = {
@@ -83,28 +82,28 @@ def negotiate(body: bytes, options: NsqdOptions) -> Settings:
         elif not least <= wish <= most:
             text = f"IDENTIFY {name.replace('_', ' ')} ({wish}) is invalid"
             raise ServerError(f"E_BAD_BODY {text}")
-    settings = Settings(**{"msg_timeout": round(options.msg_timeout * 1000), **wishes})
-    if not settings.output_buffer_size:  # nothing is buffered, so nothing waits
-        settings.output_buffer_size, settings.output_buffer_timeout = 1, 0
-    _grant(settings, options)
-    return settings
+    agreed = Negotiated(**{"msg_timeout": round(options.msg_timeout * 1000), **wishes})
+    if not agreed.output_buffer_size:  # nothing is buffered, so nothing waits
+        agreed.output_buffer_size, agreed.output_buffer_timeout = 1, 0
+    _grant(agreed, options)
+    return agreed
 
 
-def _grant(settings: Settings, options: NsqdOptions) -> None:
+def _grant(agreed: Negotiated, options: NsqdOptions) -> None:
     """Leave those of the layers that nsqd offers; raises ServerError for both compressions."""
-    negotiates = settings.feature_negotiation
-    settings.tls_v1 &= negotiates and bool(options.tls_cert)
-    settings.snappy &= negotiates and options.snappy
-    settings.deflate &= negotiates and options.deflate
-    if settings.snappy and settings.deflate:
+    negotiates = agreed.feature_negotiation
+    agreed.tls_v1 &= negotiates and bool(options.tls_cert)
+    agreed.snappy &= negotiates and options.snappy
+    agreed.deflate &= negotiates and options.deflate
+    if agreed.snappy and agreed.deflate:
         raise ServerError("E_IDENTIFY_FAILED cannot enable both deflate and snappy compression")
-    if not (settings.deflate and 0 < settings.deflate_level < DEFLATE_LEVEL):
-        settings.deflate_level = DEFLATE_LEVEL
+    if not (agreed.deflate and 0 < agreed.deflate_level < DEFLATE_LEVEL):
+        agreed.deflate_level = DEFLATE_LEVEL
 
 
 def _parse(body: bytes) -> dict[str, Any]:
     """What an IDENTIFY says of what nsqd knows; null is as if it was not said."""
-    known = {each.name: each.type for each in fields(Settings)}
+    known = {each.name: each.type for each in fields(Negotiated)}
     try:
         given = json.loads(body.decode("utf-8", "replace"))
         given = {} if given is None else given

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.names import Address
-from nsqtools.sandbox.client import Client
-from nsqtools.sandbox.lookup_peer import LookupPeer
 from nsqtools.sandbox.nsqd import Nsqd
+from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
+from nsqtools.sandbox.nsqd.protocol import Client
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.raw import sized
 from tests.support.transport import FakeTransport
 
 if TYPE_CHECKING:
-    from nsqtools.sandbox.channel import Channel
+    from nsqtools.sandbox.nsqd.channel import Channel
 
 BIG = b"x" * (70 << 10)  # above what a transport buffers
 

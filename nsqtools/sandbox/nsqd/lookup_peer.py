@@ -12,8 +12,7 @@ from urllib.parse import quote
 from nsqtools.names import Address
 from nsqtools.sandbox.http import get
 from nsqtools.sandbox.http_api import to_json
-from nsqtools.sandbox.lookupd_tcp import MAGIC
-from nsqtools.sandbox.wire import SIZE
+from nsqtools.sandbox.lookupd.lookupd_tcp import MAGIC, SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

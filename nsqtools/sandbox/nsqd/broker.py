@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from nsqtools.sandbox.channel import NEVER, Channel, Message, Queue
+from nsqtools.sandbox.nsqd.channel import NEVER, Channel, Queue, QueuedMessage
 
 if TYPE_CHECKING:
     import random
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ID_EPOCH = 1288834974288  # guid.go, twepoch
 
 
-class Listener(Protocol):
+class Registrar(Protocol):
     """Hears of each topic, or of its channel where one is named."""
 
     def created(self, topic: str, channel: str = "") -> None:
@@ -45,8 +45,8 @@ class Topic(Queue):
         """The channel of that name, created if need be; the first one gets the backlog."""
         if not (channel := self.channels.get(name)):
             channel = self.channels[name] = Channel(name, self)
-            if self.broker.listener:
-                self.broker.listener.created(self.name, name)
+            if self.broker.registrar:
+                self.broker.registrar.created(self.name, name)
             self.changed()
         return channel
 
@@ -58,8 +58,8 @@ class Topic(Queue):
 
     def drop(self, channel: Channel) -> None:
         """Delete a channel of this topic and close its clients."""
-        if self.broker.listener:
-            self.broker.listener.deleted(self.name, channel.name)
+        if self.broker.registrar:
+            self.broker.registrar.deleted(self.name, channel.name)
         del self.channels[channel.name]
         channel.empty()
         consumers, channel.consumers = channel.consumers, []
@@ -74,7 +74,7 @@ class Topic(Queue):
         """Take what is published, each held back for ``defer`` seconds."""
         first, stamp = self.broker.take_ids(len(bodies))
         for number, body in enumerate(bodies, first):
-            self.waiting.append(Message(b"%016x" % number, body, stamp, defer))
+            self.waiting.append(QueuedMessage(b"%016x" % number, body, stamp, 0, defer))
         self.message_count += len(bodies)
         self.message_bytes += sum(map(len, bodies))
         self.move_on(now)
@@ -89,7 +89,9 @@ class Topic(Queue):
         for position, channel in enumerate(self.channels.values()):
             copies = messages
             if position:
-                copies = tuple(Message(m.id, m.body, m.timestamp, m.deferred) for m in messages)
+                copies = tuple(
+                    QueuedMessage(m.id, m.body, m.timestamp, 0, m.deferred) for m in messages
+                )
             channel.put(copies, now)
 
 
@@ -109,7 +111,7 @@ class Broker:
         self.rng = rng
         self.max_msg_timeout = max_msg_timeout
         self.topics: dict[str, Topic] = {}
-        self.listener: Listener | None = None
+        self.registrar: Registrar | None = None
         self.wake: Callable[[], None] = lambda: None
         self.start_time = clock_ns() // 10**9
         """Seconds since the epoch."""
@@ -122,14 +124,14 @@ class Broker:
         """The topic of that name, created if need be; the name must be valid."""
         if not (topic := self.topics.get(name)):
             topic = self.topics[name] = Topic(name, self)
-            if self.listener:
-                self.listener.created(name)
+            if self.registrar:
+                self.registrar.created(name)
         return topic
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic that there is with its channels, and close their clients."""
-        if self.listener:
-            self.listener.deleted(name)
+        if self.registrar:
+            self.registrar.deleted(name)
         topic = self.topics.pop(name)
         for channel in tuple(topic.channels.values()):
             topic.drop(channel)

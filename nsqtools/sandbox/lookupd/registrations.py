@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class Registrant:
     """An nsqd as it announced itself."""
 
     remote_address: str
@@ -44,19 +44,19 @@ class Peer:
 class KnownTopic:
     """Who produces a topic and its channels."""
 
-    producers: dict[Peer, int | None] = field(default_factory=dict)
+    producers: dict[Registrant, int | None] = field(default_factory=dict)
     """With the time of a tombstone, or None."""
-    channels: dict[str, set[Peer]] = field(default_factory=dict)
+    channels: dict[str, set[Registrant]] = field(default_factory=dict)
 
 
-class Registry:
+class Registrations:
     """The topics and channels that nsqds have registered.
 
     They stay known after their last producer, unless they are ephemeral.
     """
 
     def __init__(self, inactive_timeout: float = 300.0, tombstone_lifetime: float = 45.0) -> None:
-        self.peers: dict[Peer, None] = {}
+        self.peers: dict[Registrant, None] = {}
         """Those that are connected, in order of arrival."""
         self.topics: dict[str, KnownTopic] = {}
         self._inactive_timeout = inactive_timeout
@@ -69,14 +69,14 @@ class Registry:
             known.channels.setdefault(channel, set())
         return known
 
-    def register(self, peer: Peer, topic: str, channel: str = "") -> None:
+    def register(self, peer: Registrant, topic: str, channel: str = "") -> None:
         """REGISTER: a channel is registered along with its topic. A tombstone stays."""
         known = self.create(topic, channel)
         known.producers.setdefault(peer, None)
         if channel:
             known.channels[channel].add(peer)
 
-    def unregister(self, peer: Peer, topic: str, channel: str = "") -> None:
+    def unregister(self, peer: Registrant, topic: str, channel: str = "") -> None:
         """UNREGISTER: a topic takes its channels along."""
         if not (known := self.topics.get(topic)):
             return
@@ -92,7 +92,7 @@ class Registry:
         if not known.producers and is_ephemeral(topic):
             self.delete_topic(topic)
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: Registrant) -> None:
         """The peer's connection is gone; what it produced stays known."""
         self.peers.pop(peer, None)
         for known in self.topics.values():
@@ -113,7 +113,7 @@ class Registry:
         """Every channel known of a topic."""
         return list(self.topics[topic].channels) if topic in self.topics else []
 
-    def producers(self, topic: str, now: int) -> list[Peer]:
+    def producers(self, topic: str, now: int) -> list[Registrant]:
         """The producers of a known topic that are alive and not tombstoned."""
         return [
             peer
@@ -121,7 +121,7 @@ class Registry:
             if self._is_alive(peer, now) and not self._holds(tombstone, now)
         ]
 
-    def nodes(self, now: int) -> Iterator[tuple[Peer, dict[str, bool]]]:
+    def nodes(self, now: int) -> Iterator[tuple[Registrant, dict[str, bool]]]:
         """Every peer alive, with its topics and whether it is tombstoned for each."""
         for peer in self.peers:
             if self._is_alive(peer, now):
@@ -141,7 +141,7 @@ class Registry:
                 if node == f"{peer.broadcast_address}:{peer.http_port}":
                     known.producers[peer] = now
 
-    def _is_alive(self, peer: Peer, now: int) -> bool:
+    def _is_alive(self, peer: Registrant, now: int) -> bool:
         return now - peer.last_update <= self._inactive_timeout * 1e9
 
     def _holds(self, tombstone: int | None, now: int) -> bool:

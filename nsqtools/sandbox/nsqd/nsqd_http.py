@@ -16,16 +16,16 @@ from nsqtools.sandbox.http_api import (
     router,
     text_reply,
 )
-from nsqtools.sandbox.nsqd_stats import take_stats
-from nsqtools.sandbox.wire import split_bodies, to_number
+from nsqtools.sandbox.nsqd.nsqd_stats import take_stats
+from nsqtools.sandbox.nsqd.parser import split_bodies, to_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.sandbox.broker import Topic
-    from nsqtools.sandbox.channel import Channel
     from nsqtools.sandbox.http import Handler, Request, Response
     from nsqtools.sandbox.nsqd import Nsqd
+    from nsqtools.sandbox.nsqd.broker import Topic
+    from nsqtools.sandbox.nsqd.channel import Channel
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 

@@ -13,12 +13,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.names import is_ephemeral
+from nsqtools.proto.messages import Message
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from nsqtools.sandbox.broker import Broker, Topic
+    from nsqtools.sandbox.nsqd.broker import Broker, Topic
 
 NEVER = float("inf")
 
@@ -36,17 +37,12 @@ class NotInFlightError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Message:
-    """One channel's copy of a message."""
+class QueuedMessage(Message):
+    """One channel's copy of a message; ``attempts`` are the deliveries so far."""
 
-    id: bytes
-    body: bytes
-    timestamp: int
-    """ns since the epoch."""
     deferred: float = 0.0
     """Seconds that DPUB holds it back once it reaches a channel."""
-    attempts: int = 0
-    consumer: Consumer | None = None
+    consumer: ChannelConsumer | None = None
     """Who has it in flight."""
     delivered: float = 0.0
     deadline: float = 0.0
@@ -55,7 +51,7 @@ class Message:
 class Subscriber(Protocol):
     """The connection behind a consumer."""
 
-    def deliver(self, messages: list[Message]) -> None:
+    def deliver(self, messages: list[QueuedMessage]) -> None:
         """Send messages; may set the consumer's ``blocked`` when its peer does not keep up."""
 
     def close(self) -> None:
@@ -63,7 +59,7 @@ class Subscriber(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Consumer:
+class ChannelConsumer:
     """A subscriber as its channel sees it."""
 
     client: Subscriber
@@ -95,7 +91,7 @@ class Queue(ABC):
         self.paused = False
         """Whether messages stay here."""
         self.message_count = 0
-        self.waiting: deque[Message] = deque()
+        self.waiting: deque[QueuedMessage] = deque()
 
     @property
     def depth(self) -> int:
@@ -134,23 +130,24 @@ class Channel(Queue):
         self.topic = topic
         self.requeue_count = 0
         self.timeout_count = 0
-        self.consumers: list[Consumer] = []
-        self.in_flight: dict[bytes, Message] = {}
+        self.consumers: list[ChannelConsumer] = []
+        self.in_flight: dict[bytes, QueuedMessage] = {}
         """By id: delivered and not settled, also to consumers that have left."""
-        self._deferred: list[tuple[float, int, Message]] = []  # a heap of (due, order, message)
-        self._order = count()
+        # A heap; the number keeps the order of those that are due at once.
+        self._deferred: list[tuple[float, int, QueuedMessage]] = []
+        self._numbers = count()
 
     @property
     def deferred_count(self) -> int:
         """Messages that wait for their time."""
         return len(self._deferred)
 
-    def add(self, consumer: Consumer) -> None:
+    def add(self, consumer: ChannelConsumer) -> None:
         """Add a subscriber."""
         self.consumers.append(consumer)
         self.changed()
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: ChannelConsumer) -> None:
         """Remove a subscriber; what it has in flight waits for its timeout."""
         if consumer not in self.consumers:
             return
@@ -158,7 +155,7 @@ class Channel(Queue):
         if self.ephemeral and not self.consumers:
             self.topic.delete_channel(self.name)
 
-    def put(self, messages: Sequence[Message], now: float) -> None:
+    def put(self, messages: Sequence[QueuedMessage], now: float) -> None:
         """Take copies from the topic."""
         self.message_count += len(messages)
         for message in messages:
@@ -175,14 +172,14 @@ class Channel(Queue):
                 self._deliver(consumer, batch, now)
         self.trim()
 
-    def finish(self, consumer: Consumer, id_: bytes) -> None:
+    def finish(self, consumer: ChannelConsumer, id_: bytes) -> None:
         """FIN; raises NotInFlightError."""
         self._release(consumer, id_)
         consumer.finish_count += 1
         if self.waiting:
             self.changed()
 
-    def requeue(self, consumer: Consumer, id_: bytes, delay: float, now: float) -> None:
+    def requeue(self, consumer: ChannelConsumer, id_: bytes, delay: float, now: float) -> None:
         """REQ, after ``delay`` seconds; raises NotInFlightError."""
         message = self._release(consumer, id_)
         self.requeue_count += 1
@@ -190,7 +187,7 @@ class Channel(Queue):
         self._queue(message, now, delay)
         self.changed()
 
-    def touch(self, consumer: Consumer, id_: bytes, now: float) -> None:
+    def touch(self, consumer: ChannelConsumer, id_: bytes, now: float) -> None:
         """TOUCH: the timeout begins again, up to max_msg_timeout since delivery.
 
         Raises NotInFlightError.
@@ -224,7 +221,7 @@ class Channel(Queue):
         due = self._deferred[0][0] if self._deferred else NEVER
         return min([due, *[each.deadline for each in self.in_flight.values()]])
 
-    def _deliver(self, consumer: Consumer, batch: list[Message], now: float) -> None:
+    def _deliver(self, consumer: ChannelConsumer, batch: list[QueuedMessage], now: float) -> None:
         if consumer.sample_rate:
             # One percent more than it says, as rand.Int31n(100) > sampleRate skips.
             rng = self.broker.rng
@@ -243,15 +240,15 @@ class Channel(Queue):
         self.broker.expect(deadline)
         consumer.client.deliver(batch)
 
-    def _queue(self, message: Message, now: float, delay: float) -> None:
+    def _queue(self, message: QueuedMessage, now: float, delay: float) -> None:
         """Let a message wait for a consumer, or first for its time."""
         if delay > 0:
-            heappush(self._deferred, (now + delay, next(self._order), message))
+            heappush(self._deferred, (now + delay, next(self._numbers), message))
             self.broker.expect(now + delay)
         else:
             self.waiting.append(message)
 
-    def _held(self, consumer: Consumer, id_: bytes) -> Message:
+    def _held(self, consumer: ChannelConsumer, id_: bytes) -> QueuedMessage:
         message = self.in_flight.get(id_)
         if message is None:
             raise NotInFlightError("ID not in flight")
@@ -259,12 +256,12 @@ class Channel(Queue):
             raise NotInFlightError("client does not own message")
         return message
 
-    def _release(self, consumer: Consumer, id_: bytes) -> Message:
+    def _release(self, consumer: ChannelConsumer, id_: bytes) -> QueuedMessage:
         message = self._held(consumer, id_)
         self._take_back(message)
         return message
 
-    def _take_back(self, message: Message) -> None:
+    def _take_back(self, message: QueuedMessage) -> None:
         """Have a message in flight no more."""
         del self.in_flight[message.id]
         if message.consumer:
@@ -273,13 +270,13 @@ class Channel(Queue):
 
 
 def share_out(
-    queue: deque[Message], ready: Sequence[Consumer], rng: random.Random
-) -> list[tuple[Consumer, list[Message]]]:
+    queue: deque[QueuedMessage], ready: Sequence[ChannelConsumer], rng: random.Random
+) -> list[tuple[ChannelConsumer, list[QueuedMessage]]]:
     """Take messages off a queue for consumers with RDY to spare, chosen at random.
 
     No consumer gets more than it can take, nor much more than ``TURN_BYTES``.
     """
-    batches: list[list[Message]] = [[] for _ in ready]
+    batches: list[list[QueuedMessage]] = [[] for _ in ready]
     spare = [each.spare for each in ready]
     room = [TURN_BYTES] * len(ready)
     open_ = list(range(len(ready)))

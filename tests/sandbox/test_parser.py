@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.config import NsqdOptions
-from nsqtools.sandbox.wire import Command, CommandParser
+from nsqtools.sandbox.nsqd.parser import ClientCommand, CommandParser
 from tests.support.raw import mpub, sized
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ SAID = [
 
 def parse(pieces: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
     """Commands, each admitted once, before its body is there."""
-    admitted: list[Command] = []
+    admitted: list[ClientCommand] = []
     parser = CommandParser(admitted.append, NsqdOptions(max_msg_size=100, max_body_size=500))
-    found: list[Command] = []
+    found: list[ClientCommand] = []
     for piece in pieces:
         parser.feed(piece)
         while command := parser.next():

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nsqtools.config import NsqdOptions
-    from nsqtools.sandbox.channel import Message
-
-VERSION = "1.3.0"
+    from nsqtools.sandbox.nsqd.channel import QueuedMessage
 
 _MAX_LINE = 16 * 1024  # what nsqd's reader holds (client_v2.go, defaultBufferSize)
 _MAX_DIGITS = 20  # as many as the largest number of nsqd
@@ -33,18 +31,18 @@ _MESSAGE_HEADER = Struct(">iiqH16s")  # size, type, timestamp, attempts, id
 _MESSAGE_SIZE = _MESSAGE_HEADER.size - SIZE.size
 
 
-def response(data: bytes) -> bytes:
+def response_frame(data: bytes) -> bytes:
     """A response frame."""
     return _FRAME_HEADER.pack(len(data) + 4, FrameType.RESPONSE) + data
 
 
-def error(text: str) -> bytes:
+def error_frame(text: str) -> bytes:
     """An error frame; ``text`` as ``show`` made it."""
     data = text.encode("utf-8", "surrogateescape")
     return _FRAME_HEADER.pack(len(data) + 4, FrameType.ERROR) + data
 
 
-def messages(batch: Sequence[Message]) -> bytes:
+def message_frames(batch: Sequence[QueuedMessage]) -> bytes:
     """A message frame for each message."""
     pack, kind = _MESSAGE_HEADER.pack, FrameType.MESSAGE.value
     parts = [b""] * (2 * len(batch))
@@ -56,7 +54,7 @@ def messages(batch: Sequence[Message]) -> bytes:
 
 
 def show(data: bytes) -> str:
-    """Bytes of a client in an error's text; ``error`` turns them back into what they were."""
+    """Bytes of a client in an error's text; ``error_frame`` turns them back into what they were."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -70,7 +68,7 @@ _WITH_BODY = frozenset({b"IDENTIFY", b"AUTH"}) | PUBLISHING
 
 
 @dataclass(slots=True, eq=False)
-class Command:
+class ClientCommand:
     """One command: the words of its line, and the body behind it, if it has one."""
 
     words: list[bytes]
@@ -88,12 +86,12 @@ class CommandParser:
     ``admit`` is called with each line before its body is read, and may raise ServerError.
     """
 
-    def __init__(self, admit: Callable[[Command], None], options: NsqdOptions) -> None:
+    def __init__(self, admit: Callable[[ClientCommand], None], options: NsqdOptions) -> None:
         self._admit = admit
         self._max_msg_size = options.max_msg_size
         self._max_body_size = options.max_body_size
         self._buffer = bytearray()  # it is cheap to delete its beginning
-        self._command: Command | None = None  # whose body is awaited
+        self._command: ClientCommand | None = None  # whose body is awaited
 
     def feed(self, data: bytes) -> None:
         """Take bytes."""
@@ -103,7 +101,7 @@ class CommandParser:
         """Forget bytes that are no command yet: what follows comes over another layer."""
         self._buffer.clear()
 
-    def next(self) -> Command | None:
+    def next(self) -> ClientCommand | None:
         """The next command, None while it is incomplete.
 
         Raises ServerError for a line or a size that nsqd would refuse, ProtocolError for a line so
@@ -115,7 +113,7 @@ class CommandParser:
                 if len(self._buffer) >= _MAX_LINE:
                     raise ProtocolError("a line without an end")
                 return None
-            command = Command(bytes(self._buffer[:end]).removesuffix(b"\r").split(b" "))
+            command = ClientCommand(bytes(self._buffer[:end]).removesuffix(b"\r").split(b" "))
             del self._buffer[: end + 1]
             self._admit(command)
             if command.name not in _WITH_BODY:
@@ -123,7 +121,7 @@ class CommandParser:
             self._command = command
         return self._with_body(self._command)
 
-    def _with_body(self, command: Command) -> Command | None:
+    def _with_body(self, command: ClientCommand) -> ClientCommand | None:
         if len(self._buffer) < SIZE.size:
             return None
         (size,) = SIZE.unpack_from(self._buffer)
@@ -176,7 +174,7 @@ def split_bodies(body: bytes, options: NsqdOptions) -> list[bytes]:
     return bodies
 
 
-def check_publish(command: Command, max_req_timeout: float) -> None:
+def check_publish(command: ClientCommand, max_req_timeout: float) -> None:
     """Check the line of PUB, MPUB or DPUB; raises ServerError."""
     name, words = show(command.name), command.words
     if len(words) < (3 if name == "DPUB" else 2):

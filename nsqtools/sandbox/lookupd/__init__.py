@@ -9,11 +9,11 @@ from typing import Any
 
 from nsqtools.names import Address
 from nsqtools.sandbox.http import serve
-from nsqtools.sandbox.lookupd_http import LookupdApi
-from nsqtools.sandbox.lookupd_tcp import converse
-from nsqtools.sandbox.registry import Registry
+from nsqtools.sandbox.http_api import VERSION
+from nsqtools.sandbox.lookupd.lookupd_http import LookupdApi
+from nsqtools.sandbox.lookupd.lookupd_tcp import converse
+from nsqtools.sandbox.lookupd.registrations import Registrations
 from nsqtools.sandbox.server import StreamServer, name_of
-from nsqtools.sandbox.wire import VERSION
 
 
 class Nsqlookupd:
@@ -30,7 +30,7 @@ class Nsqlookupd:
         inactive_producer_timeout: float = 300.0,
         tombstone_lifetime: float = 45.0,
     ) -> None:
-        self.registry = Registry(inactive_producer_timeout, tombstone_lifetime)
+        self.registry = Registrations(inactive_producer_timeout, tombstone_lifetime)
         self.tcp = self.http = Address("", 0)
         self._broadcast_address = broadcast_address
         self._tcp_server = StreamServer(partial(converse, self))
