@@ -38,7 +38,10 @@ class _RefusedError(Exception):
 async def converse(
     lookupd: Nsqlookupd, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Obey one nsqd until it goes or errs; raises OSError or EOFError when it is gone."""
+    """Carry out the commands of one nsqd until one is wrong.
+
+    Raises OSError or EOFError when the nsqd has closed the connection.
+    """
     address = peer_address(writer)
     client = _Conversation(str(address), lookupd)
     try:

@@ -193,7 +193,10 @@ class Nsqd:
         return await serve(NsqdApi(self).handler(), host, port, max_body=largest)
 
     async def _create_channels(self, topic: Topic) -> None:
-        """Create the channels that nsqlookupds know, but for ephemeral ones, and let go on."""
+        """Create the channels that nsqlookupds know, but for ephemeral ones, then release messages.
+
+        Those of a topic that was deleted in the meantime are not created.
+        """
         try:
             answers = await asyncio.gather(*(each.channels(topic.name) for each in self.lookupds))
             for channel in sorted(set(chain.from_iterable(answers))):

@@ -1,7 +1,7 @@
 """The server's side of the wire: bytes to commands, replies and messages to frames.
 
-Sans-IO. What a command may say is checked here, in nsqd's words (protocol_v2.go); whether a client
-may say it now is for the client to decide.
+Sans-IO. Whether a command is well formed is checked here, in nsqd's words (protocol_v2.go); whether
+the state of its client allows it is decided in protocol.py.
 """
 
 from __future__ import annotations

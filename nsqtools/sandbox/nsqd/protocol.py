@@ -1,4 +1,4 @@
-"""What a client of the embedded nsqd may say, and what comes of it (protocol_v2.go)."""
+"""The commands of one client of the embedded nsqd, carried out (protocol_v2.go)."""
 
 from __future__ import annotations
 
