@@ -24,6 +24,7 @@ from nsqtools.cli.exits import report_through
 from tests.support import binaries
 from tests.support.authd import Authd
 from tests.support.process import Cli
+from tests.support.sandboxed import OUT_OF_SCOPE
 from tests.support.servers import Nsqd, Nsqlookupd, SandboxNsqd, SandboxNsqlookupd
 from tests.support.spark import SHARED
 from tests.support.tls import Certificates, make_certificates
@@ -92,10 +93,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test is run with the real servers, if there are any; conformance with both kinds."""
     if "server" in metafunc.fixturenames:
         kinds = _servers(metafunc.config)
-        if (
-            metafunc.definition.get_closest_marker("nsqd_only")
-            and not metafunc.config.option.server
-        ):
+        if _why_nsqd_only(metafunc.definition) and not metafunc.config.option.server:
             kinds = ["nsqd"]
         if not metafunc.definition.nodeid.startswith(CONFORMANCE):
             kinds = kinds[:1]
@@ -124,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             others.append(item)
         elif not (only := _wants_nsqd(item)):
             kept.append(item)
-        elif config.option.server:
+        elif _servers(config) == ["sandbox"]:
             left_out[f"not with the sandbox: {only}"] += 1
             others.append(item)
         test: Any = getattr(item, "obj", None)
@@ -153,9 +151,18 @@ def _turn(item: pytest.Item) -> int:
 
 def _wants_nsqd(item: pytest.Item) -> str:
     """Why this is not tested with the sandbox, if it is the sandbox that it would talk to."""
-    found, marker = getattr(item, "callspec", None), item.get_closest_marker("nsqd_only")
+    found = getattr(item, "callspec", None)
     sandbox = found is not None and found.params.get("server") == "sandbox"
-    return str(marker.args[0]) if sandbox and marker else ""
+    return _why_nsqd_only(item) if sandbox else ""
+
+
+def _why_nsqd_only(item: Any) -> str:
+    if marker := item.get_closest_marker("nsqd_only"):
+        return str(marker.args[0])
+    names = {item.originalname, *item.fixturenames}
+    if call := getattr(item, "callspec", None):
+        names.add(getattr(call.params.get("file"), "stem", ""))  # a dialogue
+    return next((why for name, why in OUT_OF_SCOPE.items() if name in names), "")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -31,8 +31,9 @@ SIGINT, SIGTERM, SIGHUP
 def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:
     """Run an embedded nsqd and nsqlookupd, in memory.
 
-    They behave as the real ones do, so it serves for demonstrations and for tests of consumers and
-    producers, without Go. What is published is gone when it ends. It runs until SIGINT or SIGTERM.
+    They speak the protocols of the real ones, for demonstrations and for tests of consumers and
+    producers without Go. Missing are HTTPS, auth servers, text stats, /config and /debug. What is
+    published is gone when the command ends; it runs until SIGINT or SIGTERM.
     """
     import asyncio
 
@@ -57,17 +58,15 @@ def _addresses(running: Sandbox) -> str:
     found = {
         "nsqd_tcp_address": running.nsqd_tcp_address,
         "nsqd_http_address": running.nsqd_http_address,
-        "nsqd_https_address": running.nsqd.https,
         "lookupd_tcp_address": running.lookupd_tcp_address,
         "lookupd_http_address": running.lookupd_http_address,
     }
-    return json.dumps({name: str(address) for name, address in found.items() if address})
+    return json.dumps({name: str(address) for name, address in found.items()})
 
 
 def _welcome(running: Sandbox, where: SandboxOptions) -> str:
-    https = f", HTTPS {running.nsqd.https}" if running.nsqd.https else ""
     lines = [
-        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}{https}",
+        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}",
         f"nsqlookupd  {running.lookupd_tcp_address}, HTTP {running.lookupd_http_address}",
     ]
     if where.seed_topic:

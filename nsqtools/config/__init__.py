@@ -1965,13 +1965,6 @@ class NsqdOptions(Options):
     max_heartbeat_interval: float = option(
         60.0, "duration", "Longest heartbeat interval of a client.", minimum=1.0
     )
-    max_output_buffer_size: int = option(
-        65536, "size", "Largest output buffer of a client.", minimum=64
-    )
-    max_output_buffer_timeout: float = option(
-        30.0, "duration", "Longest output buffer timeout of a client.", minimum=0.025
-    )
-    max_deflate_level: int = option(6, "integer", "Highest level of deflate.", minimum=1, maximum=9)
     max_channel_consumers: int = option(
         0, "integer", "Most consumers of a channel; 0 for no limit.", minimum=0
     )
@@ -1989,15 +1982,8 @@ class NsqdOptions(Options):
     tls_required: str = option(
         "false",
         "choice",
-        "Refuse clients without TLS, over TCP alone or over HTTP too.",
-        choices=("false", "true", "tcp-https"),
-    )
-    auth_http_address: str = option(
-        "",
-        "address",
-        "Server to ask about AUTH secrets.",
-        metavar="HOST:PORT",
-        excludes=("auth_secret_file",),
+        "Refuse TCP clients without TLS; HTTP stays open.",
+        choices=("false", "tcp-https"),
     )
     auth_secret_file: str = option(
         "", "path", "File with the one AUTH secret that is accepted, for everything."

@@ -30,9 +30,8 @@ _MOST_SEEDED = 100_000  # sample events that wait unread; more would fill the me
 class Sandbox:
     """One nsqd, registered with one nsqlookupd; an async context manager.
 
-    ``options`` say where to listen and what to publish unasked; their default takes free ports of
-    loopback, that of nsqd's HTTP being the one after TCP as ever. ``rng`` decides which consumer
-    gets what, and the sample events.
+    Without ``options`` it listens on free ports of loopback; nsqd's HTTP port is the one after its
+    TCP port. ``rng`` chooses the consumer of each message, and the sample events.
     """
 
     def __init__(
@@ -118,11 +117,7 @@ class Sandbox:
             raise PublishError(text, bad, permanent=True)
         self.nsqd.publish(topic, bodies, defer=defer)
         await self.nsqd.looked_up(topic)
-        await self.settled()
-
-    async def settled(self) -> None:
-        """Return when nsqlookupd knows every topic and channel there is."""
-        await self.nsqd.lookupds.settled()
+        await self.nsqd.settled()
 
     async def _start(self, host: str) -> None:
         port = self.options.port
@@ -133,7 +128,7 @@ class Sandbox:
         await self.lookupd.start(host, lookupd_port, lookupd_port and lookupd_port + 1)
         lookupds = [Address(home, self.lookupd.tcp.port)]
         await self.nsqd.start(host, port, lookupd_tcp_addresses=lookupds)
-        await self.settled()
+        await self.nsqd.settled()
         if self.options.seed_topic:
             self._seeding = asyncio.create_task(self._seed(self.options.seed_topic))
 

@@ -1,40 +1,31 @@
-"""A small HTTP/1.1 server on h11, and what the APIs of nsqd and nsqlookupd have in common.
+"""A small HTTP/1.1 server on h11, and a client.
 
-Replies follow ``internal/http_api`` of nsqio/nsq: JSON or text, ``{"message": CODE}`` for errors,
-and a header that names version 1 of the API. A peer that talks nonsense gets one 4xx and is
-closed; one that is slow costs a coroutine and nothing else.
+A peer that talks nonsense gets one 4xx and is closed; one that is slow costs a coroutine and
+nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import re
 from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, unquote_plus
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import h11
 
-from nsqtools.names import is_valid_name
-from nsqtools.sandbox.https import SecureStream
 from nsqtools.sandbox.server import StreamServer, peer_address
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Mapping
 
     from nsqtools.names import Address
 
     Handler = Callable[["Request"], Awaitable["Response"]]
-    Routes = Mapping[tuple[str, str], Handler]
-    Reader = asyncio.StreamReader | SecureStream
-    Writer = asyncio.StreamWriter | SecureStream
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +39,6 @@ _LINGER = 0.5  # seconds; as net/http, so that a client reads our refusal before
 _SLACK = 256 << 10  # bytes of a refused body that are read to keep the connection; as net/http
 _READ = 64 << 10
 _TEXT = "text/plain; charset=utf-8"
-JSON = "application/json; charset=utf-8"
-_V1 = (("X-Nsq-Content-Type", "nsq; version=1.0"),)
-_BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
-_HTML = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}  # as encoding/json
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +56,6 @@ class Request:
     body: bytes
     length: int
 
-    def arguments(self) -> dict[str, str]:
-        """The query's first value of each name; raises Refused where Go's ``ParseQuery`` fails."""
-        found: dict[str, str] = {}
-        for part in filter(None, self.query.split("&")):
-            name, _, value = part.partition("=")
-            if ";" in part or _BAD_ESCAPE.search(part):
-                raise Refused(400, "INVALID_REQUEST")
-            found.setdefault(unquote_plus(name), unquote_plus(value))
-        return found
-
-    def argument(self, name: str) -> str:
-        """One of them; raises Refused where it is missing."""
-        try:
-            return self.arguments()[name]
-        except KeyError:
-            raise Refused(400, f"MISSING_ARG_{name.upper()}") from None
-
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -94,81 +64,12 @@ class Response:
     status: int = 200
     body: bytes = b""
     content_type: str = ""
-    headers: tuple[tuple[str, str], ...] = _V1
+    headers: tuple[tuple[str, str], ...] = ()
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
-    """Raised by a handler: the reply is this status with ``{"message": message}``."""
-
-    def __init__(self, status: int, message: str, *headers: tuple[str, str]) -> None:
-        super().__init__(message)
-        self.response = Response(status, to_json({"message": message}), JSON, (*_V1, *headers))
-
-
-def to_json(value: Any) -> bytes:
-    """As Go's ``encoding/json`` writes it, in the order of the dict."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).translate(_HTML)
-    return text.encode("utf-8", "replace")
-
-
-def json_reply(value: Any) -> Response:
-    """A value as a reply of version 1."""
-    return Response(200, to_json(value), JSON)
-
-
-def text_reply(text: str = "") -> Response:
-    """A text as a reply of version 1."""
-    return Response(200, text.encode(), _TEXT if text else "")
-
-
-async def ping(_: Request) -> Response:
-    """``/ping``, the one reply that carries no version."""
-    return Response(200, b"OK", _TEXT, ())
-
-
-def names_of(request: Request) -> tuple[str, str]:
-    """Topic and channel; raises Refused in the words of ``GetTopicChannelArgs``."""
-    if not is_valid_name(topic := request.argument("topic")):
-        raise Refused(400, "INVALID_ARG_TOPIC")
-    if not is_valid_name(channel := request.argument("channel")):
-        raise Refused(400, "INVALID_ARG_CHANNEL")
-    return topic, channel
-
-
-def router(routes: Routes) -> Handler:
-    """The handler for a table of (method, path); a path ending in ``/*`` stands for one more part.
-
-    Errors as httprouter's: 404 NOT_FOUND, 405 METHOD_NOT_ALLOWED.
-    """
-    allowed: dict[str, list[str]] = {}
-    for method, path in routes:
-        allowed.setdefault(path, []).append(method)
-
-    async def handle(request: Request) -> Response:
-        parent, _, last = request.path.rpartition("/")
-        path = f"{parent}/*" if last and f"{parent}/*" in allowed else request.path
-        if path not in allowed:
-            raise Refused(404, "NOT_FOUND")
-        if (request.method, path) not in routes:
-            methods = ", ".join([*sorted(allowed[path]), "OPTIONS"])
-            if request.method == "OPTIONS":
-                return Response(headers=(("Allow", methods),))
-            raise Refused(405, "METHOD_NOT_ALLOWED", ("Allow", methods))
-        return await routes[request.method, path](request)
-
-    return handle
-
-
-async def serve(
-    handler: Handler,
-    host: str,
-    port: int,
-    ssl: ssl.SSLContext | None = None,
-    *,
-    max_body: int = 1 << 20,
-) -> StreamServer:
+async def serve(handler: Handler, host: str, port: int, *, max_body: int = 1 << 20) -> StreamServer:
     """Start a server. A body far over ``max_body`` bytes is not read, but its length is told."""
-    server = StreamServer(partial(_converse, handler, max_body + _SLACK, ssl))
+    server = StreamServer(partial(_converse, handler, max_body + _SLACK))
     await server.start(host, port)
     return server
 
@@ -176,22 +77,17 @@ async def serve(
 async def _converse(
     handler: Handler,
     max_body: int,
-    tls: ssl.SSLContext | None,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
     """Answer until one end has enough; raises OSError where that is abrupt."""
     peer = peer_address(writer)
     async with asyncio.timeout(None) as limit:
-        secure = SecureStream(tls, reader, writer) if tls else None
-        if not secure or await secure.shake_hands():
-            conversation = _Conversation(
-                handler, max_body, secure or reader, secure or writer, peer
-            )
-            going_on = True
-            while going_on:
-                limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
-                going_on = await conversation.exchange()
+        conversation = _Conversation(handler, max_body, reader, writer, peer)
+        going_on = True
+        while going_on:
+            limit.reschedule(asyncio.get_running_loop().time() + TIMEOUT)
+            going_on = await conversation.exchange()
         if writer.can_write_eof():
             writer.write_eof()
         with contextlib.suppress(TimeoutError):
@@ -206,7 +102,12 @@ class _Conversation:
     """The requests of one connection."""
 
     def __init__(
-        self, handler: Handler, max_body: int, reader: Reader, writer: Writer, peer: Address
+        self,
+        handler: Handler,
+        max_body: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Address,
     ) -> None:
         self._handler = handler
         self._max_body = max_body
@@ -224,7 +125,7 @@ class _Conversation:
             log.debug("%s: %s: %s", self._peer, status.phrase, error)
             if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 text = f"{status} {status.phrase}".encode()
-                await self._send(Response(status, text, _TEXT, ()), body=True)
+                await self._send(Response(status, text, _TEXT), body=True)
             return False
         if not request:
             return False
@@ -268,11 +169,9 @@ class _Conversation:
     async def _answer(self, request: Request) -> Response:
         try:
             return await self._handler(request)
-        except Refused as refused:
-            return refused.response
         except Exception as error:
             log.exception("%s %s: %r", request.method, request.path, error)
-            return Refused(500, "INTERNAL_ERROR").response
+            return Response(500, b"500 Internal Server Error", _TEXT)
 
     async def _send(self, response: Response, *, body: bool) -> None:
         headers = [

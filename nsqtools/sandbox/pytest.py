@@ -18,8 +18,8 @@ import pytest
 from nsqtools.config import NsqdOptions
 from nsqtools.names import check_name
 from nsqtools.sandbox import Sandbox
-from nsqtools.sandbox.consumer import Consumer, Message
-from nsqtools.sandbox.nsqd_stats import stats_json, take_stats
+from nsqtools.sandbox.nsqd.channel import ChannelConsumer, QueuedMessage
+from nsqtools.sandbox.nsqd.nsqd_stats import take_stats
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -72,7 +72,6 @@ class Nsq:
             self._running = stack.pop_all()
         self.nsqd_tcp_address = str(self._sandbox.nsqd_tcp_address)
         self.nsqd_http_address = str(self._sandbox.nsqd_http_address)
-        self.nsqd_https_address = str(self._sandbox.nsqd.https or "")
         self.lookupd_tcp_address = str(self._sandbox.lookupd_tcp_address)
         self.lookupd_http_address = str(self._sandbox.lookupd_http_address)
         return self
@@ -111,7 +110,7 @@ class Nsq:
             time.sleep(_PAUSE)
 
     async def _stats(self, topic: str, channel: str) -> dict[str, Any]:
-        return stats_json(take_stats(self._sandbox.nsqd, topic, channel, clients=True, memory=True))
+        return take_stats(self._sandbox.nsqd, topic, channel)
 
     async def _left(self, topic: str, channel: str) -> str:
         """What is not finished, in words; nothing if all is."""
@@ -120,18 +119,18 @@ class Nsq:
             return f"there is no channel {topic}/{channel}"
         it = found.channels[channel]
         waiting, deferred = found.depth + it.depth, it.deferred_count
-        if not (waiting or deferred or it.in_flight_count):
+        if not (waiting or deferred or len(it.in_flight)):
             return ""
         return (
-            f"of channel {topic}/{channel} {waiting} messages wait, {it.in_flight_count} are in "
+            f"of channel {topic}/{channel} {waiting} messages wait, {len(it.in_flight)} are in "
             f"flight and {deferred} deferred"
         )
 
     async def _take(self, topic: str, count: int, timeout: float) -> list[bytes]:  # noqa: ASYNC109
         nsqd = self._sandbox.nsqd
         channel = nsqd.broker.topic(check_name("topic", topic)).channel(_CHANNEL)
-        reader = _Reader(asyncio.Event(), count)
-        consumer = Consumer(reader, nsqd.options.max_msg_timeout, rdy=count)
+        reader = _MessageReader(asyncio.Event(), count)
+        consumer = ChannelConsumer(reader, nsqd.options.max_msg_timeout, rdy=count)
         channel.add(consumer)
         try:
             async with asyncio.timeout(timeout):
@@ -150,23 +149,20 @@ class Nsq:
 
 
 @dataclass(slots=True, eq=False)
-class _Reader:
+class _MessageReader:
     """Subscriber of the broker that collects."""
 
     complete: asyncio.Event
     count: int
-    messages: list[Message] = field(default_factory=list)
+    messages: list[QueuedMessage] = field(default_factory=list)
 
-    def deliver(self, messages: list[Message]) -> None:
+    def deliver(self, messages: list[QueuedMessage]) -> None:
         self.messages += messages
         if len(self.messages) >= self.count:
             self.complete.set()
 
     def close(self) -> None:
         pass
-
-    def stats(self, topic: str) -> dict[str, Any]:
-        return {}  # /stats leaves it out
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""AUTH, and what nsqd asks the auth server."""
+"""AUTH by an auth server, and what nsqd asks it."""
 
 from __future__ import annotations
 
@@ -56,20 +56,6 @@ def test_the_reply_to_auth_says_who_one_is_and_so_do_stats(
         ("auth_identity", "ali"),
         ("auth_identity_url", "http://ali.test/"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("command", "body"),
-    [("SUB {} c", None), ("PUB {}", b"x"), ("MPUB {}", None), ("DPUB {} 1", b"x")],
-)
-def test_before_auth_nothing_is_published_or_subscribed_to(
-    command: str, body: bytes | None, client: Raw, nsqd: Nsqd, topic: str
-) -> None:
-    name = command.partition(" ")[0]
-    text = f"E_AUTH_FIRST AUTH required before {name}"
-    assert client.fatal(command.format(topic), body) == text
-    with pytest.raises(LookupError):
-        nsqd.topic(topic)
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,7 @@ def test_an_nsqd_that_requires_tls(
     assert str(nsqd.tcp) in text
 
 
+@pytest.mark.nsqd_only("the sandbox has no HTTPS")
 def test_an_nsqd_that_speaks_only_https(
     doctor: Doctor, make_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:

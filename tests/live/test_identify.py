@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.support.servers import MakeNsqd
 
 
+@pytest.mark.nsqd_only("the sandbox's limits of output buffers are fixed")
 @pytest.mark.parametrize("verbose", [(), ("-v",)], ids=["", "-v"])
 def test_defaults_that_nsqd_refuses_are_left_to_nsqd(
     nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, verbose: tuple[str, ...]

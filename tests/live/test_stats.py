@@ -117,6 +117,7 @@ def test_an_nsqd_that_is_killed_marks_its_rows_and_begins_anew_when_it_is_back(
     assert [str(nsqds[1].http) in line for line in reports.warnings()].count(True) == 1
 
 
+@pytest.mark.nsqd_only("the sandbox has no HTTPS")
 def test_an_nsqd_that_requires_tls_is_a_warning_and_counts_once_where_it_is_given_as_https(
     nsqtools_cli: Cli,
     make_nsqd: MakeNsqd,

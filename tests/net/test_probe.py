@@ -22,6 +22,7 @@ async def test_the_ports_of_nsqd_and_nsqlookupd_are_told_apart(
     assert found == ["nsqd", "nsqlookupd", "http", "http"]
 
 
+@pytest.mark.nsqd_only("the sandbox has no HTTPS")
 async def test_a_port_that_wants_tls_is_told(
     make_nsqd: MakeNsqd, certificates: Certificates
 ) -> None:

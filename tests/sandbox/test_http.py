@@ -1,17 +1,17 @@
-"""The sandbox's HTTP server: clients that talk nonsense, too much, too slowly, or without TLS."""
+"""The sandbox's HTTP server: clients that talk nonsense, too much, or too slowly."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
-import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nsqtools.sandbox import http
-from nsqtools.sandbox.http import Request, Response, get, json_reply, serve
+from nsqtools.sandbox.http import Request, Response, get, serve
+from nsqtools.sandbox.http_api import json_reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
     from nsqtools.sandbox.http import Handler
     from nsqtools.sandbox.server import StreamServer
-    from tests.support.tls import Certificates
 
 MAX_BODY = 1000
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -31,8 +30,8 @@ async def echo(request: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Handler, *args: Any) -> AsyncIterator[StreamServer]:
-    server = await serve(handler, "127.0.0.1", 0, *args, max_body=MAX_BODY)
+async def serving(handler: Handler) -> AsyncIterator[StreamServer]:
+    server = await serve(handler, "127.0.0.1", 0, max_body=MAX_BODY)
     try:
         yield server
     finally:
@@ -110,14 +109,3 @@ async def test_a_client_that_says_nothing_for_long_is_closed(
     async with serving(echo) as server:
         with contextlib.suppress(ConnectionResetError):
             assert await ask(server.address, start, half_close=False) == b""
-
-
-def server_context(certificates: Certificates) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates.ca))
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
-    return context
-
-
-async def test_plain_http_is_told_that_this_is_an_https_server(certificates: Certificates) -> None:
-    async with serving(echo, server_context(certificates)) as server:
-        assert (await ask(server.address, GET)).endswith(b" to an HTTPS server.\n")

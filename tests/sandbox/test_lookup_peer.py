@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.names import Address
-from nsqtools.sandbox import lookup_peer
-from nsqtools.sandbox.lookup_peer import LookupPeer, LookupPeers
 from nsqtools.sandbox.lookupd import Nsqlookupd
-from nsqtools.sandbox.nsqd import Nsqd
+from nsqtools.sandbox.nsqd import Nsqd, lookup_peer
+from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
 from nsqtools.sandbox.server import close
 from tests.support.eventually import eventually_async
 
@@ -56,11 +55,15 @@ async def test_one_nsqlookupd_that_hangs_does_not_keep_the_other_from_knowing() 
     good = Nsqlookupd()
     await good.start("127.0.0.1", 0, 0)
     async with scripted(lambda _: asyncio.get_running_loop().create_future()) as hung:
-        peers = LookupPeers(lambda: IDENTITY, lambda: [("t", "c")])
-        await peers.set_addresses([hung.address, good.tcp])
+        nsqd = Nsqd()
+        await nsqd.start("127.0.0.1", 0, 0, lookupd_tcp_addresses=[hung.address, good.tcp])
+        nsqd.broker.topic("t").channel("c")
         await eventually_async(lambda: good.registry.channels("t") == ["c"])
-        assert await peers.channels("t") == ["c"]
-        await peers.stop()
+        good.registry.create("u", "d")
+        nsqd.broker.topic("u")
+        await nsqd.looked_up("u")
+        assert list(nsqd.broker.topics["u"].channels) == ["d"]
+        await nsqd.stop()
     await good.stop()
 
 
@@ -68,12 +71,12 @@ async def test_a_topic_deleted_while_its_channels_are_looked_up_stays_deleted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with running(Nsqlookupd()) as nsqd:
-        await nsqd.lookupds.settled()
+        await nsqd.settled()
         nsqd.publish("t", [b"x"])
         nsqd.broker.delete_topic("t")
         nsqd.publish("u", [b"x"])
         assert nsqd.broker.topics["u"].held
-        await nsqd.lookupds.settled()
+        await nsqd.settled()
         await eventually_async(lambda: not nsqd.broker.topics["u"].held)
         assert list(nsqd.broker.topics) == ["u"]
         gc.collect()
@@ -151,10 +154,10 @@ async def test_what_changes_while_a_change_is_told_is_told_too() -> None:
         peer = LookupPeer(server.address, lambda: IDENTITY, list[tuple[str, str]])
         peer.start()
         await asyncio.wait_for(peer.settled(), 60)
-        peer.register("a")
+        peer.tell("REGISTER", "a", "")
         await eventually_async(lambda: b"REGISTER a\n" in server.commands)
-        peer.register("b", "c")
-        peer.unregister("a")
+        peer.tell("REGISTER", "b", "c")
+        peer.tell("UNREGISTER", "a", "")
         waiting = asyncio.create_task(peer.settled())
         gate.set()
         await asyncio.wait_for(waiting, 60)

@@ -20,6 +20,7 @@ from tests.support.servers import free_port, is_free, server_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 FOLLOWING = (1, 10, 11)  # the ports of a sandbox, from its first
 
@@ -116,6 +117,15 @@ async def test_i_know_listens_where_others_can_reach_it(
     with pytest.raises(ConfigError, match="--port"):
         await Sandbox(SandboxOptions(host=host, port=0, i_know=True)).start()
     assert bound == [host]
+
+
+@pytest.mark.parametrize("content", [None, "\n"])
+def test_a_secret_file_must_hold_a_secret(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=f"--auth-secret-file {path}: "):
+        Nsqd(NsqdOptions(auth_secret_file=str(path)))
 
 
 async def test_what_nsqd_would_not_take_is_not_published() -> None:

@@ -1,7 +1,7 @@
 """One server of the sandbox as a process of its own, with the flags of the real program.
 
 ``python -m tests.support.sandboxed nsqd -tcp-address=127.0.0.1:4150 ...``; SIGTERM ends it. Flags
-that are about disks and logs are taken and mean nothing.
+that are about disks, logs and HTTPS are taken and mean nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,22 @@ from nsqtools.sandbox.nsqd import Nsqd
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-WITHOUT_MEANING = ("log-level", "data-path")
-WHERE = ("tcp-address", "http-address", "https-address", "lookupd-tcp-address", "broadcast-address")
+OUT_OF_SCOPE = {
+    "authd": "the sandbox knows one secret and asks no auth server",
+    "test_https_serves_what_plain_http_refuses_where_tls_is_required_of_both": "no HTTPS",
+    "nsqd-http-config": "no configuration that is changed while it runs",
+    "test_an_nsqd_is_told_of_nsqlookupds_while_it_runs": "nsqlookupds are fixed from the start",
+    "nsqd-http-stats-text": "stats are JSON only",
+    "test_the_memory_in_stats_has_these_fields": "the memory is Go's",
+    "nsqd-tcp-go": "numbers and JSON as Go reads them, names as it quotes them, cut commands",
+    "test_the_cipher_suite_is_named_as_go_names_it": "OpenSSL names it otherwise",
+    "test_the_level_of_deflate_is_clamped_to_the_maximum": "the maximum is fixed",
+    "nsqlookupd-debug": "no /debug",
+}
+"""Why fixtures, tests and dialogues want the real nsqd, by their names."""
+
+WITHOUT_MEANING = ("log-level", "data-path", "https-address")
+WHERE = ("tcp-address", "http-address", "lookupd-tcp-address", "broadcast-address")
 LOOKUPD = ("inactive-producer-timeout", "tombstone-lifetime")
 
 
@@ -48,14 +62,11 @@ def options_of(flags: dict[str, list[str]]) -> NsqdOptions:
 async def start_nsqd(args: Sequence[str]) -> None:
     known = (*WITHOUT_MEANING, *WHERE, *map(flag_name, NsqdOptions.declared()))
     flags = split_flags(args, known)
-    tcp, http, https = (
-        Address.parse(flags[f"{kind}-address"][-1]) for kind in ("tcp", "http", "https")
-    )
+    tcp, http = (Address.parse(flags[f"{kind}-address"][-1]) for kind in ("tcp", "http"))
     await Nsqd(options_of(flags)).start(
         tcp.host,
         tcp.port,
         http.port,
-        https_port=https.port,
         lookupd_tcp_addresses=[
             Address.parse(each) for each in flags.get("lookupd-tcp-address", ())
         ],

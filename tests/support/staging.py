@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.cluster import Cluster
 from nsqtools.net.http.replies import ChannelStats, Producer, TopicStats
-from nsqtools.sandbox.http import json_reply, serve
+from nsqtools.net.http.server import serve
+from nsqtools.sandbox.http_api import json_reply
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:

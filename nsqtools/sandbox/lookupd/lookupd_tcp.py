@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
-from nsqtools.sandbox.http import to_json
-from nsqtools.sandbox.registry import CLIENT, Peer
+from nsqtools.sandbox.http_api import to_json
+from nsqtools.sandbox.lookupd.registrations import Registrant
 from nsqtools.sandbox.server import peer_address
-from nsqtools.sandbox.wire import SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAGIC = b"  V1"
+SIZE = Struct(">i")
+"""Before each reply, and before the body of IDENTIFY."""
+
 _MAX_BODY = 1 << 20
 
 
@@ -35,9 +38,12 @@ class _RefusedError(Exception):
 async def converse(
     lookupd: Nsqlookupd, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Obey one nsqd until it goes or errs; raises OSError or EOFError when it is gone."""
+    """Carry out the commands of one nsqd until one is wrong.
+
+    Raises OSError or EOFError when the nsqd has closed the connection.
+    """
     address = peer_address(writer)
-    client = _Client(str(address), lookupd)
+    client = _Conversation(str(address), lookupd)
     try:
         if await reader.readexactly(len(MAGIC)) != MAGIC:
             raise _RefusedError("E_BAD_PROTOCOL")
@@ -53,14 +59,14 @@ async def converse(
         client.close()
 
 
-class _Client:
+class _Conversation:
     """One nsqd's connection."""
 
     def __init__(self, name: str, lookupd: Nsqlookupd) -> None:
         self._name = name
         self._lookupd = lookupd
         self._registry = lookupd.registry
-        self._peer: Peer | None = None
+        self._peer: Registrant | None = None
 
     async def execute(self, reader: asyncio.StreamReader) -> bytes:
         """Read one command and return its reply; raises _RefusedError, OSError or EOFError."""
@@ -88,7 +94,7 @@ class _Client:
         if self._peer:
             self._registry.forget(self._peer)
 
-    def _identified(self) -> Peer:
+    def _identified(self) -> Registrant:
         if not self._peer:
             raise _RefusedError("E_INVALID client must IDENTIFY")
         return self._peer
@@ -101,11 +107,11 @@ class _Client:
             raise _RefusedError("E_BAD_BODY IDENTIFY failed to read body size")
         body = await reader.readexactly(size)
         self._peer = _read_peer(body, self._name, self._lookupd.now)
-        self._registry.add(CLIENT, self._peer)
+        self._registry.peers[self._peer] = None
         return to_json(self._lookupd.info())
 
 
-def _read_peer(body: bytes, name: str, now: int) -> Peer:
+def _read_peer(body: bytes, name: str, now: int) -> Registrant:
     try:
         facts = json.loads(body)
         if not isinstance(facts, dict):
@@ -119,7 +125,7 @@ def _read_peer(body: bytes, name: str, now: int) -> Peer:
     hostname, broadcast_address, version = texts
     if not (broadcast_address and version and all(ports)):
         raise _RefusedError("E_BAD_BODY IDENTIFY missing fields")
-    return Peer(name, hostname, broadcast_address, ports[0], ports[1], version, now)
+    return Registrant(name, hostname, broadcast_address, ports[0], ports[1], version, now)
 
 
 def _names(command: str, names: Sequence[str]) -> tuple[str, str]:

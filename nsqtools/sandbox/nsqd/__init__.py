@@ -6,25 +6,32 @@ import asyncio
 import logging
 import random
 import socket
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config import NsqdOptions
-from nsqtools.names import Address
-from nsqtools.sandbox.auth import make_secrets
-from nsqtools.sandbox.broker import Broker
-from nsqtools.sandbox.client import Client
+from nsqtools.errors import ConfigError
+from nsqtools.names import Address, is_ephemeral
 from nsqtools.sandbox.http import serve
-from nsqtools.sandbox.lookup_peer import LookupPeers
-from nsqtools.sandbox.nsqd_http import routes
+from nsqtools.sandbox.http_api import VERSION
+from nsqtools.sandbox.nsqd.broker import Broker
+from nsqtools.sandbox.nsqd.identify import (
+    DEFLATE_LEVEL,
+    MAX_OUTPUT_BUFFER_SIZE,
+    MAX_OUTPUT_BUFFER_TIMEOUT,
+)
+from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
+from nsqtools.sandbox.nsqd.nsqd_http import NsqdApi
+from nsqtools.sandbox.nsqd.protocol import Client
+from nsqtools.sandbox.nsqd.tls_layer import server_context
 from nsqtools.sandbox.server import bound, close, name_of, naming
-from nsqtools.sandbox.tls import server_context
-from nsqtools.sandbox.wire import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from nsqtools.sandbox.broker import Topic
-    from nsqtools.sandbox.link import Link
+    from nsqtools.sandbox.nsqd.broker import Topic
+    from nsqtools.sandbox.nsqd.client_link import ClientLink
     from nsqtools.sandbox.server import StreamServer
 
 log = logging.getLogger(__name__)
@@ -37,8 +44,8 @@ _SCAN_PAUSE = 0.005
 class Nsqd:
     """An nsqd in this event loop, all of it in memory.
 
-    ``tcp``, ``http`` and ``https`` are the bound addresses once it is started; ``https`` is None
-    without a certificate. Raises ConfigError for a certificate or secret that cannot be read.
+    ``tcp`` and ``http`` are the bound addresses once it is started. Raises ConfigError for a
+    certificate or secret that cannot be read.
     """
 
     def __init__(
@@ -47,24 +54,24 @@ class Nsqd:
         self.options = options or NsqdOptions()
         self.rng = rng or random.Random()  # noqa: S311 - it shares out messages
         self.tls = server_context(self.options)
-        self.tls_required = self.options.tls_required
-        if self.options.tls_client_auth_policy and self.tls_required == "false":
-            self.tls_required = "true"  # as nsqd.go, New
-        self.secrets = make_secrets(self.options)
+        # A policy for certificates requires TLS too (nsqd.go, New).
+        self.tls_required = bool(
+            self.options.tls_required != "false" or self.options.tls_client_auth_policy
+        )
+        self.secret = _read_secret(self.options)
         self.broker = Broker(self.rng, max_msg_timeout=self.options.max_msg_timeout)
-        self.broker.listener = self
+        self.broker.registrar = self
         self.broker.wake = self._wake
         self.clients: dict[Client, None] = {}
         """Those that have introduced themselves and are served, in order of arrival."""
-        self.links: set[Link] = set()
+        self.links: set[ClientLink] = set()
         """All connections."""
         self.stopped = False
         self.tcp = self.http = Address("", 0)
-        self.https: Address | None = None
         self.broadcast_address = ""
-        self.lookupds = LookupPeers(self._identity, self._names)
+        self.lookupds: list[LookupPeer] = []
         self._server: asyncio.Server | None = None
-        self._http_servers: list[StreamServer] = []
+        self._http_server: StreamServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.lookups: dict[str, asyncio.Task[None]] = {}
         """By topic, while its channels are looked up."""
@@ -77,24 +84,20 @@ class Nsqd:
         tcp_port: int = 4150,
         http_port: int | None = None,
         *,
-        https_port: int | None = None,
         lookupd_tcp_addresses: Sequence[Address] = (),
         broadcast_address: str = "",
     ) -> None:
         """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address.
 
-        Unless told, HTTP is on the port after that of TCP, also after a free one, and HTTPS on
-        the port after ``http_port``, or a free one. The broadcast address is the host.
+        Unless told, HTTP is on the port after that of TCP, also after a free one. The broadcast
+        address is the host.
         """
         self.broadcast_address = broadcast_address or name_of(host)
         try:
             await self._listen(host, tcp_port, http_port)
-            if self.tls:
-                if https_port is None:
-                    told = tcp_port if http_port is None else http_port
-                    https_port = told and self.http.port + 1
-                self.https = await self._serve_http(host, https_port, secure=True)
-            await self.lookupds.set_addresses(lookupd_tcp_addresses)
+            for address in lookupd_tcp_addresses:
+                self.lookupds.append(LookupPeer(address, self._identity, self._names))
+                self.lookupds[-1].start()
         except BaseException:
             await self.stop()
             raise
@@ -105,9 +108,10 @@ class Nsqd:
         await close(self._server)
         for link in tuple(self.links):
             link.abort()
-        for server in self._http_servers:
-            await server.stop()
-        await self.lookupds.stop()
+        if self._http_server:
+            await self._http_server.stop()
+        for peer in self.lookupds:
+            await peer.stop()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -122,7 +126,7 @@ class Nsqd:
         return asyncio.get_running_loop().time()
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, defer: float = 0.0) -> None:
-        """As Broker.publish, now."""
+        """Put messages into a topic; each is held back for ``defer`` seconds."""
         self.broker.publish(topic, bodies, now=self.now, defer=defer)
 
     def info(self) -> dict[str, Any]:
@@ -132,26 +136,28 @@ class Nsqd:
             **self._identity(),
             "start_time": self.broker.start_time,
             "max_heartbeat_interval": round(options.max_heartbeat_interval * 1e9),
-            "max_output_buffer_size": options.max_output_buffer_size,
-            "max_output_buffer_timeout": round(options.max_output_buffer_timeout * 1e9),
-            "max_deflate_level": options.max_deflate_level,
+            "max_output_buffer_size": MAX_OUTPUT_BUFFER_SIZE,
+            "max_output_buffer_timeout": MAX_OUTPUT_BUFFER_TIMEOUT * 10**6,
+            "max_deflate_level": DEFLATE_LEVEL,
         }
 
-    @property
-    def producers(self) -> list[Client]:
-        """Clients that have published."""
-        return [client for client in self.clients if client.pub_counts]
-
     def created(self, topic: str, channel: str = "") -> None:
-        """As Listener.created: a new topic holds what it gets, while its channels are looked up."""
-        self.lookupds.register(topic, channel)
-        if not channel and self.lookupds.addresses:
+        """Tell nsqlookupds. A new topic holds its messages while its channels are looked up."""
+        for peer in self.lookupds:
+            peer.tell("REGISTER", topic, channel)
+        if not channel and self.lookupds:
             self.broker.topics[topic].held = True
             self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
 
     def deleted(self, topic: str, channel: str = "") -> None:
-        """As Listener.deleted."""
-        self.lookupds.unregister(topic, channel)
+        """Tell nsqlookupds."""
+        for peer in self.lookupds:
+            peer.tell("UNREGISTER", topic, channel)
+
+    async def settled(self) -> None:
+        """Return when every nsqlookupd knows all there is; never, if one cannot be reached."""
+        for peer in self.lookupds:
+            await peer.settled()
 
     async def looked_up(self, topic: str) -> None:
         """Return when a new topic has the channels that nsqlookupds know; nsqd answers then."""
@@ -174,29 +180,27 @@ class Nsqd:
             self.tcp = bound(self._server)
             port = self.tcp.port + 1 if http_port is None else http_port
             try:
-                self.http = await self._serve_http(host, port, secure=False)
+                self._http_server = await self._serve_http(host, port)
+                self.http = self._http_server.address
                 return
             except (OSError, OverflowError):
                 if tcp_port or http_port is not None or not tries:
                     raise
                 await close(self._server)
 
-    async def _serve_http(self, host: str, port: int, *, secure: bool) -> Address:
-        server = await serve(
-            routes(self, secure=secure),
-            host,
-            port,
-            self.tls if secure else None,
-            max_body=max(self.options.max_body_size, self.options.max_msg_size),
-        )
-        self._http_servers.append(server)
-        return server.address
+    async def _serve_http(self, host: str, port: int) -> StreamServer:
+        largest = max(self.options.max_body_size, self.options.max_msg_size)
+        return await serve(NsqdApi(self).handler(), host, port, max_body=largest)
 
     async def _create_channels(self, topic: Topic) -> None:
-        """Create the channels that nsqlookupds know, and let the topic's messages flow."""
+        """Create the channels that nsqlookupds know, but for ephemeral ones, then release messages.
+
+        Those of a topic that was deleted in the meantime are not created.
+        """
         try:
-            for channel in await self.lookupds.channels(topic.name):
-                if self.broker.topics.get(topic.name) is topic:
+            answers = await asyncio.gather(*(each.channels(topic.name) for each in self.lookupds))
+            for channel in sorted(set(chain.from_iterable(answers))):
+                if self.broker.topics.get(topic.name) is topic and not is_ephemeral(channel):
                     topic.channel(channel)
         finally:
             topic.held = False
@@ -221,24 +225,30 @@ class Nsqd:
         ]
 
     def _wake(self) -> None:
+        """Move the broker on in the next turn of the loop."""
         if not self._awake:
             self._awake = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Move the broker on; once per turn of the loop at most."""
+        if self._timer:
+            self._timer.cancel()
         due = self.broker.tick(self.now)
         self._awake = False
-        if due is None:
-            return
-        if self._timer:
-            if self._timer.when() <= due + _SCAN_PAUSE and not self._timer.cancelled():
-                return
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(due + _SCAN_PAUSE, self._timed)
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due + _SCAN_PAUSE, self._wake)
 
-    def _timed(self) -> None:
-        self._timer = None
-        if not self._awake:
-            self._awake = True
-            self._turn()
+
+def _read_secret(options: NsqdOptions) -> bytes:
+    """The one secret that AUTH takes, empty where no client has to send it."""
+    if not options.auth_secret_file:
+        return b""
+    try:
+        secret = Path(options.auth_secret_file).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--auth-secret-file {options.auth_secret_file}: {error.strerror}"
+        ) from None
+    if not secret:
+        raise ConfigError(f"--auth-secret-file {options.auth_secret_file}: is empty")
+    return secret

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 16
 
-_VERSIONS = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
-_GO_NAMES = {
-    0xC009: "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
-    0xC00A: "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
-    0xC013: "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
-    0xC014: "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
-    0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
-    0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
-}
-"""The suites that nsqd has a name for, of those that OpenSSL still offers."""
-
 
 def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
     """The context of these options, None without a certificate; raises ConfigError.
@@ -112,30 +101,13 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def describe(connection: ssl.SSLObject | None) -> dict[str, Any]:
-    """The TLS fields of a client in ``/stats``."""
-    suite = version = ""
-    if connection:
-        version = _VERSIONS.get(connection.version() or "", "")
-        suite = _suite(connection)
+    """The TLS fields of a client in ``/stats``; nsqd has other names for cipher suites."""
+    version = connection.version() if connection else None
+    suite = connection.cipher() if connection else None
     return {
         "tls": connection is not None,
-        "tls_cipher_suite": suite,
-        "tls_version": version,
+        "tls_cipher_suite": suite[0] if suite else "",
+        "tls_version": (version or "").replace("v", ""),
         "tls_negotiated_protocol": "",
         "tls_negotiated_protocol_is_mutual": connection is not None,
     }
-
-
-def common_name(connection: ssl.SSLObject | None) -> str:
-    """The common name in the client's certificate, if it showed one."""
-    certificate = connection.getpeercert() if connection else None
-    subject: Any = (certificate or {}).get("subject", ())
-    names = [value for part in subject for key, value in part if key == "commonName"]
-    return str(names[-1]) if names else ""
-
-
-def _suite(connection: ssl.SSLObject) -> str:
-    name = (connection.cipher() or ("", "", 0))[0]
-    known: list[Any] = connection.context.get_ciphers()
-    number = next((each["id"] & 0xFFFF for each in known if each["name"] == name), 0)
-    return _GO_NAMES.get(number, f"Unknown {number}")

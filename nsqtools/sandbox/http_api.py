@@ -1,0 +1,109 @@
+"""What the HTTP APIs of nsqd and nsqlookupd have in common.
+
+Replies follow ``internal/http_api`` of nsqio/nsq: JSON or text, ``{"message": CODE}`` for errors,
+and a header that names version 1 of the API.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_plus
+
+from nsqtools.names import is_valid_name
+from nsqtools.sandbox.http import Request, Response
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqtools.sandbox.http import Handler
+
+VERSION = "1.3.0"
+"""The version of nsqd and nsqlookupd whose replies these are."""
+
+_TEXT = "text/plain; charset=utf-8"
+_JSON = "application/json; charset=utf-8"
+_V1 = (("X-Nsq-Content-Type", "nsq; version=1.0"),)
+_BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
+    """Raised by a handler: the reply is this status with ``{"message": message}``."""
+
+    def __init__(self, status: int, message: str, *headers: tuple[str, str]) -> None:
+        super().__init__(message)
+        self.response = Response(status, to_json({"message": message}), _JSON, (*_V1, *headers))
+
+
+def router(routes: Mapping[tuple[str, str], Handler]) -> Handler:
+    """The handler for a table of (method, path); errors are those of Go's httprouter."""
+    allowed: dict[str, list[str]] = {}
+    for method, path in routes:
+        allowed.setdefault(path, []).append(method)
+
+    async def route(request: Request) -> Response:
+        if request.path not in allowed:
+            raise Refused(404, "NOT_FOUND")
+        if handler := routes.get((request.method, request.path)):
+            return await handler(request)
+        methods = ", ".join([*sorted(allowed[request.path]), "OPTIONS"])
+        if request.method == "OPTIONS":
+            return Response(headers=(("Allow", methods),))
+        raise Refused(405, "METHOD_NOT_ALLOWED", ("Allow", methods))
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await route(request)
+        except Refused as refused:
+            return refused.response
+
+    return handle
+
+
+async def ping(_: Request) -> Response:
+    """``/ping``, the one reply that carries no version."""
+    return Response(200, b"OK", _TEXT)
+
+
+def arguments(request: Request) -> dict[str, str]:
+    """The query's first value of each name; raises Refused where Go's ``ParseQuery`` fails."""
+    found: dict[str, str] = {}
+    for part in filter(None, request.query.split("&")):
+        name, _, value = part.partition("=")
+        if ";" in part or _BAD_ESCAPE.search(part):
+            raise Refused(400, "INVALID_REQUEST")
+        found.setdefault(unquote_plus(name), unquote_plus(value))
+    return found
+
+
+def argument(request: Request, name: str) -> str:
+    """One argument of the query; raises Refused where it is missing."""
+    try:
+        return arguments(request)[name]
+    except KeyError:
+        raise Refused(400, f"MISSING_ARG_{name.upper()}") from None
+
+
+def names_of(request: Request) -> tuple[str, str]:
+    """Topic and channel; raises Refused in the words of ``GetTopicChannelArgs``."""
+    if not is_valid_name(topic := argument(request, "topic")):
+        raise Refused(400, "INVALID_ARG_TOPIC")
+    if not is_valid_name(channel := argument(request, "channel")):
+        raise Refused(400, "INVALID_ARG_CHANNEL")
+    return topic, channel
+
+
+def text_reply(text: str = "") -> Response:
+    """A text as a reply of version 1."""
+    return Response(200, text.encode(), _TEXT if text else "", _V1)
+
+
+def json_reply(value: Any) -> Response:
+    """A value as a reply of version 1."""
+    return Response(200, to_json(value), _JSON, _V1)
+
+
+def to_json(value: Any) -> bytes:
+    """JSON without spaces, in the order of the dict."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")

@@ -1,0 +1,70 @@
+"""The embedded nsqlookupd: its two ports over one registry."""
+
+from __future__ import annotations
+
+import socket
+import time
+from functools import partial
+from typing import Any
+
+from nsqtools.names import Address
+from nsqtools.sandbox.http import serve
+from nsqtools.sandbox.http_api import VERSION
+from nsqtools.sandbox.lookupd.lookupd_http import LookupdApi
+from nsqtools.sandbox.lookupd.lookupd_tcp import converse
+from nsqtools.sandbox.lookupd.registrations import Registrations
+from nsqtools.sandbox.server import StreamServer, name_of
+
+
+class Nsqlookupd:
+    """An nsqlookupd in this event loop; timeouts are in seconds.
+
+    ``tcp`` and ``http`` are the bound addresses once it is started. nsqds are given the broadcast
+    address to ask it for channels; the default is the address it listens on.
+    """
+
+    def __init__(
+        self,
+        *,
+        broadcast_address: str = "",
+        inactive_producer_timeout: float = 300.0,
+        tombstone_lifetime: float = 45.0,
+    ) -> None:
+        self.registry = Registrations(inactive_producer_timeout, tombstone_lifetime)
+        self.tcp = self.http = Address("", 0)
+        self._broadcast_address = broadcast_address
+        self._tcp_server = StreamServer(partial(converse, self))
+        self._http_server: StreamServer | None = None
+
+    async def start(self, host: str, tcp_port: int, http_port: int) -> None:
+        """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
+        self._broadcast_address = self._broadcast_address or name_of(host)
+        try:
+            self._http_server = await serve(LookupdApi(self).handler(), host, http_port)
+            self.http = self._http_server.address
+            await self._tcp_server.start(host, tcp_port)
+            self.tcp = self._tcp_server.address
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Cut every connection and forget what was registered over them."""
+        await self._tcp_server.stop()
+        if self._http_server:
+            await self._http_server.stop()
+
+    def info(self) -> dict[str, Any]:
+        """The reply to IDENTIFY."""
+        return {
+            "broadcast_address": self._broadcast_address,
+            "hostname": socket.gethostname(),
+            "http_port": self.http.port,
+            "tcp_port": self.tcp.port,
+            "version": VERSION,
+        }
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds since the epoch."""
+        return time.time_ns()

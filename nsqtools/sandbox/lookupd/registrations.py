@@ -1,0 +1,148 @@
+"""Who produces what: the state of an nsqlookupd (``nsqlookupd/registration_db.go``).
+
+Pure state: instants are ``now`` in ns since the epoch, periods are in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.names import is_ephemeral
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(slots=True, eq=False)
+class Registrant:
+    """An nsqd as it announced itself."""
+
+    remote_address: str
+    """Its end of the TCP connection."""
+    hostname: str
+    broadcast_address: str
+    tcp_port: int
+    http_port: int
+    version: str
+    last_update: int
+    """When it last sent IDENTIFY or PING."""
+
+    def facts(self) -> dict[str, Any]:
+        """The entry in the replies of /lookup and /nodes."""
+        return {
+            "remote_address": self.remote_address,
+            "hostname": self.hostname,
+            "broadcast_address": self.broadcast_address,
+            "tcp_port": self.tcp_port,
+            "http_port": self.http_port,
+            "version": self.version,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class KnownTopic:
+    """Who produces a topic and its channels."""
+
+    producers: dict[Registrant, int | None] = field(default_factory=dict)
+    """With the time of a tombstone, or None."""
+    channels: dict[str, set[Registrant]] = field(default_factory=dict)
+
+
+class Registrations:
+    """The topics and channels that nsqds have registered.
+
+    They stay known after their last producer, unless they are ephemeral.
+    """
+
+    def __init__(self, inactive_timeout: float = 300.0, tombstone_lifetime: float = 45.0) -> None:
+        self.peers: dict[Registrant, None] = {}
+        """Those that are connected, in order of arrival."""
+        self.topics: dict[str, KnownTopic] = {}
+        self._inactive_timeout = inactive_timeout
+        self._tombstone_lifetime = tombstone_lifetime
+
+    def create(self, topic: str, channel: str = "") -> KnownTopic:
+        """Make a topic known, and a channel of it if named."""
+        known = self.topics.setdefault(topic, KnownTopic())
+        if channel:
+            known.channels.setdefault(channel, set())
+        return known
+
+    def register(self, peer: Registrant, topic: str, channel: str = "") -> None:
+        """REGISTER: a channel is registered along with its topic. A tombstone stays."""
+        known = self.create(topic, channel)
+        known.producers.setdefault(peer, None)
+        if channel:
+            known.channels[channel].add(peer)
+
+    def unregister(self, peer: Registrant, topic: str, channel: str = "") -> None:
+        """UNREGISTER: a topic takes its channels along."""
+        if not (known := self.topics.get(topic)):
+            return
+        if channel:
+            producers = known.channels.get(channel, set())
+            producers.discard(peer)
+            if not producers and is_ephemeral(channel):
+                self.delete_channel(topic, channel)
+            return
+        for producers in known.channels.values():
+            producers.discard(peer)
+        known.producers.pop(peer, None)
+        if not known.producers and is_ephemeral(topic):
+            self.delete_topic(topic)
+
+    def forget(self, peer: Registrant) -> None:
+        """The peer's connection is gone; what it produced stays known."""
+        self.peers.pop(peer, None)
+        for known in self.topics.values():
+            known.producers.pop(peer, None)
+            for producers in known.channels.values():
+                producers.discard(peer)
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic with its channels."""
+        self.topics.pop(topic, None)
+
+    def delete_channel(self, topic: str, channel: str) -> bool:
+        """Forget a channel; whether it was known."""
+        known = self.topics.get(topic, KnownTopic())
+        return known.channels.pop(channel, None) is not None
+
+    def channels(self, topic: str) -> list[str]:
+        """Every channel known of a topic."""
+        return list(self.topics[topic].channels) if topic in self.topics else []
+
+    def producers(self, topic: str, now: int) -> list[Registrant]:
+        """The producers of a known topic that are alive and not tombstoned."""
+        return [
+            peer
+            for peer, tombstone in self.topics[topic].producers.items()
+            if self._is_alive(peer, now) and not self._holds(tombstone, now)
+        ]
+
+    def nodes(self, now: int) -> Iterator[tuple[Registrant, dict[str, bool]]]:
+        """Every peer alive, with its topics and whether it is tombstoned for each."""
+        for peer in self.peers:
+            if self._is_alive(peer, now):
+                yield (
+                    peer,
+                    {
+                        topic: self._holds(known.producers[peer], now)
+                        for topic, known in self.topics.items()
+                        if peer in known.producers
+                    },
+                )
+
+    def tombstone(self, topic: str, node: str, now: int) -> None:
+        """Hide a producer of a topic for a while; ``node`` is broadcast_address:http_port."""
+        if known := self.topics.get(topic):
+            for peer in known.producers:
+                if node == f"{peer.broadcast_address}:{peer.http_port}":
+                    known.producers[peer] = now
+
+    def _is_alive(self, peer: Registrant, now: int) -> bool:
+        return now - peer.last_update <= self._inactive_timeout * 1e9
+
+    def _holds(self, tombstone: int | None, now: int) -> bool:
+        return tombstone is not None and now - tombstone < self._tombstone_lifetime * 1e9
