@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from typing import TYPE_CHECKING
 
 from nsqtools.names import Address
@@ -32,6 +33,11 @@ def naming(address: Address) -> Iterator[None]:
 def bound(server: asyncio.Server) -> Address:
     """Where a server listens."""
     return Address(*server.sockets[0].getsockname()[:2])
+
+
+def name_of(host: str) -> str:
+    """What others call a host to listen on: this machine's name where that is any address."""
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104 - not bound
 
 
 def peer_address(writer: asyncio.StreamWriter | asyncio.BaseTransport) -> Address:

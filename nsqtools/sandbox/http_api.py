@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
 from nsqtools.names import is_valid_name
-from nsqtools.sandbox.http import Request, Response
+from nsqtools.net.http.server import TEXT, Response
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.sandbox.http import Handler
+    from nsqtools.net.http.server import Handler, Request
 
 VERSION = "1.3.0"
 """The version of nsqd and nsqlookupd whose replies these are."""
 
-_TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json; charset=utf-8"
 _V1 = (("X-Nsq-Content-Type", "nsq; version=1.0"),)
 _BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
@@ -63,7 +62,7 @@ def router(routes: Mapping[tuple[str, str], Handler]) -> Handler:
 
 async def ping(_: Request) -> Response:
     """``/ping``, the one reply that carries no version."""
-    return Response(200, b"OK", _TEXT)
+    return Response(200, b"OK", TEXT)
 
 
 def arguments(request: Request) -> dict[str, str]:
@@ -96,7 +95,7 @@ def names_of(request: Request) -> tuple[str, str]:
 
 def text_reply(text: str = "") -> Response:
     """A text as a reply of version 1."""
-    return Response(200, text.encode(), _TEXT if text else "", _V1)
+    return Response(200, text.encode(), TEXT if text else "", _V1)
 
 
 def json_reply(value: Any) -> Response:

@@ -10,13 +10,13 @@ import pytest
 
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.net.http import daemons
+from nsqtools.net.http.server import serve
 from nsqtools.policy.rates import Rates
-from nsqtools.sandbox.http import serve
 from tests.support.staging import Fake, listed
 
 if TYPE_CHECKING:
     from nsqtools.net.http.daemons import NsqdHTTP
-    from nsqtools.sandbox.http import Request, Response
+    from nsqtools.net.http.server import Request, Response
     from tests.support.staging import Stage
 
 

@@ -31,9 +31,9 @@ from nsqtools.errors import (
 from nsqtools.names import Address
 from nsqtools.net import connection as connection_module
 from nsqtools.net.connection import Connection
+from nsqtools.net.tcp import close
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.messages import Message
-from nsqtools.sandbox.server import close
 from tests.support import wire
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.names import Address
+from nsqtools.net.tcp import close
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd, lookup_peer
 from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
-from nsqtools.sandbox.server import close
 from tests.support.eventually import eventually_async
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from nsqtools.config import NsqdOptions, SandboxOptions
 from nsqtools.errors import ConfigError, PublishError
 from nsqtools.names import Address
 from nsqtools.sandbox import Sandbox
-from nsqtools.sandbox.http import get
 from nsqtools.sandbox.nsqd import Nsqd
+from tests.support.fetching import fetch
 from tests.support.servers import free_port, is_free, server_socket
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ FOLLOWING = (1, 10, 11)  # the ports of a sandbox, from its first
 
 
 async def ask(address: Address, target: str) -> Any:
-    status, body = await get(address, target, timeout=60)
-    assert status == 200, body
-    return json.loads(body)
+    reply = await fetch(address, target)
+    assert reply.status == 200, reply.body
+    return json.loads(reply.body)
 
 
 async def test_ports_follow_from_the_first_one() -> None:

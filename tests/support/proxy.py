@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from nsqtools.names import Address
-from nsqtools.sandbox.server import close
+from nsqtools.net.tcp import close
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP
-from nsqtools.sandbox.server import close
+from nsqtools.net.tcp import close
 
 if TYPE_CHECKING:
     import ssl

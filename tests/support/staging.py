@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from nsqtools.net.http.replies import ClientStats
-    from nsqtools.sandbox.http import Request, Response
+    from nsqtools.net.http.server import Request, Response
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from nsqtools.names import Address
-from nsqtools.sandbox.http import serve
+from nsqtools.net.http.server import serve
+from nsqtools.net.tcp import StreamServer, name_of
 from nsqtools.sandbox.http_api import VERSION
 from nsqtools.sandbox.lookupd.lookupd_http import LookupdApi
 from nsqtools.sandbox.lookupd.lookupd_tcp import converse
 from nsqtools.sandbox.lookupd.registrations import Registrations
-from nsqtools.sandbox.server import StreamServer, name_of
 
 
 class Nsqlookupd:

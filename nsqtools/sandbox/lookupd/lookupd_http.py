@@ -17,7 +17,7 @@ from nsqtools.sandbox.http_api import (
 )
 
 if TYPE_CHECKING:
-    from nsqtools.sandbox.http import Handler, Request, Response
+    from nsqtools.net.http.server import Handler, Request, Response
     from nsqtools.sandbox.lookupd import Nsqlookupd
 
 

@@ -13,9 +13,9 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
+from nsqtools.net.tcp import peer_address
 from nsqtools.sandbox.http_api import to_json
 from nsqtools.sandbox.lookupd.registrations import Registrant
-from nsqtools.sandbox.server import peer_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

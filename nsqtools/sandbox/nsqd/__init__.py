@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.config import NsqdOptions
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address, is_ephemeral
-from nsqtools.sandbox.http import serve
+from nsqtools.net.http.server import serve
+from nsqtools.net.tcp import bound, close, name_of, naming
 from nsqtools.sandbox.http_api import VERSION
 from nsqtools.sandbox.nsqd.broker import Broker
 from nsqtools.sandbox.nsqd.identify import (
@@ -25,14 +26,13 @@ from nsqtools.sandbox.nsqd.lookup_peer import LookupPeer
 from nsqtools.sandbox.nsqd.nsqd_http import NsqdApi
 from nsqtools.sandbox.nsqd.protocol import Client
 from nsqtools.sandbox.nsqd.tls_layer import server_context
-from nsqtools.sandbox.server import bound, close, name_of, naming
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from nsqtools.net.tcp import StreamServer
     from nsqtools.sandbox.nsqd.broker import Topic
     from nsqtools.sandbox.nsqd.client_link import ClientLink
-    from nsqtools.sandbox.server import StreamServer
 
 log = logging.getLogger(__name__)
 

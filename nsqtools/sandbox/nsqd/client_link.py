@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ProtocolError, ServerError
 from nsqtools.names import Address
+from nsqtools.net.tcp import peer_address
 from nsqtools.proto.commands import MAGIC
 from nsqtools.sandbox.nsqd.parser import error_frame, response_frame
 from nsqtools.sandbox.nsqd.tls_layer import TLS
-from nsqtools.sandbox.server import peer_address
 
 if TYPE_CHECKING:
     import ssl

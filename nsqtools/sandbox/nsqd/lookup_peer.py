@@ -7,10 +7,10 @@ import json
 import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
+from nsqtools.errors import HTTPError
 from nsqtools.names import Address
-from nsqtools.sandbox.http import get
+from nsqtools.net.http.daemons import Lookupd
 from nsqtools.sandbox.http_api import to_json
 from nsqtools.sandbox.lookupd.lookupd_tcp import MAGIC, SIZE
 
@@ -76,14 +76,12 @@ class LookupPeer:
         """The channels that it knows of a topic; none if it does not answer, which is logged."""
         if not self.http:
             return []
-        target = f"/channels?topic={quote(topic, safe='')}"
+        limits = {"connect_timeout": QUERY_TIMEOUT, "request_timeout": QUERY_TIMEOUT}
         try:
-            status, body = await get(self.http, target, timeout=QUERY_TIMEOUT)
-            if status != 200:
-                raise ValueError(f"status {status}")
-            return [str(channel) for channel in json.loads(body)["channels"]]
-        except (*_FAILURES, LookupError, TypeError) as error:
-            log.warning("%s: no channels for topic %s: %s", self.http, topic, _text(error))
+            async with Lookupd.listed(self.http, **limits) as client:
+                return await client.channels(topic)
+        except HTTPError as error:
+            log.warning("no channels for topic %s: %s", topic, error)
             return []
 
     async def _run(self) -> None:

@@ -22,7 +22,7 @@ from nsqtools.sandbox.nsqd.parser import split_bodies, to_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.sandbox.http import Handler, Request, Response
+    from nsqtools.net.http.server import Handler, Request, Response
     from nsqtools.sandbox.nsqd import Nsqd
     from nsqtools.sandbox.nsqd.broker import Topic
     from nsqtools.sandbox.nsqd.channel import Channel

@@ -11,9 +11,8 @@ import pytest
 
 from nsqtools.net import tcp
 from nsqtools.net.http import server as serving_http
-from nsqtools.net.http.client import Connections
 from nsqtools.net.http.server import Request, Response, serve
-from nsqtools.net.http.wire import render
+from tests.support.fetching import fetch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -50,17 +49,6 @@ async def ask(address: Address, request: bytes, *, half_close: bool = True) -> b
         return await asyncio.wait_for(reader.read(), 60)
     finally:
         writer.transport.abort()
-
-
-async def is_served(address: Address) -> bool:
-    """Whether an ordinary client gets its answer."""
-    client = Connections(None, connect_timeout=60, max_body=MAX_BODY)
-    try:
-        request = render("GET", b"/other", b"Host: h\r\n")
-        async with asyncio.timeout(60):
-            return (await client.exchange(("http", *address), "GET", request)).status == 200
-    finally:
-        client.close()
 
 
 def statuses(replies: bytes) -> list[int]:
@@ -104,7 +92,7 @@ async def test_a_request_may_come_byte_by_byte_and_delays_nobody() -> None:
             writer.write(bytes([byte]))
             await writer.drain()
             await asyncio.sleep(0)
-        assert await is_served(server.address)
+        assert (await fetch(server.address, "/other")).status == 200
         writer.write(GET[-1:])
         assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
         writer.transport.abort()
@@ -117,7 +105,7 @@ async def test_random_bytes_never_stop_the_server() -> None:
         for _ in range(200):
             noise = rng.randbytes(rng.randrange(200))
             await ask(server.address, GET[: rng.randrange(len(GET))] + noise)
-        assert await is_served(server.address)
+        assert (await fetch(server.address, "/other")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -126,7 +114,7 @@ async def test_random_bytes_never_stop_the_server() -> None:
 async def test_an_oversize_head_is_refused(head: bytes) -> None:
     async with serving(echo) as server:
         assert statuses(await ask(server.address, head, half_close=False)) == [431]
-        assert await is_served(server.address)
+        assert (await fetch(server.address, "/other")).status == 200
 
 
 async def test_a_handler_that_fails_costs_one_reply(caplog: pytest.LogCaptureFixture) -> None:
