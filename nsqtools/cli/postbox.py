@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.peers import addresses, with_secret
+from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.config import ClientConfig, ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, UnreachableError

@@ -11,9 +11,9 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.peers import addresses, with_secret
-from nsqtools.cli.signals import Signals
+from nsqtools.cli.service import Signals
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.peers import addresses, with_secret
+from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.engine.producer import Producer
 from nsqtools.net.connection import Connection

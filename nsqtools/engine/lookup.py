@@ -1,7 +1,8 @@
-"""Finding nsqds through nsqlookupd, and counting what they still hold for a channel."""
+"""Finding nsqds and topics through nsqlookupd, and counting what nsqds hold for a channel."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,9 +11,11 @@ from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http import Lookupd, NsqdHTTP, ask_all, union_producers
 from nsqtools.net.tls import client_context
+from nsqtools.policy.topics import Change, MatchingTopics, grace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from re import Pattern
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.engine.membership import Subscription
@@ -80,13 +83,9 @@ class Lookups:
     def __init__(
         self, subscription: Subscription, config: ConsumerConfig, silence: Silence | None = None
     ) -> None:
+        timeout = config.lookupd_poll_timeout
         self._subscription = subscription
-        self._limits = {
-            "connect_timeout": min(_CONNECT_TIMEOUT, config.lookupd_poll_timeout),
-            "request_timeout": config.lookupd_poll_timeout,
-            "token": config.auth_secret if config.lookupd_authorization else "",
-            "tls": client_context(config) if config.uses_tls else None,
-        }
+        self._limits = _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
         self._silence = silence or Silence()
 
     async def producers(self) -> dict[Address, Producer]:
@@ -107,6 +106,63 @@ def finder(
 ) -> Callable[[], Awaitable[Iterable[Address]]]:
     """The addresses of ``Lookups.producers``, as Membership wants them."""
     return Lookups(subscription, config).producers
+
+
+class TopicFinder:
+    """Asks all nsqlookupds for the topics of a pattern, once for each ``look``.
+
+    It is asked to look every ``refresh`` seconds. ``timeouts`` are those of a connection and of the
+    whole request, in seconds.
+    """
+
+    def __init__(
+        self,
+        lookupds: Sequence[str],
+        pattern: Pattern[str],
+        config: ConsumerConfig,
+        *,
+        refresh: float,
+        timeouts: tuple[float, float],
+        silence: Silence | None = None,
+    ) -> None:
+        self._lookupds = lookupds
+        self._limits = _limits(config, timeouts)
+        self._topics = MatchingTopics(pattern, grace(refresh))
+        self._silence = silence or Silence()
+        self.answered = False
+        """Whether there was a first answer."""
+
+    async def look(self) -> Change:
+        """One round; the first raises UnreachableError if nobody answers, later ones only warn."""
+        loop = asyncio.get_running_loop()
+        try:
+            answers = await ask_lookupds(
+                self._lookupds, lambda client: client.topics(), **self._limits
+            )
+        except UnreachableError as error:
+            if not self.answered:
+                raise
+            self._silence.nobody(error)
+            # Those who come back may know nothing yet.
+            return self._topics.looked((), complete=False, now=loop.time())
+        self.answered = True
+        self._silence.heard(answers)
+        return self._topics.looked(
+            (topic for value in answers.values for topic in value),
+            complete=not answers.failures,
+            now=loop.time(),
+        )
+
+
+def _limits(config: ConsumerConfig, timeouts: tuple[float, float]) -> dict[str, Any]:
+    """Lookupd's keywords."""
+    connect, request = timeouts
+    return {
+        "connect_timeout": connect,
+        "request_timeout": request,
+        "token": config.auth_secret if config.lookupd_authorization else "",
+        "tls": client_context(config) if config.uses_tls else None,
+    }
 
 
 class Backlog:

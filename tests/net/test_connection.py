@@ -17,10 +17,9 @@ import pytest
 
 from nsqtools.config import ConsumerConfig, ProducerConfig
 from nsqtools.engine import consumer as consumer_module
-from nsqtools.engine.consumer import Consumer
+from nsqtools.engine.consumer import Consumer, ConsumerStats
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
-from nsqtools.engine.stats import ConsumerStats
 from nsqtools.errors import (
     ConnectError,
     ConnectionLostError,
