@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from nsqtools.config import ProducerConfig
 from nsqtools.config.option import format_duration
+from nsqtools.engine.concurrency import call_each, end
 from nsqtools.errors import (
     REFUSED_BODY,
     AuthError,
@@ -138,7 +139,7 @@ class Producer:
             return
         self._closed = False
         try:
-            errors = [e for e in await asyncio.gather(*map(self._connect, self._nsqds)) if e]
+            errors = [error for error in await call_each(self._nsqds, self._connect) if error]
             if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
                 raise errors[0]
         except BaseException:
@@ -154,12 +155,15 @@ class Producer:
     async def close(self) -> None:
         """Hang up. Publishes under way fail."""
         self._closed = True
-        for keeper in self._keepers:
-            keeper.cancel()
-        self._keepers.clear()
+        keepers, self._keepers = self._keepers, []
         connections = list(self._connections.values())
         self._pulse()
-        await asyncio.gather(*(connection.close() for connection in connections))
+        try:
+            await end(keepers)
+            await call_each(connections, Connection.close)
+        finally:
+            for connection in connections:
+                connection.abort()
 
     async def publish(
         self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
@@ -178,12 +182,8 @@ class Producer:
         refusals: list[_Refusal] = []
         parts = list(self._split(bodies, refusals))
         targets = self._nsqds if self._config.mode == "all" else (None,)
-        work = [
-            self._publish(_Batch(topic, *part, defer_ms, target), deadline)
-            for target in targets
-            for part in parts
-        ]
-        for refused in await asyncio.gather(*work):
+        batches = [_Batch(topic, *part, defer_ms, target) for target in targets for part in parts]
+        for refused in await call_each(batches, lambda batch: self._publish(batch, deadline)):
             refusals += refused
         if refusals:
             positions = sorted(set(chain.from_iterable(r.positions for r in refusals)))

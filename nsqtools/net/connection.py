@@ -135,13 +135,14 @@ class Connection(asyncio.Protocol):
         cls,
         address: Address,
         config: ClientConfig,
-        listener: Listener,
+        listener: Listener | None = None,
         *,
         subscription: tuple[str, str] | None = None,
         auth_secret: str = "",
     ) -> Self:
         """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
 
+        Without a ``listener`` messages are dropped, and nobody hears of the end.
         What nsqd does not take of the defaults of IDENTIFY is left to its own, on a connection
         anew. Raises UnreachableError (refused, timed out, TLS, AUTH), ProtocolError if it is no
         nsqd, or ConfigError when a TLS file cannot be used.

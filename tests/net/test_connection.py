@@ -34,6 +34,7 @@ from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.messages import Message
 from nsqtools.sandbox.server import close
 from tests.support import wire
+from tests.support.cancelling import Counted
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
 from tests.support.proxy import Cut, Faults, Proxy
@@ -248,6 +249,34 @@ async def test_so_are_cuts_of_a_secured_or_compressed_connection(
         failed, survived = await cut_everywhere(address, server, config, cut=cut, step=step)
     assert failed > 460 / step
     assert survived > 115 / step
+
+
+async def test_a_secured_connection_that_is_cancelled_anywhere_is_closed(
+    certificates: Certificates,
+) -> None:
+    config = ConsumerConfig(tls_v1=True, tls_root_ca_file=str(certificates.ca), **SMALL)
+    point = points = 0
+
+    async def work() -> None:
+        connection = await Connection.open(address, config)
+        await connection.close()
+
+    def tick() -> None:
+        nonlocal points
+        points += 1
+        if points == point:
+            task.cancel()
+
+    async with serving(Server(server_context(certificates)).serve) as address:
+        before = asyncio.all_tasks()
+        while points >= point:
+            point, points = point + 1, 0
+            task: asyncio.Task[None] = asyncio.Task(Counted(work(), tick))
+            await asyncio.wait([task])
+            assert task.cancelled() == (points >= point)
+            # The server's tasks end when it sees the end of their connections.
+            await eventually_async(lambda: asyncio.all_tasks() == before)
+    assert point > 4
 
 
 @pytest.mark.parametrize("cut", ["rst", "fin"])

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import ConfigError, PeerError
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
-from nsqtools.net.nobody import Nobody
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.depths import Depths
 from nsqtools.spark.options import parse_sink, parse_source, with_secret
@@ -106,7 +105,7 @@ async def _greet(nsqds: Sequence[Address], config: ClientConfig) -> None:
 
 async def _try(nsqd: Address, config: ClientConfig) -> PeerError | None:
     try:
-        connection = await Connection.open(nsqd, config, Nobody(), auth_secret=config.auth_secret)
+        connection = await Connection.open(nsqd, config, auth_secret=config.auth_secret)
     except PeerError as error:
         return error
     await connection.close(drain=0)

@@ -25,7 +25,6 @@ from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from nsqtools.net.exchange import Deadline
 from nsqtools.net.http import HTTPClient, Lookupd, NsqdHTTP, parse_url, union_producers
-from nsqtools.net.nobody import Nobody
 from nsqtools.net.probe import what_speaks
 from nsqtools.net.tls import client_context
 from nsqtools.proto import commands
@@ -241,7 +240,7 @@ class _Examination:
         try:
             async with asyncio.timeout(limit):
                 connection = await Connection.open(
-                    tcp, self._config, Nobody(), auth_secret=self._config.auth_secret
+                    tcp, self._config, auth_secret=self._config.auth_secret
                 )
                 needs_tls = await _needs_tls(connection, self._config)
         except TimeoutError:
