@@ -15,9 +15,9 @@ from nsqtools.policy.stopping import StopRule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nsqtools.config import ConsumerConfig, StopOptions
+    from nsqtools.config import StopOptions
     from nsqtools.engine.handler import Batch
-    from nsqtools.engine.lookup import Backlog, Silence
+    from nsqtools.engine.lookup import Backlog
     from nsqtools.engine.membership import Subscription
     from nsqtools.engine.subscriptions import Subscriptions
     from nsqtools.policy.stopping import Reason
@@ -76,27 +76,15 @@ class Count:
 class Conditions:
     """Knows when time, silence or empty channels end a run, and what is left in channels.
 
-    ``flush`` asks the handler to settle soon what it only gathers: such messages keep a topic from
-    being empty, and are no sign of life of one that is silent. ``complete`` says whether all
-    topics are known.
+    ``complete`` says whether all topics are known.
     """
 
     def __init__(
-        self,
-        options: StopOptions,
-        config: ConsumerConfig,
-        subscriptions: Subscriptions,
-        *,
-        flush: Callable[[], object],
-        complete: Callable[[], bool],
-        silence: Silence | None,
+        self, options: StopOptions, subscriptions: Subscriptions, *, complete: Callable[[], bool]
     ) -> None:
         self._options = options
-        self._config = config
         self._subscriptions = subscriptions
-        self._flush = flush
         self._complete = complete
-        self._silence = silence
         self._rule = StopRule(
             max_duration=options.max_duration or None,
             idle_timeout=options.idle_timeout or None,
@@ -122,7 +110,8 @@ class Conditions:
             quiet = rule.idle_timeout is not None and now >= last + rule.idle_timeout
             due = rule.next_check(started=started, last_message=alive if quiet else last)
             if busy and (quiet or rule.until_empty):
-                self._flush()
+                # What is only gathered keeps a topic from being empty, and is no sign of life.
+                self._subscriptions.handler.flush()
             if rule.until_empty or (busy and quiet):
                 due = min(now + _INTERVAL, due or float("inf"))
             if due is None:
@@ -138,14 +127,14 @@ class Conditions:
         """
         from nsqtools.engine.lookup import Backlog  # loads httpx
 
-        urls = self._options.nsqd_http_address
+        topics, urls = self._subscriptions, self._options.nsqd_http_address
         self._backlogs = {
-            each: self._backlogs.get(each) or Backlog(each, self._config, urls, self._silence)
-            for each in self._subscriptions.current()
+            each: self._backlogs.get(each) or Backlog(each, topics.config, urls, topics.silence)
+            for each in topics.current()
         }
 
         async def count(backlog: Backlog) -> int:
-            async with self._subscriptions.requests:
+            async with topics.descriptors.requests:
                 return await backlog.count()
 
         return sum(await call_each(self._backlogs.values(), count))

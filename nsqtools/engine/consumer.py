@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -182,17 +182,11 @@ class Consumer:
 
     def is_starved(self) -> bool:
         """Whether some nsqd holds messages back until others are settled."""
-        return self._flow.is_starved
+        return is_starved(self._flow.peers())
 
     def stats(self) -> ConsumerStats:
         """A copy of the totals."""
-        return replace(
-            self._stats,
-            connections=len(self._flow.links),
-            in_flight=self._flow.in_flight,
-            backoff_level=self._flow.backoff_level,
-            nsqds=list(self._flow.links),
-        )
+        return self._flow.totals()
 
     async def _connect(self, address: Address) -> NSQError | None:
         """Open one connection and let it take part; returns the error instead of raising it."""

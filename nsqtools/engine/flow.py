@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.delivery import requeue_delay
-from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner, is_starved
+from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,8 +109,9 @@ class Link:
         self._flow.received(self, messages)
 
     def command_failed(self, connection: Connection, error: ServerError) -> None:
-        """Count a FIN, REQ or TOUCH that came too late."""
-        self._flow.too_late(error)
+        """A FIN, REQ or TOUCH failed: no failure of the handler, so no backoff (go-nsq#116)."""
+        self._flow.stats.too_late += 1
+        log.debug("%s", error)
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
         """Give its share to the other connections."""
@@ -142,7 +144,7 @@ class Link:
 
     def touch(self, messages: Sequence[Message]) -> None:
         """TOUCH."""
-        self._flow.touched(len(messages))
+        self._flow.stats.touched += len(messages)
         self.connection.settle(touch=[message.id for message in messages])
 
     def forget(self, messages: Sequence[Message]) -> None:
@@ -176,10 +178,10 @@ class Flow:
         broken: Callable[[Exception], object],
     ) -> None:
         self.links: dict[Address, Link] = {}
+        self.stats = stats
         self.handling_since: float | None = None
         """Since when the handler has the batch of now; None while it has none."""
         self._config = config
-        self._stats = stats
         self._rng = rng
         self._deliver = deliver
         self._lost = lost
@@ -224,20 +226,19 @@ class Flow:
             self._behind = False
             self.plan()
 
-    @property
-    def is_starved(self) -> bool:
-        """Whether some nsqd holds messages back until others are settled."""
-        return is_starved([link.peer() for link in self.links.values()])
+    def peers(self) -> list[Peer]:
+        """The facts of now, of each connection."""
+        return [link.peer() for link in self.links.values()]
 
-    @property
-    def in_flight(self) -> int:
-        """Messages that were received and not settled."""
-        return sum(link.connection.in_flight for link in self.links.values())
-
-    @property
-    def backoff_level(self) -> int:
-        """Failures not yet outweighed by successes."""
-        return self._backoff.counter
+    def totals(self) -> ConsumerStats:
+        """A copy of what was counted, with what is so now."""
+        return replace(
+            self.stats,
+            connections=len(self.links),
+            in_flight=sum(link.connection.in_flight for link in self.links.values()),
+            backoff_level=self._backoff.counter,
+            nsqds=list(self.links),
+        )
 
     # Called by links.
 
@@ -246,7 +247,7 @@ class Flow:
         now = self._loop.time()
         count = len(messages)
         size = sum([len(message.body) for message in messages])
-        stats = self._stats
+        stats = self.stats
         stats.received += count
         stats.received_bytes += size
         stats.last_message = now
@@ -258,8 +259,8 @@ class Flow:
 
     def settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
         """Count results before they are sent, so that a change of RDY goes out first."""
-        self._stats.finished += finished
-        self._stats.requeued += failed + requeued
+        self.stats.finished += finished
+        self.stats.requeued += failed + requeued
         if failed or self._backoff.mode is not Mode.RUNNING:
             now = self._loop.time()
             if change := self._backoff.record(
@@ -269,22 +270,8 @@ class Flow:
 
     def requeue_ms(self, attempts: int) -> int:
         """The configured delay of a REQ, in ms."""
-        config = self._config
-        delay = requeue_delay(
-            attempts,
-            default_delay=config.default_requeue_delay,
-            max_delay=config.max_requeue_delay,
-        )
-        return round(delay * 1000)
-
-    def touched(self, count: int) -> None:
-        """Count TOUCHes."""
-        self._stats.touched += count
-
-    def too_late(self, error: ServerError) -> None:
-        """A FIN, REQ or TOUCH failed: no failure of the handler, so no backoff (go-nsq#116)."""
-        self._stats.too_late += 1
-        log.debug("%s", error)
+        default, most = self._config.default_requeue_delay, self._config.max_requeue_delay
+        return round(requeue_delay(attempts, default_delay=default, max_delay=most) * 1000)
 
     def lost(self, link: Link, error: PeerError | None) -> None:
         """A connection is gone; its share goes to the others."""
@@ -304,7 +291,7 @@ class Flow:
         now = self._loop.time()
         mode = Mode.STOPPED if self._behind else self._backoff.mode
         plan = self._planner.plan(
-            [link.peer() for link in self.links.values()],
+            self.peers(),
             max_in_flight=self._limit,
             mode=mode,
             now=now,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqtools.config import ConsumerConfig
 from nsqtools.engine.concurrency import call_each
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from re import Pattern
 
-    from nsqtools.config import ConsumerConfig
+    from nsqtools.config import ClientConfig
     from nsqtools.engine.membership import Subscription
     from nsqtools.errors import HTTPError
     from nsqtools.net.http import Answers, Producer
@@ -47,6 +48,14 @@ async def ask_lookupds(
     if not answers.values:
         raise nobody("nsqlookupd", [error for _, error in answers.failures])
     return answers
+
+
+async def nodes(
+    lookupds: Iterable[str], config: ClientConfig, timeouts: tuple[float, float]
+) -> list[Producer]:
+    """All nsqds that nsqlookupds know, whatever topics they have; raises as ``ask_lookupds``."""
+    answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
+    return list(union_producers(answers.values).values())
 
 
 def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
@@ -154,13 +163,14 @@ class TopicFinder:
         )
 
 
-def _limits(config: ConsumerConfig, timeouts: tuple[float, float]) -> dict[str, Any]:
-    """Lookupd's keywords."""
+def _limits(config: ClientConfig, timeouts: tuple[float, float]) -> dict[str, Any]:
+    """Lookupd's keywords; ``timeouts`` are those of a connection and of the whole request."""
     connect, request = timeouts
+    authorized = isinstance(config, ConsumerConfig) and config.lookupd_authorization
     return {
         "connect_timeout": connect,
         "request_timeout": request,
-        "token": config.auth_secret if config.lookupd_authorization else "",
+        "token": config.auth_secret if authorized else "",
         "tls": client_context(config) if config.uses_tls else None,
     }
 

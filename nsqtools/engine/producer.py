@@ -24,7 +24,7 @@ from nsqtools.errors import (
     ServerError,
 )
 from nsqtools.names import Address, check_list, check_name, check_type
-from nsqtools.net.connection import Connection
+from nsqtools.net.connection import Connection, Listener
 from nsqtools.policy.discovery import ReconnectDelays
 from nsqtools.policy.endpoints import make_endpoints
 from nsqtools.proto import commands
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from nsqtools.net.connection import Dial
     from nsqtools.policy.endpoints import Endpoints
-    from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class _Batch:
         return replace(self, positions=self.positions[chosen], bodies=self.bodies[chosen])
 
 
-class Producer:
+class Producer(Listener):
     """Publishes to nsqds: to one that the mode chooses, with failover, or in mode ``all`` to each.
 
     Use it as an async context manager, or call ``connect`` and ``close``.
@@ -164,6 +163,12 @@ class Producer:
         finally:
             for connection in connections:
                 connection.abort()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a publish could be sent now; in mode ``all``, to every nsqd."""
+        live = [each for each in self._connections.values() if not each.closing]
+        return len(live) == len(self._nsqds) if self._config.mode == "all" else bool(live)
 
     async def publish(
         self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
@@ -359,15 +364,8 @@ class Producer:
             if error := await self._connect(address):
                 log.info("cannot connect: %s", error)
 
-    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
-        """As Listener: nobody sends messages to a producer."""
-
-    def command_failed(self, connection: Connection, error: ServerError) -> None:
-        """As Listener."""
-        log.debug("%s", error)
-
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """As Listener."""
+        """Dial again; publishes under way go to another nsqd."""
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
         if error is not None and self._keepers:

@@ -129,11 +129,8 @@ class Runner:
         self._topics = self._subscribe(config, max_files, rng, dial)
         self._conditions = Conditions(
             stop,
-            config,
             self._topics,
-            flush=self._handler.flush,
             complete=lambda: self._finder is None or self._finder.answered,
-            silence=self._silence,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._errors: list[BaseException] = []
@@ -305,8 +302,8 @@ class Runner:
         )
         descriptors.check([len(self._nsqds)] * len(self._named))
         return Subscriptions(
-            self._handler,
-            config,
+            handler=self._handler,
+            config=config,
             count=count,
             retry=self._refresh,
             all_fail=self._finder is None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nsqtools.config.option import format_duration
@@ -20,6 +20,7 @@ from nsqtools.errors import (
     PeerError,
     UnreachableError,
 )
+from nsqtools.net.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Subscriptions:
     """Consumes topics into one handler, each with a Consumer.
 
@@ -47,40 +49,24 @@ class Subscriptions:
     must end everything. A topic for which too few ``descriptors`` are left fails.
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        config: ConsumerConfig,
-        *,
-        count: Count | None,
-        retry: float,
-        all_fail: bool,
-        descriptors: Descriptors,
-        silence: Silence | None,
-        rng: Random | None,
-        dial: Dial,
-        on_reached: Callable[[], object],
-        on_error: Callable[[BaseException], object],
-    ) -> None:
-        self.handler = handler
-        self.config = config
-        self.count = count
-        self.retry = retry
-        self.silence = silence
-        self.rng = rng
-        self.dial = dial
-        self.requests = descriptors.requests
-        self.undrained: set[str] = set()
-        """Topics that were dropped, of which the handler could not settle all."""
-        self._all_fail = all_fail
-        self._descriptors = descriptors
-        self._on_reached = on_reached
-        self._on_error = on_error
-        self._topics: dict[str, _Topic] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._past: dict[str, ConsumerStats] = {}
-        self._any_reached = False
-        self._stopped = False
+    handler: Handler
+    config: ConsumerConfig
+    retry: float
+    all_fail: bool
+    descriptors: Descriptors
+    on_reached: Callable[[], object]
+    on_error: Callable[[BaseException], object]
+    count: Count | None = None
+    silence: Silence | None = None
+    rng: Random | None = None
+    dial: Dial = Connection.open
+    undrained: set[str] = field(default_factory=set)
+    """Topics that were dropped, of which the handler could not settle all."""
+    _topics: dict[str, _Topic] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _past: dict[str, ConsumerStats] = field(default_factory=dict)
+    _any_reached: bool = False
+    _stopped: bool = False
 
     def __len__(self) -> int:
         """How many topics there are now."""
@@ -160,17 +146,17 @@ class Subscriptions:
 
     def reserve(self, name: str, nsqds: int) -> None:
         """Reserve file descriptors for a topic; raises ConfigError."""
-        self._descriptors.reserve(name, nsqds, topics=len(self._topics))
+        self.descriptors.reserve(name, nsqds, topics=len(self._topics))
 
     def reached(self) -> None:
         """Some topic was reached."""
         self._any_reached = True
-        self._on_reached()
+        self.on_reached()
 
     def not_drained(self, name: str, error: NSQError) -> None:
         """The handler could not settle what it held of a topic: nsqd delivers it again."""
         if self._stopped:
-            self._on_error(error)
+            self.on_error(error)
         else:
             log.error("topic %s: %s", name, error)
             self.undrained.add(name)
@@ -190,7 +176,7 @@ class Subscriptions:
                 break
         name = topic.subscription.topic
         if not topic.wanted:
-            self._descriptors.release(name)
+            self.descriptors.release(name)
             del self._topics[name]
 
     def _failed(self, topic: _Topic, error: NSQError) -> None:
@@ -198,10 +184,10 @@ class Subscriptions:
         name, known = topic.subscription.topic, str(topic.error) == str(error)
         topic.error = error
         if not topic.joined:
-            self._descriptors.release(name)
+            self.descriptors.release(name)
         errors = [each.error for each in self._topics.values() if each.error]
         locked = not self._any_reached and all(isinstance(each, LockedError) for each in errors)
-        if (self._all_fail or locked) and len(errors) == len(self._topics):
+        if (self.all_fail or locked) and len(errors) == len(self._topics):
             raise errors[0]
         log.log(logging.INFO if known else logging.ERROR, "topic %s: %s", name, error)
         log.info("topic %s: next try in %s", name, format_duration(self.retry))
@@ -209,7 +195,7 @@ class Subscriptions:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self._on_error(error)
+            self.on_error(error)
 
 
 class _Topic(Handler):
@@ -309,7 +295,7 @@ class _Topic(Handler):
         silence = self._owner.silence or Silence()
         lookups = Lookups(self.subscription, self._owner.config, silence)
         try:
-            async with self._owner.requests:
+            async with self._owner.descriptors.requests:
                 found = await lookups.producers()
         except UnreachableError as error:
             if not self._reached:

@@ -12,7 +12,6 @@ from nsqtools.config import ConsumerConfig
 from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.subscriptions import Subscriptions
-from nsqtools.net.connection import Connection
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, refusing
 from tests.support.scripted import Network, ScriptedNsqd, undisturbed
@@ -34,15 +33,11 @@ async def subscribed(
     async with undisturbed():
         await sink.open()
         topics = Subscriptions(
-            sink,
-            usual.with_values(**config),
-            count=None,
+            handler=sink,
+            config=usual.with_values(**config),
             retry=60.0,
             all_fail=False,
             descriptors=Descriptors(max_files, files=files, servers=1),
-            silence=None,
-            rng=None,
-            dial=Connection.open,
             on_reached=bool,
             on_error=errors.append,
         )
