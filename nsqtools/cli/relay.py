@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.exits import STOPPING
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.service import STOPPING
 from nsqtools.config import (
     ConsumerConfig,
     DeadLetterOptions,

@@ -1,20 +1,28 @@
-"""A command that runs as a service: signals, systemd, metrics, limits, and its exit code.
-
-Commands take their help from here, so it loads little before something runs.
-"""
+"""A command that runs as a service: signals, systemd, metrics, limits, and its exit code."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import logging
 import os
+import re
+import resource
 import signal
 import sys
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.metrics import of_consumers, served
+from nsqtools.config import ArchiveSourceOptions
+from nsqtools.errors import ConfigError, NSQError
+from nsqtools.metrics import Measured
+from nsqtools.net.systemd import Notifier
+from nsqtools.policy.topics import matching
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
     from nsqtools.cli.metrics import Collect
@@ -24,7 +32,8 @@ if TYPE_CHECKING:
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
-    from nsqtools.net.systemd import Notifier
+
+log = logging.getLogger(__name__)
 
 # How long a second signal lets the event loop end by itself.
 _LEAVE_TIMEOUT = 0.5
@@ -34,18 +43,6 @@ _MANY_OBJECTS = 100_000
 
 # timeout(1) sends its signal to the command and then to the group, in which it is, too.
 _SAME = 0.1
-
-STOPPING = """\
-SIGINT, SIGTERM, SIGHUP
-  Take no more messages, finish those received within --drain-timeout, and give the rest back to
-  nsqd. The exit status is 130 after SIGINT; after the others it is that of a run that is done.
-A second signal
-  Leave at once. nsqd delivers what was in flight again. The exit status is 130 if the first signal
-  was SIGINT, else 1.
-
-A signal that was ignored when the command started, as by nohup, stays ignored. When the reader of
-standard output goes away the command ends as by SIGPIPE, without waiting for another message."""
-"""For the manual pages of commands that consume."""
 
 
 class Signals:
@@ -100,17 +97,13 @@ class Signals:
         if not self.urgent:
             self._stop()
             return
-        from logging import getLogger
-
-        getLogger(__name__).warning("leaving at once: %s", self._consequence)
+        log.warning("leaving at once: %s", self._consequence)
         self._leave()
         # A thread that hangs in a look-up of a name would be waited for.
         self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))
 
 
-def _listen(caught: Callable[[int], object]) -> AbstractEventLoop:
-    import asyncio
-
+def _listen(caught: Callable[[int], object]) -> asyncio.AbstractEventLoop:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -120,12 +113,7 @@ def _listen(caught: Callable[[int], object]) -> AbstractEventLoop:
 
 async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     """The exit code of the work, which the first signal ends; later ones are ignored."""
-    import asyncio
-    import logging
-
-    from nsqtools.errors import NSQError
-
-    came: Future[signal.Signals] = asyncio.get_running_loop().create_future()
+    came: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
 
     def caught(number: int) -> None:
         if not came.done():
@@ -142,7 +130,7 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
         if not isinstance(error, OSError | NSQError):
             raise error
         # As of a terminal that was closed.
-        logging.getLogger(__name__).debug("at the end: %s", error)
+        log.debug("at the end: %s", error)
     code = Exit.INTERRUPTED if came.result() is signal.SIGINT else Exit.DONE
     # A thread that hangs in a look-up of a name would be waited for.
     loop.call_later(_LEAVE_TIMEOUT, os._exit, code)
@@ -161,9 +149,6 @@ async def supervised(
 
     Raises ConfigError, naming the ``option``, if nobody can listen at the address.
     """
-    import asyncio
-
-    from nsqtools.cli.metrics import served
 
     async def beat() -> None:
         while interval := notifier.interval:
@@ -197,9 +182,6 @@ async def consume(
     it is closed. ``hangup`` is called for SIGHUP, which else stops. ``dial`` is for another way to
     connect than the usual one. Raises as Runner.
     """
-    import logging
-
-    log = logging.getLogger(__name__)
 
     def interrupted() -> None:
         in_flight = runner.stats().in_flight
@@ -211,16 +193,12 @@ async def consume(
         if hangup and runner.is_open:
             hangup()
 
-    signals = Signals(  # first, as what follows loads modules
+    signals = Signals(  # first, as a Runner loads modules
         interrupted,
         lambda: runner.leave(),
         "nsqd delivers what was in flight again",
         hangup=hung_up if hangup else None,
     )
-    from nsqtools.cli.metrics import of_consumers
-    from nsqtools.metrics import Measured
-    from nsqtools.net.systemd import Notifier
-
     _spare_the_collector()
     notifier = Notifier()
     runner = _make_runner(source, channel, config, stop, handler, notifier, dial)
@@ -247,13 +225,7 @@ def _make_runner(
     dial: Dial | None,
 ) -> Runner:
     """Raises ConfigError, also if no topic that was named matches the pattern."""
-    import re
-
-    from nsqtools.cli.cluster import addresses, with_secret
-    from nsqtools.config import ArchiveSourceOptions
-    from nsqtools.engine.runner import Runner
-    from nsqtools.errors import ConfigError
-    from nsqtools.policy.topics import matching
+    from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
     topics: Any = source.topic
     options: dict[str, Any] = {"dial": dial} if dial else {}
@@ -295,9 +267,6 @@ def _status(runner: Runner) -> str:
 
 def _exit_code(outcome: RunOutcome) -> int:
     """The exit code of a run that no signal ended, after what is to be said of it was logged."""
-    import logging
-
-    log = logging.getLogger(__name__)
     totals = outcome.totals
     log.info("%d messages finished, %d requeued", totals.finished, totals.requeued)
     if totals.too_late:
@@ -326,16 +295,12 @@ def _exit_code(outcome: RunOutcome) -> int:
 
 def _spare_the_collector() -> None:
     """Messages are in no cycles: to walk over those in flight took a seventh of the time."""
-    import gc
-
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS)
 
 
 def _allow_many_files() -> int:
     """Raise the soft limit of open files to the hard one, as Go's runtime does; returns it."""
-    import resource
-
     with suppress(OSError, ValueError):  # macOS has an unlimited one that it does not take
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsqtools.cli.exits import STOPPING
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.service import STOPPING
 from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions, TailOptions
 
 if TYPE_CHECKING:

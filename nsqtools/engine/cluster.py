@@ -11,7 +11,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from nsqtools.engine.concurrency import call_each
-from nsqtools.engine.lookup import Silence, nobody
+from nsqtools.engine.lookup import nobody
+from nsqtools.engine.membership import Silence
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.exchange import Deadline

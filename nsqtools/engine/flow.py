@@ -11,6 +11,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nsqtools.net.connection import Listener
 from nsqtools.policy.backoff import Backoff
 from nsqtools.policy.delivery import requeue_delay
 from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 _USUAL_MSG_TIMEOUT = 60.0
 
 
-class Link:
+class Link(Listener):
     """Listens to a connection, settles its batches, and keeps the facts its RDY is planned by."""
 
     __slots__ = (

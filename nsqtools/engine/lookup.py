@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.concurrency import call_each
+from nsqtools.engine.membership import Silence
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http import Lookupd, NsqdHTTP, ask_all, union_producers
@@ -62,28 +63,6 @@ def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
     """The error of servers, of a kind, that all failed."""
     more = f" (nor do {len(errors) - 1} others)" if len(errors) > 1 else ""
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
-
-
-class Silence:
-    """Which nsqlookupds do not answer: each is told once until it does, whoever asks."""
-
-    def __init__(self) -> None:
-        self._silent: set[Address] = set()
-        self._all = False
-
-    def heard(self, answers: Answers[Any]) -> None:
-        """Some answered; warns of the others."""
-        self._all = False
-        self._silent.difference_update(address for address, _ in answers.answers)
-        for address, error in answers.failures:
-            known = address in self._silent
-            log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
-            self._silent.add(address)
-
-    def nobody(self, error: UnreachableError) -> None:
-        """None answered; warns of that."""
-        log.log(logging.DEBUG if self._all else logging.WARNING, "%s", error)
-        self._all = True
 
 
 class Lookups:

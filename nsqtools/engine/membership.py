@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.errors import NSQError
+    from nsqtools.net.http import Answers
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,28 @@ class Subscription:
         check_list("lookupds", self.lookupds, str)
         if bool(self.nsqds) == bool(self.lookupds):
             raise ConfigError("expected either nsqd addresses or nsqlookupd addresses")
+
+
+class Silence:
+    """Which nsqlookupds do not answer: each is told once until it does, whoever asks."""
+
+    def __init__(self) -> None:
+        self._silent: set[Address] = set()
+        self._all = False
+
+    def heard(self, answers: Answers[Any]) -> None:
+        """Some answered; warns of the others."""
+        self._all = False
+        self._silent.difference_update(address for address, _ in answers.answers)
+        for address, error in answers.failures:
+            known = address in self._silent
+            log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
+            self._silent.add(address)
+
+    def nobody(self, error: UnreachableError) -> None:
+        """None answered; warns of that."""
+        log.log(logging.DEBUG if self._all else logging.WARNING, "%s", error)
+        self._all = True
 
 
 class Membership:

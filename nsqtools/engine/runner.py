@@ -14,7 +14,7 @@ from nsqtools.engine.concurrency import end, interruptible
 from nsqtools.engine.conditions import Conditions, Count
 from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.handler import whole
-from nsqtools.engine.membership import Subscription
+from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.engine.subscriptions import Subscriptions
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import check_list, check_name, check_type
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.consumer import ConsumerStats
     from nsqtools.engine.handler import Handler
-    from nsqtools.engine.lookup import Silence, TopicFinder
+    from nsqtools.engine.lookup import TopicFinder
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
     from nsqtools.policy.stopping import Reason
@@ -116,7 +116,7 @@ class Runner:
         self._refresh = refresh
         self._on_reached = on_reached
         self._on_stopping = on_stopping
-        self._silence = _new_silence() if self._lookupds else None
+        self._silence = Silence()
         self._finder: TopicFinder | None = None
         self._named: list[Subscription] = []
         if isinstance(topics, re.Pattern):
@@ -336,9 +336,3 @@ class Runner:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             self._fail(error)
-
-
-def _new_silence() -> Silence:
-    from nsqtools.engine.lookup import Silence  # loads httpx
-
-    return Silence()

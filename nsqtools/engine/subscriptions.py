@@ -12,6 +12,7 @@ from nsqtools.config.option import format_duration
 from nsqtools.engine.concurrency import interruptible
 from nsqtools.engine.consumer import Consumer, ConsumerStats
 from nsqtools.engine.handler import Handler
+from nsqtools.engine.membership import Silence
 from nsqtools.errors import (
     ConfigError,
     LockedError,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from nsqtools.engine.conditions import Count
     from nsqtools.engine.descriptors import Descriptors
     from nsqtools.engine.handler import Batch
-    from nsqtools.engine.lookup import Silence
     from nsqtools.engine.membership import Subscription
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
@@ -57,7 +57,7 @@ class Subscriptions:
     on_reached: Callable[[], object]
     on_error: Callable[[BaseException], object]
     count: Count | None = None
-    silence: Silence | None = None
+    silence: Silence = field(default_factory=Silence)
     rng: Random | None = None
     dial: Dial = Connection.open
     undrained: set[str] = field(default_factory=set)
@@ -290,9 +290,9 @@ class _Topic(Handler):
 
     async def _find(self) -> Iterable[Address]:
         """The nsqds that nsqlookupds name; once the topic was reached their silence is no error."""
-        from nsqtools.engine.lookup import Lookups, Silence  # loads httpx
+        from nsqtools.engine.lookup import Lookups  # loads httpx
 
-        silence = self._owner.silence or Silence()
+        silence = self._owner.silence
         lookups = Lookups(self.subscription, self._owner.config, silence)
         try:
             async with self._owner.descriptors.requests:

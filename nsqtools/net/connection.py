@@ -58,8 +58,10 @@ _UNKNOWN_HEARTBEAT_TIMEOUT = 120.0
 _CLOSE_TIMEOUT = 2.0
 
 
-class Listener(Protocol):
-    """Who owns a connection."""
+class Listener:
+    """Who owns a connection; unless overridden it hears nothing."""
+
+    __slots__ = ()
 
     def messages_received(self, connection: Connection, messages: list[Message]) -> None:
         """Everything one read brought."""

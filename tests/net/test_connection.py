@@ -29,7 +29,7 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address
 from nsqtools.net import connection as connection_module
-from nsqtools.net.connection import Connection
+from nsqtools.net.connection import Connection, Listener
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.messages import Message
 from nsqtools.sandbox.server import close
@@ -306,7 +306,7 @@ async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut, full: bo
     assert survived > 50 / step
 
 
-class Owner:
+class Owner(Listener):
     """A listener that remembers."""
 
     def __init__(self) -> None:
