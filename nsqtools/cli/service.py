@@ -17,6 +17,7 @@ from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.metrics import of_consumers, served
 from nsqtools.config import ArchiveSourceOptions
+from nsqtools.engine.concurrency import end
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.metrics import Measured
 from nsqtools.net.systemd import Notifier
@@ -124,8 +125,7 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     await asyncio.wait((working, came), return_when=asyncio.FIRST_COMPLETED)
     if working.done():
         return working.result()
-    working.cancel()
-    await asyncio.wait((working,))
+    await end((working,))
     if not working.cancelled() and (error := working.exception()):
         if not isinstance(error, OSError | NSQError):
             raise error
@@ -160,8 +160,7 @@ async def supervised(
         async with served(address, collect, option):
             yield
     finally:
-        beating.cancel()
-        await asyncio.wait((beating,))
+        await end((beating,))
 
 
 async def consume(

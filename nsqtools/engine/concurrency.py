@@ -6,13 +6,16 @@ It loads nothing of HTTP, as consumers of fixed nsqds need none of that.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 R = TypeVar("R")
+T = TypeVar("T")
 
 AT_ONCE = 100
 """Servers that are asked at a time: each takes a descriptor, and memory while it is asked."""
@@ -33,16 +36,26 @@ async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> li
         for number in numbers:
             results[number] = await call(todo[number])
 
-    loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(work()) for _ in todo[:AT_ONCE]]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await end(tasks)
+    await together(*(work() for _ in todo[:AT_ONCE]))
     return [results[number] for number in range(len(todo))]
 
 
-async def end(tasks: Iterable[asyncio.Task[Any]], *, within: float | None = None) -> None:
+@overload
+async def together(a: Awaitable[A], b: Awaitable[B], /) -> tuple[A, B]: ...
+@overload
+async def together(a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], /) -> tuple[A, B, C]: ...
+@overload
+async def together(*work: Awaitable[T]) -> Sequence[T]: ...
+async def together(*work: Awaitable[Any]) -> Sequence[Any]:
+    """The results of all; once one raises, the others are cancelled and waited for."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await end(tasks)
+
+
+async def end(tasks: Iterable[asyncio.Future[Any]], *, within: float | None = None) -> None:
     """Cancel tasks and wait until they have ended, for at most ``within`` seconds."""
     left = [task for task in tasks if not task.done()]
     for task in left:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.engine.concurrency import together
 from nsqtools.engine.lookup import nodes
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import Address
@@ -132,7 +133,7 @@ async def _known(side: Side) -> list[_Nsqd]:
         found = [_of_node(node) for node in await nodes(side.lookupds, side.config, timeouts)]
     else:
         found = [_at(address, side.config) for address in side.nsqds]
-    return list(await asyncio.gather(*found, *(_at_http(url, side.config) for url in side.http)))
+    return list(await together(*found, *(_at_http(url, side.config) for url in side.http)))
 
 
 async def _of_node(node: Producer) -> _Nsqd:
