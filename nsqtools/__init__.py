@@ -8,11 +8,13 @@ __date__ = "2026-11-21"  # of its release
 if TYPE_CHECKING:
     from nsqtools.config import ConsumerConfig as ConsumerConfig
     from nsqtools.config import ProducerConfig as ProducerConfig
+    from nsqtools.config import StopOptions as StopOptions
     from nsqtools.engine.consumer import Consumer as Consumer
     from nsqtools.engine.handler import Batch as Batch
     from nsqtools.engine.handler import Handler as Handler
     from nsqtools.engine.membership import Subscription as Subscription
     from nsqtools.engine.producer import Producer as Producer
+    from nsqtools.engine.runner import Runner as Runner
     from nsqtools.errors import ConfigError as ConfigError
     from nsqtools.errors import NSQError as NSQError
     from nsqtools.errors import PublishError as PublishError
@@ -33,6 +35,8 @@ _HOMES = {
     "Producer": "nsqtools.engine.producer",
     "ProducerConfig": "nsqtools.config",
     "PublishError": "nsqtools.errors",
+    "Runner": "nsqtools.engine.runner",
+    "StopOptions": "nsqtools.config",
     "Subscription": "nsqtools.engine.membership",
     "UnreachableError": "nsqtools.errors",
 }

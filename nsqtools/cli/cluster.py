@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nsqtools.names import NSQD_TCP_PORT, Address
 
 if TYPE_CHECKING:
-    from nsqtools.config import ClusterOptions, LookupOptions
+    from collections.abc import Sequence
+
+    from nsqtools.config import ClientConfig, ClusterOptions, LookupOptions
     from nsqtools.engine.cluster import Cluster
+
+C = TypeVar("C", bound="ClientConfig")
+
+
+def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
+    """nsqd addresses of ``--nsqd-tcp-address``."""
+    return tuple(Address.parse(text, NSQD_TCP_PORT) for text in texts)
+
+
+def with_secret(config: C) -> C:
+    """The configuration with the secret of ``--auth-secret-file`` read.
+
+    Raises ConfigError if it cannot be; warns if others may read it.
+    """
+    from nsqtools.config import secrets
+
+    path = config.auth_secret_file
+    if not path:
+        return config
+    secret = secrets.read(path, f"--auth-secret-file {path}")
+    warn_if_public(path)
+    return config.with_values(auth_secret=secret)
+
+
+def warn_if_public(path: str) -> None:
+    """Warn if others may read a file, which was read and holds a secret."""
+    from logging import getLogger
+
+    from nsqtools.cli.configfile import may_be_read_by_others
+
+    with suppress(OSError), open(path, "rb") as file:
+        if may_be_read_by_others(file):
+            getLogger(__name__).warning("%s may be read by others: chmod 600 it", path)
 
 
 def client_limits(where: ClusterOptions | LookupOptions) -> dict[str, Any]:

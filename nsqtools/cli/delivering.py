@@ -8,7 +8,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.peers import warn_if_public
+from nsqtools.cli.cluster import warn_if_public
 from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.config import ClientConfig
 from nsqtools.config.option import counted

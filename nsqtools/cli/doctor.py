@@ -73,7 +73,7 @@ def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> int:
     """
     import asyncio
 
-    from nsqtools.cli.peers import with_secret
+    from nsqtools.cli.cluster import with_secret
     from nsqtools.engine.doctor.diagnosis import diagnose
     from nsqtools.engine.doctor.examine import examine
 
@@ -90,7 +90,7 @@ def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> int:
 
 
 def _question(where: DoctorOptions) -> Question:
-    from nsqtools.cli.peers import addresses
+    from nsqtools.cli.cluster import addresses
     from nsqtools.engine.doctor.examine import Question
     from nsqtools.names import check_name
 

@@ -43,6 +43,19 @@ class Exit(IntEnum):
     PIPE_CLOSED = 141, "The reader of standard output went away (killed by SIGPIPE)."
 
 
+STOPPING = """\
+SIGINT, SIGTERM, SIGHUP
+  Take no more messages, finish those received within --drain-timeout, and give the rest back to
+  nsqd. The exit status is 130 after SIGINT; after the others it is that of a run that is done.
+A second signal
+  Leave at once. nsqd delivers what was in flight again. The exit status is 130 if the first signal
+  was SIGINT, else 1.
+
+A signal that was ignored when the command started, as by nohup, stays ignored. When the reader of
+standard output goes away the command ends as by SIGPIPE, without waiting for another message."""
+"""For the manual pages of commands that consume."""
+
+
 def debugging() -> bool:
     """Whether NSQTOOLS_DEBUG asks for tracebacks."""
     return os.environ.get("NSQTOOLS_DEBUG", "") not in ("", "0")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric as Family
 
-    from nsqtools.engine.stats import ConsumerStats
+    from nsqtools.engine.consumer import ConsumerStats
     from nsqtools.metrics import Kind
     from nsqtools.names import Address
     from nsqtools.net.http.server import Request, Response

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.peers import addresses, with_secret
+from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.config import ClientConfig, ProducerConfig
+from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, UnreachableError
-from nsqtools.net.tls import client_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,18 +66,9 @@ class Postbox:
         urls = self._source.lookupd_http_address
         if not urls:
             return addresses(self._source.nsqd_tcp_address)
-        from nsqtools.engine.lookup import ask_lookupds
 
-        config = with_secret(self._config)
-        answers = await ask_lookupds(
-            urls,
-            lambda client: client.nodes(),
-            connect_timeout=config.lookupd_poll_timeout,
-            request_timeout=config.lookupd_poll_timeout,
-            token=config.auth_secret if config.lookupd_authorization else "",
-            tls=client_context(config) if config.uses_tls else None,
-        )
-        found = dict.fromkeys(node.tcp for nodes in answers.values for node in nodes)
+        timeout = self._config.lookupd_poll_timeout
+        found = await nodes(urls, with_secret(self._config), (timeout, timeout))
         if not found:
             raise UnreachableError("nsqlookupd knows of no nsqd")
-        return list(found)
+        return [node.tcp for node in found]

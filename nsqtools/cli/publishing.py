@@ -11,9 +11,10 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.peers import addresses, with_secret
-from nsqtools.cli.signals import Signals
+from nsqtools.cli.service import Signals
+from nsqtools.engine.concurrency import end
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
@@ -122,7 +123,7 @@ class Publishing:
         if self._form.tee:
             await self._tee.open()
         async with Producer(self._nsqds, self._config) as self._producer:
-            progress = self._show_progress and loop.create_task(self._report(loop.time()))
+            progress = [loop.create_task(self._report(loop.time()))] if self._show_progress else []
             self._reading = loop.create_task(
                 self._send_input(files) if files else self._send(messages)
             )
@@ -130,10 +131,8 @@ class Publishing:
                 await asyncio.wait([self._reading])
                 await self._settle(0)
             finally:
-                for task in (self._reading, *self._under_way):
-                    task.cancel()
+                await end((self._reading, *self._under_way, *progress))
                 if progress:
-                    progress.cancel()
                     sys.stderr.write("\r\x1b[K")
         self._reading.result()
 

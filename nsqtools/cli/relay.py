@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.exits import STOPPING
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.signals import STOPPING
 from nsqtools.config import (
     ConsumerConfig,
     DeadLetterOptions,
@@ -112,10 +112,9 @@ def relay(
     """
     import asyncio
 
-    from nsqtools.cli.exits import Exit
     from nsqtools.cli.logs import show_status
     from nsqtools.cli.relaying import slowed, topic_sink
-    from nsqtools.cli.run import consume
+    from nsqtools.cli.service import consume
 
     config = config.beside_producer()
     if relaying.status_every or stop.until_empty:
@@ -124,7 +123,6 @@ def relay(
     async def work() -> int:
         sink = topic_sink(source, relaying, dead, stop, config, target)
         consuming = slowed(config, relaying)
-        code = await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
-        return Exit.PARTIAL if code == Exit.DONE and sink.left_behind else code
+        return await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
 
     return asyncio.run(work())

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.peers import addresses, with_secret
+from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.engine.producer import Producer
-from nsqtools.net.connection import Connection
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.deadletters import make_dead_letters
 from nsqtools.sinks.topic.rules import destinations, find_loops, make_rules
 from nsqtools.sinks.topic.sink import TopicSink
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Awaitable, Callable, Mapping
 
     from nsqtools.config import (
         ConsumerConfig,
@@ -27,31 +25,11 @@ if TYPE_CHECKING:
         StopOptions,
     )
     from nsqtools.engine.loops import LoopGuard
-    from nsqtools.names import Address
     from nsqtools.sinks.deadletters import Post
 
 _AHEAD = 10.0
 """Seconds that messages may wait here for their turn when there is a rate."""
 _POST_TIMEOUT = 20.0
-
-
-class Lines:
-    """Dials destinations, and knows whether one is connected, or all of them if all are needed."""
-
-    def __init__(self, nsqds: Sequence[Address], *, all_needed: bool) -> None:
-        self._nsqds = frozenset(nsqds)
-        self._all_needed = all_needed
-        self._last: dict[Address, Connection] = {}
-
-    async def dial(self, address: Address, *args: Any, **options: Any) -> Connection:
-        """As Connection.open."""
-        self._last[address] = connection = await Connection.open(address, *args, **options)
-        return connection
-
-    def are_down(self) -> bool:
-        """Whether nothing can be published now."""
-        live = {address for address, last in self._last.items() if not last.closing}
-        return live != self._nsqds if self._all_needed else not live
 
 
 def topic_sink(
@@ -82,10 +60,9 @@ def topic_sink(
         if close_post:
             await close_post()
 
-    nsqds = addresses(options.destination_nsqd_tcp_address)
-    lines = Lines(nsqds, all_needed=target.mode == "all")
+    producer = Producer(addresses(options.destination_nsqd_tcp_address), target)
     return TopicSink(
-        Producer(nsqds, target, dial=lines.dial),
+        producer,
         goals,
         rules,
         make_dead_letters(dead, publish=postbox.publish, post=post),
@@ -93,7 +70,7 @@ def topic_sink(
         defer=options.defer or None,
         pace=Pace(options.rate),
         status_every=options.status_every,
-        is_away=lines.are_down,
+        is_away=lambda: not producer.is_connected,
         on_close=close,
     )
 

@@ -37,19 +37,20 @@ def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:
     """
     import asyncio
 
-    return asyncio.run(_serve(where, nsqd))
+    from nsqtools.cli.service import until_signal
+
+    return asyncio.run(until_signal(_serve(where, nsqd)))
 
 
 async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> int:
-    from signal import SIGINT
+    import asyncio
 
-    from nsqtools.cli.signals import first_signal
     from nsqtools.sandbox import Sandbox
 
-    ended = first_signal()
     async with Sandbox(where, nsqd) as running:
         click.echo(_addresses(running) if where.port == 0 else _welcome(running, where))
-        return Exit.INTERRUPTED if await ended is SIGINT else Exit.DONE
+        await asyncio.Event().wait()
+        return Exit.DONE
 
 
 def _addresses(running: Sandbox) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsqtools.cli.exits import STOPPING
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.signals import STOPPING
 from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions, TailOptions
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def tail(
     import asyncio
     import random
 
-    from nsqtools.cli.run import consume
+    from nsqtools.cli.service import consume
     from nsqtools.sinks.stdout import StreamSink
 
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311

@@ -159,12 +159,11 @@ def to_file(
 
     from nsqtools.cli.archiving import file_sink
     from nsqtools.cli.logs import adjust
-    from nsqtools.cli.run import consume
+    from nsqtools.cli.service import consume
 
     adjust(files.log_level, files.log_prefix)
     sink = file_sink(source, files, config)
-    # A topic has a lock, the file under way, and perhaps another.
     consuming = consume(
-        source, source.channel, config, stop, sink, metrics=metrics, hangup=sink.reopen, files=3
+        source, source.channel, config, stop, sink, metrics=metrics, hangup=sink.reopen
     )
     return asyncio.run(consuming)

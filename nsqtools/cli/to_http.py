@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.exits import STOPPING
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.signals import STOPPING
 from nsqtools.config import (
     ConsumerConfig,
     DeadLetterOptions,
@@ -92,7 +92,7 @@ def to_http(
 
     from nsqtools.cli.delivering import beside, http_sink
     from nsqtools.cli.logs import show_status
-    from nsqtools.cli.run import consume
+    from nsqtools.cli.service import consume
 
     if most_waiting := 2 * http.batch if http.batch > 1 else 0:
         config = config.with_values(max_in_flight=max(config.max_in_flight, most_waiting))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.changes import Holding, Outcome, Registry, Survey
 from nsqtools.engine.cluster import Cluster
-from nsqtools.engine.concurrency import call_each
+from nsqtools.engine.concurrency import call_each, together
 from nsqtools.engine.lookup import nobody
 from nsqtools.errors import HTTPError
 from nsqtools.net.http.api import Deadline, HTTPClient, parse_url
@@ -52,9 +51,9 @@ async def survey(servers: Servers, topic: str) -> Survey:
     async with Cluster(
         lookupds, servers.nsqds, quiet=True, timeout=timeout, **servers.limits
     ) as cluster:
-        snapshot, known = await asyncio.gather(
+        snapshot, known = await together(
             cluster.look(topic, everywhere=True),
-            asyncio.gather(*(_ask_lookupd(limits, url, topic) for url in lookupds)),
+            together(*(_ask_lookupd(limits, url, topic) for url in lookupds)),
         )
     registries = [_registry(each, snapshot) for each in known]
     holdings = [_holding(node, snapshot) for node in snapshot.nodes.values()]
@@ -92,7 +91,7 @@ async def carry_out(servers: Servers, stages: Stages) -> list[Outcome]:
 async def _ask_lookupd(limits: Mapping[str, Any], url: str, topic: str) -> Registry:
     try:
         async with Lookupd(url, **limits) as client:
-            topics, channels = await asyncio.gather(client.topics(), client.channels(topic))
+            topics, channels = await together(client.topics(), client.channels(topic))
     except HTTPError as error:
         return Registry(url, error=error)
     return Registry(url, tuple(topics), tuple(channels))

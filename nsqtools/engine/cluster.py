@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from dataclasses import dataclass, field
@@ -10,8 +9,9 @@ from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
-from nsqtools.engine.concurrency import call_each
-from nsqtools.engine.lookup import Silence, nobody
+from nsqtools.engine.concurrency import call_each, together
+from nsqtools.engine.lookup import nobody
+from nsqtools.engine.membership import Silence
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.api import Deadline
@@ -205,7 +205,7 @@ class Cluster:
     async def _discover(self) -> list[Node]:
         """Ask nsqlookupds, and the given nsqds that have not said who they are yet."""
         unknown = [name for name in self._given if name not in self._infos]
-        answers, infos = await asyncio.gather(
+        answers, infos = await together(
             ask_all(self._lookupds, lambda client: client.nodes()),
             call_each(unknown, lambda name: attempt(self._clients[name].info())),
         )

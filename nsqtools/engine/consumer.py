@@ -1,10 +1,7 @@
-"""The consumer: it owns connections and one worker, and applies the plans of ``policy``.
+"""The consumer of one topic: it connects, hands batches to the handler, and drains.
 
-Facts come in as plain calls (messages received, a connection lost, a timer), and each ends in
-``plan``, which asks the RDY planner what to send. The worker hands batches to the handler one at
-a time, so reading, heartbeats and RDY never wait for it.
-
-A few lines over 400: who is connected, each connection's facts and all decisions live elsewhere.
+Which nsqds there are is the membership's business, and RDY that of flow control. One worker hands
+over batches one at a time, so reading, heartbeats and RDY never wait for the handler.
 """
 
 from __future__ import annotations
@@ -13,21 +10,20 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, fields
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig
-from nsqtools.engine.handler import Batch
-from nsqtools.engine.link import Link
+from nsqtools.engine.concurrency import call_each, end
+from nsqtools.engine.flow import Flow, Link
+from nsqtools.engine.handler import Batch, check_handler
 from nsqtools.engine.membership import Membership, Subscription
-from nsqtools.engine.stats import ConsumerStats
-from nsqtools.errors import ConfigError, NSQError, PeerError, ServerError
+from nsqtools.errors import NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
-from nsqtools.policy.backoff import Backoff
-from nsqtools.policy.delivery import requeue_delay, split_given_up
-from nsqtools.policy.rdy import ByteBudget, Mode, RdyPlanner, is_starved
+from nsqtools.policy.delivery import split_given_up
+from nsqtools.policy.rdy import is_starved
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from nsqtools.engine.handler import Handler
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
-    from nsqtools.policy.backoff import Change
     from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
@@ -50,11 +45,48 @@ _LOG_INTERVAL = 60.0
 _LINGER = 0.02
 
 
+@dataclass(slots=True)
+class ConsumerStats:
+    """Totals since the start; connections, in_flight and backoff_level are of now."""
+
+    received: int = 0
+    received_bytes: int = 0
+    finished: int = 0
+    requeued: int = 0
+    touched: int = 0
+    given_up: int = 0
+    too_late: int = 0
+    """FIN, REQ or TOUCH that nsqd refused: the message had timed out and comes again."""
+    abandoned: int = 0
+    """Handlers that had not closed when the time to drain was over."""
+    connections: int = 0
+    connected: int = 0
+    """Connections that there were."""
+    in_flight: int = 0
+    backoff_level: int = 0
+    """Failures not yet outweighed by successes."""
+    last_message: float = 0.0
+    """Loop time of the last message, or of the start."""
+    nsqds: list[Address] = field(default_factory=list)
+
+    def add(self, other: ConsumerStats) -> None:
+        """Add what another consumer counted, and keep the time of the later message."""
+        for name in _COUNTERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.received:  # else its time is that of its start
+            self.last_message = max(self.last_message, other.last_message)
+
+
+_COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) is int]
+
+
 class Consumer:
     """Consumes one topic and channel with one handler until ``stop``.
 
+    Of the handler it calls ``handle``, ``gave_up`` and ``close``; a Runner calls all the rest.
     ``find`` asks for the addresses of all nsqds that have the topic and raises UnreachableError
-    when nobody could be asked; by default it asks the subscription's nsqlookupds.
+    when nobody could be asked; by default it asks the subscription's nsqlookupds. ``on_reached`` is
+    called whenever an nsqd has let us in, or a round of ``find`` has shown that none has the topic.
     """
 
     def __init__(
@@ -66,52 +98,59 @@ class Consumer:
         rng: Random | None = None,
         dial: Dial = Connection.open,
         find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+        on_reached: Callable[[], object] = lambda: None,
     ) -> None:
         check_type("subscription", subscription, Subscription)
         check_type("config", config, ConsumerConfig)
-        for method in ("handle", "close", "gave_up"):
-            if not callable(getattr(handler, method, None)):
-                raise ConfigError(f"handler: {type(handler).__name__} has no method {method!r}")
+        check_handler(handler)
         self._subscription = subscription
         self._handler = handler
         self._config = config
-        self._rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
         self._dial = dial
-        self._max_in_flight = config.max_in_flight
-        self._limit = config.max_in_flight
-        self._budget = ByteBudget(config.max_in_flight_bytes)
-        self._planner = RdyPlanner(config.low_rdy_idle_timeout, config.low_rdy_timeout)
-        self._backoff = Backoff(
-            config.backoff_strategy, config.backoff_multiplier, config.max_backoff_duration
+        self._on_reached = on_reached
+        self._stats = ConsumerStats()
+        rng = rng or Random()  # noqa: S311 - spreads load, guards nothing
+        self._flow = Flow(
+            config,
+            self._stats,
+            rng=rng,
+            deliver=self._deliver,
+            lost=lambda address: self._membership.lost(address),
+            broken=self._break,
         )
-        self._links: dict[Address, Link] = {}
         self._membership = Membership(
-            subscription, config, self._connect, self._links, rng=self._rng, find=find
+            subscription,
+            config,
+            self._connect,
+            self._flow.links,
+            rng=rng,
+            find=find,
+            on_nobody=on_reached,
+            broken=self._break,
         )
         self._queue: deque[tuple[float, Batch, bool]] = deque()
         self._held: list[Batch] = []
         self._held_limit = 16
-        self._oldest: float | None = None
-        self._behind = False
         self._stopping = False
         self._all_delivered = False
         self._given_up_waiting = False
         self._failure = ""
         self._unlogged = 0
         self._log_due = 0.0
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._bug: BaseException | None = None
         self._stop = asyncio.Event()
         self._wake = asyncio.Event()
-        self._stats = ConsumerStats()
 
     async def run(self) -> ConsumerStats:
         """Consume until ``stop``, drain, and return the totals.
 
         Raises UnreachableError if at the start nothing could be reached or everyone refused us;
-        after that the consumer only ever reconnects. Cancelling drops the connections at once.
+        after that the consumer only ever reconnects. Cancelling drops the connections at once, and
+        leaves no task behind but that of a handler which ignores it for a second.
         """
         self._loop = asyncio.get_running_loop()
         self._stats.last_message = self._loop.time()
+        self._flow.start()
         worker = self._loop.create_task(self._work())
         stopped = self._loop.create_task(self._stop.wait())
         starting = self._loop.create_task(self._membership.start())
@@ -119,22 +158,18 @@ class Consumer:
             await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 starting.result()
-                self._tick()
-                ends: list[asyncio.Future[Any]] = [worker, stopped, self._membership.broken]
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            starting.cancel()
+                await asyncio.wait({worker, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await end([starting])
             await self._drain(worker)
-            if self._membership.broken.done():
-                self._membership.broken.result()
         finally:
             self._stopping = True
-            self._membership.stop()
-            for timer in self._timers.values():
-                timer.cancel()
-            for task in (worker, stopped, starting):
-                task.cancel()
-            for link in list(self._links.values()):
+            self._flow.stop()
+            for link in list(self._flow.links.values()):
                 link.connection.abort()
+            await self._membership.close()
+            await end((worker, stopped, starting), within=_CANCEL_TIMEOUT)
+        if self._bug:
+            raise self._bug
         return self.stats()
 
     def stop(self) -> None:
@@ -143,94 +178,19 @@ class Consumer:
 
     def set_max_in_flight(self, n: int) -> None:
         """Change ``max_in_flight`` now; 0 pauses. RDY leaves before any later FIN does."""
-        self._max_in_flight = n
-        self._set_limit()
-        self.plan()
+        self._flow.set_max_in_flight(n)
 
     def is_starved(self) -> bool:
         """Whether some nsqd holds messages back until others are settled."""
-        return is_starved([link.peer() for link in self._links.values()])
+        return is_starved(self._flow.peers())
 
     def stats(self) -> ConsumerStats:
         """A copy of the totals."""
-        return replace(
-            self._stats,
-            connections=len(self._links),
-            in_flight=sum(link.connection.in_flight for link in self._links.values()),
-            backoff_level=self._backoff.counter,
-            nsqds=list(self._links),
-        )
-
-    # Called by links.
-
-    def received(self, link: Link, messages: list[Message]) -> None:
-        """Queue all messages that one read brought, once."""
-        now = self._loop.time()
-        count = len(messages)
-        size = sum([len(message.body) for message in messages])
-        stats = self._stats
-        stats.received += count
-        stats.received_bytes += size
-        stats.last_message = now
-        self._budget.note(count, size)
-        self._set_limit()
-        messages, given_up = split_given_up(messages, self._config.max_attempts)
-        for part, is_given_up in ((messages, False), (given_up, True)):
-            if not part:
-                continue
-            batch = self._batch(link, part, size if len(part) == count else None)
-            if self._all_delivered:  # nsqd may send one more after it has answered CLS
-                batch.requeue(delay=0, backoff=False)
-            else:
-                self._queue.append((now, batch, is_given_up))
-        self._wake.set()
-        if link.needs_plan(now):
-            self.plan()
-
-    def settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
-        """Count results before they are sent, so that a change of RDY goes out first."""
-        self._stats.finished += finished
-        self._stats.requeued += failed + requeued
-        if failed or self._backoff.mode is not Mode.RUNNING:
-            now = self._loop.time()
-            if change := self._backoff.record(
-                succeeded=finished, failed=failed, neutral=requeued, now=now, rng=self._rng
-            ):
-                self._backoff_changed(change)
-
-    def requeue_ms(self, attempts: int) -> int:
-        """The configured delay of a REQ, in ms."""
-        config = self._config
-        delay = requeue_delay(
-            attempts,
-            default_delay=config.default_requeue_delay,
-            max_delay=config.max_requeue_delay,
-        )
-        return round(delay * 1000)
-
-    def touched(self, count: int) -> None:
-        """Count TOUCHes."""
-        self._stats.touched += count
-
-    def too_late(self, error: ServerError) -> None:
-        """A FIN, REQ or TOUCH failed: no failure of the handler, so no backoff (go-nsq#116)."""
-        self._stats.too_late += 1
-        log.debug("%s", error)
-
-    def lost(self, link: Link, error: PeerError | None) -> None:
-        """A connection is gone; its share goes to the others."""
-        if self._links.get(link.address) is not link:
-            return
-        del self._links[link.address]
-        if self._stopping or error is None:
-            return
-        log.warning("connection lost: %s", error)
-        self.plan()
-        self._membership.lost(link.address)
+        return self._flow.totals()
 
     async def _connect(self, address: Address) -> NSQError | None:
         """Open one connection and let it take part; returns the error instead of raising it."""
-        link = Link(self, address)
+        link = Link(self._flow, address)
         try:
             link.connection = await self._dial(
                 address,
@@ -246,78 +206,30 @@ class Consumer:
             return None
         log.info("connected to %s", address)
         self._stats.connected += 1
-        link.opened(self._loop.time())
-        self._links[address] = link
-        self.plan()
+        self._flow.add(link)
+        self._on_reached()
         return None
 
-    # Decisions.
-
-    def plan(self) -> None:
-        """Send the RDY counts that the facts of now ask for."""
-        if self._stopping or not self._links:  # nsqd ignores RDY after CLS
-            return
-        now = self._loop.time()
-        mode = Mode.STOPPED if self._behind else self._backoff.mode
-        plan = self._planner.plan(
-            [link.peer() for link in self._links.values()],
-            max_in_flight=self._limit,
-            mode=mode,
-            now=now,
-            rng=self._rng,
-        )
-        for address, count in plan.items():
-            self._links[address].set_ready(count, now)
-
-    def _set_limit(self) -> None:
-        limit = self._budget.limit(self._max_in_flight)
-        if limit != self._limit:
-            self._limit = limit
-            for link in self._links.values():
-                link.stale = True
-
-    def _backoff_changed(self, change: Change) -> None:
-        log.info("backoff: %s", change)
-        if timer := self._timers.pop("backoff", None):
-            timer.cancel()
-        if self._backoff.until is not None:
-            self._call_at(self._backoff.until, "backoff", self._backoff_due)
-        self.plan()
-
-    def _backoff_due(self) -> None:
-        # A timer may fire a little early.
-        if change := self._backoff.due(max(self._loop.time(), self._backoff.until or 0.0)):
-            self._backoff_changed(change)
-
-    def _tick(self) -> None:
-        """Look at RDY and at the handler from time to time.
-
-        A handler that has kept a batch for a quarter of msg_timeout has fallen behind: RDY goes
-        to 0 before nsqd's timeouts would send the same messages again and again.
-        """
-        timeouts = [link.connection.features.msg_timeout for link in self._links.values()]
-        patience = min(timeouts, default=60.0) / 4
-        if self._oldest is not None and self._loop.time() - self._oldest > patience:
-            if not self._behind:
-                log.warning("the handler has fallen behind: no new messages until it catches up")
-            self._behind = True
-        self.plan()
-        interval = min(self._config.rdy_redistribute_interval, patience / 2)
-        self._call_at(self._loop.time() + interval, "tick", self._tick)
-
-    def _call_at(self, when: float, name: str, work: Callable[[], None]) -> None:
-        """Set a timer. The consumer ends with an error of ``work``: it must not go on unplanned."""
-
-        def run() -> None:
-            try:
-                work()
-            except Exception as error:
-                if not self._membership.broken.done():
-                    self._membership.broken.set_exception(error)
-
-        self._timers[name] = self._loop.call_at(when, run)
+    def _break(self, error: BaseException) -> None:
+        """Drain, and end with the error of a bug that would go on unseen."""
+        self._bug = self._bug or error
+        self.stop()
 
     # Handling.
+
+    def _deliver(self, link: Link, messages: list[Message], size: int) -> None:
+        """Queue all messages that one read brought, once."""
+        now, count = self._loop.time(), len(messages)
+        messages, given_up = split_given_up(messages, self._config.max_attempts)
+        for part, is_given_up in ((messages, False), (given_up, True)):
+            if not part:
+                continue
+            batch = self._batch(link, part, size if len(part) == count else None)
+            if self._all_delivered:  # nsqd may send one more after it has answered CLS
+                batch.requeue(delay=0, backoff=False)
+            else:
+                self._queue.append((now, batch, is_given_up))
+        self._wake.set()
 
     def _batch(self, link: Link, messages: list[Message], size: int | None) -> Batch:
         features = link.connection.features
@@ -338,12 +250,9 @@ class Consumer:
         """Hand batches to the handler until nsqd sends no more and the queue is empty."""
         while True:
             while self._queue and not self._given_up_waiting:
-                self._oldest, batch, is_given_up = self._queue.popleft()
+                self._flow.handling_since, batch, is_given_up = self._queue.popleft()
                 await self._handle(batch, is_given_up)
-            self._oldest = None
-            if self._behind:
-                self._behind = False
-                self.plan()
+            self._flow.caught_up()
             if self._all_delivered or self._given_up_waiting:
                 return
             self._wake.clear()
@@ -405,29 +314,30 @@ class Consumer:
         An nsqd that does not answer CLS costs a moment, not the time that others' messages need.
         """
         self._stopping = True
-        self._membership.stop()
+        self._flow.stop()
+        await self._membership.close()
         deadline = self._loop.time() + self._config.drain_timeout
-        links = list(self._links.values())
-        for link in links:
-            link.connection.stop_messages()
+        connections = [link.connection for link in self._flow.links.values()]
+        for connection in connections:
+            connection.stop_messages()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_CLS_TIMEOUT, self._config.drain_timeout)):
-                await asyncio.gather(*(link.connection.wait_closing() for link in links))
+                for connection in connections:
+                    await connection.wait_closing()
         self._all_delivered = True
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
         if not worker.done():
             log.warning("not all messages were handled in time: the rest is requeued")
             self._given_up_waiting = True
-            worker.cancel()
-            await asyncio.wait([worker], timeout=_CANCEL_TIMEOUT)
+            await end([worker], within=_CANCEL_TIMEOUT)
         error = await self._close_handler(max(_CANCEL_TIMEOUT, deadline - self._loop.time()))
         for batch in (*self._held, *(batch for _, batch, _ in self._queue)):
             batch.requeue(delay=0, backoff=False)
         self._queue.clear()
-        if links:
+        if connections:
             await asyncio.sleep(_LINGER)
-        await asyncio.gather(*(link.connection.close() for link in self._links.values()))
+        await call_each([link.connection for link in self._flow.links.values()], Connection.close)
         if error:
             raise error
         if worker.done() and not worker.cancelled():

@@ -1,18 +1,23 @@
-"""What a sink sees: batches of messages, and how it settles them."""
+"""What a handler sees, batches of messages, and what is asked of it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, overload
 
+from nsqtools.errors import ConfigError
 from nsqtools.proto.messages import Message
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable, Iterator
 
     from nsqtools.names import Address
 
-__all__ = ["Batch", "Handler", "Message", "Settle", "loss_of"]
+__all__ = ["Batch", "Handler", "Message", "Settle", "check_handler", "loss_of", "whole"]
+
+log = logging.getLogger(__name__)
 
 
 class Settle(Protocol):
@@ -191,17 +196,95 @@ class Batch(Sequence[Message]):
         )
 
 
-class Handler(Protocol):
-    """A sink. One batch is handled at a time; a sink that wants more at once holds them."""
+class Handler:
+    """Where messages go. Derive from it: only ``handle`` has to be written.
+
+    A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``close`` at the end. A
+    Runner calls all methods, and ``handle`` of several topics at the same time. A class that does
+    not derive from this one needs ``handle``, ``gave_up`` and ``close`` (without arguments).
+    """
+
+    failed: asyncio.Future[None] | None = None
+    """If there is one after ``open``: it ends with the error after which nothing can be handled."""
+    lost = 0
+    """How many messages were given up without being safe anywhere."""
+    left_behind = 0
+    """How many messages nsqd keeps because nobody can take them."""
+    files = 0
+    """How many file descriptors each topic takes."""
+
+    async def open(self) -> None:
+        """Get ready; called once, in the event loop. Cancelled, it may take its time to end."""
+
+    async def join(self, topic: str) -> None:
+        """Get ready for messages of a topic.
+
+        Raises LockedError if another process has what the topic needs, OutputError or ConfigError
+        if it cannot be written; ``join`` is called again later then.
+        """
 
     async def handle(self, batch: Batch) -> None:
         """Return: what is not settled is finished, unless held. Raise: it is requeued, backoff."""
-
-    async def close(self) -> None:
-        """The last batch was handled: settle all that is held. Connections are still open."""
+        raise NotImplementedError
 
     async def gave_up(self, batch: Batch) -> None:
-        """It came ``max_attempts`` times. Return: what is not settled is finished, unless held."""
+        """It came ``max_attempts`` times. Return: what is not settled is finished, unless held.
+
+        Unless overridden it logs the loss.
+        """
+        self.lost += len(batch)
+        log.error("%s", loss_of(batch))
+
+    def flush(self) -> None:
+        """Settle soon what is held only to be gathered with more."""
+
+    async def drain(self, topic: str) -> None:
+        """Settle what is held of a topic and forget the topic: no more of it is to come now.
+
+        Its connections are still open. Messages of the topic may come again after another ``join``.
+        Raises OutputError if something could not be settled.
+        """
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Let go of everything. ``at_once``: drop what is held, nobody waits for it any more.
+
+        A Consumer calls it after the last batch, while connections are open, so what is held can
+        be settled. A Runner calls it once at the very end, even if ``open`` failed.
+        """
+
+
+class _Whole(Handler):
+    """A handler that has ``handle``, ``gave_up`` and ``close`` alone, for a Runner.
+
+    It is closed when the last of its topics is drained: then it can settle what it holds.
+    """
+
+    def __init__(self, given: Handler) -> None:
+        self.handle = given.handle  # type: ignore[method-assign]
+        self.gave_up = given.gave_up  # type: ignore[method-assign]
+        self._close = given.close
+        self._topics: set[str] = set()
+
+    async def join(self, topic: str) -> None:
+        self._topics.add(topic)
+
+    async def drain(self, topic: str) -> None:
+        self._topics.discard(topic)
+        if not self._topics:
+            await self._close()
+
+
+def whole(given: Handler) -> Handler:
+    """The handler with all that a Runner calls; raises ConfigError for what is no handler."""
+    check_handler(given)
+    return given if isinstance(given, Handler) else _Whole(given)
+
+
+def check_handler(given: object) -> None:
+    """Raise ConfigError that names the method which is missing."""
+    for method in ("handle", "close", "gave_up"):
+        if not callable(getattr(given, method, None)):
+            raise ConfigError(f"handler: {type(given).__name__} has no method {method!r}")
 
 
 def loss_of(messages: Sequence[Message], reason: str = "too many attempts") -> str:

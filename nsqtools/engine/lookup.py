@@ -1,20 +1,25 @@
-"""Finding nsqds through nsqlookupd, and counting what they still hold for a channel."""
+"""Finding nsqds and topics through nsqlookupd, and counting what nsqds hold for a channel."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsqtools.config import ConsumerConfig
 from nsqtools.engine.concurrency import call_each
+from nsqtools.engine.membership import Silence
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, ask_all, union_producers
 from nsqtools.net.tls import client_context
+from nsqtools.policy.topics import Change, MatchingTopics, grace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from re import Pattern
 
-    from nsqtools.config import ConsumerConfig
+    from nsqtools.config import ClientConfig
     from nsqtools.engine.membership import Subscription
     from nsqtools.errors import HTTPError
     from nsqtools.net.http.daemons import Answers
@@ -46,32 +51,18 @@ async def ask_lookupds(
     return answers
 
 
+async def nodes(
+    lookupds: Iterable[str], config: ClientConfig, timeouts: tuple[float, float]
+) -> list[Producer]:
+    """All nsqds that nsqlookupds know, whatever topics they have; raises as ``ask_lookupds``."""
+    answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
+    return list(union_producers(answers.values).values())
+
+
 def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
     """The error of servers, of a kind, that all failed."""
     more = f" (nor do {len(errors) - 1} others)" if len(errors) > 1 else ""
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
-
-
-class Silence:
-    """Which nsqlookupds do not answer: each is told once until it does, whoever asks."""
-
-    def __init__(self) -> None:
-        self._silent: set[Address] = set()
-        self._all = False
-
-    def heard(self, answers: Answers[Any]) -> None:
-        """Some answered; warns of the others."""
-        self._all = False
-        self._silent.difference_update(address for address, _ in answers.answers)
-        for address, error in answers.failures:
-            known = address in self._silent
-            log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
-            self._silent.add(address)
-
-    def nobody(self, error: UnreachableError) -> None:
-        """None answered; warns of that."""
-        log.log(logging.DEBUG if self._all else logging.WARNING, "%s", error)
-        self._all = True
 
 
 class Lookups:
@@ -80,13 +71,9 @@ class Lookups:
     def __init__(
         self, subscription: Subscription, config: ConsumerConfig, silence: Silence | None = None
     ) -> None:
+        timeout = config.lookupd_poll_timeout
         self._subscription = subscription
-        self._limits = {
-            "connect_timeout": min(_CONNECT_TIMEOUT, config.lookupd_poll_timeout),
-            "request_timeout": config.lookupd_poll_timeout,
-            "token": config.auth_secret if config.lookupd_authorization else "",
-            "tls": client_context(config) if config.uses_tls else None,
-        }
+        self._limits = _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
         self._silence = silence or Silence()
 
     async def producers(self) -> dict[Address, Producer]:
@@ -107,6 +94,64 @@ def finder(
 ) -> Callable[[], Awaitable[Iterable[Address]]]:
     """The addresses of ``Lookups.producers``, as Membership wants them."""
     return Lookups(subscription, config).producers
+
+
+class TopicFinder:
+    """Asks all nsqlookupds for the topics of a pattern, once for each ``look``.
+
+    It is asked to look every ``refresh`` seconds. ``timeouts`` are those of a connection and of the
+    whole request, in seconds.
+    """
+
+    def __init__(
+        self,
+        lookupds: Sequence[str],
+        pattern: Pattern[str],
+        config: ConsumerConfig,
+        *,
+        refresh: float,
+        timeouts: tuple[float, float],
+        silence: Silence | None = None,
+    ) -> None:
+        self._lookupds = lookupds
+        self._limits = _limits(config, timeouts)
+        self._topics = MatchingTopics(pattern, grace(refresh))
+        self._silence = silence or Silence()
+        self.answered = False
+        """Whether there was a first answer."""
+
+    async def look(self) -> Change:
+        """One round; the first raises UnreachableError if nobody answers, later ones only warn."""
+        loop = asyncio.get_running_loop()
+        try:
+            answers = await ask_lookupds(
+                self._lookupds, lambda client: client.topics(), **self._limits
+            )
+        except UnreachableError as error:
+            if not self.answered:
+                raise
+            self._silence.nobody(error)
+            # Those who come back may know nothing yet.
+            return self._topics.looked((), complete=False, now=loop.time())
+        self.answered = True
+        self._silence.heard(answers)
+        return self._topics.looked(
+            (topic for value in answers.values for topic in value),
+            complete=not answers.failures,
+            now=loop.time(),
+        )
+
+
+def _limits(config: ClientConfig, timeouts: tuple[float, float]) -> dict[str, Any]:
+    """Lookupd's keywords; ``timeouts`` are those of a connection and of the whole request."""
+    connect, request = timeouts
+    authorized = isinstance(config, ConsumerConfig) and config.lookupd_authorization
+    return {
+        "connect_timeout": connect,
+        "request_timeout": request,
+        "token": config.auth_secret if authorized else "",
+        "tls": client_context(config) if config.uses_tls else None,
+    }
 
 
 class Backlog:

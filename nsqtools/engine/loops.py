@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqtools.engine.lookup import ask_lookupds
+from nsqtools.engine.concurrency import together
+from nsqtools.engine.lookup import nodes
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import Address
-from nsqtools.net.http.daemons import NsqdHTTP, union_producers
+from nsqtools.net.http.daemons import NsqdHTTP
 from nsqtools.net.tls import client_context
 
 if TYPE_CHECKING:
@@ -128,25 +129,11 @@ class LoopGuard:
 async def _known(side: Side) -> list[_Nsqd]:
     """Who is there now; raises UnreachableError if no nsqlookupd answers."""
     if side.lookupds:
-        nodes = await _nodes(side)
-        found = [_of_node(node) for node in nodes]
+        timeouts = _CONNECT_TIMEOUT, _REQUEST_TIMEOUT
+        found = [_of_node(node) for node in await nodes(side.lookupds, side.config, timeouts)]
     else:
         found = [_at(address, side.config) for address in side.nsqds]
-    return list(await asyncio.gather(*found, *(_at_http(url, side.config) for url in side.http)))
-
-
-async def _nodes(side: Side) -> list[Producer]:
-    config = side.config
-    token = config.auth_secret if getattr(config, "lookupd_authorization", False) else ""
-    answers = await ask_lookupds(
-        side.lookupds,
-        lambda client: client.nodes(),
-        connect_timeout=_CONNECT_TIMEOUT,
-        request_timeout=_REQUEST_TIMEOUT,
-        token=token,
-        tls=client_context(config) if config.uses_tls else None,
-    )
-    return list(union_producers(answers.values).values())
+    return list(await together(*found, *(_at_http(url, side.config) for url in side.http)))
 
 
 async def _of_node(node: Producer) -> _Nsqd:

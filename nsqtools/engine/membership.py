@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.concurrency import call_each
+from nsqtools.engine.concurrency import call_each, end
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address, check_list, check_name
 from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ConsumerConfig
     from nsqtools.errors import NSQError
+    from nsqtools.net.http.daemons import Answers
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +45,36 @@ class Subscription:
             raise ConfigError("expected either nsqd addresses or nsqlookupd addresses")
 
 
+class Silence:
+    """Which nsqlookupds do not answer: each is told once until it does, whoever asks."""
+
+    def __init__(self) -> None:
+        self._silent: set[Address] = set()
+        self._all = False
+
+    def heard(self, answers: Answers[Any]) -> None:
+        """Some answered; warns of the others."""
+        self._all = False
+        self._silent.difference_update(address for address, _ in answers.answers)
+        for address, error in answers.failures:
+            known = address in self._silent
+            log.log(logging.DEBUG if known else logging.WARNING, "nsqlookupd %s", error)
+            self._silent.add(address)
+
+    def nobody(self, error: UnreachableError) -> None:
+        """None answered; warns of that."""
+        log.log(logging.DEBUG if self._all else logging.WARNING, "%s", error)
+        self._all = True
+
+
 class Membership:
     """Keeps a consumer connected.
 
     ``connect`` opens one connection and returns its error instead of raising it; ``connected`` are
     the addresses of now. ``find`` returns the addresses of all nsqds that have the topic, and
     raises UnreachableError when nobody could be asked; by default it asks the nsqlookupds.
+    ``on_nobody`` is called when it returns none. ``broken`` hears of a bug, which would end
+    reconnection silently.
     """
 
     def __init__(
@@ -60,7 +85,9 @@ class Membership:
         connected: Collection[Address],
         *,
         rng: Random,
-        find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
+        find: Callable[[], Awaitable[Iterable[Address]]] | None,
+        on_nobody: Callable[[], object],
+        broken: Callable[[BaseException], object],
     ) -> None:
         self._subscription = subscription
         self._config = config
@@ -68,16 +95,15 @@ class Membership:
         self._connected = connected
         self._rng = rng
         self._find = find
+        self._on_nobody = on_nobody
+        self._broken = broken
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._lookup_again = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped = False
-        self.broken: asyncio.Future[None]
-        """From ``start`` on; ends with the error of a bug that would end reconnection silently."""
+        self._closed = False
 
     async def start(self) -> None:
         """Make first contact; raises UnreachableError if everybody failed or refused us."""
-        self.broken = asyncio.get_running_loop().create_future()
         if fixed := self._subscription.nsqds:
             for address in await self._connect_all(fixed):
                 self._spawn(self._reconnect(address))
@@ -92,11 +118,10 @@ class Membership:
         else:
             self._lookup_again.set()
 
-    def stop(self) -> None:
-        """Connect to nobody any more."""
-        self._stopped = True
-        for task in self._tasks:
-            task.cancel()
+    async def close(self) -> None:
+        """Connect to nobody any more; dials under way are broken off."""
+        self._closed = True
+        await end(self._tasks)
 
     async def _connect_all(self, addresses: Iterable[Address]) -> Collection[Address]:
         """Connect to all, return who failed; raises the first error if every one did."""
@@ -153,10 +178,13 @@ class Membership:
             from nsqtools.engine.lookup import finder
 
             self._find = finder(self._subscription, self._config)
-        return list(dict.fromkeys(await self._find()))
+        found = list(dict.fromkeys(await self._find()))
+        if not found:
+            self._on_nobody()
+        return found
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._stopped:
+        if self._closed:
             work.close()
             return
         task = asyncio.get_running_loop().create_task(work)
@@ -165,5 +193,5 @@ class Membership:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not self.broken.done():
-            self.broken.set_exception(error)
+        if not task.cancelled() and (error := task.exception()):
+            self._broken(error)

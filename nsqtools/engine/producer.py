@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from nsqtools.config import ProducerConfig
 from nsqtools.config.option import format_duration
+from nsqtools.engine.concurrency import call_each, end
 from nsqtools.errors import (
     REFUSED_BODY,
     AuthError,
@@ -23,7 +24,7 @@ from nsqtools.errors import (
     ServerError,
 )
 from nsqtools.names import Address, check_list, check_name, check_type
-from nsqtools.net.connection import Connection
+from nsqtools.net.connection import Connection, Listener
 from nsqtools.policy.discovery import ReconnectDelays
 from nsqtools.policy.endpoints import make_endpoints
 from nsqtools.proto import commands
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from nsqtools.net.connection import Dial
     from nsqtools.policy.endpoints import Endpoints
-    from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class _Batch:
         return replace(self, positions=self.positions[chosen], bodies=self.bodies[chosen])
 
 
-class Producer:
+class Producer(Listener):
     """Publishes to nsqds: to one that the mode chooses, with failover, or in mode ``all`` to each.
 
     Use it as an async context manager, or call ``connect`` and ``close``.
@@ -138,7 +138,7 @@ class Producer:
             return
         self._closed = False
         try:
-            errors = [e for e in await asyncio.gather(*map(self._connect, self._nsqds)) if e]
+            errors = [error for error in await call_each(self._nsqds, self._connect) if error]
             if errors and (len(errors) == len(self._nsqds) or self._config.mode == "all"):
                 raise errors[0]
         except BaseException:
@@ -154,12 +154,21 @@ class Producer:
     async def close(self) -> None:
         """Hang up. Publishes under way fail."""
         self._closed = True
-        for keeper in self._keepers:
-            keeper.cancel()
-        self._keepers.clear()
+        keepers, self._keepers = self._keepers, []
         connections = list(self._connections.values())
         self._pulse()
-        await asyncio.gather(*(connection.close() for connection in connections))
+        try:
+            await end(keepers)
+            await call_each(connections, Connection.close)
+        finally:
+            for connection in connections:
+                connection.abort()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a publish could be sent now; in mode ``all``, to every nsqd."""
+        live = [each for each in self._connections.values() if not each.closing]
+        return len(live) == len(self._nsqds) if self._config.mode == "all" else bool(live)
 
     async def publish(
         self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
@@ -178,12 +187,8 @@ class Producer:
         refusals: list[_Refusal] = []
         parts = list(self._split(bodies, refusals))
         targets = self._nsqds if self._config.mode == "all" else (None,)
-        work = [
-            self._publish(_Batch(topic, *part, defer_ms, target), deadline)
-            for target in targets
-            for part in parts
-        ]
-        for refused in await asyncio.gather(*work):
+        batches = [_Batch(topic, *part, defer_ms, target) for target in targets for part in parts]
+        for refused in await call_each(batches, lambda batch: self._publish(batch, deadline)):
             refusals += refused
         if refusals:
             positions = sorted(set(chain.from_iterable(r.positions for r in refusals)))
@@ -359,15 +364,8 @@ class Producer:
             if error := await self._connect(address):
                 log.info("cannot connect: %s", error)
 
-    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
-        """As Listener: nobody sends messages to a producer."""
-
-    def command_failed(self, connection: Connection, error: ServerError) -> None:
-        """As Listener."""
-        log.debug("%s", error)
-
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """As Listener."""
+        """Dial again; publishes under way go to another nsqd."""
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
         if error is not None and self._keepers:

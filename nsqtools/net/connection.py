@@ -56,8 +56,10 @@ _UNKNOWN_HEARTBEAT_TIMEOUT = 120.0
 _CLOSE_TIMEOUT = 2.0
 
 
-class Listener(Protocol):
-    """Who owns a connection."""
+class Listener:
+    """Who owns a connection; unless overridden it hears nothing."""
+
+    __slots__ = ()
 
     def messages_received(self, connection: Connection, messages: list[Message]) -> None:
         """Everything one read brought."""
@@ -140,10 +142,10 @@ class Connection(asyncio.Protocol):
     ) -> Self:
         """Dial, IDENTIFY, and SUB if there is a subscription (topic, channel).
 
-        Without a subscription no listener is needed. What nsqd does not take of the defaults of
-        IDENTIFY is left to its own, on a connection anew. Raises UnreachableError (refused, timed
-        out, TLS, AUTH), ProtocolError if it is no nsqd, or ConfigError when a TLS file cannot be
-        used.
+        Without a ``listener`` messages are dropped, and nobody hears of the end.
+        What nsqd does not take of the defaults of IDENTIFY is left to its own, on a connection
+        anew. Raises UnreachableError (refused, timed out, TLS, AUTH), ProtocolError if it is no
+        nsqd, or ConfigError when a TLS file cannot be used.
         """
         identify = config.identify()
         read_timeout = config.read_timeout

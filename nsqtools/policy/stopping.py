@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["empty", "max-duration", "idle-timeout"]
+Reason = Literal["empty", "max-duration", "idle-timeout", "count", "stopped"]
+"""Why a run ends; a StopRule knows the first three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

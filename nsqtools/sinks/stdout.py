@@ -6,21 +6,18 @@ import asyncio
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import select
 import stat
 import sys
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.handler import loss_of
+from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputClosedError, OutputError
 
 if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
     from nsqtools.sinks.formats import Format
-
-log = logging.getLogger(__name__)
 
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
@@ -116,12 +113,14 @@ class Output:
         return OutputError(f"{self._name}: {error.strerror}")
 
 
-class StreamSink:
+class StreamSink(Handler):
     """A handler that writes batches to an Output, one write each.
 
     Once ``failed`` has ended every batch goes back to nsqd at once; of a batch that was written in
     part nothing is finished. Several consumers may share one: it writes a batch at a time, whole.
     """
+
+    failed: asyncio.Future[None]
 
     def __init__(self, fd: int, form: Format, *, name: str = "standard output") -> None:
         self._output = Output(fd, name)
@@ -130,21 +129,16 @@ class StreamSink:
         self.messages = 0
         """Written so far, with their ``bytes``."""
         self.bytes = 0
-        self.lost = 0
-
-    @property
-    def failed(self) -> asyncio.Future[None]:
-        """As Output's."""
-        return self._output.failed
 
     async def open(self) -> None:
         """As Output's."""
         await self._output.open()
+        self.failed = self._output.failed
 
     async def handle(self, batch: Batch) -> None:
         """Write the batch, then finish it; give it back when that fails."""
         async with self._lock:
-            if not self.failed.done():
+            if not self._output.failed.done():
                 data = self._format.render(batch)
                 with contextlib.suppress(OutputError):  # ``failed`` tells
                     await self._output.write(data)
@@ -153,20 +147,6 @@ class StreamSink:
                     batch.finish()
                     return
         batch.requeue(delay=0, backoff=False)
-
-    async def gave_up(self, batch: Batch) -> None:
-        """Log the loss: there is no dead letter here."""
-        self.lost += len(batch)
-        log.error("%s", loss_of(batch))
-
-    async def join(self, topic: str) -> None:
-        """All topics share the output."""
-
-    async def drain(self, topic: str) -> None:
-        """Nothing to do: it holds no message."""
-
-    def flush(self) -> None:
-        """Nothing to do: it holds no message."""
 
     async def close(self, *, at_once: bool = False) -> None:
         """As Output's."""

@@ -7,8 +7,8 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.lookup import Lookups, Silence
-from nsqtools.engine.membership import Subscription
+from nsqtools.engine.lookup import Lookups
+from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.net.http.daemons import NsqdHTTP
 from nsqtools.net.tls import client_context

@@ -29,7 +29,7 @@ from nsqtools.errors import (
     RefusedError,
 )
 from nsqtools.names import Address
-from nsqtools.net.connection import Connection
+from nsqtools.net.connection import Connection, Listener
 from nsqtools.spark.again import WINDOW
 from nsqtools.spark.options import respelled, with_secret
 from nsqtools.spark.rows import Rows
@@ -86,7 +86,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Link:
+class _Link(Listener):
     """One connection, and its part of the quota: ``left`` at the start, ``finished`` of that.
 
     It listens to its connection; ``pending`` is what waits to be staged, of ``size`` bytes, and

@@ -11,18 +11,16 @@ import struct
 import sys
 from typing import TYPE_CHECKING
 
-from nsqtools import Consumer, ConsumerConfig, Subscription
+from nsqtools import Consumer, ConsumerConfig, Handler, Subscription
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from nsqtools import Batch, Message
+    from nsqtools import Batch
 
 MAX_IN_FLIGHT = 2500
 
 
-class Counter:
+class Counter(Handler):
     """Stops its consumer after ``count`` messages."""
 
     def __init__(self, count: int) -> None:
@@ -33,12 +31,6 @@ class Counter:
         self.left -= len(batch)
         if self.left <= 0:
             self.consumer.stop()
-
-    async def close(self) -> None:
-        pass
-
-    async def gave_up(self, messages: Sequence[Message]) -> None:
-        pass
 
 
 def drain_consumer(address: Address, topic: str, count: int) -> None:

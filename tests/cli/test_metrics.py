@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.cli.metrics import of_consumers, served
-from nsqtools.config import ConsumerConfig, MetricsOptions
-from nsqtools.engine.membership import Subscription
-from nsqtools.engine.stats import ConsumerStats
+from nsqtools.config import MetricsOptions
+from nsqtools.engine.consumer import ConsumerStats
 from nsqtools.errors import ConfigError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import Address
-from tests.support.clock import elapse, virtual
-from tests.support.gathering import Gathering, consumers
 from tests.support.metrics import get, kinds, values
-from tests.support.scripted import Network, undisturbed
+from tests.support.scripted import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from tests.support.scripted import ScriptedNsqd
 
 ANY = Address("127.0.0.1", 0)
 SOME = Metric(
@@ -142,38 +137,6 @@ class TestServing:
                     pytest.fail("it serves")
 
 
-class Running:
-    """Consumers of a topic t into a sink that settles when told."""
-
-    def __init__(self, nsqd: ScriptedNsqd, **config: object) -> None:
-        self.sink = Gathering()
-        self._nsqd = nsqd
-        usual = ConsumerConfig(max_in_flight=100, reconnect_delay=1.0)
-        self.consumers = consumers(self.sink, usual.with_values(**config))
-
-    async def add(self) -> None:
-        await self.sink.open()
-        self.consumers.add(Subscription(topic="t", channel="c", nsqds=(self._nsqd.address,)))
-        await elapse(0.1)
-
-    async def take(self, *bodies: bytes) -> None:
-        self._nsqd.publish(*bodies)
-        await elapse(0.1)
-
-    async def stop(self) -> None:
-        self.consumers.stop()
-        await self.consumers.done()
-
-    def counted(self, *names: str) -> list[float]:
-        metrics = of_consumers(self.consumers.by_topic(), "c")
-        found = {metric.name: metric.samples[0].value for metric in metrics}
-        return [found[f"nsqtools_{name}"] for name in names]
-
-
-TAKEN = ("messages_received_total", "received_bytes_total", "messages_finished_total")
-HELD = ("messages_in_flight", "connections", "connections_opened_total")
-
-
 class TestCounting:
     def test_a_topic_has_each_metric_from_the_start_on(self) -> None:
         metrics = list(of_consumers({"t": ConsumerStats()}, "c"))
@@ -181,45 +144,3 @@ class TestCounting:
         for metric in metrics:
             assert metric.name.endswith("_total") == (metric.kind == "counter")
             assert metric.samples == [({"topic": "t", "channel": "c"}, 0)]
-
-    @virtual
-    async def test_counters_outlive_connections(self) -> None:
-        nsqd = Network().nsqd()
-        running = Running(nsqd)
-        await running.add()
-        await running.take(b"1", b"2")
-        nsqd.break_off()
-        await elapse(0.1)
-        assert running.counted(*TAKEN, *HELD) == [2, 2, 0, 0, 0, 1]
-        await elapse(10)
-        await running.take(b"3")
-        running.sink.flush()
-        assert running.counted(*TAKEN, *HELD) == [3, 3, 1, 0, 1, 2]
-        await running.stop()
-
-    @virtual
-    async def test_counters_of_a_dropped_topic_stay_and_go_on_when_it_comes_back(self) -> None:
-        running = Running(Network().nsqd())
-        await running.add()
-        await running.take(b"1", b"2")
-        running.consumers.drop("t")
-        await elapse(1)
-        assert running.consumers.topics == 0
-        assert running.counted(*TAKEN, *HELD) == [2, 2, 2, 0, 0, 1]
-        await running.add()
-        await running.take(b"3")
-        assert running.counted(*TAKEN, *HELD) == [3, 3, 2, 1, 1, 2]
-        await running.stop()
-        assert running.counted(*TAKEN, *HELD) == [3, 3, 3, 0, 0, 2]
-
-    @virtual
-    async def test_failures_show_as_backoff_and_as_requeued_messages(self) -> None:
-        running = Running(Network().nsqd(), backoff_multiplier=1.0)
-        running.sink.failing_flushes = 2
-        await running.add()
-        await running.take(b"1", b"2")
-        assert running.counted("backoff_level") == [0]
-        running.sink.flush()
-        assert running.counted("backoff_level", "messages_requeued_total") == [1, 2]
-        await running.stop()
-        assert running.counted("backoff_level") == [0]

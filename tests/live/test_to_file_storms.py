@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.cli.archiving import file_sink
-from nsqtools.cli.run import consume
+from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig, StopOptions
 from nsqtools.policy import topics as policy
 from tests.support import archives

@@ -11,26 +11,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.cli.run import consume
+from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, StopOptions
+from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy import topics as policy
 from tests.support.eventually import eventually, eventually_async
 from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.engine.handler import Batch
     from tests.support.process import Cli
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd, Nsqlookupd
 
 
-class Sink:
+class Sink(Handler):
     """Finishes everything, and fails to drain the topics that are ``stuck``."""
-
-    lost = 0
 
     def __init__(self, *stuck: str) -> None:
         self.failed: asyncio.Future[None]
@@ -41,25 +39,13 @@ class Sink:
     async def open(self) -> None:
         self.failed = asyncio.get_running_loop().create_future()
 
-    async def join(self, topic: str) -> None:
-        pass
-
     async def handle(self, batch: Batch) -> None:
         self.bodies.setdefault(batch.topic, []).extend(message.body for message in batch)
-
-    async def gave_up(self, messages: Sequence[Message]) -> None:
-        raise AssertionError("not expected")
 
     async def drain(self, topic: str) -> None:
         self.drained.append(topic)
         if topic in self.stuck:
             raise OutputError(f"{topic}.log: no space")
-
-    def flush(self) -> None:
-        pass
-
-    async def close(self, *, at_once: bool = False) -> None:
-        pass
 
 
 def archive(sink: Sink, pattern: str, lookupd: Nsqlookupd) -> asyncio.Task[int]:

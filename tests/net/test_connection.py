@@ -17,10 +17,9 @@ import pytest
 
 from nsqtools.config import ConsumerConfig, ProducerConfig
 from nsqtools.engine import consumer as consumer_module
-from nsqtools.engine.consumer import Consumer
+from nsqtools.engine.consumer import Consumer, ConsumerStats
 from nsqtools.engine.membership import Subscription
 from nsqtools.engine.producer import Producer
-from nsqtools.engine.stats import ConsumerStats
 from nsqtools.errors import (
     ConnectError,
     ConnectionLostError,
@@ -30,11 +29,12 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address
 from nsqtools.net import connection as connection_module
-from nsqtools.net.connection import Connection
+from nsqtools.net.connection import Connection, Listener
 from nsqtools.net.tcp import close
 from nsqtools.proto.codecs import Codec, Deflate, Snappy
 from nsqtools.proto.messages import Message
 from tests.support import wire
+from tests.support.cancelling import Counted
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
 from tests.support.proxy import Cut, Faults, Proxy
@@ -251,6 +251,34 @@ async def test_so_are_cuts_of_a_secured_or_compressed_connection(
     assert survived > 115 / step
 
 
+async def test_a_secured_connection_that_is_cancelled_anywhere_is_closed(
+    certificates: Certificates,
+) -> None:
+    config = ConsumerConfig(tls_v1=True, tls_root_ca_file=str(certificates.ca), **SMALL)
+    point = points = 0
+
+    async def work() -> None:
+        connection = await Connection.open(address, config)
+        await connection.close()
+
+    def tick() -> None:
+        nonlocal points
+        points += 1
+        if points == point:
+            task.cancel()
+
+    async with serving(Server(server_context(certificates)).serve) as address:
+        before = asyncio.all_tasks()
+        while points >= point:
+            point, points = point + 1, 0
+            task: asyncio.Task[None] = asyncio.Task(Counted(work(), tick))
+            await asyncio.wait([task])
+            assert task.cancelled() == (points >= point)
+            # The server's tasks end when it sees the end of their connections.
+            await eventually_async(lambda: asyncio.all_tasks() == before)
+    assert point > 4
+
+
 @pytest.mark.parametrize("cut", ["rst", "fin"])
 async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut, full: bool) -> None:
     server = Server()
@@ -278,7 +306,7 @@ async def test_a_publish_cut_at_any_byte_arrives_all_the_same(cut: Cut, full: bo
     assert survived > 50 / step
 
 
-class Owner:
+class Owner(Listener):
     """A listener that remembers."""
 
     def __init__(self) -> None:

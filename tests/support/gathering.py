@@ -1,4 +1,4 @@
-"""A command's run over scripted nsqds, into a sink that does as a test says."""
+"""Runs over scripted nsqds, into a handler that does as a test says."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.consumers import Consumers
-from nsqtools.cli.run import consume
-from nsqtools.config import ConsumerConfig, SourceOptions, StopOptions
+from nsqtools.config import ConsumerConfig, StopOptions
+from nsqtools.engine.handler import Handler
+from nsqtools.engine.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     import pytest
 
-    from nsqtools.engine.handler import Batch, Message
+    from nsqtools.engine.handler import Batch
+    from nsqtools.engine.runner import RunOutcome
     from nsqtools.errors import NSQError
     from tests.support.scripted import ScriptedNsqd
 
 
-class Gathering:
-    """A sink that settles only when it is told to, and notes what it is told and when.
+class Gathering(Handler):
+    """A handler that settles only when it is told to, and notes what it is told and when.
 
-    ``opening`` and ``draining`` are awaited where the sink does that. Topics that have an error in
+    ``opening`` and ``draining`` are awaited where it does that. Topics that have an error in
     ``unready`` or ``stuck`` cannot be joined or drained. If it ``is_eager`` it settles when nsqd is
     starved, too; its first ``failing_flushes`` give everything back.
     """
 
     def __init__(self, act: Callable[[], Awaitable[object]] | None = None) -> None:
         self.failed: asyncio.Future[None]
-        self.lost = 0
         self.said: list[str] = []
         self.flushed: list[float] = []
         self.bodies: list[bytes] = []
@@ -67,9 +67,6 @@ class Gathering:
         if batch.starved and self.is_eager:
             self.flush()
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
-        self.said.append(f"gave up {len(messages)}")
-
     async def drain(self, topic: str) -> None:
         self.said.append(f"drain {topic}")
         if self.draining:
@@ -94,31 +91,26 @@ class Gathering:
         self.said.append("close at once" if at_once else "close")
 
 
-def start(
-    sink: Gathering, *nsqds: ScriptedNsqd, topics: Sequence[str] = ("t",), **stop: Any
-) -> asyncio.Task[int]:
-    source = SourceOptions(
-        topic=tuple(topics), nsqd_tcp_address=tuple(str(nsqd.address) for nsqd in nsqds)
-    )
-    config = ConsumerConfig(max_in_flight=stop.pop("max_in_flight", 100))
-    hangup = stop.pop("hangup", None)
-    return asyncio.create_task(
-        consume(source, "c", config, StopOptions(**stop), sink, hangup=hangup)
+def make_runner(
+    handler: Handler, *nsqds: ScriptedNsqd, topics: Sequence[str] = ("t",), **options: Any
+) -> Runner:
+    """A runner of channel c; ``options`` are those of StopOptions, or else of ConsumerConfig."""
+    stop = {name: options.pop(name) for name in StopOptions.declared() if name in options}
+    refresh = options.pop("refresh", 60.0)
+    return Runner(
+        topics,
+        "c",
+        handler,
+        ConsumerConfig(**{"max_in_flight": 100, **options}),
+        nsqds=[nsqd.address for nsqd in nsqds],
+        stop=StopOptions(**stop),
+        refresh=refresh,
     )
 
 
-def consumers(sink: Gathering, config: ConsumerConfig, **limits: Any) -> Consumers:
-    """What adds, drops and counts topics of a run that tries again every minute."""
-    return Consumers(
-        sink,
-        config,
-        count=0,
-        retry=60.0,
-        all_fail=False,
-        **limits,
-        on_reached=bool,
-        silence=None,
-    )
+def start(handler: Handler, *nsqds: ScriptedNsqd, **options: Any) -> asyncio.Task[RunOutcome]:
+    """Such a runner, which runs."""
+    return asyncio.create_task(make_runner(handler, *nsqds, **options).run())
 
 
 def refusing(*topics: str) -> Callable[[str], str | None]:

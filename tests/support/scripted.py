@@ -16,10 +16,11 @@ import json
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.consumer import Consumer
+from nsqtools.engine.handler import Handler
 from nsqtools.engine.membership import Subscription
 from nsqtools.names import Address
 from tests.support import wire
@@ -29,8 +30,9 @@ from tests.support.transport import FakeTransport
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from nsqtools.engine.handler import Batch, Handler, Message
-    from nsqtools.engine.stats import ConsumerStats
+    from nsqtools.engine.handler import Batch, Message
+
+R = TypeVar("R", covariant=True)
 
 HANDSHAKE = ("  V2", "IDENTIFY", "SUB", "AUTH", "NOP")
 
@@ -331,16 +333,16 @@ class Network:
         return await self.nsqds[Address(host, port)].accept(protocol), protocol
 
 
-class Recorder:
+class Recorder(Handler):
     """A handler that notes what it sees and when, and then does as ``act`` says.
 
-    ``seen`` and ``lost`` hold (number, attempts); without ``act`` a body of b"bad" raises.
+    ``seen`` and ``given_up`` hold (number, attempts); without ``act`` a body of b"bad" raises.
     """
 
     def __init__(self, act: Callable[[Batch], Awaitable[object]] | None = None) -> None:
         self.seen: list[tuple[int, int]] = []
         self.times: list[float] = []
-        self.lost: list[tuple[int, int]] = []
+        self.given_up: list[tuple[int, int]] = []
         self.batches: list[Batch] = []
         self.closed = 0
         self._act = act
@@ -355,11 +357,11 @@ class Recorder:
         elif any(message.body == b"bad" for message in batch):
             raise ValueError("bad body")
 
-    async def close(self) -> None:
+    async def close(self, *, at_once: bool = False) -> None:
         self.closed += 1
 
-    async def gave_up(self, messages: Sequence[Message]) -> None:
-        self.lost += _numbers(messages)
+    async def gave_up(self, batch: Batch) -> None:
+        self.given_up += _numbers(batch)
 
 
 def consume(
@@ -380,8 +382,15 @@ def consume(
     return Consumer(subscription, handler, ConsumerConfig(**options), rng=Random(1), find=find)
 
 
+class Runs(Protocol[R]):
+    """A Consumer or a Runner."""
+
+    async def run(self) -> R: ...
+    def stop(self) -> None: ...
+
+
 @contextlib.asynccontextmanager
-async def running(consumer: Consumer) -> AsyncIterator[asyncio.Task[ConsumerStats]]:
+async def running(consumer: Runs[R]) -> AsyncIterator[asyncio.Task[R]]:
     """Runs the consumer until the block ends, and then sees it stop without a stray error."""
     async with undisturbed():
         task = asyncio.create_task(consumer.run())

@@ -1,29 +1,40 @@
-"""A limit passes a number of messages and no more, over scripted nsqds."""
+"""A count lets a number of messages be finished and no more, over scripted nsqds."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nsqtools.engine.consumer import Consumer
-from nsqtools.engine.handler import Batch
-from nsqtools.engine.limit import Limit
+from nsqtools.engine.conditions import Count
+from nsqtools.engine.handler import Batch, Handler
+from nsqtools.engine.runner import Runner
 from tests.support import wire
 from tests.support.clock import elapse
+from tests.support.gathering import make_runner
 from tests.support.scripted import Network, Recorder, ScriptedNsqd, consume, running
 
 
-def limited(
-    count: int, recorder: Recorder, *nsqds: ScriptedNsqd, max_in_flight: int = 10, **options: Any
-) -> Consumer:
-    """A consumer that stops after ``count`` messages, as a command's --count does."""
+def limited(count: int, recorder: Recorder, *nsqds: ScriptedNsqd, **options: Any) -> Runner:
+    return make_runner(recorder, *nsqds, count=count, **{"max_in_flight": 10, **options})
 
-    def remaining(left: int) -> None:
-        consumer.set_max_in_flight(min(max_in_flight, left))
 
-    limit = Limit(recorder, count, remaining, lambda: consumer.stop())
-    consumer = consume(limit, *nsqds, max_in_flight=min(max_in_flight, count), **options)
-    return consumer
+class Counted(Handler):
+    """Passes on what a count lets through, for consumers that share it."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        count: int,
+        on_remaining: Callable[[int], object],
+        on_done: Callable[[], object],
+    ) -> None:
+        self._recorder = recorder
+        self._count = Count(count, on_remaining, on_done)
+
+    async def handle(self, batch: Batch) -> None:
+        if self._count.take(batch):
+            await self._recorder.handle(batch)
 
 
 def failing(*turns: int) -> Recorder:
@@ -46,9 +57,9 @@ async def test_one_nsqd_delivers_exactly_the_number(
     nsqd.publish(*[b"x"] * 100)
     recorder = Recorder()
     async with running(limited(count, recorder, nsqd)) as task:
-        stats = await task
+        totals = (await task).totals
     assert [number for number, _ in recorder.seen] == list(range(1, count + 1))
-    assert (stats.finished, recorder.closed) == (count, 1)
+    assert (totals.finished, recorder.closed) == (count, 1)
     assert nsqd.delivered == count
     assert (nsqd.depth, nsqd.in_flight) == (100 - count, 0)
     assert nsqd.commands[-1] == "end of stream"
@@ -73,8 +84,8 @@ async def test_a_failure_does_not_count_and_its_messages_come_again(
     recorder = failing(turn)
     options: dict[str, Any] = {"default_requeue_delay": 1, "max_in_flight": 4}
     async with running(limited(count, recorder, nsqd, **options)) as task:
-        stats = await task
-    assert (stats.finished, stats.requeued) == (count, 1)
+        totals = (await task).totals
+    assert (totals.finished, totals.requeued) == (count, 1)
     assert (nsqd.depth, nsqd.in_flight) == (10 - count, 0)
 
 
@@ -89,7 +100,7 @@ async def test_consumers_may_share_a_limit(network: Network) -> None:
         for consumer in consumers:
             consumer.stop()
 
-    limit = Limit(recorder, 7, left.append, done)
+    limit = Counted(recorder, 7, left.append, done)
     consumers = [consume(limit, nsqd, max_in_flight=5) for nsqd in (first, second)]
     async with running(consumers[0]) as one, running(consumers[1]) as two:
         await asyncio.gather(one, two)
@@ -111,7 +122,7 @@ async def test_it_does_not_end_while_another_batch_may_still_fail(network: Netwo
             raise ValueError
 
     recorder = Recorder(fail)
-    limit = Limit(recorder, 2, lambda left: None, lambda: ends.append(len(recorder.seen)))
+    limit = Counted(recorder, 2, lambda left: None, lambda: ends.append(len(recorder.seen)))
     options: dict[str, Any] = {"max_in_flight": 1, "default_requeue_delay": 1}
     consumers = [consume(limit, nsqd, **options) for nsqd in (slow, quick)]
     async with running(consumers[0]), running(consumers[1]):
@@ -144,8 +155,8 @@ async def test_what_is_held_counts_when_it_is_finished_and_not_when_it_is_given_
 
     recorder = Recorder(settle_when_starved)
     async with running(limited(10, recorder, nsqd, max_in_flight=4)) as task:
-        stats = await task
-    assert stats.finished == 10
+        totals = (await task).totals
+    assert totals.finished == 10
     assert sum(text.startswith("FIN") for text in nsqd.commands) == 10
     assert (nsqd.depth, nsqd.in_flight) == (20, 0)
 
@@ -164,7 +175,7 @@ async def test_what_is_settled_after_its_connection_was_lost_does_not_count() ->
         await elapse(1)
         recorder.batches[0].finish(recorder.batches[0][:1])
         recorder.batches[0].requeue()
-        stats = await task
-    assert stats.finished == 3
+        totals = (await task).totals
+    assert totals.finished == 3
     assert sum(text.startswith("FIN") for text in nsqd.commands) == 3
     assert (nsqd.depth, nsqd.in_flight) == (0, 0)

@@ -225,6 +225,7 @@ async def test_what_nobody_takes_is_given_up_with_what_went_wrong(nsqd: Scripted
         await give_up("nsqd:4150: ")
         nsqd.down = True
         nsqd.break_off()
+        await elapse(0)
         await give_up("no nsqd")
         nsqd.down = False
         nsqd.refuses = lambda text: "E_MPUB_FAILED exiting" if "PUB" in text else None

@@ -125,7 +125,7 @@ async def test_a_handler_sees_exactly_max_attempts_deliveries(nsqd: ScriptedNsqd
         nsqd.publish(b"new")
         await elapse(300)
         assert recorder.seen == [(1, 1), (1, 2), (1, 3), (3, 1)]
-        assert recorder.lost == [(1, 4), (2, 8)]
+        assert recorder.given_up == [(1, 4), (2, 8)]
         fins = [text for text in nsqd.commands if text.startswith("FIN")]
         assert sorted(fins) == ["FIN 1", "FIN 2", "FIN 3"]
         assert nsqd.depth == nsqd.in_flight == 0
@@ -134,12 +134,11 @@ async def test_a_handler_sees_exactly_max_attempts_deliveries(nsqd: ScriptedNsqd
 
 async def test_giving_up_that_fails_requeues(nsqd: ScriptedNsqd) -> None:
     class Full(Recorder):
-        async def gave_up(self, messages: object) -> None:
-            if not self.lost:
-                self.lost.append((0, 0))
+        async def gave_up(self, batch: Batch) -> None:
+            if not self.given_up:
+                self.given_up.append((0, 0))
                 raise OSError("no space left on device")
-            assert isinstance(messages, Batch)
-            await super().gave_up(messages)
+            await super().gave_up(batch)
 
     recorder = Full()
     consumer = consume(recorder, nsqd, max_attempts=1, default_requeue_delay=1)
@@ -147,7 +146,7 @@ async def test_giving_up_that_fails_requeues(nsqd: ScriptedNsqd) -> None:
         nsqd.publish(b"x", attempts=1)
         await elapse(30)
         assert recorder.seen == []
-        assert recorder.lost == [(0, 0), (1, 3)]
+        assert recorder.given_up == [(0, 0), (1, 3)]
         assert nsqd.commands[1:] == ["RDY 0", "REQ 1 2000", "RDY 1", "FIN 1"]
         assert consumer.stats().given_up == 1
 

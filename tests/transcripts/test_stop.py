@@ -72,7 +72,7 @@ async def test_the_unfinished_part_of_the_batch_in_hand_goes_back(nsqd: Scripted
 
 async def test_what_is_held_and_not_settled_by_close_goes_back(nsqd: ScriptedNsqd) -> None:
     class Sink(Recorder):
-        async def close(self) -> None:
+        async def close(self, *, at_once: bool = False) -> None:
             self.batches[0].finish()
 
     async with running(consume(Sink(hold), nsqd, max_in_flight=5)):
@@ -86,7 +86,7 @@ async def test_what_is_held_and_not_settled_by_close_goes_back(nsqd: ScriptedNsq
 
 async def test_a_sink_whose_close_fails_gives_all_back_first(nsqd: ScriptedNsqd) -> None:
     class Sink(Recorder):
-        async def close(self) -> None:
+        async def close(self, *, at_once: bool = False) -> None:
             raise OSError("no space left on device")
 
     consumer = consume(Sink(hold), nsqd, max_in_flight=5)
@@ -209,7 +209,7 @@ async def test_a_handler_that_cannot_be_cancelled_keeps_nobody(nsqd: ScriptedNsq
 
 async def test_a_sink_that_does_not_close_is_left_when_the_time_is_over(nsqd: ScriptedNsqd) -> None:
     class Stuck(Recorder):
-        async def close(self) -> None:
+        async def close(self, *, at_once: bool = False) -> None:
             await elapse(10**9)
 
     async with running(consume(Stuck(hold), nsqd, drain_timeout=7)) as task:

@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.metrics import served
 from nsqtools.cli.pipeline.views import on_terminal
-from nsqtools.cli.signals import Signals
+from nsqtools.cli.service import Signals, supervised
 from nsqtools.net.systemd import Notifier
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.session import is_local, open_session
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from nsqtools.cli.pipeline.views import View
     from nsqtools.config import MetricsOptions, SparkOptions
-    from nsqtools.metrics import Metric
 
 
 class Work(Protocol):
@@ -88,15 +86,15 @@ class Run:
         def told(fact: Any) -> None:
             loop.call_soon_threadsafe(self._told, fact)
 
-        reporting = loop.create_task(self._report())
         try:
-            async with served(self._metrics.address, self._collect):
+            async with supervised(
+                self._notifier, self._status, self._metrics.address, self._view.metrics
+            ):
                 with on_terminal(wanted=self._watched) as self._show:
-                    self._show(self._state or self._view.line)
+                    self._show(self._status())
                     await asyncio.to_thread(work, told)
         finally:
             self._show = lambda _: None
-            reporting.cancel()
         return self.signals.exit_code(Exit.DONE) if self.signals.urgent else Exit.DONE
 
     def _in_spark(self, work: Work, told: Callable[[Any], None]) -> None:
@@ -124,15 +122,8 @@ class Run:
             log.info("%s", line)
         self._show(self._view.line)
 
-    def _collect(self) -> Iterable[Metric]:
-        return self._view.metrics()
-
-    async def _report(self) -> None:
-        """Tell systemd, if that started us, how we are."""
-        interval = self._notifier.interval
-        while interval:
-            self._notifier.beat(self._state or self._view.line)
-            await asyncio.sleep(interval)
+    def _status(self) -> str:
+        return self._state or self._view.line
 
     def _interrupted(self) -> None:
         self._notifier.stopping()

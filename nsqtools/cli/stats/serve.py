@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from signal import SIGINT
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.metrics import served
-from nsqtools.cli.signals import first_signal
+from nsqtools.cli.service import supervised, until_signal
 from nsqtools.cli.stats.exporting import cluster_metrics
 from nsqtools.metrics import Metric, Sample
 from nsqtools.net.systemd import Notifier
@@ -70,30 +68,22 @@ class Exporter:
 
 def serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
     """Serve until a signal; the exit code. Raises ConfigError if it cannot listen there."""
-    return asyncio.run(_serve(where, asked, check))
+    return asyncio.run(until_signal(_serve(where, asked, check)))
 
 
 async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
-    ended = first_signal()
     notifier = Notifier()
     cluster = open_cluster(where)
     exporter = Exporter(lambda: cluster.look(asked.topic or None, asked.channel or None))
-    beating = asyncio.get_running_loop().create_task(_beat(notifier, exporter))
-    try:
-        async with cluster, served(check.serve_address, exporter.collect, "--serve"):
-            notifier.ready()
-            try:
-                signal = await ended
-            finally:
-                notifier.stopping()
-                await exporter.close()
-    finally:
-        beating.cancel()
-    return Exit.INTERRUPTED if signal is SIGINT else Exit.DONE
-
-
-async def _beat(notifier: Notifier, exporter: Exporter) -> None:
-    """Tell systemd, if that started us, how we are."""
-    while interval := notifier.interval:
-        notifier.beat(exporter.status)
-        await asyncio.sleep(interval)
+    address = check.serve_address
+    async with (
+        cluster,
+        supervised(notifier, lambda: exporter.status, address, exporter.collect, "--serve"),
+    ):
+        notifier.ready()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            notifier.stopping()
+            await exporter.close()
+    return Exit.DONE

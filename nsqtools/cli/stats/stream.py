@@ -4,54 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.signals import first_signal
+from nsqtools.cli.service import until_signal
 from nsqtools.cli.stats.formats import Csv, JsonLines, Lines
 from nsqtools.cli.stats.report import Reporter
-from nsqtools.errors import NSQError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from nsqtools.cli.stats.report import Report
     from nsqtools.config import ClusterOptions, StatsOptions
 
 log = logging.getLogger(__name__)
 
-_LEAVE_TIMEOUT = 0.5
-
 
 def run(where: ClusterOptions, asked: StatsOptions) -> int:
     """Report; an exit code. Raises UnreachableError if nobody answers at the start."""
     return asyncio.run(until_signal(_stream(where, asked)))
-
-
-async def until_signal(work: Coroutine[Any, Any, int]) -> int:
-    """The exit code of the work, which a signal ends."""
-    ended = first_signal()
-    working = asyncio.ensure_future(work)
-    await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
-    if working.done():
-        return working.result()
-    working.cancel()
-    await asyncio.wait((working,))
-    if not working.cancelled() and (error := working.exception()):
-        if not isinstance(error, OSError | NSQError):
-            raise error
-        log.debug("at the end: %s", error)  # as of a terminal that was closed
-    code = Exit.INTERRUPTED if ended.result() is signal.SIGINT else Exit.DONE
-    # A thread that hangs in a look-up of a name would be waited for.
-    asyncio.get_running_loop().call_later(_LEAVE_TIMEOUT, os._exit, code)
-    return code
 
 
 async def _stream(where: ClusterOptions, asked: StatsOptions) -> int:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Self
 
 from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.service import until_signal
 from nsqtools.cli.stats.report import Reporter
-from nsqtools.cli.stats.stream import Pace, until_signal
+from nsqtools.cli.stats.stream import Pace
 from nsqtools.cli.stats.view import ViewState
 from nsqtools.errors import ConfigError
 

@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.option import format_duration
-from nsqtools.engine.concurrency import call_each
+from nsqtools.engine.concurrency import call_each, end, together
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 from nsqtools.errors import (
     AuthError,
@@ -100,14 +100,13 @@ class _Examination:
         try:
             return await self._run()
         finally:
-            for greeting in self._greetings.values():
-                greeting.cancel()
+            await end(self._greetings.values())
 
     async def _run(self) -> Facts:
         question, config = self._question, self._config
-        lookupds, infos = await asyncio.gather(
-            asyncio.gather(*map(self._ask_lookupd, dict.fromkeys(question.lookupds))),
-            asyncio.gather(*map(self._info, question.urls)),
+        lookupds, infos = await together(
+            together(*map(self._ask_lookupd, dict.fromkeys(question.lookupds))),
+            together(*map(self._info, question.urls)),
         )
         self._deadline.begin(self._end.left)
         candidates = self._candidates(lookupds, dict(zip(question.urls, infos, strict=True)))
@@ -135,7 +134,7 @@ class _Examination:
             return await self._ask_http(nsqd)
         if nsqd.given or facts.is_concerned(nsqd):
             greeted = self._greetings.get(tcp) or self._greet(tcp)
-            asked, greeting = await asyncio.gather(self._ask_http(nsqd), greeted)
+            asked, greeting = await together(self._ask_http(nsqd), greeted)
         else:
             asked = await self._ask_http(nsqd)
             if asked.topic is None:
@@ -158,7 +157,7 @@ class _Examination:
         async with Lookupd(url, token=self._token, tell=tell, **self._limits) as client:
             address = client.address
             try:
-                topics, lookup, nodes = await asyncio.gather(
+                topics, lookup, nodes = await together(
                     client.topics(), client.lookup(topic), client.nodes()
                 )
             except HTTPError as error:

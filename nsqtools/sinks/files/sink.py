@@ -14,7 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.engine.handler import loss_of
+from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.aftercare import Tally
@@ -44,7 +44,7 @@ _LONGEST_REST = 32
 """Seconds between attempts to publish what could not be; new messages are tried at once."""
 
 
-class FileSink:
+class FileSink(Handler):
     """A handler that archives topics, each in files of its own.
 
     ``window`` is max_in_flight: a sync is due when a quarter of it waits, so that more comes in
@@ -54,6 +54,8 @@ class FileSink:
     """
 
     failed: asyncio.Future[None]
+    files = 3
+    """A topic has a lock, the file under way, and perhaps another."""
 
     def __init__(
         self, archives: Archives, *, window: int, sync_interval: float, fail_fast: bool = False
@@ -65,7 +67,6 @@ class FileSink:
         self._topics: dict[str, _Topic] = {}
         self._pool = ThreadPoolExecutor(_THREADS, "archive")
         self._warned = False
-        self.lost = 0
         self.write_failures: Counter[str] = Counter()
 
     async def open(self) -> None:
@@ -97,11 +98,6 @@ class FileSink:
         """Take the batch; it is settled when its records are safe."""
         batch.hold()
         self._topics[batch.topic].add(batch)
-
-    async def gave_up(self, batch: Batch) -> None:
-        """Log the loss: there is no dead letter here."""
-        self.lost += len(batch)
-        log.error("%s", loss_of(batch))
 
     async def drain(self, topic: str) -> None:
         """Sync and publish the topic's files; raises OutputError if that cannot be done.

@@ -11,6 +11,7 @@ from collections import deque
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Verdict
 from nsqtools.sinks.http.courier import NOT_TRIED, UNFIT
@@ -35,7 +36,7 @@ _TICK = 0.25
 """Seconds between looks at what has to be TOUCHed: a quarter of the shortest msg_timeout."""
 
 
-class HttpSink:
+class HttpSink(Handler):
     """A handler that delivers messages, ``workers`` requests at a time.
 
     With ``size`` over 1 as many messages of a topic share a request, or fewer if ``wait`` seconds
@@ -75,8 +76,6 @@ class HttpSink:
         self._doomed: deque[Parcel] = deque()
         self._resting: deque[asyncio.Future[None]] = deque()
         self._repeats = Repeats(log)
-        self.lost = 0
-        """Messages that were given up or dropped without a dead letter."""
 
     async def open(self) -> None:
         """Begin to work; raises OutputError if dead letters cannot be written."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.repeats import Repeats
@@ -59,7 +60,7 @@ class Guard(Protocol):
         """The error for a topic that is consumed from this nsqd, which is asked for each batch."""
 
 
-class TopicSink:
+class TopicSink(Handler):
     """A handler that publishes topics to others, by the topic's name in ``destinations``.
 
     ``defer`` is in seconds. What the rules refuse, and what no nsqd can take, goes to
@@ -91,10 +92,6 @@ class TopicSink:
         self.pace = pace or Pace(0)
         self.is_away = is_away
         """Whether there is no destination to publish to now."""
-        self.lost = 0
-        """Messages that were given up, and are in no dead letter."""
-        self.left_behind = 0
-        """Messages that nobody can take, and nsqd keeps; as often as they came."""
         self.counts = {topic: Counts(topic, goal) for topic, goal in destinations.items()}
         self._guard = guard
         self._topics: dict[str, Work] = {}
@@ -141,9 +138,6 @@ class TopicSink:
         """
         if work := self._topics.pop(topic, None):
             await work.end()
-
-    def flush(self) -> None:
-        """Nothing to do: nothing waits but for its turn."""
 
     async def close(self, *, at_once: bool = False) -> None:
         """Publish nothing more, hang up, and tell the counts."""

@@ -7,28 +7,17 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import ProducerConfig
+from nsqtools.config import ConsumerConfig, ProducerConfig
 from nsqtools.engine.producer import Producer
+from nsqtools.engine.runner import Runner
 from nsqtools.sinks.topic.rules import Rules
 from nsqtools.sinks.topic.sink import TopicSink
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import Letters
-from tests.support.scripted import Network, ScriptedNsqd, consume, flatten, running
+from tests.support.scripted import Network, ScriptedNsqd, flatten, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-
-class Part:
-    """The sink as the handler of one consumer."""
-
-    def __init__(self, sink: TopicSink) -> None:
-        self.handle = sink.handle
-        self.gave_up = sink.gave_up
-        self._sink = sink
-
-    async def close(self) -> None:
-        await self._sink.drain("t")
 
 
 @contextlib.asynccontextmanager
@@ -40,13 +29,10 @@ async def relay(
     letters.is_lossy = True
     producer = Producer([destination.address], config, rng=Random(1))
     sink = TopicSink(producer, {"t": "T"}, Rules(), letters)
-    await sink.open()
-    await sink.join("t")
-    try:
-        async with running(consume(Part(sink), source, max_attempts=0, max_in_flight=100)):
-            yield sink
-    finally:
-        await sink.close()
+    consuming = ConsumerConfig(max_attempts=0, max_in_flight=100)
+    runner = Runner(["t"], "c", sink, consuming, nsqds=[source.address], rng=Random(1))
+    async with running(runner):
+        yield sink
 
 
 def nsqds(**more: Any) -> tuple[ScriptedNsqd, ScriptedNsqd]:

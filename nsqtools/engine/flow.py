@@ -1,0 +1,351 @@
+"""Flow control: which RDY each connection of a consumer has, and what is settled over it.
+
+Facts come in as plain calls (messages received, a connection lost, a timer), and each ends in
+``plan``, which asks the RDY planner of ``policy`` what to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nsqtools.net.connection import Listener
+from nsqtools.policy.backoff import Backoff
+from nsqtools.policy.delivery import requeue_delay
+from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from nsqtools.config import ConsumerConfig
+    from nsqtools.engine.consumer import ConsumerStats
+    from nsqtools.errors import PeerError, ServerError
+    from nsqtools.names import Address
+    from nsqtools.net.connection import Connection
+    from nsqtools.policy.backoff import Change
+    from nsqtools.proto.messages import Message
+
+log = logging.getLogger(__name__)
+
+_USUAL_MSG_TIMEOUT = 60.0
+
+
+class Link(Listener):
+    """Listens to a connection, settles its batches, and keeps the facts its RDY is planned by."""
+
+    __slots__ = (
+        "_flow",
+        "_fresh",
+        "_last_message",
+        "_rdy_since",
+        "_served",
+        "address",
+        "connection",
+        "stale",
+    )
+
+    connection: Connection
+
+    def __init__(self, flow: Flow, address: Address) -> None:
+        self.address = address
+        self.stale = False
+        self._flow = flow
+        self._fresh = True
+        self._last_message = self._rdy_since = 0.0
+        self._served = float("-inf")
+
+    def opened(self, now: float) -> None:
+        """The connection is made."""
+        self._last_message = self._rdy_since = now
+
+    def peer(self) -> Peer:
+        """The facts of now."""
+        connection = self.connection
+        return Peer(
+            address=self.address,
+            rdy=connection.ready,
+            max_rdy=connection.features.max_rdy_count,
+            in_flight=connection.in_flight,
+            received=connection.received,
+            counts_down=connection.features.counts_rdy_down,
+            fresh=self._fresh,
+            last_message=self._last_message,
+            rdy_since=self._rdy_since,
+            served=self._served,
+            closing=connection.closing,
+        )
+
+    def set_ready(self, count: int, now: float) -> None:
+        """Send RDY and note since when it holds."""
+        if count or self.connection.ready:
+            self._served = now
+        if count != self.connection.ready:
+            self._rdy_since = now
+        self.stale = False
+        self.connection.set_ready(count)
+
+    def needs_plan(self, now: float) -> bool:
+        """Note a read with messages, and say whether it may have changed what RDY should be."""
+        self._last_message = now
+        connection = self.connection
+        if self._fresh:
+            self._fresh = False
+            return True
+        return (
+            self.stale
+            or connection.in_flight > connection.ready
+            or (
+                connection.features.counts_rdy_down
+                and 4 * connection.received >= 3 * connection.ready
+            )
+        )
+
+    # What a connection tells its Listener.
+
+    def messages_received(self, connection: Connection, messages: list[Message]) -> None:
+        """Pass on all messages of one read."""
+        self._flow.received(self, messages)
+
+    def command_failed(self, connection: Connection, error: ServerError) -> None:
+        """A FIN, REQ or TOUCH failed: no failure of the handler, so no backoff (go-nsq#116)."""
+        self._flow.stats.too_late += 1
+        log.debug("%s", error)
+
+    def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
+        """Give its share to the other connections."""
+        self._flow.lost(self, error)
+
+    # What a batch calls, as Settle.
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        """FIN; what a lost connection delivered comes again, and its FIN goes nowhere."""
+        if not self.connection.is_lost:
+            self._flow.settled(finished=len(messages))
+            self.connection.settle(finish=[message.id for message in messages])
+            self._settled()
+
+    def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
+        """REQ, after ``delay`` seconds or the configured delay."""
+        if self.connection.is_lost:
+            return
+        if backoff:
+            self._flow.settled(failed=len(messages))
+        else:
+            self._flow.settled(requeued=len(messages))
+        if delay is None:
+            requeue_ms = self._flow.requeue_ms
+            delays = [(message.id, requeue_ms(message.attempts)) for message in messages]
+        else:
+            delays = [(message.id, max(0, round(delay * 1000))) for message in messages]
+        self.connection.settle(requeue=delays)
+        self._settled()
+
+    def touch(self, messages: Sequence[Message]) -> None:
+        """TOUCH."""
+        self._flow.stats.touched += len(messages)
+        self.connection.settle(touch=[message.id for message in messages])
+
+    def forget(self, messages: Sequence[Message]) -> None:
+        """Nothing is sent, but nothing of it is in flight any more."""
+        if not self.connection.is_lost:
+            self.connection.in_flight -= len(messages)
+            self._settled()
+
+    def _settled(self) -> None:
+        """A connection that rests may take part again once little is in flight."""
+        if not self.connection.ready:
+            self._flow.plan()
+
+
+class Flow:
+    """The connections of a consumer, in ``links`` by address, and the messages they may bring.
+
+    ``deliver`` takes the messages of one read and the size of their bodies. ``lost`` hears of an
+    address whose connection ended without us. ``broken`` hears of a bug in the planning: a consumer
+    must not go on unplanned.
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        stats: ConsumerStats,
+        *,
+        rng: Random,
+        deliver: Callable[[Link, list[Message], int], object],
+        lost: Callable[[Address], object],
+        broken: Callable[[Exception], object],
+    ) -> None:
+        self.links: dict[Address, Link] = {}
+        self.stats = stats
+        self.handling_since: float | None = None
+        """Since when the handler has the batch of now; None while it has none."""
+        self._config = config
+        self._rng = rng
+        self._deliver = deliver
+        self._lost = lost
+        self._broken = broken
+        self._max_in_flight = self._limit = config.max_in_flight
+        self._budget = ByteBudget(config.max_in_flight_bytes)
+        self._planner = RdyPlanner(config.low_rdy_idle_timeout, config.low_rdy_timeout)
+        self._backoff = Backoff(
+            config.backoff_strategy, config.backoff_multiplier, config.max_backoff_duration
+        )
+        self._behind = False
+        self._stopped = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def start(self) -> None:
+        """Begin to look at RDY and at the handler from time to time."""
+        self._loop = asyncio.get_running_loop()
+        self._tick()
+
+    def stop(self) -> None:
+        """Send no RDY any more; nsqd ignores it after CLS."""
+        self._stopped = True
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def add(self, link: Link) -> None:
+        """Let a connection that is open take part."""
+        link.opened(self._loop.time())
+        self.links[link.address] = link
+        self.plan()
+
+    def set_max_in_flight(self, n: int) -> None:
+        """Share another number among the connections, at once."""
+        self._max_in_flight = n
+        self._set_limit()
+        self.plan()
+
+    def caught_up(self) -> None:
+        """Let messages come again: the handler has handled all there were."""
+        self.handling_since = None
+        if self._behind:
+            self._behind = False
+            self.plan()
+
+    def peers(self) -> list[Peer]:
+        """The facts of now, of each connection."""
+        return [link.peer() for link in self.links.values()]
+
+    def totals(self) -> ConsumerStats:
+        """A copy of what was counted, with what is so now."""
+        return replace(
+            self.stats,
+            connections=len(self.links),
+            in_flight=sum(link.connection.in_flight for link in self.links.values()),
+            backoff_level=self._backoff.counter,
+            nsqds=list(self.links),
+        )
+
+    # Called by links.
+
+    def received(self, link: Link, messages: list[Message]) -> None:
+        """Count and deliver all messages that one read brought."""
+        now = self._loop.time()
+        count = len(messages)
+        size = sum([len(message.body) for message in messages])
+        stats = self.stats
+        stats.received += count
+        stats.received_bytes += size
+        stats.last_message = now
+        self._budget.note(count, size)
+        self._set_limit()
+        self._deliver(link, messages, size)
+        if link.needs_plan(now):
+            self.plan()
+
+    def settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
+        """Count results before they are sent, so that a change of RDY goes out first."""
+        self.stats.finished += finished
+        self.stats.requeued += failed + requeued
+        if failed or self._backoff.mode is not Mode.RUNNING:
+            now = self._loop.time()
+            if change := self._backoff.record(
+                succeeded=finished, failed=failed, neutral=requeued, now=now, rng=self._rng
+            ):
+                self._backoff_changed(change)
+
+    def requeue_ms(self, attempts: int) -> int:
+        """The configured delay of a REQ, in ms."""
+        default, most = self._config.default_requeue_delay, self._config.max_requeue_delay
+        return round(requeue_delay(attempts, default_delay=default, max_delay=most) * 1000)
+
+    def lost(self, link: Link, error: PeerError | None) -> None:
+        """A connection is gone; its share goes to the others."""
+        if self.links.get(link.address) is not link:
+            return
+        del self.links[link.address]
+        if self._stopped or error is None:
+            return
+        log.warning("connection lost: %s", error)
+        self.plan()
+        self._lost(link.address)
+
+    def plan(self) -> None:
+        """Send the RDY counts that the facts of now ask for."""
+        if self._stopped or not self.links:
+            return
+        now = self._loop.time()
+        mode = Mode.STOPPED if self._behind else self._backoff.mode
+        plan = self._planner.plan(
+            self.peers(),
+            max_in_flight=self._limit,
+            mode=mode,
+            now=now,
+            rng=self._rng,
+        )
+        for address, count in plan.items():
+            self.links[address].set_ready(count, now)
+
+    def _set_limit(self) -> None:
+        limit = self._budget.limit(self._max_in_flight)
+        if limit != self._limit:
+            self._limit = limit
+            for link in self.links.values():
+                link.stale = True
+
+    def _backoff_changed(self, change: Change) -> None:
+        log.info("backoff: %s", change)
+        if timer := self._timers.pop("backoff", None):
+            timer.cancel()
+        if self._backoff.until is not None:
+            self._call_at(self._backoff.until, "backoff", self._backoff_due)
+        self.plan()
+
+    def _backoff_due(self) -> None:
+        # A timer may fire a little early.
+        if change := self._backoff.due(max(self._loop.time(), self._backoff.until or 0.0)):
+            self._backoff_changed(change)
+
+    def _tick(self) -> None:
+        """Look at RDY and at the handler.
+
+        A handler that has kept a batch for a quarter of msg_timeout has fallen behind: RDY goes
+        to 0 before nsqd's timeouts would send the same messages again and again.
+        """
+        timeouts = [link.connection.features.msg_timeout for link in self.links.values()]
+        patience = min(timeouts, default=_USUAL_MSG_TIMEOUT) / 4
+        now = self._loop.time()
+        if self.handling_since is not None and now - self.handling_since > patience:
+            if not self._behind:
+                log.warning("the handler has fallen behind: no new messages until it catches up")
+            self._behind = True
+        self.plan()
+        interval = min(self._config.rdy_redistribute_interval, patience / 2)
+        self._call_at(now + interval, "tick", self._tick)
+
+    def _call_at(self, when: float, name: str, work: Callable[[], None]) -> None:
+        if self._stopped:
+            return
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._broken(error)
+
+        self._timers[name] = self._loop.call_at(when, run)

@@ -1,0 +1,338 @@
+"""The runner: many topics into one handler, from opening it to the last message settled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsqtools.config import ConsumerConfig, StopOptions
+from nsqtools.engine.concurrency import end, interruptible
+from nsqtools.engine.conditions import Conditions, Count
+from nsqtools.engine.descriptors import Descriptors
+from nsqtools.engine.handler import whole
+from nsqtools.engine.membership import Silence, Subscription
+from nsqtools.engine.subscriptions import Subscriptions
+from nsqtools.errors import ConfigError, NSQError
+from nsqtools.names import check_list, check_name, check_type
+from nsqtools.net.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from random import Random
+
+    from nsqtools.engine.consumer import ConsumerStats
+    from nsqtools.engine.handler import Handler
+    from nsqtools.engine.lookup import TopicFinder
+    from nsqtools.names import Address
+    from nsqtools.net.connection import Dial
+    from nsqtools.policy.stopping import Reason
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended that no error ended."""
+
+    reason: Reason
+    """Which stop condition was met, or "stopped"."""
+    totals: ConsumerStats
+    by_topic: Mapping[str, ConsumerStats]
+    """Of each topic that there was."""
+    lost: int
+    """Messages that the handler gave up and that are safe nowhere."""
+    left_behind: int
+    """Messages that nsqd keeps because nobody can take them."""
+    left: int | None
+    """Messages in the channels that were to be emptied when the time was over; None: unknown."""
+    unreached: Sequence[str]
+    """Topics that could not be consumed at any time."""
+    undrained: Sequence[str]
+    """Topics that went away before the handler could settle all it held of them."""
+
+
+class Runner:
+    """Consumes topics into one handler until a stop condition is met, or ``stop`` is called.
+
+    ``topics`` are names, or a pattern: then the topics of ``lookupds`` whose names have a match are
+    consumed, as they come and go. nsqds are fixed ones or those that nsqlookupds name, not both.
+    Topics that fail at their start are tried again, and the pattern is looked for, every
+    ``refresh`` seconds; ``timeouts`` of such a look, in seconds, are for the connection and for the
+    whole answer. ``max_files`` is how many files the process may have open.
+
+    ``on_reached`` is called whenever a topic was reached, or none is there to be reached, and
+    ``on_stopping`` once, when no more messages are to come.
+
+    Raises ConfigError for names and addresses that cannot be, and if ``max_files`` are too few.
+
+    Print what two channels hold, and stop::
+
+        class Printer(Handler):
+            async def handle(self, batch):
+                for message in batch:
+                    print(batch.topic, message.body)
+
+        nsqd = Address("127.0.0.1", 4150)
+        stop = StopOptions(until_empty=True, max_duration=60)
+        runner = Runner(["orders", "users"], "print", Printer(), nsqds=[nsqd], stop=stop)
+        outcome = asyncio.run(runner.run())
+        print(outcome.totals.finished, "messages", outcome.reason)
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[str] | re.Pattern[str],
+        channel: str,
+        handler: Handler,
+        config: ConsumerConfig | None = None,
+        *,
+        nsqds: Iterable[Address] = (),
+        lookupds: Iterable[str] = (),
+        stop: StopOptions | None = None,
+        refresh: float = 60.0,
+        timeouts: tuple[float, float] = (2.0, 5.0),
+        max_files: int = sys.maxsize,
+        rng: Random | None = None,
+        on_reached: Callable[[], object] = lambda: None,
+        on_stopping: Callable[[], object] = lambda: None,
+        dial: Dial = Connection.open,
+    ) -> None:
+        config, stop = config or ConsumerConfig(), stop or StopOptions()
+        check_type("config", config, ConsumerConfig)
+        check_type("stop", stop, StopOptions)
+        check_name("channel", channel)
+        if not config.max_in_flight:
+            raise ConfigError(f"{config.spelled('max_in_flight')}: 0 would never receive a message")
+        if stop.count:
+            config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
+        self._channel = channel
+        self._nsqds, self._lookupds = tuple(nsqds), tuple(lookupds)
+        self._handler = whole(handler)
+        self._stop_options = stop
+        self._refresh = refresh
+        self._on_reached = on_reached
+        self._on_stopping = on_stopping
+        self._silence = Silence()
+        self._finder: TopicFinder | None = None
+        self._named: list[Subscription] = []
+        if isinstance(topics, re.Pattern):
+            self._finder = self._find_by(topics, config, timeouts)
+        else:
+            check_list("topics", topics, str)
+            self._named = [self._subscription(name) for name in dict.fromkeys(topics)]
+            if not topics:
+                raise ConfigError("topics: expected at least one")
+        self._topics = self._subscribe(config, max_files, rng, dial)
+        self._conditions = Conditions(
+            stop,
+            self._topics,
+            complete=lambda: self._finder is None or self._finder.answered,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._errors: list[BaseException] = []
+        self._ending = asyncio.Event()
+        self._reason: Reason = "stopped"
+        self._stop_asked = False
+        self._at_once = False
+        self._is_open = False
+        self._left: int | None = 0
+
+    async def run(self) -> RunOutcome:
+        """Open the handler, consume until the end, close the handler.
+
+        Raises UnreachableError if nothing could be reached at the start, and the handler's own
+        errors: of ``open``, ``failed`` and ``close``, of ``join`` if no topic could be joined, and
+        of ``drain`` at the end. Cancelling drops the connections, and what the handler holds.
+        """
+        try:
+            await self._open()
+            if self._is_open:
+                await self._consume()
+        except BaseException as error:
+            at_once = self._at_once or isinstance(error, asyncio.CancelledError)
+            try:
+                await self._handler.close(at_once=at_once)
+            except NSQError as another:  # the first one is the cause
+                log.error("%s", another)
+            raise
+        await self._handler.close(at_once=self._at_once)
+        return RunOutcome(
+            reason=self._reason,
+            totals=self._topics.stats(),
+            by_topic=self._topics.by_topic(),
+            lost=self._handler.lost,
+            left_behind=self._handler.left_behind,
+            left=self._left,
+            unreached=self._topics.unreached(),
+            undrained=sorted(self._topics.undrained),
+        )
+
+    def stop(self) -> None:
+        """Drain all topics and let ``run`` return; a second call changes nothing."""
+        self._stop_asked = True
+        self._end("stopped")
+
+    def leave(self) -> None:
+        """Let ``run`` return at once; nsqd delivers again what was in flight."""
+        self._at_once = True
+        self.stop()
+        self._topics.leave()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handler is open, so that messages may come."""
+        return self._is_open
+
+    @property
+    def topics(self) -> int:
+        """How many topics there are now."""
+        return len(self._topics)
+
+    def stats(self) -> ConsumerStats:
+        """Totals of all topics."""
+        return self._topics.stats()
+
+    def by_topic(self) -> dict[str, ConsumerStats]:
+        """Totals of each topic that there was."""
+        return self._topics.by_topic()
+
+    async def backlog(self) -> int:
+        """How many messages nsqds hold for the channel: waiting, in flight and deferred.
+
+        A channel that nsqd has not made yet counts as one message. Raises UnreachableError if one
+        of the nsqds does not answer over HTTP.
+        """
+        return await self._conditions.backlog()
+
+    async def _open(self) -> None:
+        """Open the handler, which may take long; being stopped ends that."""
+        await interruptible(self._handler.open(), self._ending)
+        self._is_open = not self._ending.is_set()
+
+    async def _consume(self) -> None:
+        topics, failed = self._topics, self._handler.failed
+        if failed:
+            failed.add_done_callback(lambda _: self._end("stopped"))
+        try:
+            for subscription in self._named:
+                topics.add(subscription)
+            self._spawn(self._watch())
+            if self._finder:
+                self._spawn(self._discover(self._finder))
+            await self._ending.wait()
+            await end(self._tasks)
+            await topics.stop(out_of_time=self._reason not in ("stopped", "count"))
+        finally:
+            await end(self._tasks)
+            topics.leave()
+            await topics.stop()
+        if failed and failed.done():
+            failed.result()
+        if self._errors:
+            for error in self._errors[1:]:
+                log.error("%s", error)
+            raise self._errors[0]
+        if (
+            self._stop_options.until_empty
+            and self._reason == "max-duration"
+            and not self._stop_asked
+        ):
+            self._left = await self._conditions.left()
+
+    async def _watch(self) -> None:
+        if reason := await self._conditions.met():
+            log.info("stopping: %s", reason)
+            self._end(reason)
+
+    async def _discover(self, finder: TopicFinder) -> None:
+        """Let topics come and go, as nsqlookupds know them."""
+        told = False
+        while True:
+            change = await finder.look()
+            for topic in change.gone:
+                log.info("topic %s: gone", topic)
+                self._topics.drop(topic)
+            for topic in change.appeared:
+                log.info("topic %s: found", topic)
+                self._topics.add(self._subscription(topic))
+            if not self._topics:
+                if not told:
+                    log.warning("--topic-pattern: no topic matches it")
+                told = True
+                self._on_reached()
+            await asyncio.sleep(self._refresh)
+
+    def _subscription(self, topic: str) -> Subscription:
+        return Subscription(
+            topic=topic, channel=self._channel, nsqds=self._nsqds, lookupds=self._lookupds
+        )
+
+    def _find_by(
+        self, pattern: re.Pattern[str], config: ConsumerConfig, timeouts: tuple[float, float]
+    ) -> TopicFinder:
+        if self._nsqds or not self._lookupds:
+            raise ConfigError("a pattern of topics needs nsqlookupds, which know topics")
+        from nsqtools.engine.lookup import TopicFinder  # loads httpx
+
+        return TopicFinder(
+            self._lookupds,
+            pattern,
+            config,
+            refresh=self._refresh,
+            timeouts=timeouts,
+            silence=self._silence,
+        )
+
+    def _subscribe(
+        self, config: ConsumerConfig, max_files: int, rng: Random | None, dial: Dial
+    ) -> Subscriptions:
+        count: Count | None = None
+        if number := self._stop_options.count:
+            count = Count(
+                number,
+                on_remaining=lambda left: self._topics.set_max_in_flight(left),
+                on_done=lambda: self._end("count"),
+            )
+        descriptors = Descriptors(
+            max_files, files=self._handler.files, servers=len(self._lookupds) or len(self._nsqds)
+        )
+        descriptors.check([len(self._nsqds)] * len(self._named))
+        return Subscriptions(
+            handler=self._handler,
+            config=config,
+            count=count,
+            retry=self._refresh,
+            all_fail=self._finder is None,
+            descriptors=descriptors,
+            silence=self._silence,
+            rng=rng,
+            dial=dial,
+            on_reached=self._on_reached,
+            on_error=self._fail,
+        )
+
+    def _end(self, reason: Reason) -> None:
+        """Let no more messages come; the first reason counts."""
+        if not self._ending.is_set():
+            self._reason = reason
+            self._ending.set()
+            self._on_stopping()
+
+    def _fail(self, error: BaseException) -> None:
+        """End with an error; the first is raised."""
+        self._errors.append(error)
+        self._end("stopped")
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)

@@ -1,0 +1,256 @@
+"""A command as a service: signals, systemd, and the exit code of a run; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.cli.service import consume
+from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, SourceOptions, StopOptions
+from nsqtools.errors import ConfigError, OutputError
+from tests.support.clock import elapse, virtual
+from tests.support.gathering import Gathering, errors, refusing, time
+from tests.support.scripted import Network, undisturbed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.support.scripted import ScriptedNsqd
+
+
+def serve(
+    sink: Gathering,
+    nsqd: ScriptedNsqd,
+    *,
+    topics: Sequence[str] = ("t",),
+    hangup: Any = None,
+    **stop: Any,
+) -> asyncio.Task[int]:
+    """The exit code of a command."""
+    source = SourceOptions(topic=tuple(topics), nsqd_tcp_address=(str(nsqd.address),))
+    config = ConsumerConfig(max_in_flight=100)
+    return asyncio.create_task(
+        consume(source, "c", config, StopOptions(**stop), sink, hangup=hangup)
+    )
+
+
+def kill(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+@virtual
+async def test_a_hangup_calls_what_it_should_and_stops_nothing() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    hangups: list[float] = []
+    run = serve(sink, nsqd, hangup=lambda: hangups.append(time()))
+    await elapse(1)
+    for count in (1, 2, 3):
+        kill(signal.SIGHUP)
+        await elapse(1)
+        assert len(hangups) == count
+    kill()
+    assert await run == 0
+    assert sink.said == ["open", "drain t", "close"]
+
+
+@virtual
+async def test_a_hangup_is_passed_on_only_once_the_handler_is_open() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.opening = partial(elapse, 10)
+    hangups: list[float] = []
+    run = serve(sink, nsqd, hangup=lambda: hangups.append(time()), max_duration=10.0)
+    for _ in range(2):
+        await elapse(8)
+        kill(signal.SIGHUP)
+        await elapse(0)
+    assert await run == 0
+    assert hangups == [pytest.approx(16)]
+
+
+@virtual
+async def test_a_signal_that_was_ignored_at_the_start_stays_ignored() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    hangups: list[float] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = serve(sink, nsqd, hangup=lambda: hangups.append(time()), max_duration=5.0)
+        await elapse(1)
+        kill(signal.SIGHUP)
+        assert await run == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert hangups == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
+)
+@virtual
+async def test_a_signal_ends_an_opening_and_nothing_is_consumed(number: int, code: int) -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.opening = asyncio.Event().wait
+    async with undisturbed():
+        run = serve(sink, nsqd)
+        await elapse(100)
+        kill(number)
+        assert await run == code
+    assert sink.said == ["open", "close"]
+    assert nsqd.dials == []
+
+
+@virtual
+async def test_a_signal_at_the_very_start_is_heard() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.opening = partial(asyncio.sleep, 0)
+    run = serve(sink, nsqd)
+    await asyncio.sleep(0)
+    kill()
+    assert await run == 0
+    assert sink.said[0] == "open"
+    assert sink.said[-1] == "close"
+    assert nsqd.in_flight == 0
+
+
+@virtual
+async def test_a_signal_before_an_nsqd_has_let_us_in_is_no_failure() -> None:
+    nsqd = Network().nsqd()
+    nsqd.hole = True
+    run = serve(Gathering(), nsqd, max_duration=10.0)
+    await elapse(0.1)
+    kill()
+    assert await run == 0
+
+
+@virtual
+async def test_a_signal_that_comes_to_the_process_and_to_its_group_is_one() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    nsqd.publish(b"x")
+    drained = asyncio.Event()
+    sink.draining = drained.wait
+    run = serve(sink, nsqd)
+    await elapse(1)
+    for _ in range(2):
+        kill()  # as timeout(1) does
+        await elapse(0.05)
+    drained.set()
+    assert await run == 0
+    assert "close at once" not in sink.said
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+@virtual
+async def test_a_second_signal_drops_what_the_handler_holds(
+    monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    monkeypatch.setattr(os, "_exit", lambda _: pytest.fail("it did not end by itself"))
+    nsqd, sink = Network().nsqd(), Gathering()
+    nsqd.publish(b"x")
+    sink.draining = asyncio.Event().wait
+    run = serve(sink, nsqd)
+    for _ in range(2):
+        await elapse(1)
+        kill(number)
+    assert await run == code
+    assert sink.said == ["open", "drain t", "close at once"]
+    assert nsqd.commands[-2:] == ["CLS", "abort"]
+    assert time() < 2.1
+
+
+@virtual
+async def test_a_second_signal_leaves_what_cannot_be_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[tuple[float, int]] = []
+    monkeypatch.setattr(os, "_exit", lambda code: left.append((time(), code)))
+
+    async def recover() -> None:
+        try:
+            await elapse(1000)
+        except asyncio.CancelledError:
+            await elapse(60)
+
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.opening = recover
+    run = serve(sink, nsqd)
+    for _ in range(2):
+        await elapse(1)
+        kill()
+    await elapse(2)
+    ((when, code),) = left
+    assert (round(when, 1), code) == (2.5, 1)
+    assert await run == 1
+    assert sink.said == ["open", "close at once"]
+    assert nsqd.dials == []
+
+
+@virtual
+async def test_systemd_is_asked_for_more_time_until_a_topic_was_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.opening = partial(elapse, 25)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.setblocking(False)
+        assert await serve(sink, nsqd, max_duration=10.0) == 0
+        told: list[str] = []
+        while len(told) < 6:
+            told.append(listener.recv(4096).decode())
+    more = "EXTEND_TIMEOUT_USEC=30000000\nSTATUS="
+    assert [text[: len(more)] for text in told[:3]] == [more] * 3
+    assert told[3] == "READY=1"
+    assert told[4].startswith("STATUS=")
+    assert told[5] == "STOPPING=1"
+
+
+@virtual
+async def test_topics_that_were_never_consumed_are_named_and_make_status_1(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    nsqd.refuses = refusing("bad")
+    sink.unready = {"worse": OutputError("worse.log: Permission denied")}
+    assert await serve(sink, nsqd, topics=["bad", "good", "worse"], max_duration=5.0) == 1
+    assert errors(caplog)[-1].endswith(": bad worse")
+
+
+@virtual
+async def test_a_topic_that_is_not_drained_in_time_makes_status_1() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    nsqd.publish(b"x")
+    sink.draining = asyncio.Event().wait
+    assert await serve(sink, nsqd, max_duration=5.0) == 1
+
+
+@pytest.mark.parametrize("trouble", ["lost", "left_behind"])
+@virtual
+async def test_messages_that_were_lost_or_nobody_takes_make_status_4(trouble: str) -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    setattr(sink, trouble, 1)
+    assert await serve(sink, nsqd, max_duration=1.0) == 4
+
+
+@virtual
+async def test_named_topics_that_do_not_match_a_pattern_are_left_out() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    stop = StopOptions(max_duration=1.0)
+
+    def source(pattern: str) -> ArchiveSourceOptions:
+        return ArchiveSourceOptions(
+            topic=("orders", "other", "reorder"),
+            topic_pattern=pattern,
+            nsqd_tcp_address=(str(nsqd.address),),
+        )
+
+    assert await consume(source("order"), "c", ConsumerConfig(), stop, sink) == 0
+    assert sorted(sink.said) == ["close", "drain orders", "drain reorder", "open"]
+    with pytest.raises(ConfigError, match="--topic-pattern"):
+        await consume(source("^x"), "c", ConsumerConfig(), stop, sink)

@@ -1,0 +1,280 @@
+"""How a run of many topics starts, stops and ends, over scripted nsqds in virtual time."""
+
+import asyncio
+import re
+from functools import partial
+
+import pytest
+
+from nsqtools import Address, Batch, ConsumerConfig, Handler, Runner
+from nsqtools.engine.lookup import Backlog
+from nsqtools.errors import ConfigError, LockedError, OutputError, UnreachableError
+from tests.support.clock import elapse, virtual
+from tests.support.gathering import Gathering, make_runner, start, time
+from tests.support.scripted import Network, Recorder, running, undisturbed
+
+HERE = Address("127.0.0.1", 4150)
+STILL = ConsumerConfig(max_in_flight=0)
+
+
+@virtual
+async def test_each_topic_is_drained_and_the_handler_closed_once_at_the_very_end() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    nsqd.publish(b"1", b"2", b"3")
+    async with undisturbed():
+        outcome = await start(sink, nsqd, topics=["a", "b", "a"], max_duration=5.0)
+    assert sink.said[0] == "open"
+    assert sorted(sink.said[1:-1]) == ["drain a", "drain b"]
+    assert sink.said[-1] == "close"
+    assert (nsqd.depth, nsqd.in_flight) == (0, 0)
+    assert (outcome.reason, outcome.totals.finished) == ("max-duration", 3)
+    assert sum(stats.finished for stats in outcome.by_topic.values()) == 3
+    assert sorted(outcome.by_topic) == ["a", "b"]
+    assert (outcome.lost, outcome.left, outcome.unreached, outcome.undrained) == (0, 0, [], [])
+
+
+@virtual
+async def test_one_topic_drains_without_waiting_for_the_handler_of_another() -> None:
+    network, never = Network(), asyncio.Event()
+    sink = Gathering(never.wait)
+    nsqd = network.nsqd()
+    nsqd.publish(b"stuck")
+    run = start(sink, nsqd, topics=["a", "b"], max_duration=5.0)
+    await elapse(5.5)
+    assert len([text for text in sink.said if text.startswith("drain")]) == 1
+    await run
+    assert nsqd.in_flight == 0
+
+
+@virtual
+async def test_a_class_with_the_three_methods_alone_is_a_handler_and_may_settle_in_close() -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self.batches: list[Batch] = []
+
+        async def handle(self, batch: Batch) -> None:
+            batch.hold()
+            self.batches.append(batch)
+
+        async def close(self) -> None:
+            for batch in self.batches:
+                batch.finish()
+
+        async def gave_up(self, batch: Batch) -> None: ...
+
+    nsqd = Network().nsqd()
+    nsqd.publish(b"1", b"2", b"3")
+    plain = Plain()
+    outcome = await start(plain, nsqd, max_duration=5.0)  # type: ignore[arg-type]
+    assert outcome.totals.finished == 3
+    assert (nsqd.depth, nsqd.in_flight) == (0, 0)
+
+
+@virtual
+async def test_a_handler_that_only_handles_counts_and_logs_what_it_gave_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Handler):
+        async def handle(self, batch: Batch) -> None:
+            raise ValueError
+
+    nsqd = Network().nsqd()
+    nsqd.publish(b"1")
+    options = {"max_attempts": 2, "default_requeue_delay": 1.0}
+    outcome = await start(Failing(), nsqd, max_duration=60.0, **options)
+    assert (outcome.lost, outcome.totals.given_up) == (1, 1)
+    assert "they are lost" in caplog.text
+
+
+@virtual
+async def test_stopping_drains_and_leaving_does_not() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    reached: list[float] = []
+    runner = Runner(["t"], "c", sink, nsqds=[nsqd.address], on_reached=lambda: reached.append(1))
+    run = asyncio.create_task(runner.run())
+    await elapse(1)
+    assert reached
+    nsqd.publish(b"1")
+    await elapse(1)
+    assert (runner.is_open, runner.topics, runner.stats().in_flight) == (True, 1, 1)
+    sink.draining = asyncio.Event().wait
+    runner.stop()
+    await elapse(1)
+    assert not run.done()
+    runner.leave()
+    outcome = await run
+    assert (outcome.reason, outcome.totals.finished) == ("stopped", 0)
+    assert sink.said == ["open", "drain t", "close at once"]
+    assert nsqd.commands[-2:] == ["CLS", "abort"]
+    assert time() < 3.1
+
+
+@virtual
+async def test_a_run_that_is_stopped_before_it_began_opens_and_closes() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    stopping: list[float] = []
+    runner = Runner(
+        ["t"], "c", sink, nsqds=[nsqd.address], on_stopping=lambda: stopping.append(time())
+    )
+    runner.stop()
+    runner.stop()
+    assert (await runner.run()).reason == "stopped"
+    assert sink.said[-1] == "close"
+    assert nsqd.dials == []
+    assert stopping == [0]
+
+
+@virtual
+async def test_stopping_ends_an_opening_that_takes_long_and_nothing_is_consumed() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.opening = asyncio.Event().wait
+    async with running(make_runner(sink, nsqd)):
+        await elapse(100)
+    assert sink.said == ["open", "close"]
+    assert nsqd.dials == []
+    assert time() < 101
+
+
+@virtual
+async def test_what_fails_to_open_is_closed_and_its_error_raised() -> None:
+    async def refuse() -> None:
+        raise LockedError("x.lock is locked")
+
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.opening = refuse
+    with pytest.raises(LockedError, match=r"x\.lock is locked"):
+        await start(sink, nsqd)
+    assert sink.said == ["open", "close"]
+
+
+@virtual
+async def test_an_idle_timeout_asks_for_what_is_only_gathered_and_ends_soon_after() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    nsqd.publish(b"1", b"2")
+    assert (await start(sink, nsqd, idle_timeout=10.0)).reason == "idle-timeout"
+    assert len(sink.flushed) == 1
+    assert 10 <= sink.flushed[0] < 10.1
+    assert time() < 11
+    assert nsqd.in_flight == nsqd.depth == 0
+
+
+@virtual
+async def test_a_handler_that_is_stuck_keeps_an_idle_timeout_waiting() -> None:
+    ready = asyncio.Event()
+    nsqd, sink = Network().nsqd(), Gathering(ready.wait)
+    nsqd.publish(b"1")
+    run = start(sink, nsqd, idle_timeout=3.0)
+    await elapse(12)
+    assert not run.done()
+    ready.set()
+    await run
+    assert time() < 14
+
+
+@virtual
+async def test_a_count_is_reached_though_the_handler_holds_what_nsqd_waits_for() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    nsqd.publish(*[b"x"] * 6)
+    run = start(sink, nsqd, count=10)
+    await elapse(1)
+    nsqd.publish(*[b"y"] * 10)
+    assert (await run).reason == "count"
+    assert len(sink.bodies) == 10
+    assert time() < 2
+    assert (nsqd.depth, nsqd.in_flight) == (6, 0)
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+@virtual
+async def test_a_count_is_of_messages_that_were_finished_though_a_sync_fails(
+    failures: int,
+) -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    sink.is_eager = True
+    sink.failing_flushes = failures
+    nsqd.publish(*[b"x"] * 30)
+    await start(sink, nsqd, count=10, max_in_flight=4)
+    assert sum(text.startswith("FIN") for text in nsqd.commands) == 10
+    assert (nsqd.depth, nsqd.in_flight) == (20, 0)
+
+
+@virtual
+async def test_topics_share_a_count_though_a_sync_fails() -> None:
+    network = Network()
+    nsqds = [network.nsqd(name) for name in "ab"]
+    sink = Gathering()
+    sink.is_eager = True
+    sink.failing_flushes = 2
+    for nsqd in nsqds:
+        nsqd.publish(*[b"x"] * 20)
+    await start(sink, *nsqds, topics=["s", "t"], count=25, max_in_flight=6)
+    assert sum(text.startswith("FIN") for nsqd in nsqds for text in nsqd.commands) == 25
+    assert sum(nsqd.depth for nsqd in nsqds) == 15
+    assert sum(nsqd.in_flight for nsqd in nsqds) == 0
+
+
+@pytest.mark.parametrize("left", [0, 3, None])
+@virtual
+async def test_what_is_left_when_the_time_is_over_before_the_channel_is_empty(
+    monkeypatch: pytest.MonkeyPatch, left: int | None
+) -> None:
+    async def count(_: Backlog) -> int:
+        if left is None:
+            raise UnreachableError("no nsqd answers")
+        return left
+
+    nsqd = Network().nsqd()
+    nsqd.publish(b"1")
+    runner = make_runner(Gathering(partial(elapse, 1000)), nsqd, until_empty=True, max_duration=3.0)
+    async with running(runner) as run:
+        monkeypatch.setattr(Backlog, "count", count)
+        if left is None:
+            with pytest.raises(UnreachableError):
+                await runner.backlog()
+        else:
+            assert await runner.backlog() == left
+        outcome = await run
+    assert (outcome.reason, outcome.left) == ("max-duration", left)
+
+
+@virtual
+async def test_an_nsqd_that_does_not_let_us_in_before_the_time_is_over_is_unreachable() -> None:
+    nsqd = Network().nsqd()
+    nsqd.hole = True
+    with pytest.raises(UnreachableError):
+        await start(Gathering(), nsqd, max_duration=0.1)
+
+
+@virtual
+async def test_a_handler_that_fails_ends_the_run_with_its_error() -> None:
+    nsqd, sink = Network().nsqd(), Gathering()
+    run = start(sink, nsqd, topics=["a", "b"])
+    await elapse(1)
+    sink.failed.set_exception(OutputError("no space"))
+    with pytest.raises(OutputError, match="no space"):
+        await run
+    assert sorted(sink.said) == ["close", "drain a", "drain b", "open"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments", "options"),
+    [
+        ("topics", ([], "c", Recorder()), {"nsqds": [HERE]}),
+        ("topics", ("events", "c", Recorder()), {"nsqds": [HERE]}),
+        ("topic", (["no topic"], "c", Recorder()), {"nsqds": [HERE]}),
+        ("channel", (["t"], "no channel", Recorder()), {"nsqds": [HERE]}),
+        ("handle", (["t"], "c", print), {"nsqds": [HERE]}),
+        ("config", (["t"], "c", Recorder(), 5), {"nsqds": [HERE]}),
+        ("max-in-flight", (["t"], "c", Recorder(), STILL), {"nsqds": [HERE]}),
+        ("stop", (["t"], "c", Recorder()), {"nsqds": [HERE], "stop": 5}),
+        ("nsqd", (["t"], "c", Recorder()), {}),
+        ("nsqd", (["t"], "c", Recorder()), {"nsqds": [HERE], "lookupds": ["127.0.0.1"]}),
+        ("nsqlookupd", (re.compile("t"), "c", Recorder()), {"nsqds": [HERE]}),
+        ("open files", (["t"], "c", Recorder()), {"nsqds": [HERE], "max_files": 16}),
+    ],
+)
+def test_what_cannot_be_run_is_refused_at_once(
+    fault: str, arguments: tuple[object, ...], options: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        Runner(*arguments, **options)  # type: ignore[arg-type]
