@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.raw import unprefixed
 from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
@@ -87,12 +87,7 @@ def _bodies(form: str, data: bytes) -> list[bytes]:
             e["body"].encode() if "body" in e else base64.b64decode(e["body_b64"])
             for e in envelopes
         ]
-    bodies = []
-    while data:
-        (size,) = struct.unpack_from(">I", data)
-        bodies.append(data[4 : 4 + size])
-        data = data[4 + size :]
-    return bodies
+    return unprefixed(data)
 
 
 def test_go_spellings_and_options_of_the_go_tools_work(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import ssl
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,12 +111,6 @@ async def test_a_client_that_says_nothing_for_long_is_closed(
             assert await ask(server.address, start, half_close=False) == b""
 
 
-def server_context(certificates: Certificates) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(certificates.ca))
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
-    return context
-
-
 async def test_plain_http_is_told_that_this_is_an_https_server(certificates: Certificates) -> None:
-    async with serving(echo, server_context(certificates)) as server:
+    async with serving(echo, certificates.server.context()) as server:
         assert (await ask(server.address, GET)).endswith(b" to an HTTPS server.\n")

@@ -100,3 +100,9 @@ async def elapse(seconds: float) -> None:
     """Let virtual time pass. AssertionError in real time, where a sleep would be a guess."""
     assert isinstance(asyncio.get_running_loop(), VirtualLoop), "wait for a condition instead"
     await asyncio.sleep(seconds)
+
+
+async def turns(count: int = 50) -> None:
+    """Let the event loop turn: it does only while nothing blocks it."""
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -261,13 +261,3 @@ async def open_breaker(running: Delivering, answer: Answer = REFUSES, host: str 
     assert running.requeued[-5:] == [(b"lost", None, True)] * 5
     running.requeued.clear()
     running.web.sent.clear()
-
-
-def unpack(body: bytes) -> list[bytes]:
-    """The messages of a length-prefixed batch."""
-    found = []
-    while body:
-        size = int.from_bytes(body[:4], "big")
-        found.append(body[4 : 4 + size])
-        body = body[4 + size :]
-    return found
