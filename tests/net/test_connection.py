@@ -184,7 +184,7 @@ async def cut_everywhere(
     config: ConsumerConfig,
     *,
     cut: Cut,
-    step: int = 1,
+    step: int,
 ) -> tuple[int, int]:
     """How many cuts ended the start with an error, and how many were lived through."""
     plan = Plan()

@@ -13,7 +13,7 @@ from nsqtools.net import exchange
 from nsqtools.net.tls import client_context
 from tests.support.scripted_http import (
     V1,
-    Scripted,
+    OneReply,
     envelope,
     failure,
     lookupd,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.support.tls import Certificates
 
 
-async def lookup_failure(server: Scripted | str, **options: Any) -> HTTPError:
+async def lookup_failure(server: OneReply | str, **options: Any) -> HTTPError:
     client = lookupd(server, **options)
     return await failure(client, client.lookup("t"))
 

@@ -71,9 +71,9 @@ class _JumpingSelector(selectors.DefaultSelector):
         return ready
 
 
-def run_virtual(coroutine: Coroutine[Any, Any, T], *, start: float = 0.0, limit: float = DAY) -> T:
+def run_virtual(coroutine: Coroutine[Any, Any, T], *, limit: float = DAY) -> T:
     """Run to the end in virtual time; raises StuckError if that can never come."""
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(start, limit)) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(0.0, limit)) as runner:
         return runner.run(coroutine)
 
 

@@ -252,9 +252,9 @@ async def delivering(topics: Sequence[str] = ("events",), **more: Any) -> AsyncI
             await running.close(at_once=True)
 
 
-async def open_breaker(running: Delivering, answer: Answer = REFUSES, host: str = "a") -> None:
+async def open_breaker(running: Delivering) -> None:
     """Fail five messages one by one; the breaker is open for a second from now on."""
-    running.web.ever[host] = answer
+    running.web.ever["a"] = REFUSES
     for _ in range(5):
         await running.handle(b"lost", starved=True)
         await elapse(SOON)
