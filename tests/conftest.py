@@ -42,7 +42,7 @@ SLOW = (
     *(IN_SPARK, "tests/live/test_pipeline", "tests/proto/test_fuzz", "tests/cli/test_examples.py"),
     *("tests/test_readme.py", "tests/live/", "tests/spark/", "tests/sinks/"),
 )
-"""What is begun first, so that at the end of a run no process waits for one of the others."""
+"""Slow modules, scheduled first, so that workers finish together."""
 
 
 left_out: Counter[str] = Counter()
@@ -110,7 +110,7 @@ def _servers(config: pytest.Config) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept, others = [], []
     for item in items:
-        # What has more to do with --full is of what --full adds: `pytest --full -m full`.
+        # A test that takes `full` also runs at full size, so it is part of `-m full`.
         if "full" in getattr(item, "fixturenames", ()):
             if config.option.full:
                 item.add_marker("full")
@@ -150,7 +150,7 @@ def _turn(item: pytest.Item) -> int:
 
 
 def _wants_nsqd(item: pytest.Item) -> str:
-    """Why this is not tested with the sandbox, if it is the sandbox that it would talk to."""
+    """Why this is left out if it would run on the sandbox, else ""."""
     found = getattr(item, "callspec", None)
     sandbox = found is not None and found.params.get("server") == "sandbox"
     return _why_nsqd_only(item) if sandbox else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from math import nan
@@ -16,6 +15,7 @@ from nsqtools.cli.stats import watch
 from nsqtools.cli.stats.sparks import short, sparkline
 from nsqtools.cli.stats.view import ViewState
 from nsqtools.cli.stats.watch import Keys
+from tests.support.clock import elapse, virtual
 from tests.support.reports import report, row
 
 WIDE, TALL = 160, 30
@@ -230,6 +230,7 @@ class Pressed:
         return True
 
 
+@virtual
 async def test_what_goes_on_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     with os.fdopen(reading) as terminal, os.fdopen(writing, "wb", 0) as user:
@@ -240,7 +241,7 @@ async def test_what_goes_on_is_waited_for_anew(monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(watch, "_SEQUENCE", patience)
             user.write(sequence)
             screen._read()
-        await asyncio.sleep(0.05)
+        await elapse(1)
         assert pressed.keys == ["up"]
 
 

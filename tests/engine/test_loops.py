@@ -12,7 +12,7 @@ from nsqtools.engine import loops
 from nsqtools.engine.loops import LoopGuard, Side
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
-from tests.support.scripted_http import Scripted, reply, serving, v1
+from tests.support.scripted_http import OneReply, reply, serving, v1
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ def about(tcp_port: int = 4150, start_time: int = 1_700_000_000, **more: Any) ->
     }
 
 
-def saying(**more: Any) -> contextlib.AbstractAsyncContextManager[Scripted]:
+def saying(**more: Any) -> contextlib.AbstractAsyncContextManager[OneReply]:
     """An nsqd's HTTP API."""
     return serving(v1(about(**more)))
 
@@ -49,9 +49,9 @@ def guard(
     source: Address = NOWHERE,
     destination: Address = ELSEWHERE,
     *,
-    source_http: Scripted | None = None,
-    destination_http: Scripted | None = None,
-    lookupd: Scripted | None = None,
+    source_http: OneReply | None = None,
+    destination_http: OneReply | None = None,
+    lookupd: OneReply | None = None,
 ) -> LoopGuard:
     return LoopGuard(
         {"t": "t"},

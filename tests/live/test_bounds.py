@@ -52,7 +52,6 @@ def attacked(cli: Cli, name: str, hostile: Hostile, folder: Path, *options: str)
     """How the command ended, which took little memory."""
     with hostile:
         ended = cli.measured(*commands(str(hostile.address), folder)[name], *options)
-    print(f"{name}: peak {ended.peak} KiB")
     assert ended.peak < LIMIT
     return ended
 
@@ -137,7 +136,6 @@ def test_verify_does_not_read_a_line_that_is_larger_than_memory_may_be(
 ) -> None:
     path = bomb(tmp_path / f"events.log{suffix}")
     ended = nsqtools_cli.measured("verify", "--format", "json", str(path))
-    print(f"verify {suffix}: peak {ended.peak} KiB")
     assert ended.code == 1
     (line,) = ended.stderr.splitlines()
     assert str(path) in line
@@ -167,7 +165,6 @@ def test_recovery_leaves_such_a_line_as_it_is(
     before = bomb(left).read_bytes()
     nsqd.publish(topic, [b"fresh"])
     ended = nsqtools_cli.measured(*command, "--max-duration", "1m", *empty(nsqd))
-    print(f"to-file {suffix}: peak {ended.peak} KiB")
     assert ended.code == 1
     (line,) = (each for each in ended.stderr.splitlines() if "--max-msg-size" in each)
     assert str(left) in line

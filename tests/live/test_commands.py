@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
-import struct
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.eventually import eventually
+from tests.support.raw import unprefixed
 from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
@@ -87,12 +88,7 @@ def _bodies(form: str, data: bytes) -> list[bytes]:
             e["body"].encode() if "body" in e else base64.b64decode(e["body_b64"])
             for e in envelopes
         ]
-    bodies = []
-    while data:
-        (size,) = struct.unpack_from(">I", data)
-        bodies.append(data[4 : 4 + size])
-        data = data[4 + size :]
-    return bodies
+    return unprefixed(data)
 
 
 def test_go_spellings_and_options_of_the_go_tools_work(
@@ -111,3 +107,27 @@ def test_go_spellings_and_options_of_the_go_tools_work(
     )
     assert (published.code, tailed.code, tailed.stderr) == (0, 0, "")
     assert sorted(tailed.stdout.splitlines()) == [f"{topic} | {x}".encode() for x in "abc"]
+
+
+@pytest.mark.nsqd_only("the sandbox's limits of output buffers are fixed")
+@pytest.mark.parametrize("verbose", [(), ("-v",)], ids=["", "-v"])
+def test_defaults_that_nsqd_refuses_are_left_to_nsqd(
+    nsqtools_cli: Cli, make_nsqd: MakeNsqd, topic: str, verbose: tuple[str, ...]
+) -> None:
+    """Only ``-v`` tells of it."""
+    nsqd = make_nsqd(
+        *("-max-output-buffer-size=32768", "-max-heartbeat-interval=5s"),
+        "-max-output-buffer-timeout=50ms",
+    )
+    nsqd.create(topic, "c")
+    published = nsqtools_cli("pub", "--topic", topic, *at(nsqd), *verbose, "hello")
+    words = ("--topic", topic, "--channel", "c", "-n", "1", *at(nsqd))
+    seen = nsqtools_cli("tail", *words, *verbose)
+    assert (published.code, seen.code, seen.stdout) == (0, 0, b"hello\n")
+    names = ["heartbeat_interval", "output_buffer_size", "output_buffer_timeout"]
+    for ended in (published, seen):
+        said = re.findall(r"refuses our (\w+)", ended.stderr)
+        assert sorted(said) == (names if verbose else [])
+    assert drained(nsqd, topic, "c")
+    doctor = nsqtools_cli("doctor", "--topic", topic, "--channel", "c", *at(nsqd))
+    assert "E_BAD_BODY" not in doctor.stdout.decode()

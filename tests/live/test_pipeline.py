@@ -14,10 +14,9 @@ from tests.support.archives import shares
 from tests.support.eventually import eventually
 from tests.support.metrics import scrape
 from tests.support.servers import at, drained
-from tests.support.sockets import connected
 from tests.support.spark import START, java_options, needs_spark
 from tests.support.streaming import publish, rows
-from tests.support.trees import descendants, is_alive, kill_tree, signal_process
+from tests.support.trees import connected, descendants, is_alive, kill_tree, signal_process
 
 if TYPE_CHECKING:
     import random

@@ -14,6 +14,7 @@ import pytest
 
 from nsqtools.sinks.compression import METHODS, make_encoder
 from tests.support.eventually import eventually
+from tests.support.raw import prefixed
 from tests.support.replays import Taken
 from tests.support.servers import at
 
@@ -34,10 +35,6 @@ def lines(bodies: Sequence[bytes]) -> bytes:
 
 def delimited(bodies: Sequence[bytes]) -> bytes:
     return b"".join(body + b";;" for body in bodies)
-
-
-def sized(bodies: Sequence[bytes]) -> bytes:
-    return b"".join(len(body).to_bytes(4) + body for body in bodies)
 
 
 def envelopes(bodies: Sequence[bytes], timestamps: Sequence[int] = ()) -> bytes:
@@ -67,7 +64,7 @@ def pub(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> Callable[..., Result]:
     [
         ("none", (), lines),
         ("gzip", ("--delimiter", ";;"), delimited),
-        ("zstd", ("--length-prefix",), sized),
+        ("zstd", ("--length-prefix",), prefixed),
         ("gzip", ("--json",), envelopes),
     ],
     ids=["raw", "delimiter", "length-prefix", "json"],

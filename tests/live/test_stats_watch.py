@@ -45,8 +45,8 @@ def nsqds(make_nsqd: MakeNsqd) -> list[Nsqd]:
     return made
 
 
-def watch(window: Tmux, nsqds: list[Nsqd], *args: str, env: str = "") -> None:
-    window.run("stats", "--watch", "--interval", "100ms", *args, *http(nsqds), env=env)
+def watch(window: Tmux, nsqds: list[Nsqd], *args: str) -> None:
+    window.run("stats", "--watch", "--interval", "100ms", *args, *http(nsqds))
     window.until(HELP, "topic-07")
 
 

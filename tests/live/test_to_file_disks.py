@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import archives
 from tests.support.archives import Archiver
-from tests.support.disks import fill, small_disk
 from tests.support.eventually import eventually
+from tests.support.faults import fill, small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

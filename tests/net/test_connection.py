@@ -184,7 +184,7 @@ async def cut_everywhere(
     config: ConsumerConfig,
     *,
     cut: Cut,
-    step: int = 1,
+    step: int,
 ) -> tuple[int, int]:
     """How many cuts ended the start with an error, and how many were lived through."""
     plan = Plan()
@@ -225,12 +225,6 @@ async def test_a_cut_at_any_byte_is_an_error_at_the_start_and_survived_later(
     assert survived > 200 / step
 
 
-def server_context(certificates: Certificates) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
-    return context
-
-
 @pytest.mark.parametrize("cut", ["rst", "fin"])
 @pytest.mark.parametrize(
     "options",
@@ -240,7 +234,7 @@ def server_context(certificates: Certificates) -> ssl.SSLContext:
 async def test_so_are_cuts_of_a_secured_or_compressed_connection(
     options: dict[str, Any], cut: Cut, certificates: Certificates, full: bool
 ) -> None:
-    server = Server(server_context(certificates))
+    server = Server(certificates.server.context())
     if "tls_v1" in options:
         options = {**options, "tls_root_ca_file": str(certificates.ca)}
     config = ConsumerConfig(max_in_flight=5, **SMALL, **QUICK, **options)
@@ -267,7 +261,7 @@ async def test_a_secured_connection_that_is_cancelled_anywhere_is_closed(
         if points == point:
             task.cancel()
 
-    async with serving(Server(server_context(certificates)).serve) as address:
+    async with serving(Server(certificates.server.context()).serve) as address:
         before = asyncio.all_tasks()
         while points >= point:
             point, points = point + 1, 0
@@ -383,7 +377,7 @@ async def test_a_name_that_does_not_resolve_is_named() -> None:
 async def test_the_last_commands_are_read_before_the_connection_ends(
     tls: bool, certificates: Certificates
 ) -> None:
-    server = Server(server_context(certificates))
+    server = Server(certificates.server.context())
     server.load([b"%d" % n for n in range(2000)])
     options: dict[str, Any] = (
         {"tls_v1": True, "tls_root_ca_file": str(certificates.ca)} if tls else {}

@@ -45,11 +45,9 @@ def apply(peers: list[Peer], commands: dict[Address, int], now: float = NOW) -> 
             peer.rdy, peer.received = count, 0
 
 
-def settle_down(
-    peers: list[Peer], max_in_flight: int, mode: Mode = Mode.RUNNING, now: float = NOW
-) -> list[int]:
+def settle_down(peers: list[Peer], max_in_flight: int, now: float = NOW) -> list[int]:
     """Plan, send, and return everyone's RDY."""
-    apply(peers, plan(peers, max_in_flight, mode, now), now)
+    apply(peers, plan(peers, max_in_flight, Mode.RUNNING, now), now)
     return [peer.rdy for peer in peers]
 
 

@@ -12,9 +12,9 @@ NOW = 1_763_665_200 * SECOND
 HOUR = 3600
 
 
-def aged(*hours: float, size: int = 10) -> list[Kept]:
+def aged(*hours: float) -> list[Kept]:
     return [
-        Kept(f"file-{number}", size, NOW - int(age * HOUR) * SECOND)
+        Kept(f"file-{number}", 10, NOW - int(age * HOUR) * SECOND)
         for number, age in enumerate(hours)
     ]
 

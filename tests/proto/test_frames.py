@@ -61,7 +61,7 @@ def parse(parser: FrameParser, pieces: Iterable[bytes]) -> Parsed:
 
 
 def parse_failing(
-    pieces: Iterable[bytes], limit: int = UNLIMITED
+    pieces: Iterable[bytes], limit: int
 ) -> tuple[list[Delivery], list[bytes], ProtocolError]:
     parser = FrameParser(limit, ADDRESS)
     messages: list[Message] = []

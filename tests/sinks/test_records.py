@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import struct
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +16,7 @@ from nsqtools.sinks.records import (
     Splitter,
     Whole,
 )
+from tests.support.raw import prefixed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,10 +37,6 @@ def until_error(splitter: Splitter, chunks: Iterable[bytes]) -> tuple[list[bytes
     except RecordError as error:
         return records, str(error)
     raise AssertionError(f"no error, but {records!r}")
-
-
-def prefixed(*records: bytes) -> bytes:
-    return b"".join(struct.pack(">I", len(record)) + record for record in records)
 
 
 def cuts(data: bytes) -> list[list[bytes]]:
@@ -108,19 +104,19 @@ class TestDelimited:
 class TestLengthPrefixed:
     @pytest.mark.parametrize("records", [[], [b""], [b"one", b"", b"\0\0\0\1", b"x" * 300]])
     def test_the_cut_into_chunks_does_not_matter(self, records: list[bytes]) -> None:
-        for chunks in cuts(prefixed(*records)):
+        for chunks in cuts(prefixed(records)):
             assert split(LengthPrefixed(max_size=300), chunks) == records
 
     @pytest.mark.parametrize("tail", [b"\0\0", b"\0\0\0\5ab"])
     def test_a_truncated_tail_is_named_by_its_place(self, tail: bytes) -> None:
-        for chunks in cuts(prefixed(b"one", b"2") + tail):
+        for chunks in cuts(prefixed([b"one", b"2"]) + tail):
             records, error = until_error(LengthPrefixed(), chunks)
             assert records == [b"one", b"2"]
             assert " record 3, which begins at byte 12 " in error
 
     def test_a_size_over_the_limit_is_refused_before_the_body_comes(self) -> None:
         splitter = LengthPrefixed(max_size=1000)
-        assert splitter.feed(prefixed(b"one") + b"GET ") == [b"one"]
+        assert splitter.feed(prefixed([b"one"]) + b"GET ") == [b"one"]
         with pytest.raises(RecordError, match=r"^record 2 at byte 7: .* --max-msg-size"):
             splitter.feed(b"")
 

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.compression import load_zstd, make_encoder
 from nsqtools.sinks.recovery import Inspection, inspect
+from tests.support.raw import prefixed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 COMPRESSED = ["gzip", "zstd"]
 NOUN = {"gzip": "gzip member", "zstd": "zstd frame"}
@@ -115,10 +116,6 @@ def measured(file: Any, **options: Any) -> tuple[Inspection, int]:
 def decoded(name: str, data: bytes) -> bytes:
     decompress = gzip.decompress if name == "gzip" else load_zstd().decompress
     return decompress(data) if data else b""
-
-
-def prefixed(records: Iterable[bytes]) -> bytes:
-    return b"".join(struct.pack(">I", len(record)) + record for record in records)
 
 
 def envelope(body: str) -> bytes:

@@ -16,6 +16,7 @@ from nsqtools.errors import OutputClosedError, OutputError
 from nsqtools.sinks.formats import make_format
 from nsqtools.sinks.stdout import StreamSink
 from tests.support.archiving import Settled, batch
+from tests.support.clock import turns
 from tests.support.faults import file_limit
 
 if TYPE_CHECKING:
@@ -93,12 +94,6 @@ def ends() -> Iterator[Ends]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
-
-
-async def turns(count: int = 50) -> None:
-    """Let the event loop turn: it does only while nothing blocks it."""
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def drain(fd: int, size: int) -> bytes:

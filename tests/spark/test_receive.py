@@ -19,7 +19,7 @@ from nsqtools.spark.rows import Rows
 from nsqtools.spark.segments import Ending
 from tests.support import wire
 from tests.support.proxy import Faults, Proxy
-from tests.support.pulling import ScriptedNsqd, Staging, bodies_of
+from tests.support.pulling import CountingNsqd, Staging, bodies_of
 from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_the_quota_is_met_and_nothing_beyond_it_is_ever_in_flight(
     staging.check(numbered(6000), rows, rest)
 
 
-class EagerNsqd(ScriptedNsqd):
+class EagerNsqd(CountingNsqd):
     """One with messages without end, which sends all it may after each single command."""
 
     delivered = most_in_flight = 0
@@ -281,19 +281,10 @@ def test_an_nsqd_that_wants_a_secret_is_an_error_of_the_query(
 def test_tls_that_cannot_be_is_an_error_of_the_query(
     make_nsqd: MakeNsqd, staging: Staging, certificates: Certificates
 ) -> None:
-    secure = certificates.server.nsqd_args()
-    required = (f"-tls-root-ca-file={certificates.ca}", "-tls-client-auth-policy=require-verify")
-    for flags, ca, culprit in (
-        ((), certificates.ca, "TLS"),
-        (secure, certificates.other_ca, "nsq.tls_root_ca_file"),
-        (certificates.other_host.nsqd_args(), certificates.ca, "name"),
-        ((*secure, *required), certificates.ca, "client certificate"),
-        (secure, "/no/such", "nsq.tls_root_ca_file /no/such"),
-    ):
-        staging.nsqd = make_nsqd(*flags)
-        error = refused(staging, nsq__tls_root_ca_file=str(ca))
-        assert isinstance(error, RefusedError | ConfigError)
-        assert culprit in str(error)
+    staging.nsqd = make_nsqd(*certificates.server.nsqd_args())
+    error = refused(staging, nsq__tls_root_ca_file=str(certificates.other_ca))
+    assert isinstance(error, RefusedError | ConfigError)
+    assert "nsq.tls_root_ca_file" in str(error)
 
 
 def test_what_is_no_nsqd_is_an_error_of_the_query(staging: Staging) -> None:

@@ -18,7 +18,7 @@ from tests.support import wire
 from tests.support.eventually import eventually
 from tests.support.ledgers import SETTLED
 from tests.support.proxy import Faults, Proxy
-from tests.support.pulling import ScriptedNsqd, Staging, bodies_of, rows_of
+from tests.support.pulling import CountingNsqd, Staging, bodies_of, rows_of
 from tests.support.streaming import numbered
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ async def test_what_was_staged_when_the_connection_went_comes_again_and_is_finis
 async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
     staging: Staging,
 ) -> None:
-    class Leaving(ScriptedNsqd):
+    class Leaving(CountingNsqd):
         def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
             writer.write(wire.message(1) + wire.message(2))
             writer.close()
@@ -288,7 +288,7 @@ def test_a_stall_of_several_timeouts_stages_nothing_after_it_and_doubles_nothing
     staging.check(numbered(300), rows, staging.pull(staging.rest()))
 
 
-class Forgetful(ScriptedNsqd):
+class Forgetful(CountingNsqd):
     """One that can give up on all that is in flight and send a window more, again and again."""
 
     sent = ready = in_flight = 0
@@ -332,7 +332,7 @@ async def test_more_than_a_window_is_told_of_and_given_back_and_followed_by_noth
 
 
 async def test_a_message_that_comes_twice_in_one_segment_is_staged_once(staging: Staging) -> None:
-    class Repeating(ScriptedNsqd):
+    class Repeating(CountingNsqd):
         def on_ready(self, count: int, writer: asyncio.StreamWriter) -> None:
             if count == 1:
                 writer.write(wire.message(0))

@@ -1,4 +1,4 @@
-"""Archives as others than nsqtools read them, and numbered messages that show what befell them."""
+"""Reading archives without nsqtools; numbered messages that reveal loss, doubles and tears."""
 
 from __future__ import annotations
 

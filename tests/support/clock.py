@@ -71,9 +71,9 @@ class _JumpingSelector(selectors.DefaultSelector):
         return ready
 
 
-def run_virtual(coroutine: Coroutine[Any, Any, T], *, start: float = 0.0, limit: float = DAY) -> T:
+def run_virtual(coroutine: Coroutine[Any, Any, T], *, limit: float = DAY) -> T:
     """Run to the end in virtual time; raises StuckError if that can never come."""
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(start, limit)) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(0.0, limit)) as runner:
         return runner.run(coroutine)
 
 
@@ -100,3 +100,9 @@ async def elapse(seconds: float) -> None:
     """Let virtual time pass. AssertionError in real time, where a sleep would be a guess."""
     assert isinstance(asyncio.get_running_loop(), VirtualLoop), "wait for a condition instead"
     await asyncio.sleep(seconds)
+
+
+async def turns(count: int = 50) -> None:
+    """Let the event loop turn: it does only while nothing blocks it."""
+    for _ in range(count):
+        await asyncio.sleep(0)

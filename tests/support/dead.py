@@ -1,4 +1,4 @@
-"""HTTP servers that say what a test wants said, such as that there are ten thousand dead nsqds."""
+"""HTTP servers with fixed replies, such as a list of ten thousand dead nsqds."""
 
 from __future__ import annotations
 

@@ -252,22 +252,12 @@ async def delivering(topics: Sequence[str] = ("events",), **more: Any) -> AsyncI
             await running.close(at_once=True)
 
 
-async def open_breaker(running: Delivering, answer: Answer = REFUSES, host: str = "a") -> None:
+async def open_breaker(running: Delivering) -> None:
     """Fail five messages one by one; the breaker is open for a second from now on."""
-    running.web.ever[host] = answer
+    running.web.ever["a"] = REFUSES
     for _ in range(5):
         await running.handle(b"lost", starved=True)
         await elapse(SOON)
     assert running.requeued[-5:] == [(b"lost", None, True)] * 5
     running.requeued.clear()
     running.web.sent.clear()
-
-
-def unpack(body: bytes) -> list[bytes]:
-    """The messages of a length-prefixed batch."""
-    found = []
-    while body:
-        size = int.from_bytes(body[:4], "big")
-        found.append(body[4 : 4 + size])
-        body = body[4 + size :]
-    return found

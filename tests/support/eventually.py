@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAUSE = 0.01
+_TIMEOUT = 60.0
 _NOT_YET = (AssertionError, LookupError, OSError)
 
 
-def eventually(predicate: Callable[[], T], timeout: float = 60.0) -> T:
+def eventually(predicate: Callable[[], T], timeout: float = _TIMEOUT) -> T:
     """Call until the answer is truthy, and return it; AssertionError after ``timeout`` seconds.
 
     AssertionError, LookupError and OSError of the predicate mean "not yet".
@@ -37,11 +38,10 @@ def eventually(predicate: Callable[[], T], timeout: float = 60.0) -> T:
 
 async def eventually_async(
     predicate: Callable[[], T | Awaitable[T]],
-    timeout: float = 60.0,  # noqa: ASYNC109 - ends the polling, cancels nothing
 ) -> T:
     """As ``eventually`` for tests in an event loop; the predicate may return an awaitable."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
+    deadline = loop.time() + _TIMEOUT
     while True:
         late = loop.time() >= deadline
         answer: object
@@ -54,7 +54,7 @@ async def eventually_async(
         except _NOT_YET as error:
             answer = error
         if late:
-            raise AssertionError(f"not within {timeout:g} s: {_text(predicate)}; last: {answer!r}")
+            raise AssertionError(f"not within {_TIMEOUT:g} s: {_text(predicate)}; last: {answer!r}")
         await asyncio.sleep(_PAUSE)
 
 

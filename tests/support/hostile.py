@@ -41,7 +41,7 @@ class Hostile:
     """
 
     def __init__(
-        self, attack: Callable[[], Iterable[bytes]], *, cue: str = "RDY", compresses: str = ""
+        self, attack: Callable[[], Iterable[bytes]], *, cue: str, compresses: str = ""
     ) -> None:
         self.sent = 0
         self._attack = attack

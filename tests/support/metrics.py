@@ -39,14 +39,6 @@ def values(text: str) -> Values:
     return found
 
 
-def kinds(text: str) -> dict[str, str]:
-    """The type of each metric, by the name it is exposed with."""
-    return {
-        f"{family.name}_total" if family.type == "counter" else family.name: family.type
-        for family in text_string_to_metric_families(text)
-    }
-
-
 def scrape(url: str) -> Values:
     """What a process tells now; raises ConnectionError if it does not listen."""
     try:

@@ -128,7 +128,7 @@ def bodies_of(*parts: Found) -> Counter[bytes]:
     return Counter(row["body"] for rows in parts for row in rows)
 
 
-class ScriptedNsqd:
+class CountingNsqd:
     """An nsqd that takes every subscription and sends what ``on_ready`` writes; it counts."""
 
     def __init__(self, max_rdy_count: int = 2500) -> None:

@@ -21,7 +21,7 @@ from tests.support import wire
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from nsqtools.names import Address
 
@@ -35,6 +35,23 @@ HEARTBEAT = (wire.RESPONSE, b"_heartbeat_")
 def sized(body: bytes) -> bytes:
     """A body as commands carry it, after its size."""
     return struct.pack(">i", len(body)) + body
+
+
+def prefixed(bodies: Iterable[bytes]) -> bytes:
+    """Bodies, each after its size."""
+    return b"".join(map(sized, bodies))
+
+
+def unprefixed(data: bytes) -> list[bytes]:
+    """The bodies of ``prefixed``, which all have to be whole."""
+    found, start = [], 0
+    while start < len(data):
+        (size,) = struct.unpack_from(">i", data, start)
+        body = data[start + 4 : start + 4 + size]
+        assert len(body) == size
+        found.append(body)
+        start += 4 + size
+    return found
 
 
 def mpub(*bodies: bytes) -> bytes:

@@ -102,9 +102,3 @@ async def relaying(**more: Any) -> AsyncIterator[Relaying]:
             yield made
         finally:
             await made.sink.close()
-
-
-async def turns(count: int = 20) -> None:
-    """Let the event loop turn."""
-    for _ in range(count):
-        await asyncio.sleep(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nsqtools.spark.replay import publish, stage
+from tests.support.raw import unprefixed
 from tests.support.servers import empty
 
 if TYPE_CHECKING:
@@ -44,10 +45,4 @@ class Taken:
             *empty(self._nsqd),
         )
         assert tailed.code == 0, tailed
-        found, data = [], tailed.stdout
-        start = 0
-        while start < len(data):
-            end = start + 4 + int.from_bytes(data[start : start + 4])
-            found.append(data[start + 4 : end])
-            start = end
-        return found
+        return unprefixed(tailed.stdout)

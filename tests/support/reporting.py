@@ -67,14 +67,14 @@ class Reports:
         return self.log.read_text().splitlines()
 
 
-def channel_of(said: dict[str, Any], topic: str, channel: str = "c") -> dict[str, Any]:
-    """A channel's part of a report; LookupError if it has none."""
+def channel_of(said: dict[str, Any], topic: str) -> dict[str, Any]:
+    """The part of a topic's channel c in a report; LookupError if it has none."""
     for above in said["topics"]:
         for each in above["channels"]:
-            if (above["topic"], each["channel"]) == (topic, channel):
+            if (above["topic"], each["channel"]) == (topic, "c"):
                 found: dict[str, Any] = each
                 return found
-    raise LookupError(f"no channel {topic}/{channel}")
+    raise LookupError(f"no channel {topic}/c")
 
 
 def counted(reports: Reports, rate: Callable[[dict[str, Any]], float | None]) -> float:

@@ -1,4 +1,4 @@
-"""An HTTP server that says what a test wants said, and clients of it."""
+"""An HTTP server with one reply that a test chooses, and clients of it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def envelope(data: object, code: int = 200, text: str = "OK", status: int = 200)
     return reply(json.dumps({"status_code": code, "status_txt": text, "data": data}), status)
 
 
-class Scripted:
+class OneReply:
     """Answers the first request of every connection with the same bytes, or, if None, not at all.
 
     Then it hangs up, or resets the connection, or holds it until the client hangs up. ``plain``
@@ -131,8 +131,8 @@ async def serving(
     reset: bool = False,
     hold: bool = False,
     plain: bool = False,
-) -> AsyncIterator[Scripted]:
-    script = Scripted(answer)
+) -> AsyncIterator[OneReply]:
+    script = OneReply(answer)
     script.reset, script.hold, script.plain = reset, hold, plain
     tasks: set[asyncio.Task[None]] = set()
 
@@ -148,12 +148,12 @@ async def serving(
         await asyncio.gather(*tasks)
 
 
-def lookupd(server: Scripted | str, **options: Any) -> Lookupd:
+def lookupd(server: OneReply | str, **options: Any) -> Lookupd:
     url = server if isinstance(server, str) else str(server.address)
     return Lookupd(url, **{"connect_timeout": PATIENCE, "request_timeout": PATIENCE, **options})
 
 
-def nsqd(server: Scripted) -> NsqdHTTP:
+def nsqd(server: OneReply) -> NsqdHTTP:
     return NsqdHTTP(str(server.address), connect_timeout=PATIENCE, request_timeout=PATIENCE)
 
 

@@ -54,10 +54,9 @@ def _own_ports() -> Iterator[int]:
 
 
 def free_port(*further: int) -> int:
-    """A port of 127.0.0.1 that nobody listened on just now; nor is the next one handed out.
+    """A free port of 127.0.0.1 from this process's share.
 
-    Nobody takes it while a server that was killed is away. Neither did anybody listen on those
-    that are ``further`` up.
+    With ``further``, the ports that far above it are free too.
     """
     return next(port for port in _own_ports() if all(is_free(port + up) for up in (0, *further)))
 

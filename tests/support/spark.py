@@ -45,10 +45,7 @@ with open_session("local[2]", {"spark.driver.extraJavaOptions": options}) as spa
 
 @functools.cache
 def java_options() -> str:
-    """QUICK_JVM, and where many tests are run Spark's classes from an archive of the first JVM.
-
-    It takes half of what a JVM takes until it has begun.
-    """
+    """Java options for quick starts; under --full also a class archive shared by all JVMs."""
     if SHARED not in os.environ:
         return QUICK_JVM
     folder = Path(os.environ[SHARED])

@@ -1,4 +1,4 @@
-"""Servers that say what a test wants said, and clusters of them."""
+"""Fake nsqds and nsqlookupds with fixed answers over HTTP, and clusters of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Fake:
-    """A server that says what a test wants said, until it is stopped."""
+    """A server with fixed answers by path, until it is stopped."""
 
     answers: dict[str, Any]
     port: int = field(default_factory=free_port)

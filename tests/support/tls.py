@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -23,6 +24,12 @@ class Certificate:
 
     def nsqd_args(self) -> list[str]:
         return [f"-tls-cert={self.cert}", f"-tls-key={self.key}"]
+
+    def context(self) -> ssl.SSLContext:
+        """Of a server that shows it."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.load_cert_chain(self.cert, self.key)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Processes and all that they have started, as the kernel knows them."""
+"""Processes, all that they have started, and who is connected, as the kernel knows them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import os
 import signal
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsqtools.names import Address
 
 
 def descendants(pid: int) -> list[int]:
@@ -48,3 +54,25 @@ def is_alive(pid: int) -> bool:
         return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
+
+
+def connected(pids: Iterable[int], address: Address) -> list[int]:
+    """Those of the processes that are connected to a port, over IPv4."""
+    port = f"{address.port:04X}"
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    sockets = {
+        f"socket:[{row[9]}]"
+        for row in rows
+        if row[3] == "01"  # established
+        and row[2].rpartition(":")[2] == port
+    }
+    return [pid for pid in pids if sockets and not sockets.isdisjoint(_open_files(pid))]
+
+
+def _open_files(pid: int) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):  # it has ended
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-import ssl
 import struct
 import sys
 import threading
@@ -134,7 +133,7 @@ class WebServer:
         self.script = script
         self.requests: list[Request] = []
         self.failures: list[BaseException] = []
-        self.tls = _context(tls) if tls else None
+        self.tls = tls.context() if tls else None
         self.open: set[_Connection] = set()
         self.flowing = threading.Event()
         self.ended = threading.Event()
@@ -321,9 +320,3 @@ def _rendered(answer: Answer, method: str) -> tuple[bytes, bytes]:
         lines.append("Connection: close")
     head = "\r\n".join([*lines, "", ""]).encode("latin-1")
     return head, b"" if method == "HEAD" else body
-
-
-def _context(tls: Certificate) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tls.cert, tls.key)
-    return context

@@ -370,12 +370,6 @@ async def test_closing_fails_what_is_under_way_and_reconnects_to_nobody(network:
         assert nsqd.clients == []
 
 
-async def publish_each(producer: Producer, count: int, *, every: float = 0.01) -> None:
-    for number in range(count):
-        await producer.publish("t", [b"%d" % number])
-        await elapse(every)
-
-
 POOLS = pytest.mark.parametrize("mode", ["hostpool", "epsilon-greedy"])
 
 
@@ -386,7 +380,9 @@ async def test_a_pool_leaves_an_nsqd_that_fails_alone_for_half_a_minute(
     good, bad = network.nsqd("good"), network.nsqd("bad")
     bad.refuses = lambda text: "E_PUB_FAILED exiting" if "PUB" in text else None
     async with producing(good, bad, mode=mode, reconnect_delay=100) as producer:
-        await publish_each(producer, 1000, every=0.025)
+        for number in range(1000):
+            await producer.publish("t", [b"%d" % number])
+            await elapse(0.025)
         assert len(good.published) == 1000
         assert sum(text.startswith("PUB") for _, text in bad.log) == 1
 

@@ -13,7 +13,7 @@ from nsqtools.net.http import api
 from nsqtools.net.tls import client_context
 from tests.support.scripted_http import (
     V1,
-    Scripted,
+    OneReply,
     envelope,
     failure,
     lookupd,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.support.tls import Certificates
 
 
-async def lookup_failure(server: Scripted | str, **options: Any) -> HTTPError:
+async def lookup_failure(server: OneReply | str, **options: Any) -> HTTPError:
     client = lookupd(server, **options)
     return await failure(client, client.lookup("t"))
 
@@ -122,14 +122,8 @@ async def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch: pytest.Mo
         assert await client.topics() == ["t"]
 
 
-def server_context(certificates: Certificates) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.server.cert, certificates.server.key)
-    return context
-
-
 async def test_https_verifies_and_shows_the_client_certificate(certificates: Certificates) -> None:
-    context = server_context(certificates)
+    context = certificates.server.context()
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(certificates.ca)
     config = ClientConfig(tls_root_ca_file=str(certificates.ca))

@@ -20,8 +20,7 @@ from tests.support.archiving import (
     batch,
     message,
 )
-from tests.support.disks import small_disk
-from tests.support.faults import broken, file_limit, other_disk
+from tests.support.faults import broken, file_limit, other_disk, small_disk
 from tests.support.sinking import blocked
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from tests.support.archiving import (
     make_rules,
     recover,
 )
-from tests.support.disks import small_disk
-from tests.support.faults import filled
+from tests.support.faults import filled, small_disk
 from tests.support.sinking import make_archives
 
 if TYPE_CHECKING:

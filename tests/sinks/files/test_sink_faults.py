@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +12,7 @@ from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.archive import Archive
 from tests.support.clock import elapse, virtual
 from tests.support.faults import broken, file_limit
+from tests.support.gathering import errors
 from tests.support.sinking import SOON, Sinking, blocked, counted, sinking, slow
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ FIRST = "events-000000.log"
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
-
-
-def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.levelno == logging.ERROR]
 
 
 async def write(running: Sinking, *bodies: bytes, **more: Any) -> None:

@@ -11,12 +11,13 @@ import pytest
 from nsqtools.policy.verdicts import Statuses
 from tests.support.archiving import message
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import OK, REFUSES, RESETS, Answer, Delivering, delivering, unpack
+from tests.support.delivering import OK, REFUSES, RESETS, Answer, Delivering, delivering
+from tests.support.raw import unprefixed
 
 
 def packed(running: Delivering) -> dict[str, list[list[bytes]]]:
     """The batches that each host got."""
-    return {host: [unpack(body) for body in running.web.bodies(host)] for host in "ab"}
+    return {host: [unprefixed(body) for body in running.web.bodies(host)] for host in "ab"}
 
 
 @virtual

@@ -10,12 +10,13 @@ import pytest
 from nsqtools.policy.verdicts import Statuses
 from nsqtools.sinks.http.courier import UNFIT
 from tests.support.clock import elapse, virtual
-from tests.support.delivering import Answer, Delivering, delivering, open_breaker, unpack
+from tests.support.delivering import Answer, Delivering, delivering, open_breaker
+from tests.support.raw import unprefixed
 
 
 def sent(running: Delivering) -> list[list[bytes]]:
     """The messages of each request."""
-    return [unpack(body) for body in running.web.bodies()]
+    return [unprefixed(body) for body in running.web.bodies()]
 
 
 @virtual

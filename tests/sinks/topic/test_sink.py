@@ -9,8 +9,8 @@ import pytest
 from nsqtools.errors import AuthError, NSQError, OutputError, PublishError
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.topic.rules import make_rules
-from tests.support.clock import elapse, virtual
-from tests.support.relaying import TOO_BIG, relaying, turns
+from tests.support.clock import elapse, turns, virtual
+from tests.support.relaying import TOO_BIG, relaying
 
 
 def numbers(*span: int) -> list[bytes]:

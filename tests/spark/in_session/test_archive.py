@@ -21,7 +21,7 @@ from nsqtools.spark.archive import ArchiveSettings, Shape, Writer, archive
 from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp
 from nsqtools.spark.outputs import replace_batch
-from tests.support.disks import small_disk
+from tests.support.faults import small_disk
 from tests.support.servers import free_port
 from tests.support.streaming import OfTopic, numbered, rows
 

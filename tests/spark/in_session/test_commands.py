@@ -15,6 +15,7 @@ from tests.support.eventually import eventually
 from tests.support.examples import BODIES, LINES, Stage
 from tests.support.lakes import Sent, sent, to_parquet
 from tests.support.pipelines import Pipelines
+from tests.support.raw import prefixed
 from tests.support.replays import Taken
 from tests.support.servers import at, drained, empty
 from tests.support.spark import START
@@ -22,7 +23,7 @@ from tests.support.streaming import publish, rows
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -184,10 +185,6 @@ def random_bodies(rng: random.Random, count: int) -> list[bytes]:
     bodies = [*map(rng.randbytes, sizes), *HOSTILE * 20]
     rng.shuffle(bodies)
     return bodies
-
-
-def prefixed(bodies: Iterable[bytes]) -> bytes:
-    return b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
 
 
 @pytest.mark.nsqd_only("most of what it takes comes from nsqd's disk")
