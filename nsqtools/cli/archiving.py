@@ -76,7 +76,7 @@ def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
 
     output_dir = os.path.abspath(options.output_dir)
     work_dir = os.path.abspath(options.work_dir) if options.work_dir else output_dir
-    compression = options.compression
+    compression = _compression(options)
     level = {"gzip": options.gzip_level, "zstd": options.zstd_level}.get(compression)
     make_encoder(compression, level)  # its library may be missing
     delimiter = delimiter_bytes(options.delimiter, null=False)
@@ -117,9 +117,13 @@ def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
     )
 
 
+def _compression(options: ArchiveOptions) -> str:
+    return "gzip" if options.gzip else options.compress
+
+
 def _repeated_by(options: ArchiveOptions, *, same_place: bool) -> str:
     """The flag because of which several files may have one name, if there is one."""
-    if options.compression != "none":
+    if _compression(options) != "none":
         return "--gzip" if options.gzip else "--compress"
     for flag, given in (
         ("--rotate-size", options.rotate_size),

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.names import NSQD_HTTP_PORT
+
 if TYPE_CHECKING:
     from nsqtools.config import ClusterOptions
     from nsqtools.engine.cluster import Cluster
+
+
+def nsqds_of(where: ClusterOptions) -> tuple[str, ...]:
+    """The nsqds to ask: that of this host, if no server is given."""
+    if where.nsqd_http_address or where.lookupd_http_address:
+        return where.nsqd_http_address
+    return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
 
 
 def client_limits(where: ClusterOptions) -> dict[str, Any]:
@@ -17,7 +26,7 @@ def client_limits(where: ClusterOptions) -> dict[str, Any]:
     from nsqtools.config import ClientConfig
     from nsqtools.net.tls import client_context
 
-    urls = (*where.lookupd_http_address, *where.nsqds)
+    urls = (*where.lookupd_http_address, *nsqds_of(where))
     secure = where.tls_root_ca_file or any(url.strip().startswith("https:") for url in urls)
     tls = ClientConfig(tls_root_ca_file=where.tls_root_ca_file)
     return {
@@ -35,5 +44,5 @@ def open_cluster(where: ClusterOptions, *, looks: int = 1, quiet: bool = False) 
     from nsqtools.engine.cluster import Cluster
 
     timeout = where.timeout / looks
-    addresses = where.lookupd_http_address, where.nsqds
+    addresses = where.lookupd_http_address, nsqds_of(where)
     return Cluster(*addresses, quiet=quiet, timeout=timeout, **client_limits(where))

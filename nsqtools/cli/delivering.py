@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.peers import warn_if_public
 from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.config import ClientConfig
-from nsqtools.config.option import counted
+from nsqtools.config.units import counted
 from nsqtools.engine.lookup import Backlog, Lookups
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import RefusedError, UnreachableError

@@ -25,6 +25,15 @@ def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
     return tuple(Address.parse(text, NSQD_TCP_PORT) for text in texts)
 
 
+def beside_producer(config: C) -> C:
+    """The configuration of a command that publishes, too: its --max-msg-size is for that.
+
+    A low --max-msg-size keeps a message from being published, and not from being read.
+    """
+    least = config.declared()["max_msg_size"].default
+    return config.with_values(max_msg_size=max(config.max_msg_size, least))
+
+
 def warn_if_public(path: str) -> None:
     """Warn if others may read a file, which was read and holds a secret."""
     with suppress(OSError), open(path, "rb") as file:
@@ -42,4 +51,4 @@ def with_secret(config: C) -> C:
         return config
     secret = secrets.read(path, f"--auth-secret-file {path}")
     warn_if_public(path)
-    return config.with_values(auth_secret=secret)
+    return config.with_values(auth_secret=secret, auth_secret_file="")

@@ -9,7 +9,7 @@ from nsqtools.cli.peers import addresses, with_secret
 from nsqtools.config import ClientConfig, ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, UnreachableError
-from nsqtools.net.tls import client_context
+from nsqtools.net.tls import http_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,7 @@ class Postbox:
             connect_timeout=config.lookupd_poll_timeout,
             request_timeout=config.lookupd_poll_timeout,
             token=config.auth_secret if config.lookupd_authorization else "",
-            tls=client_context(config) if config.uses_tls else None,
+            tls=http_context(config),
         )
         found = dict.fromkeys(node.tcp for nodes in answers.values for node in nodes)
         if not found:

@@ -114,10 +114,11 @@ def relay(
 
     from nsqtools.cli.exits import Exit
     from nsqtools.cli.logs import show_status
+    from nsqtools.cli.peers import beside_producer
     from nsqtools.cli.relaying import slowed, topic_sink
     from nsqtools.cli.run import consume
 
-    config = config.beside_producer()
+    config = beside_producer(config)
     if relaying.status_every or stop.until_empty:
         show_status()
 

@@ -18,6 +18,7 @@ from nsqtools.config import ArchiveSourceOptions
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.metrics import Measured
+from nsqtools.names import listening_address
 from nsqtools.net.connection import Connection
 from nsqtools.net.systemd import Notifier
 
@@ -118,7 +119,7 @@ async def consume(
     if stop.count:
         config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
     run = _Run(source, channel, config, stop, sink, hangup, files, dial or Connection.open)
-    async with served(metrics.address if metrics else None, run.metrics):
+    async with served(listening_address(metrics.metrics_address) if metrics else None, run.metrics):
         return await run.until_closed()
 
 

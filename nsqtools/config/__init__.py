@@ -1,6 +1,6 @@
 """Every option, declared once.
 
-A concern is a frozen dataclass and an option is a field of it. The field's name gives the flag
+A concern is a class of ``Options`` and an option is a field of it. The field's name gives the flag
 (``--max-in-flight``), the TOML key, the environment variable and, for the classes that mirror
 go-nsq's ``Config`` (``config.go``), the name that ``--consumer-opt`` and ``--producer-opt`` take.
 Durations are seconds, sizes are bytes.
@@ -16,6 +16,7 @@ from nsqtools.config.connection import ClientConfig as ClientConfig
 from nsqtools.config.connection import ConsumerConfig as ConsumerConfig
 from nsqtools.config.connection import ProducerConfig as ProducerConfig
 from nsqtools.config.consuming import DeadLetterOptions as DeadLetterOptions
+from nsqtools.config.consuming import DeliveryStopOptions as DeliveryStopOptions
 from nsqtools.config.consuming import MetricsOptions as MetricsOptions
 from nsqtools.config.consuming import SourceOptions as SourceOptions
 from nsqtools.config.consuming import StopOptions as StopOptions
@@ -23,7 +24,6 @@ from nsqtools.config.consuming import TailOptions as TailOptions
 from nsqtools.config.files import ArchiveOptions as ArchiveOptions
 from nsqtools.config.files import ArchiveSourceOptions as ArchiveSourceOptions
 from nsqtools.config.files import VerifyOptions as VerifyOptions
-from nsqtools.config.http import DeliveryStopOptions as DeliveryStopOptions
 from nsqtools.config.http import HttpOptions as HttpOptions
 from nsqtools.config.lake import BodyOptions as BodyOptions
 from nsqtools.config.lake import CompactOptions as CompactOptions
@@ -37,7 +37,6 @@ from nsqtools.config.lake import SparkOptions as SparkOptions
 from nsqtools.config.lake import StreamConfig as StreamConfig
 from nsqtools.config.lake import StreamOptions as StreamOptions
 from nsqtools.config.lake import StreamSourceOptions as StreamSourceOptions
-from nsqtools.config.option import Options
 from nsqtools.config.program import FileOptions as FileOptions
 from nsqtools.config.program import LogOptions as LogOptions
 from nsqtools.config.program import ShowOptions as ShowOptions
@@ -50,10 +49,3 @@ from nsqtools.config.sandbox import NsqdOptions as NsqdOptions
 from nsqtools.config.sandbox import SandboxOptions as SandboxOptions
 from nsqtools.config.stats import CheckOptions as CheckOptions
 from nsqtools.config.stats import StatsOptions as StatsOptions
-
-ALL: tuple[type[Options], ...] = tuple(
-    each
-    for each in globals().values()
-    if isinstance(each, type) and issubclass(each, Options) and each is not Options
-)
-"""What commands are made of."""

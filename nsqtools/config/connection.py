@@ -2,367 +2,237 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from nsqtools import __version__
-from nsqtools.config.option import Options, flag_name, format_duration, option, option_class
+from nsqtools.config.option import (
+    Options,
+    choice,
+    duration,
+    flag,
+    integer,
+    like,
+    number,
+    path,
+    size,
+    text,
+)
+from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 
-
-def _hostname() -> str:
-    from socket import gethostname
-
-    return gethostname()
+CA_FILE = path("CA certificates to trust instead of the system's (PEM).")
 
 
-def _max_msg_size() -> Any:
-    """The bound of what one message may take in memory, from nsqd or from a file."""
-    return option(
-        64 << 20, "size", "Maximum message size; a larger message is an error.", minimum=1
-    )
+def check_pair(options: Options, one: str, other: str) -> None:
+    """Raise ConfigError if one of two options is given without the other."""
+    if bool(getattr(options, one)) != bool(getattr(options, other)):
+        both = " and ".join(f"--{name.replace('_', '-')}" for name in (one, other))
+        raise ConfigError(f"{both} belong together: give both or neither")
 
 
-@option_class
+def _local_address(value: str) -> None:
+    Address.parse(value, 0)
+
+
+def _buffer_timeout(value: float) -> None:
+    if 0 < value < 0.025:
+        raise ConfigError("nsqd takes 0 or at least 25ms")
+
+
+def _msg_timeout(value: float) -> None:
+    if 0 < value < 1:
+        raise ConfigError("nsqd takes 0, for its own default, or at least 1s")
+
+
 class ClientConfig(Options):
     """A connection to nsqd: go-nsq's names, defaults and bounds, but TLS is at least 1.2."""
 
     title: ClassVar[str] = "Connection options"
     shared: ClassVar[bool] = True
 
-    dial_timeout: float = option(
-        1.0, "duration", "Limit for a TCP connection to be made.", minimum=0.001, flag=False
+    dial_timeout: float = duration(
+        "Timeout for a TCP connection to be made.", 1.0, minimum=0.001, flag=False
     )
-    read_timeout: float = option(
-        60.0,
-        "duration",
+    read_timeout: float = duration(
         "A connection that stays silent this long is dropped.",
+        60.0,
         minimum=0.1,
         maximum=300.0,
         flag=False,
     )
-    write_timeout: float = option(
+    write_timeout: float = duration(
+        "A connection that takes no byte from us for this long is dropped.",
         1.0,
-        "duration",
-        "A connection that takes no byte of ours for this long is dropped.",
         minimum=0.1,
         maximum=300.0,
         flag=False,
     )
-    local_addr: str = option(
-        "", "text", "Local address to connect from.", metavar="HOST:PORT", flag=False
+    local_addr: str = text(
+        "Local address to connect from.", metavar="HOST:PORT", flag=False, rule=_local_address
     )
-    client_id: str = option(
-        "", "text", "Name of this client in /stats; the short host name unless set."
+    client_id: str = text("Name of this client in /stats; the short host name unless set.")
+    hostname: str = text("Host name shown in /stats; this host's unless set.", flag=False)
+    user_agent: str = text("User agent shown in /stats.", f"nsqtools/{__version__}", flag=False)
+    heartbeat_interval: float = duration(
+        "Time between nsqd's heartbeats.", 30.0, minimum=1.0, flag=False
     )
-    hostname: str = option("", "text", "Host name shown in /stats; this host's.", flag=False)
-    user_agent: str = option(
-        f"nsqtools/{__version__}", "text", "User agent shown in /stats.", flag=False
+    output_buffer_size: int = size(
+        "Bytes that nsqd gathers before it writes; -1 for none.", 65536, minimum=-1, flag=False
     )
-    heartbeat_interval: float = option(
-        30.0, "duration", "Time between nsqd's heartbeats.", minimum=1.0, flag=False
-    )
-    output_buffer_size: int = option(
-        65536,
-        "size",
-        "Bytes nsqd gathers before it writes; -1 for none.",
-        minimum=-1,
-        flag=False,
-    )
-    output_buffer_timeout: float = option(
+    output_buffer_timeout: float = duration(
+        "Maximum time that nsqd holds gathered bytes; 0 for its own default.",
         0.25,
-        "duration",
-        "Longest nsqd holds gathered bytes; 0 for its own default.",
-        minimum=0.0,
         flag=False,
+        rule=_buffer_timeout,
     )
-    max_msg_size: int = _max_msg_size()
-    tls_v1: bool = option(False, "flag", "Use TLS.")
-    tls_root_ca_file: str = option(
-        "", "path", "CA certificates to trust instead of the system's (PEM)."
+    max_msg_size: int = size(
+        "Maximum message size; a larger message is an error.", 64 << 20, minimum=1
     )
-    tls_cert: str = option("", "path", "Client certificate (PEM).")
-    tls_key: str = option("", "path", "Key of the client certificate (PEM).")
-    tls_insecure_skip_verify: bool = option(
-        False, "flag", "Do not verify the server's certificate."
-    )
-    tls_min_version: str = option(
-        "tls1.2",
-        "choice",
+    tls_v1: bool = flag("Use TLS.")
+    tls_root_ca_file: str = CA_FILE
+    tls_cert: str = path("Client certificate (PEM).")
+    tls_key: str = path("Key of the client certificate (PEM).")
+    tls_insecure_skip_verify: bool = flag("Do not verify the server's certificate.")
+    tls_min_version: str = choice(
         "Lowest TLS version accepted.",
-        choices=("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+        *("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+        default="tls1.2",
     )
-    snappy: bool = option(
-        False, "flag", "Compress the connection with snappy.", excludes=("deflate",)
-    )
-    deflate: bool = option(False, "flag", "Compress the connection with deflate.")
-    deflate_level: int = option(6, "integer", "Level of deflate.", minimum=1, maximum=9)
-    auth_secret: str = option(
-        "",
-        "text",
+    snappy: bool = flag("Compress the connection with snappy.", excludes=("deflate",))
+    deflate: bool = flag("Compress the connection with deflate.")
+    deflate_level: int = integer("Level of deflate.", 6, minimum=1, maximum=9)
+    auth_secret: str = text(
         "Secret for an nsqd that requires AUTH.",
         flag=False,
         secret=True,
         excludes=("auth_secret_file",),
     )
-    auth_secret_file: str = option("", "path", "File that holds the AUTH secret.")
-    topology_region: str = option("", "text", "Region sent to nsqd.", flag=False)
-    topology_zone: str = option("", "text", "Zone sent to nsqd.", flag=False)
+    auth_secret_file: str = path("File that holds the AUTH secret.")
+    topology_region: str = text("Region sent to nsqd.", flag=False)
+    topology_zone: str = text("Zone sent to nsqd.", flag=False)
 
     def validate(self) -> None:
-        """Refuse what nsqd would refuse, before any connection is made."""
-        if self.snappy and self.deflate:
-            raise ConfigError("--snappy and --deflate exclude each other: choose one")
+        """Refuse what would fail on every connection, before any is made."""
         if self.heartbeat_interval > self.read_timeout:
             raise ConfigError(
                 f"heartbeat_interval {format_duration(self.heartbeat_interval)} is longer than "
                 f"read_timeout {format_duration(self.read_timeout)}: a healthy connection would "
                 "be dropped"
             )
-        if 0 < self.output_buffer_timeout < 0.025:
-            raise ConfigError("output_buffer_timeout: nsqd takes 0 or at least 25ms")
-        if self.local_addr:
-            Address.parse(self.local_addr, 0)
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise ConfigError("--tls-cert and --tls-key belong together: give both or neither")
-
-    @property
-    def uses_tls(self) -> bool:
-        """Whether TLS was asked for: any tls option does, as in go-nsq (``config.go``)."""
-        return bool(
-            self.tls_v1 or self.tls_root_ca_file or self.tls_cert or self.tls_insecure_skip_verify
-        )
-
-    def spelled(self, name: str) -> str:
-        """How a command line sets an option: by its flag, or by that for many."""
-        if self.declared()[name].flag or not self.opt_flag:
-            return f"--{flag_name(name)}"
-        return f"--{self.opt_flag} {name}"
-
-    def beside_producer(self) -> Self:
-        """For a command that publishes as well, whose --max-msg-size is first of all for that.
-
-        A low one keeps a message from being published, and not from being read.
-        """
-        least = self.default("max_msg_size", {})
-        return self.with_values(max_msg_size=max(self.max_msg_size, least))
-
-    def identify(self) -> dict[str, Any]:
-        """The body of IDENTIFY (tcp_protocol_spec, IDENTIFY); times in milliseconds."""
-        return {
-            "client_id": self.client_id or _hostname().partition(".")[0],
-            "hostname": self.hostname or _hostname(),
-            "user_agent": self.user_agent,
-            "feature_negotiation": True,
-            "heartbeat_interval": round(self.heartbeat_interval * 1000),
-            "output_buffer_size": self.output_buffer_size,
-            "output_buffer_timeout": round(self.output_buffer_timeout * 1000),
-            "tls_v1": self.uses_tls,
-            "snappy": self.snappy,
-            "deflate": self.deflate,
-            **({"deflate_level": self.deflate_level} if self.deflate else {}),
-            **({"topology_region": self.topology_region} if self.topology_region else {}),
-            **({"topology_zone": self.topology_zone} if self.topology_zone else {}),
-        }
+        check_pair(self, "tls_cert", "tls_key")
 
 
-@option_class
 class ConsumerConfig(ClientConfig):
     """A consumer: go-nsq's names, defaults and bounds, plus what its library leaves out."""
 
     title: ClassVar[str] = "Consumer options"
     opt_flag: ClassVar[str] = "consumer-opt"
 
-    max_in_flight: int = option(
-        1, "integer", "Most messages in flight, for each topic over all connections.", minimum=0
+    max_in_flight: int = integer(
+        "Maximum messages in flight, for each topic over all connections.", 1
     )
-    max_in_flight_bytes: int = option(
-        64 << 20, "size", "Most bytes of bodies in flight, by their mean size.", minimum=1
+    max_in_flight_bytes: int = size(
+        "Maximum bytes of bodies in flight, by their mean size.", 64 << 20, minimum=1
     )
-    sample_rate: int = option(
-        0,
-        "integer",
-        "Percent of the messages to receive, the rest is discarded by nsqd; 0 for all.",
-        minimum=0,
-        maximum=99,
-    )
-    msg_timeout: float = option(
-        0.0,
-        "duration",
+    msg_timeout: float = duration(
         "nsqd delivers a message again after this time; 0 for its own default.",
-        minimum=0.0,
+        0.0,
+        rule=_msg_timeout,
     )
-    max_attempts: int = option(
-        5,
-        "integer",
-        "Deliveries before a message is given up; 0 for no limit.",
-        minimum=0,
-        maximum=65535,
+    sample_rate: int = integer(
+        "Percentage of messages to receive; nsqd discards the rest. 0 for all.", 0, maximum=99
     )
-    default_requeue_delay: float = option(
-        90.0,
-        "duration",
-        "Delay of a requeued message, times its attempts.",
-        minimum=0.0,
-        maximum=3600.0,
-        flag=False,
+    max_attempts: int = integer(
+        "Deliveries before a message is given up; 0 for no limit.", 5, maximum=65535
     )
-    max_requeue_delay: float = option(
-        900.0,
-        "duration",
-        "Longest delay of a requeued message.",
-        minimum=0.0,
-        maximum=3600.0,
-        flag=False,
+    default_requeue_delay: float = duration(
+        "Delay of a requeued message, multiplied by its attempts.", 90.0, maximum=3600.0, flag=False
     )
-    backoff_strategy: str = option(
-        "exponential",
-        "choice",
-        "How backoff grows.",
-        choices=("exponential", "full_jitter"),
-        flag=False,
+    max_requeue_delay: float = duration(
+        "Maximum delay of a requeued message.", 900.0, maximum=3600.0, flag=False
     )
-    backoff_multiplier: float = option(
-        1.0,
-        "duration",
-        "Unit of backoff: the first wait is twice this.",
-        minimum=0.0,
-        maximum=3600.0,
-        flag=False,
+    backoff_strategy: str = choice("How backoff grows.", "exponential", "full_jitter", flag=False)
+    backoff_multiplier: float = duration(
+        "Unit of backoff: the first wait is twice this.", 1.0, maximum=3600.0, flag=False
     )
-    max_backoff_duration: float = option(
-        120.0,
-        "duration",
-        "Longest backoff; 0 for none at all.",
-        minimum=0.0,
-        maximum=3600.0,
-        flag=False,
+    max_backoff_duration: float = duration(
+        "Maximum backoff; 0 for no backoff at all.", 120.0, maximum=3600.0, flag=False
     )
-    low_rdy_idle_timeout: float = option(
+    low_rdy_idle_timeout: float = duration(
+        "With fewer slots than connections, an idle connection gives up its RDY after this.",
         10.0,
-        "duration",
-        "With fewer slots than connections: an idle one gives up its RDY after this.",
         minimum=1.0,
         maximum=300.0,
         flag=False,
     )
-    low_rdy_timeout: float = option(
+    low_rdy_timeout: float = duration(
+        "With fewer slots than connections, a busy connection gives up its RDY after this.",
         30.0,
-        "duration",
-        "With fewer slots than connections: a busy one gives up its RDY after this.",
         minimum=1.0,
         maximum=300.0,
         flag=False,
     )
-    rdy_redistribute_interval: float = option(
-        5.0,
-        "duration",
-        "How often RDY is looked at.",
-        minimum=0.001,
-        maximum=5.0,
-        flag=False,
+    rdy_redistribute_interval: float = duration(
+        "Time between redistributions of RDY.", 5.0, minimum=0.001, maximum=5.0, flag=False
     )
-    lookupd_poll_interval: float = option(
-        60.0,
-        "duration",
-        "Time between rounds of nsqlookupd.",
-        minimum=0.01,
-        maximum=300.0,
-        flag=False,
+    lookupd_poll_interval: float = duration(
+        "Time between two polls of nsqlookupd.", 60.0, minimum=0.01, maximum=300.0, flag=False
     )
-    lookupd_poll_jitter: float = option(
-        0.3,
-        "number",
-        "Random part of that time.",
-        minimum=0.0,
-        maximum=1.0,
-        flag=False,
+    lookupd_poll_jitter: float = number(
+        "Random part of the time between two polls.", 0.3, maximum=1.0, flag=False
     )
-    lookupd_poll_timeout: float = option(
-        60.0, "duration", "Limit for an answer of nsqlookupd.", minimum=0.001, flag=False
+    lookupd_poll_timeout: float = duration(
+        "Timeout for nsqlookupd's response.", 60.0, minimum=0.001, flag=False
     )
-    lookupd_authorization: bool = option(
-        True,
-        "flag",
+    lookupd_authorization: bool = flag(
         "Send the AUTH secret to nsqlookupd as a bearer token. go-nsq's name for it, "
         "skip_lookupd_authorization, does the same: true sends.",
+        default=True,
         flag=False,
         alias="skip_lookupd_authorization",
     )
-    reconnect_delay: float = option(
-        8.0,
-        "duration",
-        "First delay before a fixed nsqd is dialled again; it doubles each time.",
-        minimum=0.0,
-        flag=False,
+    reconnect_delay: float = duration(
+        "First delay before a fixed nsqd is dialled again; it doubles each time.", 8.0, flag=False
     )
-    max_reconnect_delay: float = option(
-        120.0, "duration", "Longest such delay.", minimum=0.0, flag=False
+    max_reconnect_delay: float = duration(
+        "Maximum delay before an nsqd is dialled again.", 120.0, flag=False
     )
-    drain_timeout: float = option(
-        30.0, "duration", "Limit for finishing what is in flight when stopping.", minimum=0.0
-    )
-
-    def validate(self) -> None:
-        """As the base's, and what only a consumer negotiates."""
-        ClientConfig.validate(self)
-        if 0 < self.msg_timeout < 1:
-            raise ConfigError("--msg-timeout: nsqd takes 0, for its own, or at least 1s")
-
-    def identify(self) -> dict[str, Any]:
-        """As the base's, with what only a consumer negotiates."""
-        body = ClientConfig.identify(self)
-        if self.sample_rate:
-            body["sample_rate"] = self.sample_rate
-        if self.msg_timeout:
-            body["msg_timeout"] = round(self.msg_timeout * 1000)
-        return body
+    drain_timeout: float = duration("Timeout for finishing what is in flight when stopping.", 30.0)
 
 
-@option_class
 class ProducerConfig(ClientConfig):
     """A producer of messages."""
 
     title: ClassVar[str] = "Producer options"
     opt_flag: ClassVar[str] = "producer-opt"
 
-    heartbeat_interval: float = option(
-        10.0, "duration", "Time between nsqd's heartbeats.", minimum=1.0, flag=False
+    heartbeat_interval: float = like(ClientConfig.heartbeat_interval, default=10.0)
+    read_timeout: float = like(
+        ClientConfig.read_timeout,
+        default=25.0,
+        help="A connection that stays silent this long is dropped, and its batches go elsewhere.",
     )
-    read_timeout: float = option(
-        25.0,
-        "duration",
-        "A connection that stays silent this long is dropped, and its batches go elsewhere.",
-        minimum=0.1,
-        maximum=300.0,
-        flag=False,
-    )
-    mode: str = option(
-        "round-robin",
-        "choice",
+    mode: str = choice(
         "Which of several nsqds gets a batch: the next one, the next one of those that answer, "
         "more often a faster one; another if that fails. Or all of them get a copy.",
-        choices=("round-robin", "hostpool", "epsilon-greedy", "all"),
+        *("round-robin", "hostpool", "epsilon-greedy", "all"),
     )
-    max_msg_size: int = option(
-        1 << 20, "size", "Largest message, as nsqd's option of that name.", minimum=1
+    max_msg_size: int = size(
+        "Maximum message size, as nsqd's option of that name.", 1 << 20, minimum=1
     )
-    max_body_size: int = option(
-        5 << 20, "size", "Largest batch, as nsqd's option of that name.", minimum=64
+    max_body_size: int = size(
+        "Maximum batch size, as nsqd's option of that name.", 5 << 20, minimum=64
     )
-    reconnect_delay: float = option(
-        0.25,
-        "duration",
-        "First delay before an nsqd is dialled again; it doubles each time.",
+    reconnect_delay: float = like(
+        ConsumerConfig.reconnect_delay,
+        default=0.25,
         minimum=0.001,
-        flag=False,
+        help="First delay before an nsqd is dialled again; it doubles each time.",
     )
-    max_reconnect_delay: float = option(
-        8.0, "duration", "Longest such delay.", minimum=0.001, flag=False
+    max_reconnect_delay: float = like(
+        ConsumerConfig.max_reconnect_delay, default=8.0, minimum=0.001
     )
-    publish_timeout: float = option(
-        60.0,
-        "duration",
-        "A batch that no nsqd has taken within this time is given up.",
-        minimum=0.001,
+    publish_timeout: float = duration(
+        "A batch that no nsqd has taken within this time is given up.", 60.0, minimum=0.001
     )

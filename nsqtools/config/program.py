@@ -4,39 +4,35 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nsqtools.config.option import Options, option, option_class, texts
-from nsqtools.errors import ConfigError
+from nsqtools.config.option import Options, choice, flag, option, path, text
+
+JSON = flag("Print JSON.", own=True)
+LOCK = path("File to lock, so that one such command runs at a time.", metavar="FILE")
 
 
-@option_class
 class LogOptions(Options):
     """What goes to stderr."""
 
     title: ClassVar[str] = "Logging"
     shared: ClassVar[bool] = True
 
-    verbose: int = option(0, "count", "Say what is going on; -vv says everything.", short="v")
-    quiet: bool = option(False, "flag", "Say nothing but errors.", short="q")
-    log_format: str = option(
-        "text", "choice", "Form of log lines on stderr.", choices=("text", "json")
-    )
+    verbose: int = option("count", "Say what is going on; -vv says everything.", 0, short="v")
+    quiet: bool = flag("Say nothing but errors.", short="q")
+    log_format: str = choice("Form of log lines on stderr.", "text", "json")
 
 
-@option_class
 class FileOptions(Options):
     """Which configuration file is read, and which of its profiles."""
 
     title: ClassVar[str] = "Configuration"
     shared: ClassVar[bool] = True
 
-    config: str = option(
-        "",
-        "path",
+    config: str = path(
         "Configuration file, or none.",
         default_note="$XDG_CONFIG_HOME/nsqtools/config.toml or /etc/nsqtools/config.toml",
         in_file=False,
     )
-    profile: tuple[str, ...] = texts(
+    profile: str = text(
         "Profile of that file, or none.",
         metavar="NAME",
         default_note="its default_profile",
@@ -44,17 +40,10 @@ class FileOptions(Options):
         in_file=False,
     )
 
-    def validate(self) -> None:
-        """There is one profile at a time."""
-        if len(self.profile) > 1:
-            names = " and ".join(map(repr, self.profile))
-            raise ConfigError(f"--profile: give one profile, not {names}")
 
-
-@option_class
 class ShowOptions(Options):
     """How settings are printed."""
 
     title: ClassVar[str] = "Output"
 
-    json: bool = option(False, "flag", "Print JSON.")
+    json: bool = JSON

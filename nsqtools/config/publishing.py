@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nsqtools.config.option import Options, addresses, option, option_class, urls
+from nsqtools.config.consuming import ServerOptions
+from nsqtools.config.option import duration, flag, like, number, paths, text, topic_name, urls
 from nsqtools.config.records import RecordOptions
 from nsqtools.errors import ConfigError
-from nsqtools.names import NSQD_TCP_PORT
+
+RATE = number("Maximum messages per second; 0 for no limit.", 0.0)
+DEFER = duration("Let nsqd deliver only after this time.", 0.0, maximum=3600.0)
 
 
-@option_class
-class TargetOptions(Options):
+class TargetOptions(ServerOptions):
     """Where a publishing command writes."""
 
     title: ClassVar[str] = "Target"
-    shared: ClassVar[bool] = True
 
-    topic: str = option(
-        "",
-        "text",
-        "Topic to publish to.",
-        metavar="TOPIC",
-        values="topic",
-        own=True,
-        required=True,
-    )
-    nsqd_tcp_address: tuple[str, ...] = addresses(
-        "nsqd to publish to; may be repeated.",
-        default=(f"127.0.0.1:{NSQD_TCP_PORT}",),
-        excludes=("lookupd_http_address",),
+    topic: str = topic_name("Topic to publish to.", own=True, required=True)
+    nsqd_tcp_address: tuple[str, ...] = like(
+        ServerOptions.nsqd_tcp_address, help="nsqd to publish to; may be repeated."
     )
     lookupd_http_address: tuple[str, ...] = urls(
         "Not supported here: refused, so that nothing goes to the default nsqd by mistake.",
@@ -38,46 +29,33 @@ class TargetOptions(Options):
 
     def check_complete(self) -> None:
         """nsqlookupd does not say where to publish."""
+        super().check_complete()
         if self.lookupd_http_address:
             raise ConfigError("lookupd-http-address: publishing needs --nsqd-tcp-address instead")
 
 
-@option_class
 class PubOptions(RecordOptions):
     """What ``pub`` reads and how it sends."""
 
     title: ClassVar[str] = "Input and publishing"
 
-    file: tuple[str, ...] = option(
-        (),
-        "path",
-        "File to read messages from, - for stdin; may be repeated.",
-        multiple=True,
-        metavar="FILE",
+    file: tuple[str, ...] = paths(
+        "File to read messages from, - for stdin; may be repeated.", metavar="FILE"
     )
-    whole: bool = option(
-        False,
-        "flag",
+    whole: bool = flag(
         "Each file, or all of stdin, is one message.",
         excludes=("delimiter", "null", "length_prefix", "json"),
     )
-    keep_empty: bool = option(
-        False, "flag", "An empty message is an error; else it is skipped, as nsqd takes none."
-    )
-    rate: float = option(0.0, "number", "Most messages per second; 0 for no limit.", minimum=0.0)
-    defer: float = option(
-        0.0, "duration", "Let nsqd deliver only after this time.", minimum=0.0, maximum=3600.0
-    )
-    tee: bool = option(False, "flag", "Copy to stdout what was read.")
-    from_archive: bool = option(
-        False,
-        "flag",
+    keep_empty: bool = flag("An empty message is an error; else it is skipped, as nsqd takes none.")
+    rate: float = RATE
+    defer: float = DEFER
+    tee: bool = flag("Copy to stdout what was read.")
+    from_archive: bool = flag(
         "The arguments are archive files, decompressed by the end of their names.",
         excludes=("file", "whole"),
     )
-    pace: str = option(
+    pace: str = text(
+        "Speed of --from-archive --json relative to that of first publishing: 1x, 10x, or max.",
         "max",
-        "text",
-        "Speed of --from-archive --json against that of first publishing: 1x, 10x, or max.",
         metavar="SPEED",
     )

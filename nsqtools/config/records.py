@@ -4,60 +4,56 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nsqtools.config.option import Options, option, option_class
+from nsqtools.config.option import Options, choice, flag, text
 from nsqtools.errors import ConfigError
 
 
-@option_class
+def _not_empty(value: str) -> None:
+    if not value:
+        raise ConfigError("empty, records could not be told apart")
+
+
+DELIMITER = text(
+    "Bytes after each body of a raw file: text, \\n, \\t, \\0, \\xNN.",
+    "\\n",
+    metavar="BYTES",
+    rule=_not_empty,
+)
+
+
 class RecordOptions(Options):
     """How messages stand in a stream of bytes, for ``tail`` out and for ``pub`` in."""
 
     title: ClassVar[str] = "Format"
 
-    delimiter: str = option(
-        "\\n", "text", "Bytes after each message: text, \\n, \\t, \\0, \\xNN.", metavar="BYTES"
+    delimiter: str = text(
+        "Bytes after each message: text, \\n, \\t, \\0, \\xNN.", "\\n", metavar="BYTES"
     )
-    null: bool = option(
-        False,
-        "flag",
-        "A NUL after each message, as for xargs -0.",
-        short="0",
-        excludes=("delimiter",),
+    null: bool = flag(
+        "A NUL after each message, as for xargs -0.", short="0", excludes=("delimiter",)
     )
-    length_prefix: bool = option(
-        False,
-        "flag",
-        "Four bytes of length, big-endian, before each message.",
-        excludes=("delimiter", "null"),
+    length_prefix: bool = flag(
+        "Four bytes of length, big-endian, before each message.", excludes=("delimiter", "null")
     )
-    json: bool = option(
-        False,
-        "flag",
+    json: bool = flag(
         "One JSON object a line, with metadata, as tail writes and pub reads it.",
         excludes=("delimiter", "null", "length_prefix"),
     )
 
 
-@option_class
 class ArchiveRecordOptions(Options):
     """How records stand in archives, for ``to-file`` out and for ``verify`` in."""
 
     title: ClassVar[str] = "Records"
 
-    format: str = option(
-        "raw",
-        "choice",
+    format: str = choice(
         "Bodies, each followed by the delimiter; one JSON object a line, with metadata, as "
         "tail --json; or bodies with four bytes of length, big-endian, before each.",
-        choices=("raw", "json", "length-prefixed"),
+        *("raw", "json", "length-prefixed"),
     )
-    delimiter: str = option(
-        "\\n", "text", "Bytes after each body: text, \\n, \\t, \\0, \\xNN.", metavar="BYTES"
-    )
+    delimiter: str = DELIMITER
 
     def validate(self) -> None:
         """A delimiter stands in raw files alone."""
         if self.format != "raw" and self.delimiter != "\\n":
             raise ConfigError(f"--delimiter: --format {self.format} has none")
-        if not self.delimiter:
-            raise ConfigError("--delimiter: empty, records could not be told apart")

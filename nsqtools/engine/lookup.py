@@ -9,7 +9,7 @@ from nsqtools.engine.concurrency import call_each
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http import Lookupd, NsqdHTTP, ask_all, union_producers
-from nsqtools.net.tls import client_context
+from nsqtools.net.tls import http_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -85,7 +85,7 @@ class Lookups:
             "connect_timeout": min(_CONNECT_TIMEOUT, config.lookupd_poll_timeout),
             "request_timeout": config.lookupd_poll_timeout,
             "token": config.auth_secret if config.lookupd_authorization else "",
-            "tls": client_context(config) if config.uses_tls else None,
+            "tls": http_context(config),
         }
         self._silence = silence or Silence()
 
@@ -125,7 +125,7 @@ class Backlog:
     ) -> None:
         self._subscription = subscription
         self._lookups = Lookups(subscription, config, silence) if subscription.lookupds else None
-        self._tls = client_context(config) if config.uses_tls else None
+        self._tls = http_context(config)
         self._urls = urls
 
     async def count(self) -> int:

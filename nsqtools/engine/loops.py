@@ -16,7 +16,7 @@ from nsqtools.engine.lookup import ask_lookupds
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import Address
 from nsqtools.net.http import NsqdHTTP, union_producers
-from nsqtools.net.tls import client_context
+from nsqtools.net.tls import http_context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -144,7 +144,7 @@ async def _nodes(side: Side) -> list[Producer]:
         connect_timeout=_CONNECT_TIMEOUT,
         request_timeout=_REQUEST_TIMEOUT,
         token=token,
-        tls=client_context(config) if config.uses_tls else None,
+        tls=http_context(config),
     )
     return list(union_producers(answers.values).values())
 
@@ -174,7 +174,7 @@ async def _ask(url: str, config: ClientConfig) -> _Self | None:
             url,
             connect_timeout=_CONNECT_TIMEOUT,
             request_timeout=_REQUEST_TIMEOUT,
-            tls=client_context(config) if config.uses_tls else None,
+            tls=http_context(config),
         ) as nsqd:
             info = await nsqd.info()
     except (HTTPError, ConfigError) as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.engine.lookup import Silence, ask_lookupds
 from nsqtools.errors import UnreachableError
-from nsqtools.net.tls import client_context
+from nsqtools.net.tls import http_context
 from nsqtools.policy.topics import Change, MatchingTopics
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TopicFinder:
             "connect_timeout": connect_timeout,
             "request_timeout": request_timeout,
             "token": config.auth_secret if config.lookupd_authorization else "",
-            "tls": client_context(config) if config.uses_tls else None,
+            "tls": http_context(config),
         }
         self._topics = MatchingTopics(pattern, grace)
         self._silence = silence or Silence()

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from nsqtools import __version__
 from nsqtools.config import ClientConfig
-from nsqtools.config.option import format_duration
+from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
 from nsqtools.lean import httpx
 from nsqtools.names import Address

@@ -16,8 +16,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nsqtools.config import ClientConfig, ConsumerConfig, ProducerConfig, secrets
-from nsqtools.config.option import Option, nearest
+from nsqtools.config import (
+    ClientConfig,
+    ConsumerConfig,
+    ProducerConfig,
+    StreamConfig,
+    secrets,
+)
+from nsqtools.config.option import Option
+from nsqtools.config.units import nearest
 from nsqtools.errors import ConfigError, NSQError, PeerError
 from nsqtools.names import NSQD_TCP_PORT, Address, check_name, is_ephemeral
 
@@ -51,13 +58,7 @@ _SINK = (*_SERVERS, "topic", _FLAGS)
 _OF_QUERIES = ("checkpointlocation", "queryname")
 
 # Of a consumer's options, those that make sense where Spark decides what is read.
-_SOURCE_NSQ = (
-    *ClientConfig.declared(),
-    "msg_timeout",
-    "max_in_flight_bytes",
-    "lookupd_authorization",
-    "lookupd_poll_timeout",
-)
+_SOURCE_NSQ = [name for name in StreamConfig.declared() if name != "max_in_flight"]
 
 
 class Settings(Protocol[C_co]):
@@ -203,7 +204,7 @@ def with_secret(settings: Settings[C]) -> C:
         secret = secrets.checked(os.environ[variable], where)
     else:
         return config
-    return config.with_values(auth_secret=secret)
+    return config.with_values(auth_secret=secret, auth_secret_file="")
 
 
 def respelled(error: NSQError, *, flags: bool) -> NSQError:

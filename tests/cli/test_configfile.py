@@ -161,11 +161,11 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
     shown: Shown, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashed = ["--config", write('default-profile = "test"\n' + FILE)]
-    assert shown("pub", *dashed)["profile"] == (["test"], "file", "b.toml: default_profile")
+    assert shown("pub", *dashed)["profile"] == ("test", "file", "b.toml: default_profile")
     file = ["--config", write('default_profile = "prod"\n' + FILE)]
     found = shown("pub", *file)
     assert found["client-id"][0] == "prod"
-    assert found["profile"] == (["prod"], "file", "b.toml: default_profile")
+    assert found["profile"] == ("prod", "file", "b.toml: default_profile")
     assert shown("pub", *file, "--profile", "none")["client-id"][0] == "defaults"
     monkeypatch.setenv("NSQTOOLS_PROFILE", "test")
     assert shown("pub", *file)["client-id"][0] == "defaults"

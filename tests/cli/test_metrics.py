@@ -15,7 +15,7 @@ from nsqtools.engine.membership import Subscription
 from nsqtools.engine.stats import ConsumerStats
 from nsqtools.errors import ConfigError
 from nsqtools.metrics import Metric, Sample
-from nsqtools.names import Address
+from nsqtools.names import Address, listening_address
 from tests.support.clock import elapse, virtual
 from tests.support.gathering import Gathering, consumers
 from tests.support.metrics import get, kinds, values
@@ -36,7 +36,7 @@ SOME = Metric(
 
 
 def given(text: str) -> Address | None:
-    return MetricsOptions(metrics_address=text).address
+    return listening_address(MetricsOptions(metrics_address=text).metrics_address)
 
 
 @asynccontextmanager

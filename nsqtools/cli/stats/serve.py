@@ -13,6 +13,7 @@ from nsqtools.cli.metrics import served
 from nsqtools.cli.signals import first_signal
 from nsqtools.cli.stats.exporting import cluster_metrics
 from nsqtools.metrics import Metric, Sample
+from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions
     exporter = Exporter(lambda: cluster.look(asked.topic or None, asked.channel or None))
     beating = asyncio.get_running_loop().create_task(_beat(notifier, exporter))
     try:
-        async with cluster, served(check.serve_address, exporter.collect, "--serve"):
+        async with cluster, served(listening_address(check.serve), exporter.collect, "--serve"):
             notifier.ready()
             try:
                 signal = await ended
