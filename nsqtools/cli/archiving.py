@@ -104,7 +104,6 @@ def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
         compression=compression,
         level=level,
         by_message=options.name_by == "message",
-        max_open_files=options.max_open_files,
         close_idle=options.close_idle,
         skip_empty=options.skip_empty_files,
         empty_after=options.sync_interval,

@@ -20,7 +20,6 @@ line that names file, table and key.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any
@@ -42,8 +41,6 @@ _DEFAULT_PROFILE = "default_profile"
 _TOP_TABLES = ("defaults", "profile")
 _MAX_SIZE = 1 << 20  # bytes
 _DEEPEST = 4  # [profile.NAME.GROUP.COMMAND]
-_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
-_AT_END = " (at end of document)"
 
 
 class Source(StrEnum):
@@ -116,18 +113,25 @@ class Table:
 
     def unknown(self, known: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
         """A line for each key that is no known option, and no table of one of the commands."""
+        tables = list(commands)
         for key, value in self.values.items():
             name = flag_name(key)
-            if isinstance(value, dict) and name not in commands and key not in known:
-                near = nearest(name, commands)
-                yield f"{self.where}: unknown table {name!r}{near}"
-            elif not isinstance(value, dict) and key not in known:
-                yield f"{self.where}: unknown key {name!r}{self._hint(key, known)}"
+            if isinstance(value, dict):
+                if name not in tables and key not in known:
+                    yield f"{self.where}: unknown table {name!r}{nearest(name, tables)}"
+            elif name in tables:
+                yield f"{self.where}: {name}: expected a table, found {_toml(value)}"
+            elif key not in known:
+                yield f"{self.where}: unknown key {name!r}{self._hint(name, known)}"
 
-    def _hint(self, key: str, known: Iterable[str]) -> str:
-        near = nearest(flag_name(key), map(flag_name, known))
-        if not near and not self.command and any(key in cls.declared() for cls in CLASSES):
-            return ": it is not shared by commands, so put it into a command's table"
+    def _hint(self, name: str, known: Iterable[str]) -> str:
+        near = nearest(name, map(flag_name, known))
+        if (
+            not near
+            and not self.command
+            and any(name.replace("-", "_") in cls.declared() for cls in CLASSES)
+        ):
+            return ": put it into [defaults] or into a command's table"
         return near
 
 
@@ -214,28 +218,13 @@ class ConfigFile:
 
     def check_top(self, commands: Iterable[str]) -> None:
         """Raise ConfigFileError for what stands at the top level and does not belong there."""
-        tables = (*_TOP_TABLES, *commands)
-        for key, value in self._data.items():
-            name, is_table = flag_name(key), isinstance(value, dict)
-            if name not in tables and key != _DEFAULT_PROFILE:
-                if is_table:
-                    raise ConfigFileError(
-                        f"{self.name}: unknown table [{name}]{nearest(name, tables)}"
-                    )
-                near = nearest(key, (_DEFAULT_PROFILE,)) or (
-                    ": put it into [defaults] or a command's table"
-                )
-                raise ConfigFileError(f"{self.name}: {name!r} stands outside any table{near}")
-            if name in tables and not is_table:
-                raise ConfigFileError(
-                    f"{self.name}: [{name}]: expected a table, found {_toml(value)}"
-                )
-        for name in self.profiles:
-            if not isinstance(self._data["profile"][name], dict):
-                raise ConfigFileError(
-                    f"{self.name}: [profile]: expected tables such as [profile.{name}], "
-                    f"found the value {name!r}"
-                )
+        top = Table(Source.FILE, (), self.name, self._data, self._folder)
+        profiles = self._table(self._data.get("profile", {}), (), "profile", Source.PROFILE)
+        for problem in (
+            *top.unknown((_DEFAULT_PROFILE,), (*_TOP_TABLES, *commands)),
+            *profiles.unknown((), map(flag_name, self.profiles)),
+        ):
+            raise ConfigFileError(problem)
 
     def tables(self, command: Sequence[str], profile: str | None) -> Iterator[Table]:
         """The tables of a command, strongest first. Raises ConfigFileError for what is no table."""
@@ -346,20 +335,5 @@ def _load(path: str, asked_by: str) -> ConfigFile:
         return ConfigFile(path, tomllib.loads(text), is_public=is_public)
     except RecursionError:
         raise ConfigFileError(f"{path}: nested too deeply") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigFileError(f"{path}: {_syntax(str(error), text)}") from None
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # of tomllib, or a number of thousands of digits
         raise ConfigFileError(f"{path}: {error}") from None
-
-
-def _syntax(said: str, text: str) -> str:
-    """``line 3, column 9: reason`` out of tomllib's ``Reason (at line 3, column 9)``."""
-    found = _POSITION.search(said)
-    if found:
-        reason = said[: found.start()]
-        line, column = found[1], found[2]
-    else:
-        lines = text.splitlines() or [""]
-        reason = said.removesuffix(_AT_END)
-        line, column = str(len(lines)), str(len(lines[-1]) + 1)
-    return f"line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"

@@ -72,7 +72,7 @@ def http_sink(
         status_every=0 if options.dry_run else options.status_every,
     )
     rng = random.Random()  # noqa: S311
-    most = options.endpoint_concurrency or options.concurrency
+    most = options.concurrency
     courier: Courier
     if options.mode == "all":
         courier = EachOf(post, most=most, rng=rng)

@@ -83,12 +83,6 @@ class ArchiveOptions(ArchiveRecordOptions):
         *("clock", "message"),
     )
     utc: bool = flag("Name and rotate files by UTC, not by local time.")
-    max_open_files: int = integer(
-        "Maximum files of a topic open at once with --name-by message.",
-        64,
-        minimum=1,
-        maximum=10000,
-    )
     close_idle: float = duration(
         "With --name-by message: publish a file that got no record for this long.",
         300.0,

@@ -58,7 +58,6 @@ class HttpOptions(Options):
     concurrency: int = integer(
         "Maximum requests at a time.", 100, minimum=1, maximum=10000, short="n"
     )
-    endpoint_concurrency: int = integer("Maximum requests at a time to one URL; 0 for no limit.", 0)
     rate: float = number(
         "Maximum deliveries per second, of a message or of a batch; 0 for no limit.", 0.0
     )

@@ -46,10 +46,8 @@ class PubOptions(RecordOptions):
         "Each file, or all of stdin, is one message.",
         excludes=("delimiter", "null", "length_prefix", "json"),
     )
-    keep_empty: bool = flag("An empty message is an error; else it is skipped, as nsqd takes none.")
     rate: float = RATE
     defer: float = DEFER
-    tee: bool = flag("Copy to stdout what was read.")
     from_archive: bool = flag(
         "The arguments are archive files, decompressed by the end of their names.",
         excludes=("file", "whole"),
