@@ -126,13 +126,13 @@ class Table:
 
     def _hint(self, name: str, known: Iterable[str]) -> str:
         near = nearest(name, map(flag_name, known))
-        if (
-            not near
-            and not self.command
-            and any(name.replace("-", "_") in cls.declared() for cls in CLASSES)
-        ):
-            return ": put it into [defaults] or into a command's table"
+        if not near and not self.command and name.replace("-", "_") in _all_options():
+            return ": what commands share stands in [defaults], other options in a command's table"
         return near
+
+
+def _all_options() -> set[str]:
+    return {name for cls in CLASSES for name in cls.declared()}
 
 
 def convert(declared: Option, value: Any) -> Any:

@@ -160,10 +160,14 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """How variables are called, then the examples."""
         super().format_epilog(ctx, formatter)
-        known = [param for param in self.params if isinstance(param, ConfigOption)]
-        if known:
+        example = next((param for param in self.params if isinstance(param, ConfigOption)), None)
+        if example:
+            own = variables(ctx, example.name, shared=False)[0]
             with formatter.section("Environment"):
-                formatter.write_text(_about_variables(ctx, known))
+                formatter.write_text(
+                    f"Each option has a variable, such as {own} for {example.opts[-1]}. An option "
+                    "that commands share has one more for all of them, such as NSQTOOLS_VERBOSE."
+                )
         _write_examples(formatter, self.examples)
 
 
@@ -201,20 +205,6 @@ def _write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str
 def section_of(option: click.Option) -> str:
     """The heading of an option in help and in manual pages."""
     return option.known.section if isinstance(option, ConfigOption) else "Other options"
-
-
-def _about_variables(ctx: click.Context, known: Sequence[ConfigOption]) -> str:
-    example = next((param for param in known if not param.known.shared), known[0])
-    own = variables(ctx, example.name, shared=False)[0]
-    text = f"Each option has a variable, such as {own} for {example.opts[-1]}."
-    shared = next((param for param in known if param.known.shared), None)
-    if shared:
-        common = variables(ctx, shared.name, shared=True)[1]
-        text += (
-            " Those that commands share have one more for all of them, "
-            f"such as {common} for {shared.opts[-1]}."
-        )
-    return text
 
 
 def options(
