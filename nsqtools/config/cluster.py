@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nsqtools.config.connection import CA_FILE
 from nsqtools.config.consuming import ServerOptions
 from nsqtools.config.option import Options, channel_name, duration, flag, like, topic_name, urls
@@ -17,7 +15,7 @@ REQUEST_TIMEOUT = duration("Timeout for a response.", 5.0, minimum=0.001)
 class TimeoutOptions(Options):
     """How long a command waits for servers that it asks over HTTP."""
 
-    shared: ClassVar[bool] = True
+    shared = True
 
     http_client_connect_timeout: float = CONNECT_TIMEOUT
     http_client_request_timeout: float = REQUEST_TIMEOUT
@@ -31,7 +29,7 @@ class TimeoutOptions(Options):
 class LookupOptions(TimeoutOptions):
     """Which nsqlookupds to ask and how to print."""
 
-    title: ClassVar[str] = "Look-up"
+    title = "Look-up"
 
     lookupd_http_address: tuple[str, ...] = urls(
         "nsqlookupd to ask; may be repeated.", f"127.0.0.1:{LOOKUPD_HTTP_PORT}"
@@ -45,7 +43,7 @@ class LookupOptions(TimeoutOptions):
 class ClusterOptions(TimeoutOptions):
     """Which nsqds a command looks at, over HTTP."""
 
-    title: ClassVar[str] = "Cluster"
+    title = "Cluster"
 
     lookupd_http_address: tuple[str, ...] = urls("nsqlookupd to ask for nsqds; may be repeated.")
     nsqd_http_address: tuple[str, ...] = urls(
@@ -86,7 +84,7 @@ class TombstoneOptions(LossOptions):
 class DoctorOptions(ServerOptions, TimeoutOptions):
     """What ``doctor`` looks at: the topic and the servers of a command that sees nothing."""
 
-    title: ClassVar[str] = "Source"
+    title = "Source"
 
     topic: str = topic_name("Topic that is consumed.", own=True, required=True)
     channel: str = channel_name("Channel it is consumed on.", own=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nsqtools import __version__
 from nsqtools.config.option import (
     Options,
     choice,
     duration,
     flag,
+    flag_name,
     integer,
     like,
     number,
@@ -27,7 +26,7 @@ CA_FILE = path("CA certificates to trust instead of the system's (PEM).")
 def check_pair(options: Options, one: str, other: str) -> None:
     """Raise ConfigError if one of two options is given without the other."""
     if bool(getattr(options, one)) != bool(getattr(options, other)):
-        both = " and ".join(f"--{name.replace('_', '-')}" for name in (one, other))
+        both = f"--{flag_name(one)} and --{flag_name(other)}"
         raise ConfigError(f"{both} belong together: give both or neither")
 
 
@@ -48,8 +47,8 @@ def _msg_timeout(value: float) -> None:
 class ClientConfig(Options):
     """A connection to nsqd: go-nsq's names, defaults and bounds, but TLS is at least 1.2."""
 
-    title: ClassVar[str] = "Connection options"
-    shared: ClassVar[bool] = True
+    title = "Connection options"
+    shared = True
 
     dial_timeout: float = duration(
         "Timeout for a TCP connection to be made.", 1.0, minimum=0.001, flag=False
@@ -126,8 +125,8 @@ class ClientConfig(Options):
 class ConsumerConfig(ClientConfig):
     """A consumer: go-nsq's names, defaults and bounds, plus what its library leaves out."""
 
-    title: ClassVar[str] = "Consumer options"
-    opt_flag: ClassVar[str] = "consumer-opt"
+    title = "Consumer options"
+    opt_flag = "consumer-opt"
 
     max_in_flight: int = integer(
         "Maximum messages in flight, for each topic over all connections.", 1
@@ -204,8 +203,8 @@ class ConsumerConfig(ClientConfig):
 class ProducerConfig(ClientConfig):
     """A producer of messages."""
 
-    title: ClassVar[str] = "Producer options"
-    opt_flag: ClassVar[str] = "producer-opt"
+    title = "Producer options"
+    opt_flag = "producer-opt"
 
     heartbeat_interval: float = like(ClientConfig.heartbeat_interval, default=10.0)
     read_timeout: float = like(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nsqtools.config.option import (
     URL_SECRETS,
     Options,
@@ -35,7 +33,7 @@ METRICS_ADDRESS = text(
 class ServerOptions(Options):
     """The nsqds to consume from."""
 
-    shared: ClassVar[bool] = True
+    shared = True
 
     nsqd_tcp_address: tuple[str, ...] = addresses(
         "nsqd to consume from; may be repeated.",
@@ -50,7 +48,7 @@ class ServerOptions(Options):
 class SourceOptions(ServerOptions):
     """Where a consuming command reads."""
 
-    title: ClassVar[str] = "Source"
+    title = "Source"
 
     topic: tuple[str, ...] = texts(
         "Topic to consume; may be repeated.",
@@ -65,7 +63,7 @@ class SourceOptions(ServerOptions):
 class StopOptions(Options):
     """When a consuming command is done; 0 is no limit."""
 
-    title: ClassVar[str] = "When to stop"
+    title = "When to stop"
 
     count: int = integer(
         "Stop after this many messages, all topics together.",
@@ -113,7 +111,7 @@ class TailOptions(RecordOptions):
 class MetricsOptions(Options):
     """Where a command that runs for long serves its metrics."""
 
-    title: ClassVar[str] = "Metrics"
+    title = "Metrics"
 
     metrics_address: str = METRICS_ADDRESS
 
@@ -134,7 +132,7 @@ def _http_url(value: str) -> None:
 class DeadLetterOptions(Options):
     """Where messages go that are given up or refused for good."""
 
-    title: ClassVar[str] = "Dead letters"
+    title = "Dead letters"
 
     dead_letter_topic: str = topic_name(
         "Publish messages that are given up to this topic, as they are.",

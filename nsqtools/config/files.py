@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 from nsqtools.config.cluster import CONNECT_TIMEOUT, REQUEST_TIMEOUT
 from nsqtools.config.connection import ClientConfig
@@ -60,7 +59,7 @@ class ArchiveSourceOptions(SourceOptions):
 class ArchiveOptions(ArchiveRecordOptions):
     """What ``to-file`` writes: nsq_to_file's names, and what it lacks."""
 
-    title: ClassVar[str] = "Archive files"
+    title = "Archive files"
 
     output_dir: str = path("Directory of published files.", ".", metavar="DIR")
     work_dir: str = path(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 from nsqtools.config.connection import check_pair
 from nsqtools.config.option import (
@@ -35,7 +34,7 @@ def _statuses(value: str) -> None:
 class HttpOptions(Options):
     """What ``to-http`` sends where: nsq_to_http's names, and what it lacks."""
 
-    title: ClassVar[str] = "Delivery"
+    title = "Delivery"
 
     post: tuple[str, ...] = texts(
         "URL to POST each message to; may be repeated.",

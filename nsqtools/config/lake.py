@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 from nsqtools.config.connection import ClientConfig, ConsumerConfig
 from nsqtools.config.consuming import SourceOptions
@@ -60,8 +59,8 @@ def _lasting(value: str) -> None:
 class SparkOptions(Options):
     """The Spark that a pipeline runs in."""
 
-    title: ClassVar[str] = "Spark"
-    shared: ClassVar[bool] = True
+    title = "Spark"
+    shared = True
 
     master: str = text(
         "Where Spark runs: local[N] with N threads of this machine, local[*] with one for each of "
@@ -117,8 +116,8 @@ class QuerySourceOptions(StreamSourceOptions):
 class StreamConfig(ClientConfig):
     """The connections of a pipeline's source: of a consumer's options those that Spark leaves."""
 
-    title: ClassVar[str] = ConsumerConfig.title
-    opt_flag: ClassVar[str] = ConsumerConfig.opt_flag
+    title = ConsumerConfig.title
+    opt_flag = ConsumerConfig.opt_flag
 
     max_in_flight: int = like(
         ConsumerConfig.max_in_flight,
@@ -142,7 +141,7 @@ class StreamConfig(ClientConfig):
 class StreamOptions(Options):
     """How a stream is cut into batches, and where its state is."""
 
-    title: ClassVar[str] = "Batches"
+    title = "Batches"
 
     continuous: bool = flag(
         "Go on until a signal; else stop when everything is done that waited at the start."
@@ -172,7 +171,7 @@ class StreamOptions(Options):
 class BodyOptions(Options):
     """What is in messages."""
 
-    title: ClassVar[str] = "Bodies"
+    title = "Bodies"
 
     schema: str = text(
         "Columns of bodies that are JSON objects, as in SQL: 'user INT, at TIMESTAMP'; or a file "
@@ -184,7 +183,7 @@ class BodyOptions(Options):
 class LakeOptions(Options):
     """What ``pipeline archive`` writes."""
 
-    title: ClassVar[str] = "Archive"
+    title = "Archive"
 
     output: str = like(
         OUTPUT, help="Directory, or URL of one, to write to, in DIR/date=*/hour=*/batch=*."
@@ -206,7 +205,7 @@ class LakeOptions(Options):
 class InputOptions(Options):
     """Archives that a pipeline reads."""
 
-    title: ClassVar[str] = "Input"
+    title = "Input"
 
     input: tuple[str, ...] = paths(
         "Archive to read: a file, or a directory of pipeline archive, pipeline compact or to-file; "
@@ -240,7 +239,7 @@ class QueryInputOptions(InputOptions):
 class QueryOptions(Options):
     """What ``pipeline sql`` does."""
 
-    title: ClassVar[str] = "Query"
+    title = "Query"
 
     query: str = text(
         "SELECT from the table nsq, or @FILE to read it from a file.", metavar="SQL", required=True
@@ -293,7 +292,7 @@ def result_format(asked: QueryOptions) -> str:
 class CompactOptions(Options):
     """What ``pipeline compact`` writes."""
 
-    title: ClassVar[str] = "Compaction"
+    title = "Compaction"
 
     output: str = like(
         OUTPUT,
@@ -311,7 +310,7 @@ class CompactOptions(Options):
 class ReplayOptions(Options):
     """What ``pipeline replay`` publishes, and how."""
 
-    title: ClassVar[str] = "Replay"
+    title = "Replay"
 
     where: str = text("Publish only messages of which this SQL condition is true.", metavar="SQL")
     order_by: str = text(

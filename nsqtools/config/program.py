@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nsqtools.config.option import Options, choice, flag, option, path, text
 
 JSON = flag("Print JSON.", own=True)
@@ -13,8 +11,8 @@ LOCK = path("File to lock, so that one such command runs at a time.", metavar="F
 class LogOptions(Options):
     """What goes to stderr."""
 
-    title: ClassVar[str] = "Logging"
-    shared: ClassVar[bool] = True
+    title = "Logging"
+    shared = True
 
     verbose: int = option("count", "Say what is going on; -vv says everything.", 0, short="v")
     quiet: bool = flag("Say nothing but errors.", short="q")
@@ -24,8 +22,8 @@ class LogOptions(Options):
 class FileOptions(Options):
     """Which configuration file is read, and which of its profiles."""
 
-    title: ClassVar[str] = "Configuration"
-    shared: ClassVar[bool] = True
+    title = "Configuration"
+    shared = True
 
     config: str = path(
         "Configuration file, or none.",
@@ -44,6 +42,6 @@ class FileOptions(Options):
 class ShowOptions(Options):
     """How settings are printed."""
 
-    title: ClassVar[str] = "Output"
+    title = "Output"
 
     json: bool = JSON

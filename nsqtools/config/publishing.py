@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nsqtools.config.consuming import ServerOptions
 from nsqtools.config.option import duration, flag, like, number, paths, text, topic_name, urls
 from nsqtools.config.records import RecordOptions
@@ -16,7 +14,7 @@ DEFER = duration("Let nsqd deliver only after this time.", 0.0, maximum=3600.0)
 class TargetOptions(ServerOptions):
     """Where a publishing command writes."""
 
-    title: ClassVar[str] = "Target"
+    title = "Target"
 
     topic: str = topic_name("Topic to publish to.", own=True, required=True)
     nsqd_tcp_address: tuple[str, ...] = like(
@@ -37,7 +35,7 @@ class TargetOptions(ServerOptions):
 class PubOptions(RecordOptions):
     """What ``pub`` reads and how it sends."""
 
-    title: ClassVar[str] = "Input and publishing"
+    title = "Input and publishing"
 
     file: tuple[str, ...] = paths(
         "File to read messages from, - for stdin; may be repeated.", metavar="FILE"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nsqtools.config.option import Options, choice, flag, text
 from nsqtools.errors import ConfigError
 
@@ -24,7 +22,7 @@ DELIMITER = text(
 class RecordOptions(Options):
     """How messages stand in a stream of bytes, for ``tail`` out and for ``pub`` in."""
 
-    title: ClassVar[str] = "Format"
+    title = "Format"
 
     delimiter: str = text(
         "Bytes after each message: text, \\n, \\t, \\0, \\xNN.", "\\n", metavar="BYTES"
@@ -44,7 +42,7 @@ class RecordOptions(Options):
 class ArchiveRecordOptions(Options):
     """How records stand in archives, for ``to-file`` out and for ``verify`` in."""
 
-    title: ClassVar[str] = "Records"
+    title = "Records"
 
     format: str = choice(
         "Bodies, each followed by the delimiter; one JSON object a line, with metadata, as "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nsqtools.config.option import (
     Options,
     addresses,
@@ -23,7 +21,7 @@ DESTINATION_NSQD = addresses("nsqd to publish to; may be repeated.", required=Tr
 class RelayOptions(Options):
     """What ``relay`` sends where: nsq_to_nsq's names, and what it lacks."""
 
-    title: ClassVar[str] = "Destination and rules"
+    title = "Destination and rules"
 
     destination_nsqd_tcp_address: tuple[str, ...] = DESTINATION_NSQD
     destination_nsqd_http_address: tuple[str, ...] = urls(

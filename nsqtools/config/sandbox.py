@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nsqtools.config.connection import check_pair
 from nsqtools.config.option import (
     Options,
@@ -24,7 +22,7 @@ from nsqtools.errors import ConfigError
 class NsqdOptions(Options):
     """The embedded nsqd: nsqd's names and defaults (``nsqd/options.go``)."""
 
-    title: ClassVar[str] = "The embedded nsqd"
+    title = "The embedded nsqd"
 
     msg_timeout: float = duration(
         "A message is delivered again after this time.", 60.0, minimum=0.001
@@ -76,7 +74,7 @@ class NsqdOptions(Options):
 class SandboxOptions(Options):
     """Where the sandbox listens and what it publishes by itself."""
 
-    title: ClassVar[str] = "Sandbox"
+    title = "Sandbox"
 
     host: str = text("Address to listen on.", "127.0.0.1", metavar="HOST")
     port: int = integer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from nsqtools.config.consuming import METRICS_ADDRESS
 from nsqtools.config.option import (
@@ -29,7 +29,7 @@ def _warn(declared: Any) -> Any:
 class StatsOptions(Options):
     """What ``stats`` reports, how often and how."""
 
-    title: ClassVar[str] = "Report"
+    title = "Report"
 
     topic: str = topic_name("Only this topic.", default_note="all")
     channel: str = channel_name("Only channels of this name.", default_note="all")
@@ -59,7 +59,7 @@ _AGE = duration(
 class CheckOptions(Options):
     """What monitoring wants of ``stats``: to be told of trouble, or to be served the numbers."""
 
-    title: ClassVar[str] = "Monitoring"
+    title = "Monitoring"
 
     check: bool = flag(
         "Check once, as monitoring plugins do: the exit status is 0 for OK, 1 for WARNING, 2 for "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Sample(Options):
-    title: ClassVar[str] = "Sample"
+    title = "Sample"
 
     colour: str = choice("Which.", "", "red", "green", "grey", short="c")
     picture: str = path("Where.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 class Where(Options):
-    title: ClassVar[str] = "Where"
-    shared: ClassVar[bool] = True
+    title = "Where"
+    shared = True
 
     topic: tuple[str, ...] = texts("A topic.", metavar="TOPIC")
     address: str = text("An address.")
@@ -44,7 +44,7 @@ class Where(Options):
 
 
 class What(Options):
-    title: ClassVar[str] = "What"
+    title = "What"
 
     count: int = integer("How many.", 0, short="n")
     wait: float = duration("How long.", 30.0, minimum=1.0, maximum=300.0)
@@ -63,8 +63,8 @@ class What(Options):
 class Client(ClientConfig):
     """go-nsq's names with a flag for the rest, and a field declared anew."""
 
-    title: ClassVar[str] = "Client options"
-    opt_flag: ClassVar[str] = "client-opt"
+    title = "Client options"
+    opt_flag = "client-opt"
 
     max_in_flight: int = integer("Most in flight.", 1)
     client_id: str = like(ClientConfig.client_id, default="me")
