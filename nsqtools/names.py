@@ -77,6 +77,19 @@ class Address(_HostPort):
         return cls(host, int(port))
 
 
+def listening_address(text: str) -> Address | None:
+    """Where to listen, None for an empty text: ``:PORT`` is on 127.0.0.1, and the port may be 0.
+
+    Raises ConfigError as ``Address.parse``.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if text.startswith(":") and text.count(":") == 1:
+        text = f"127.0.0.1{text}"
+    return Address.parse(text, 0 if text.endswith(":0") else None)
+
+
 def check_type(name: str, value: object, kind: type) -> None:
     """Raise ConfigError, which names the argument, unless the value is of this type."""
     if not isinstance(value, kind):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import nsqtools.config
 from nsqtools import __version__
 from nsqtools.config import (
     ClientConfig,
@@ -17,14 +20,11 @@ from nsqtools.config import (
     SourceOptions,
     TargetOptions,
 )
-from nsqtools.config.option import (
-    Options,
-    format_duration,
-    format_size,
-    parse_duration,
-    parse_size,
-)
+from nsqtools.config.option import CLASSES, Options
+from nsqtools.config.pairs import parse_pairs
+from nsqtools.config.units import format_duration, format_size, parse_duration, parse_size
 from nsqtools.errors import ConfigError
+from tests.support.loaded import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,7 +199,7 @@ PAIRS: list[tuple[list[str], dict[str, Any]]] = [
 def test_pairs_are_split_at_the_first_comma_and_the_last_wins(
     pairs: list[str], values: dict[str, Any]
 ) -> None:
-    assert ConsumerConfig.parse_pairs(pairs, "--consumer-opt") == values
+    assert parse_pairs(ConsumerConfig, pairs, "--consumer-opt") == values
 
 
 @pytest.mark.parametrize(
@@ -218,14 +218,14 @@ def test_pairs_are_split_at_the_first_comma_and_the_last_wins(
 )
 def test_a_bad_pair_is_refused_with_flag_and_culprit(pair: str, culprit: str) -> None:
     with pytest.raises(ConfigError, match=f"^--consumer-opt.*{re.escape(culprit)}"):
-        ConsumerConfig.parse_pairs(["snappy,false", pair], "--consumer-opt")
+        parse_pairs(ConsumerConfig, ["snappy,false", pair], "--consumer-opt")
 
 
 def test_producer_opt_takes_the_names_of_a_connection_and_not_those_of_a_consumer() -> None:
-    values = ProducerConfig.parse_pairs(["deflate_level,9", "write-timeout,2s"], "--producer-opt")
+    values = parse_pairs(ProducerConfig, ["deflate_level,9", "write-timeout,2s"], "--producer-opt")
     assert values == {"deflate_level": 9, "write_timeout": 2.0}
     with pytest.raises(ConfigError, match=r"--producer-opt.*'max_attempts'"):
-        ProducerConfig.parse_pairs(["max_attempts,3"], "--producer-opt")
+        parse_pairs(ProducerConfig, ["max_attempts,3"], "--producer-opt")
 
 
 @pytest.mark.parametrize(
@@ -258,59 +258,33 @@ def test_a_secret_is_not_in_a_repr() -> None:
 
 def test_what_may_be_a_secret_is_not_in_an_error() -> None:
     with pytest.raises(ConfigError, match="'auth_secret'") as caught:
-        ConsumerConfig.parse_pairs(["auth_secret=hunter2"], "--consumer-opt")
+        parse_pairs(ConsumerConfig, ["auth_secret=hunter2"], "--consumer-opt")
     assert "hunter2" not in str(caught.value)
 
 
-def test_identify_asks_for_what_is_configured_in_milliseconds() -> None:
-    body = ConsumerConfig(
-        client_id="c",
-        hostname="h.example",
-        user_agent="u",
-        heartbeat_interval=1.5,
-        output_buffer_timeout=0.5,
-        deflate=True,
-        deflate_level=3,
-        sample_rate=10,
-        msg_timeout=2.0,
-        topology_region="r",
-        topology_zone="z",
-    ).identify()
-    assert body == {
-        "client_id": "c",
-        "hostname": "h.example",
-        "user_agent": "u",
-        "feature_negotiation": True,
-        "heartbeat_interval": 1500,
-        "output_buffer_size": 65536,
-        "output_buffer_timeout": 500,
-        "tls_v1": False,
-        "snappy": False,
-        "deflate": True,
-        "deflate_level": 3,
-        "sample_rate": 10,
-        "msg_timeout": 2000,
-        "topology_region": "r",
-        "topology_zone": "z",
-    }
+def test_a_class_of_options_is_known_from_its_definition_on() -> None:
+    class Unheard(Options):
+        pass
+
+    assert CLASSES[-1] is Unheard
+    CLASSES.pop()
 
 
-def test_identify_leaves_out_what_is_not_asked_for() -> None:
-    body = ConsumerConfig().identify()
-    assert {"msg_timeout", "sample_rate", "deflate_level", "topology_region"}.isdisjoint(body)
-    assert "." not in body["client_id"]
-    assert "msg_timeout" not in ProducerConfig().identify()
+def test_no_module_of_options_is_left_out() -> None:
+    there = {each.name for each in iter_modules(nsqtools.config.__path__, "nsqtools.config.")}
+    loaded = run_python("import sys, nsqtools.config; print(*sys.modules)").split()
+    assert there - set(loaded) <= {"nsqtools.config.pairs", "nsqtools.config.secrets"}
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"tls_v1": True},
-        {"tls_root_ca_file": "ca.pem"},
-        {"tls_insecure_skip_verify": True},
-        {"tls_cert": "c.pem", "tls_key": "k.pem"},
-    ],
-    ids=lambda values: next(iter(values)),
-)
-def test_any_tls_option_asks_for_tls(values: dict[str, Any]) -> None:
-    assert ClientConfig(**values).identify()["tls_v1"] is True
+def test_an_instance_is_never_changed() -> None:
+    config = ConsumerConfig()
+    with pytest.raises(AttributeError, match="max_in_flight"):
+        config.max_in_flight = 2  # type: ignore[misc]
+    assert config.with_values(max_in_flight=2) == ConsumerConfig(max_in_flight=2) != config
+    with pytest.raises(TypeError, match="ConsumerConfig has no option max_in_flite"):
+        ConsumerConfig(max_in_flite=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("config", [ConsumerConfig(client_id="c"), SourceOptions(topic=("t",))])
+def test_an_instance_survives_the_way_to_an_executor(config: Options) -> None:
+    assert pickle.loads(pickle.dumps(config)) == config

@@ -17,6 +17,7 @@ import pytest
 from nsqtools.cli import cli
 from nsqtools.cli.demo import STEPS
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import walk
 from tests.support import picture
@@ -103,8 +104,8 @@ def test_every_variable_named_exists() -> None:
         variable
         for node in walk(cli)
         for option in node.options
-        if option.name
-        for variable in variables(node.ctx, option.name, shared=getattr(option, "shared", False))
+        if isinstance(option, ConfigOption)
+        for variable in variables(node.ctx, option.name, shared=option.known.shared)
     }
     literal = {
         name

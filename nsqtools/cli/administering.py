@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsqtools.cli.cluster import client_limits
+from nsqtools.cli.cluster import client_limits, nsqds_of
 from nsqtools.cli.exits import Exit, describe, one_line
 from nsqtools.cli.tables import print_json, print_rows
 from nsqtools.config import LossOptions
-from nsqtools.config.option import counted, nearest
+from nsqtools.config.units import counted, nearest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
 from nsqtools.engine.changes import Target, find_producer, loss, plan, plan_tombstone, producers
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
@@ -106,7 +106,7 @@ def _target(topic: str, channel: str) -> Target:
 
 def _servers(where: ChangeOptions) -> Servers:
     limits = client_limits(where)
-    return Servers(where.lookupd_http_address, where.nsqds, limits, where.timeout)
+    return Servers(where.lookupd_http_address, nsqds_of(where), limits, where.timeout)
 
 
 def _require_known(request: Request, found: Survey, target: Target) -> None:

@@ -76,7 +76,7 @@ def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
 
     output_dir = os.path.abspath(options.output_dir)
     work_dir = os.path.abspath(options.work_dir) if options.work_dir else output_dir
-    compression = options.compression
+    compression = _compression(options)
     level = {"gzip": options.gzip_level, "zstd": options.zstd_level}.get(compression)
     make_encoder(compression, level)  # its library may be missing
     delimiter = delimiter_bytes(options.delimiter, null=False)
@@ -104,7 +104,6 @@ def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
         compression=compression,
         level=level,
         by_message=options.name_by == "message",
-        max_open_files=options.max_open_files,
         close_idle=options.close_idle,
         skip_empty=options.skip_empty_files,
         empty_after=options.sync_interval,
@@ -117,9 +116,13 @@ def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
     )
 
 
+def _compression(options: ArchiveOptions) -> str:
+    return "gzip" if options.gzip else options.compress
+
+
 def _repeated_by(options: ArchiveOptions, *, same_place: bool) -> str:
     """The flag because of which several files may have one name, if there is one."""
-    if options.compression != "none":
+    if _compression(options) != "none":
         return "--gzip" if options.gzip else "--compress"
     for flag, given in (
         ("--rotate-size", options.rotate_size),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsqtools.names import NSQD_TCP_PORT, Address
+from nsqtools.names import NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ def with_secret(config: C) -> C:
         return config
     secret = secrets.read(path, f"--auth-secret-file {path}")
     warn_if_public(path)
-    return config.with_values(auth_secret=secret)
+    return config.with_values(auth_secret=secret, auth_secret_file="")
 
 
 def warn_if_public(path: str) -> None:
@@ -45,6 +45,22 @@ def warn_if_public(path: str) -> None:
     with suppress(OSError), open(path, "rb") as file:
         if may_be_read_by_others(file):
             getLogger(__name__).warning("%s may be read by others: chmod 600 it", path)
+
+
+def beside_producer(config: C) -> C:
+    """The configuration of a command that publishes, too: its --max-msg-size is for that.
+
+    A low --max-msg-size keeps a message from being published, and not from being read.
+    """
+    least = config.declared()["max_msg_size"].default
+    return config.with_values(max_msg_size=max(config.max_msg_size, least))
+
+
+def nsqds_of(where: ClusterOptions) -> tuple[str, ...]:
+    """The nsqds to ask: that of this host, if no server is given."""
+    if where.nsqd_http_address or where.lookupd_http_address:
+        return where.nsqd_http_address
+    return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
 
 
 def client_limits(where: ClusterOptions | LookupOptions) -> dict[str, Any]:
@@ -71,5 +87,5 @@ def open_cluster(where: ClusterOptions, *, looks: int = 1, quiet: bool = False) 
     from nsqtools.engine.cluster import Cluster
 
     timeout = where.timeout / looks
-    addresses = where.lookupd_http_address, where.nsqds
+    addresses = where.lookupd_http_address, nsqds_of(where)
     return Cluster(*addresses, quiet=quiet, timeout=timeout, **client_limits(where))

@@ -19,8 +19,9 @@ from nsqtools.cli.settings import (
 )
 from nsqtools.cli.tables import print_json, print_rows
 from nsqtools.cli.tree import contexts, groups_of, words
-from nsqtools.config import ALL, FileOptions, ShowOptions
-from nsqtools.config.option import Option, flag_name, nearest
+from nsqtools.config import FileOptions, ShowOptions
+from nsqtools.config.option import CLASSES, Option, flag_name
+from nsqtools.config.units import nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -97,12 +98,10 @@ def show(
 
 def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
     """The --config and --profile of ``show`` itself, for the commands that are shown."""
-    given = {"config": [file.config], "profile": file.profile}
     return [
         word
-        for name, values in given.items()
+        for name, value in (("config", file.config), ("profile", file.profile))
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        for value in values
         for word in (f"--{name}", value)
     ]
 
@@ -194,16 +193,13 @@ def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> int:
 
     Each problem is a line on standard error; the exit status is then 2.
     """
-    asked_by = "FILE" if file else "--config"
-    found = load(file or where.config or None, asked_by)
+    found = load(file or where.config or None, "" if file else "--config")
     if not found:
         raise ConfigFileError("there is no configuration file to check: name one")
     log = _log()
     for warning in found.warnings:
         log.warning(warning)
-    problems = list(
-        dict.fromkeys(_problems(ctx.find_root(), found, next(iter(where.profile), None)))
-    )
+    problems = dict.fromkeys(_problems(ctx.find_root(), found, where.profile or None))
     for problem in problems:
         log.error(problem)
     if not problems:
@@ -233,7 +229,9 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
         found = [
             problem
             for table in tables
-            for problem in table.problems(*allowed(table, ctx), classes if table.command else ALL)
+            for problem in table.problems(
+                *allowed(table, ctx), classes if table.command else CLASSES
+            )
         ]
         yield from found
         if not found:

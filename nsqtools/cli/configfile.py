@@ -20,29 +20,27 @@ line that names file, table and key.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any
 
-from nsqtools.config import ALL
-from nsqtools.config.option import MASK, TYPES, Options, flag_name, format_size, nearest
+from nsqtools.config.option import CLASSES, KINDS, MASK, flag_name
+from nsqtools.config.pairs import PAIRS, pair_name, pairs_key, parse_pairs
+from nsqtools.config.units import format_size, nearest
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from nsqtools.config.option import Option
+    from nsqtools.config.option import Option, Options
 
 NO_FILE = "none"
 """The value of ``--config`` that reads nothing, and of ``--profile`` that chooses none."""
 
 _DEFAULT_PROFILE = "default_profile"
-_TOP_LEVEL = (_DEFAULT_PROFILE, "defaults", "profile")
+_TOP_TABLES = ("defaults", "profile")
 _MAX_SIZE = 1 << 20  # bytes
 _DEEPEST = 4  # [profile.NAME.GROUP.COMMAND]
-_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
-_AT_END = " (at end of document)"
 
 
 class Source(StrEnum):
@@ -109,43 +107,47 @@ class Table:
     def pairs(self, cls: type[Options], texts: Iterable[str]) -> dict[str, Any]:
         """The values of go-nsq's ``name,value`` texts; raises ConfigFileError."""
         try:
-            return cls.parse_pairs(texts, cls.opt_flag)
+            return parse_pairs(cls, texts, cls.opt_flag)
         except ConfigError as error:
             raise ConfigFileError(f"{self.where}: {error}") from None
 
     def unknown(self, known: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
         """A line for each key that is no known option, and no table of one of the commands."""
+        tables = list(commands)
         for key, value in self.values.items():
             name = flag_name(key)
-            if isinstance(value, dict) and name not in commands and key not in known:
-                near = nearest(name, commands)
-                yield f"{self.where}: unknown table {name!r}{near}"
-            elif not isinstance(value, dict) and key not in known:
-                yield f"{self.where}: unknown key {name!r}{self._hint(key, known)}"
+            if isinstance(value, dict):
+                if name not in tables and key not in known:
+                    yield f"{self.where}: unknown table {name!r}{nearest(name, tables)}"
+            elif name in tables:
+                yield f"{self.where}: {name}: expected a table, found {_toml(value)}"
+            elif key not in known:
+                yield f"{self.where}: unknown key {name!r}{self._hint(name, known)}"
 
-    def _hint(self, key: str, known: Iterable[str]) -> str:
-        near = nearest(flag_name(key), map(flag_name, known))
-        if not near and not self.command and any(key in cls.declared() for cls in ALL):
-            return ": it is not shared by commands, so put it into a command's table"
+    def _hint(self, name: str, known: Iterable[str]) -> str:
+        near = nearest(name, map(flag_name, known))
+        if not near and not self.command and name.replace("-", "_") in _all_options():
+            return ": what commands share stands in [defaults], other options in a command's table"
         return near
+
+
+def _all_options() -> set[str]:
+    return {name for cls in CLASSES for name in cls.declared()}
 
 
 def convert(declared: Option, value: Any) -> Any:
     """A checked value from what TOML gave; raises ConfigError without the name."""
-    text = isinstance(value, str)
-    if declared.kind == "duration" or (declared.kind == "size" and text):
-        if not text:
+    kind, is_text = KINDS[declared.kind], isinstance(value, str)
+    if declared.kind == "duration" or (declared.kind == "size" and is_text):
+        if not is_text:
             raise ConfigError(f'expected a duration in quotes, such as "30s", found {_toml(value)}')
         return declared.parse(value)
-    if declared.kind in ("text", "path", "address", "url", "choice"):
-        if not text:
+    if not isinstance(value, kind.types) or isinstance(value, bool) != (kind.types is bool):
+        if kind.types is str:
             found = MASK if declared.secret else _toml(value)
             raise ConfigError(f"{found} is not text: write it in quotes")
-    else:
-        types, expected = TYPES[declared.kind]
-        if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
-            quotes = ", without quotes" if text else ""
-            raise ConfigError(f"expected {expected}{quotes}, found {_toml(value)}")
+        quotes = ", without quotes" if is_text else ""
+        raise ConfigError(f"expected {kind.expected}{quotes}, found {_toml(value)}")
     declared.check(value)
     return value
 
@@ -159,17 +161,12 @@ def _toml(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
-def pairs_key(cls: type[Options]) -> str:
-    """The parameter that collects go-nsq's ``name,value`` texts for this class, if it has one."""
-    return cls.opt_flag.replace("-", "_")
-
-
 def shared_options() -> dict[str, Option]:
     """What [defaults] and a profile may hold: each option that has a variable for all commands."""
     found = {}
-    for cls in ALL:
+    for cls in CLASSES:
         if cls.opt_flag and cls.shared:
-            found[pairs_key(cls)] = cls.pairs_option()
+            found[pairs_key(cls)] = PAIRS
         found |= {name: each for name, each in cls.declared().items() if cls.shares(each)}
     return {name: each for name, each in found.items() if each.in_file}
 
@@ -183,8 +180,8 @@ class ConfigFile:
     def __init__(self, name: str, data: Mapping[str, Any], *, is_public: bool) -> None:
         self.name = name
         self.is_public = is_public
-        self._data = {_top_level(key): value for key, value in data.items()}
-        self._path = os.path.abspath(os.path.expanduser(name))
+        self._data = self._spelled(data, "")
+        self._folder = os.path.dirname(os.path.abspath(os.path.expanduser(name)))
 
     @property
     def warnings(self) -> list[str]:
@@ -221,69 +218,55 @@ class ConfigFile:
 
     def check_top(self, commands: Iterable[str]) -> None:
         """Raise ConfigFileError for what stands at the top level and does not belong there."""
-        for key, value in self._data.items():
-            name = _table_name(key, commands)
-            if name not in (*_TOP_LEVEL, *commands):
-                if isinstance(value, dict):
-                    near = nearest(key, (*_TOP_LEVEL, *commands))
-                    raise ConfigFileError(f"{self.name}: unknown table [{key}]{near}")
-                near = nearest(key, (_DEFAULT_PROFILE,)) or (
-                    ": put it into [defaults] or a command's table"
-                )
-                raise ConfigFileError(f"{self.name}: {key!r} stands outside any table{near}")
-            if name != _DEFAULT_PROFILE and not isinstance(value, dict):
-                raise ConfigFileError(
-                    f"{self.name}: [{key}]: expected a table, found {_toml(value)}"
-                )
-        for name in self.profiles:
-            if not isinstance(self._data["profile"][name], dict):
-                raise ConfigFileError(
-                    f"{self.name}: [profile]: expected tables such as [profile.{name}], "
-                    f"found the value {name!r}"
-                )
+        top = Table(Source.FILE, (), self.name, self._data, self._folder)
+        profiles = self._table(self._data.get("profile", {}), (), "profile", Source.PROFILE)
+        for problem in (
+            *top.unknown((_DEFAULT_PROFILE,), (*_TOP_TABLES, *commands)),
+            *profiles.unknown((), map(flag_name, self.profiles)),
+        ):
+            raise ConfigFileError(problem)
 
     def tables(self, command: Sequence[str], profile: str | None) -> Iterator[Table]:
         """The tables of a command, strongest first. Raises ConfigFileError for what is no table."""
         if profile is not None:
-            top = self._data["profile"][profile]
-            yield from self._own(top, command, f"profile.{profile}", Source.PROFILE)
-            yield self._table(top, (), f"profile.{profile}", Source.PROFILE)
+            where = f"profile.{profile}"
+            top = self._spelled(self._data["profile"][profile], where)
+            yield from self._own(top, command, f"{where}.", Source.PROFILE)
+            yield self._table(top, (), where, Source.PROFILE)
         yield from self._own(self._data, command, "", Source.FILE)
-        yield self._table(self._data.get("defaults", {}), (), "defaults", Source.FILE)
+        defaults = self._spelled(self._data.get("defaults", {}), "defaults")
+        yield self._table(defaults, (), "defaults", Source.FILE)
 
     def _own(
-        self, node: Mapping[str, Any], command: Sequence[str], where: str, source: Source
+        self, node: Mapping[str, Any], command: Sequence[str], prefix: str, source: Source
     ) -> list[Table]:
         """Tables of the words of a command, that of all of them first."""
         found: list[Table] = []
         for depth, word in enumerate(command, 1):
-            keys = [key for key in node if flag_name(key) == word]
-            if not keys:
-                break
-            key = keys[0]
-            if len(keys) > 1:
-                both = " and ".join(f"[{where}.{key}]" if where else f"[{key}]" for key in keys)
-                raise ConfigFileError(f"{self.name}: {both} are one table in two spellings")
-            node = node[key]
-            if not isinstance(node, dict):
-                break  # an option, called as a command is
-            where = f"{where}.{key}" if where else key
+            values = node.get(word.replace("-", "_"))
+            if not isinstance(values, dict):
+                break  # there is none, or it is an option, called as a command is
+            where = prefix + ".".join(command[:depth])
+            node = self._spelled(values, where)
             found.insert(0, self._table(node, tuple(command[:depth]), where, source))
         return found
 
     def _table(
         self, values: Mapping[str, Any], command: tuple[str, ...], name: str, source: Source
     ) -> Table:
-        where = f"{self.name}: [{name}]"
+        return Table(source, command, f"{self.name}: [{name}]", values, self._folder)
+
+    def _spelled(self, values: Mapping[str, Any], table: str) -> dict[str, Any]:
+        """The values of a table by parameter; raises ConfigFileError for one in two spellings."""
         spelled: dict[str, Any] = {}
         for key, value in values.items():
             parameter = key.replace("-", "_")
             if parameter in spelled:
-                raise ConfigFileError(
-                    f"{where}: {flag_name(key)!r} is given twice, in two spellings"
-                )
+                where = f"{self.name}: [{table}]" if table else self.name
+                twice = f"{flag_name(key)!r} is given twice, in two spellings"
+                raise ConfigFileError(f"{where}: {twice}")
             spelled[parameter] = value
-        return Table(source, command, where, spelled, os.path.dirname(self._path))
+        return spelled
 
 
 def may_be_read_by_others(file: IO[Any]) -> bool:
@@ -295,8 +278,8 @@ def _holds_secret(table: Mapping[str, Any], depth: int = 0) -> bool:
     """Whether a secret stands in a table or below it, by its own key or as one of the pairs."""
     if depth > _DEEPEST:
         return False
-    secrets = {name for cls in ALL for name, each in cls.declared().items() if each.secret}
-    pairs = {pairs_key(cls) for cls in ALL}
+    secrets = {name for cls in CLASSES for name, each in cls.declared().items() if each.secret}
+    pairs = {pairs_key(cls) for cls in CLASSES}
     for key, value in table.items():
         name = key.replace("-", "_")
         if isinstance(value, dict):
@@ -306,18 +289,9 @@ def _holds_secret(table: Mapping[str, Any], depth: int = 0) -> bool:
             return True
         elif name in pairs:
             texts = value if isinstance(value, list) else [value]
-            given = {str(text).partition(",")[0].strip().replace("-", "_") for text in texts}
-            if given & secrets:
+            if secrets & {pair_name(str(text)) for text in texts}:
                 return True
     return False
-
-
-def _top_level(key: str) -> str:
-    return _DEFAULT_PROFILE if key.replace("-", "_") == _DEFAULT_PROFILE else key
-
-
-def _table_name(key: str, commands: Iterable[str]) -> str:
-    return flag_name(key) if flag_name(key) in commands else key
 
 
 def search_path() -> list[str]:
@@ -331,19 +305,15 @@ def search_path() -> list[str]:
 def load(path: str | None, asked_by: str = "--config") -> ConfigFile | None:
     """Read the file that was asked for, or else the first of the search path; None for none.
 
-    Raises ConfigFileError if it is asked for and missing, cannot be read, or is not TOML.
+    Raises ConfigFileError if it is asked for and missing, cannot be read, or is not TOML;
+    ``asked_by`` says in that error who asked, and may be empty.
     """
     if path == NO_FILE:
         return None
     if path is not None:
         return _load(path, asked_by)
-    place = find()
+    place = next((place for place in search_path() if os.path.exists(place)), None)
     return _load(place, "configuration file") if place else None
-
-
-def find() -> str | None:
-    """The first file of the search path that exists."""
-    return next((place for place in search_path() if os.path.exists(place)), None)
 
 
 def _load(path: str, asked_by: str) -> ConfigFile:
@@ -354,7 +324,7 @@ def _load(path: str, asked_by: str) -> ConfigFile:
             is_public = may_be_read_by_others(file)
             data = file.read(_MAX_SIZE + 1)
     except OSError as error:
-        raise ConfigFileError(f"{asked_by} {path}: {error.strerror}") from None
+        raise ConfigFileError(f"{asked_by} {path}: {error.strerror}".lstrip()) from None
     if len(data) > _MAX_SIZE:
         raise ConfigFileError(f"{path}: more than {format_size(_MAX_SIZE)}: no configuration file")
     try:
@@ -365,20 +335,5 @@ def _load(path: str, asked_by: str) -> ConfigFile:
         return ConfigFile(path, tomllib.loads(text), is_public=is_public)
     except RecursionError:
         raise ConfigFileError(f"{path}: nested too deeply") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigFileError(f"{path}: {_syntax(str(error), text)}") from None
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # of tomllib, or a number of thousands of digits
         raise ConfigFileError(f"{path}: {error}") from None
-
-
-def _syntax(said: str, text: str) -> str:
-    """``line 3, column 9: reason`` out of tomllib's ``Reason (at line 3, column 9)``."""
-    found = _POSITION.search(said)
-    if found:
-        reason = said[: found.start()]
-        line, column = found[1], found[2]
-    else:
-        lines = text.splitlines() or [""]
-        reason = said.removesuffix(_AT_END)
-        line, column = str(len(lines)), str(len(lines[-1]) + 1)
-    return f"line {line}, column {column}: {reason[:1].lower()}{reason[1:]}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.cluster import warn_if_public
 from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.config import ClientConfig
-from nsqtools.config.option import counted
+from nsqtools.config.units import counted
 from nsqtools.engine.lookup import Backlog, Lookups
 from nsqtools.engine.membership import Subscription
 from nsqtools.errors import RefusedError, UnreachableError
@@ -72,7 +72,7 @@ def http_sink(
         status_every=0 if options.dry_run else options.status_every,
     )
     rng = random.Random()  # noqa: S311
-    most = options.endpoint_concurrency or options.concurrency
+    most = options.concurrency
     courier: Courier
     if options.mode == "all":
         courier = EachOf(post, most=most, rng=rng)

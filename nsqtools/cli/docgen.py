@@ -18,7 +18,6 @@ import click
 
 from nsqtools.cli import cli
 from nsqtools.cli.completion import scripts
-from nsqtools.cli.facts import about
 from nsqtools.cli.manpages import page
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.pipeline.guide import guide
@@ -95,7 +94,8 @@ def options_tables(nodes: Sequence[Node]) -> str:
         for option in node.options:
             if isinstance(option, ConfigOption):
                 row = _option_row(option, node.ctx)
-                takers.setdefault((option.section, row), []).append(node.words.partition(" ")[2])
+                words = node.words.partition(" ")[2]
+                takers.setdefault((option.known.section, row), []).append(words)
     tables: dict[tuple[str, tuple[str, ...]], list[tuple[str, str, str]]] = {}
     for (section, row), commands in takers.items():
         tables.setdefault((section, tuple(commands)), []).append(row)
@@ -121,13 +121,13 @@ def _takers(commands: Sequence[str], everyone: Sequence[str]) -> str:
 
 def _option_row(option: ConfigOption, ctx: click.Context) -> tuple[str, str, str]:
     spec, _ = option.get_help_record(ctx)
-    known = about(option)
-    default = _phrase(known.default) if known.is_phrase else _code(known.default)
-    if known.required:
+    known, declared = option.known, option.known.declared
+    default = (_phrase if declared.default_note else _code)(known.default_text)
+    if declared.required and not declared.instead:
         default = "*required*"
-    text = known.help
-    if known.range:
-        text = f"{text.removesuffix('.')} ({known.range})."
+    text = declared.help
+    if known.range_text:
+        text = f"{text.removesuffix('.')} ({known.range_text})."
     return _code(spec), default, _cell(text)
 
 

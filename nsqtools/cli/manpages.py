@@ -6,14 +6,13 @@ import inspect
 import re
 from collections import Counter
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nsqtools import __date__, __version__
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.facts import about, flagless
-from nsqtools.cli.options import ConfigOption
+from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.roff import (
     argument,
     enumerated,
@@ -26,6 +25,7 @@ from nsqtools.cli.roff import (
     xr,
 )
 from nsqtools.cli.settings import variables
+from nsqtools.cli.tree import CommandOption, command_options
 from nsqtools.config import (
     ChangeOptions,
     CompactOptions,
@@ -35,7 +35,6 @@ from nsqtools.config import (
     QueryOptions,
     VerifyOptions,
 )
-from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,14 +108,15 @@ def _synopsis(node: Node) -> list[str]:
     if isinstance(node.command, click.Group):
         return [*lines, ".Ar COMMAND", ".Op Ar ARGUMENT ..."]
     for each in node.arguments:
-        dots = " ..." if each.make_metavar(node.ctx).endswith("...") else ""
-        lines.append(f".{'' if each.required else 'Op '}{values_macro(bare(each, node.ctx))}{dots}")
+        metavar = each.make_metavar(node.ctx)
+        dots = " ..." if metavar.endswith("...") else ""
+        lines.append(f".{'' if each.required else 'Op '}{values_macro(bare(metavar))}{dots}")
     return lines
 
 
-def bare(param: click.Parameter, ctx: click.Context) -> str:
+def bare(metavar: str) -> str:
     """``NAME`` or ``a|b`` out of click's ``[NAME]...`` or ``[a|b]``."""
-    metavar = param.make_metavar(ctx).removesuffix("...")
+    metavar = metavar.removesuffix("...")
     return metavar[1:-1] if metavar[:1] in "[{" and metavar[-1:] in "]}" else metavar
 
 
@@ -155,7 +155,10 @@ def _commands(node: Node, nodes: Sequence[Node]) -> list[str]:
 def _arguments(node: Node) -> list[str]:
     return listed(
         [
-            (values_macro(bare(each, node.ctx)), prose(str(getattr(each, "help", None) or "")))
+            (
+                values_macro(bare(each.make_metavar(node.ctx))),
+                prose(str(getattr(each, "help", None) or "")),
+            )
             for each in node.arguments
         ]
     )
@@ -164,32 +167,37 @@ def _arguments(node: Node) -> list[str]:
 def _options(node: Node) -> list[str]:
     sections: dict[str, list[click.Option]] = {}
     for each in node.options:
-        title = each.section if isinstance(each, ConfigOption) else "Other options"
-        sections.setdefault(title, []).append(each)
+        sections.setdefault(section_of(each), []).append(each)
     lines = _units(node)
     for title, options in sections.items():
         lines += [macro("Ss", title)] if len(sections) > 1 else []
-        lines += listed([(_flags(each, node.ctx), _option(node, each)) for each in options])
+        lines += listed([(_flags(each, node.ctx), _described(node, each)) for each in options])
     return [*lines, *_without_flags(node)]
 
 
 def _without_flags(node: Node) -> list[str]:
-    """Those that have no flag; what is different for each side under the title of the side."""
-    found = flagless(node)
-    times = Counter(each.name for each in found)
-    sections: dict[str, list[ConfigOption]] = {}
-    for each in found:
+    """Those that have no flag; what is different for each side under the title of the side.
+
+    An option that means the same in two classes is there once.
+    """
+    found: dict[Any, CommandOption] = {}
+    for each in command_options(node.groups):
+        if not each.declared.flag:
+            found.setdefault((each.name, each.declared, each.default), each)
+    times = Counter(each.name for each in found.values())
+    sections: dict[str, list[CommandOption]] = {}
+    for each in found.values():
         whose = f"{each.section} without" if times[each.name] > 1 else "Options without"
         sections.setdefault(f"{whose} a flag", []).append(each)
     lines: list[str] = []
     for number, (title, options) in enumerate(sections.items()):
         lines += [macro("Ss", title), *([] if number else _about_flagless(node))]
-        lines += listed([(_flagless(each, node.ctx), _option(node, each)) for each in options])
+        lines += listed([(_flagless(each), _option(node, each)) for each in options])
     return lines
 
 
 def _units(node: Node) -> list[str]:
-    kinds = {each.declared.kind for each in node.options if isinstance(each, ConfigOption)}
+    kinds = {each.known.declared.kind for each in node.options if isinstance(each, ConfigOption)}
     text = "What is set by --OPTION is unset by --no-OPTION. " if "flag" in kinds else ""
     if "duration" in kinds:
         text += "A DURATION is written 500ms, 30s or 1h30m. "
@@ -206,17 +214,17 @@ def _flags(option: click.Option, ctx: click.Context) -> str:
     flags = " , ".join(f"Fl {argument(name[1:])}" for name in names)
     if option.is_flag or option.count:
         return flags
-    return f"{flags} {values_macro(bare(option, ctx))}"
+    return f"{flags} {values_macro(bare(option.make_metavar(ctx)))}"
 
 
-def _flagless(option: ConfigOption, ctx: click.Context) -> str:
+def _flagless(option: CommandOption) -> str:
     flag = option.declared.kind == "flag"
-    values = "Cm true Ns | Ns Cm false" if flag else values_macro(bare(option, ctx))
+    values = "Cm true Ns | Ns Cm false" if flag else values_macro(bare(option.declared.placeholder))
     return f"Cm {argument(option.name)} {values}"
 
 
 def _about_flagless(node: Node) -> list[str]:
-    takers = [f"--{cls.opt_flag}" for cls, _ in node.groups if cls.opt_flag]
+    takers = [f"--{cls.opt_flag}" for cls, _ in node.groups.values() if cls.opt_flag]
     by = f"{' or '.join(takers)}, by " if takers else ""
     text = f"These are set by {by}an environment variable or the configuration file."
     if len(takers) > 1:
@@ -224,26 +232,28 @@ def _about_flagless(node: Node) -> list[str]:
     return prose(text)
 
 
-def explained(option: click.Option, *facts: str) -> list[str]:
+def explained(option: CommandOption, *facts: str) -> list[str]:
     """Help, then a line of default, range and other facts, where there are any."""
-    known = about(option)
-    lines = prose("Required.") if known.required else []
-    if known.default:
-        lines += prose(f"Default: {known.default}.", literal=not known.is_phrase)
-    lines += prose(f"Range: {known.range}.") if known.range else []
+    declared, default = option.declared, option.default_text
+    lines = prose("Required.") if declared.required and not declared.instead else []
+    lines += prose(f"Default: {default}.", literal=not declared.default_note) if default else []
+    lines += prose(f"Range: {option.range_text}.") if option.range_text else []
     lines += [line for fact in facts for line in prose(fact)]
-    return [*prose(known.help), *([".br", *lines] if lines else [])]
+    return [*prose(declared.help), *([".br", *lines] if lines else [])]
 
 
-def _option(node: Node, option: click.Option) -> list[str]:
+def _described(node: Node, option: click.Option) -> list[str]:
+    known = option.known if isinstance(option, ConfigOption) else None
+    return _option(node, known) if known else prose(option.help or "")
+
+
+def _option(node: Node, option: CommandOption) -> list[str]:
     """What it means, then its variables and its key."""
     lines = explained(option)
-    if not isinstance(option, ConfigOption):
-        return lines
     names = variables(node.ctx, option.name, shared=option.shared)
     lines += [".br", "Variable:" if len(names) == 1 else "Variables:", *enumerated("Ev", names)]
     if option.declared.in_file:
-        lines += ["Key:", macro("Cm", flag_name(option.name)) + " ."]
+        lines += ["Key:", macro("Cm", option.key) + " ."]
     return lines
 
 
@@ -288,7 +298,7 @@ def exits(node: Node, nodes: Sequence[Node]) -> list[Exit]:
         found = {code for each in below for code in exits(each, nodes)}
         return [code for code in Exit if code in found]
     left_out = set()
-    classes = [cls for cls, _ in node.groups]
+    classes = [cls for cls, _ in node.groups.values()]
     partial = any(issubclass(cls, _MAY_BE_PARTIAL) for cls in classes)
     if not partial or _NEVER_PARTIAL.intersection(classes):
         left_out.add(Exit.PARTIAL)

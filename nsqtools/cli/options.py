@@ -18,11 +18,10 @@ from click.core import ParameterSource, augment_usage_errors
 from click.types import BoolParamType
 
 from nsqtools import __version__
-from nsqtools.cli.configfile import pairs_key
 from nsqtools.cli.settings import Chosen, Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
+from nsqtools.cli.tree import command_options
 from nsqtools.config import FileOptions, LogOptions
-from nsqtools.config.option import Option, flag_name
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from nsqtools.cli.tree import Groups
-    from nsqtools.config.option import Options
+    from nsqtools.cli.tree import CommandOption, Groups
+    from nsqtools.config.option import Option, Options
 
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -40,18 +39,6 @@ R = TypeVar("R")
 _version: Decorator = click.version_option(__version__, message="nsqtools %(version)s")
 
 _LOG = "log"
-
-
-_METAVARS = {
-    "text": "TEXT",
-    "path": "PATH",
-    "address": "HOST:PORT",
-    "url": "HOST:PORT",
-    "integer": "N",
-    "number": "NUMBER",
-    "duration": "DURATION",
-    "size": "SIZE",
-}
 
 
 class ValueType(click.ParamType[Any]):
@@ -97,26 +84,15 @@ class FlagType(ValueType, BoolParamType):
 class ConfigOption(click.Option):
     """A flag for one declared option. Its value is None when it was given nowhere."""
 
-    def __init__(
-        self,
-        param_decls: Sequence[str],
-        *,
-        declared: Option,
-        section: str,
-        shared: bool,
-        preset: Any = None,
-        **attrs: Any,
-    ) -> None:
-        self.declared = declared
-        self.section = section
-        self.shared = shared
-        self.preset = preset
+    def __init__(self, param_decls: Sequence[str], *, known: CommandOption, **attrs: Any) -> None:
+        self.known = known
+        declared = known.declared
         if declared.kind == "flag":
             attrs |= {"is_flag": True, "type": FlagType(declared)}
         elif declared.kind == "count":
             attrs |= {"count": True, "type": ValueType(declared)}
         else:
-            attrs |= {"type": ValueType(declared), "metavar": metavar(declared)}
+            attrs |= {"type": ValueType(declared), "metavar": declared.placeholder}
         super().__init__(
             param_decls, multiple=declared.multiple, help=declared.help, default=None, **attrs
         )
@@ -136,37 +112,12 @@ class ConfigOption(click.Option):
         spec = ", ".join(names)
         if not self.is_flag and not self.count:
             spec += f" {self.make_metavar(ctx)}"
-        facts = {"default": self.default_text, "range": self.range_text}
-        notes = "; ".join(
-            [
-                *(["required"] if self.declared.required else []),
-                *(f"{name}: {text}" for name, text in facts.items() if text),
-            ]
-        )
-        return spec, f"{self.help}  [{notes}]" if notes else self.help or ""
-
-    @property
-    def default_text(self) -> str:
-        """The default as help and documents show it, if there is one to speak of."""
-        if self.declared.default_note:
-            return self.declared.default_note
-        if self.count or self.preset is False or self.preset in (None, "", ()):
-            return ""
-        return ", ".join(map(self.declared.show, self.preset if self.multiple else (self.preset,)))
-
-    @property
-    def range_text(self) -> str:
-        """The range, unless it is "at least 0", which is news to nobody."""
-        told = self.declared.maximum is not None or self.declared.minimum
-        return self.declared.range if told else ""
-
-
-def metavar(declared: Option) -> str:
-    """What stands for a value in help: ``HOST:PORT``, ``[text|json]``, ``N``."""
-    if declared.metavar:
-        return declared.metavar
-    choices = filter(None, declared.choices)
-    return f"[{'|'.join(choices)}]" if declared.choices else _METAVARS[declared.kind]
+        known = self.known
+        facts = {"default": known.default_text, "range": known.range_text}
+        notes = [f"{name}: {text}" for name, text in facts.items() if text]
+        if known.declared.required and not known.declared.instead:
+            notes.insert(0, "required")
+        return spec, f"{self.help}  [{'; '.join(notes)}]" if notes else self.help or ""
 
 
 class Command(click.Command):
@@ -192,7 +143,7 @@ class Command(click.Command):
         """Parse after the variables got their names and Go's spellings were made GNU's."""
         for param in self.params:
             if isinstance(param, ConfigOption):
-                param.envvar = variables(ctx, param.name, shared=param.shared)
+                param.envvar = variables(ctx, param.name, shared=param.known.shared)
         return super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -201,8 +152,7 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record and isinstance(param, click.Option):
-                title = param.section if isinstance(param, ConfigOption) else "Other options"
-                sections.setdefault(title, []).append(record)
+                sections.setdefault(section_of(param), []).append(record)
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
@@ -210,10 +160,14 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """How variables are called, then the examples."""
         super().format_epilog(ctx, formatter)
-        declared = [param for param in self.params if isinstance(param, ConfigOption)]
-        if declared:
+        example = next((param for param in self.params if isinstance(param, ConfigOption)), None)
+        if example:
+            own = variables(ctx, example.name, shared=False)[0]
             with formatter.section("Environment"):
-                formatter.write_text(_about_variables(ctx, declared))
+                formatter.write_text(
+                    f"Each option has a variable, such as {own} for {example.opts[-1]}. An option "
+                    "that commands share has one more for all of them, such as NSQTOOLS_VERBOSE."
+                )
         _write_examples(formatter, self.examples)
 
 
@@ -248,18 +202,9 @@ def _write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str
             formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")
 
 
-def _about_variables(ctx: click.Context, declared: Sequence[ConfigOption]) -> str:
-    example = next((param for param in declared if not param.shared), declared[0])
-    own = variables(ctx, example.name, shared=False)[0]
-    text = f"Each option has a variable, such as {own} for {example.opts[-1]}."
-    shared = next((param for param in declared if param.shared), None)
-    if shared:
-        common = variables(ctx, shared.name, shared=True)[1]
-        text += (
-            " Those that commands share have one more for all of them, "
-            f"such as {common} for {shared.opts[-1]}."
-        )
-    return text
+def section_of(option: click.Option) -> str:
+    """The heading of an option in help and in manual pages."""
+    return option.known.section if isinstance(option, ConfigOption) else "Other options"
 
 
 def options(
@@ -277,12 +222,11 @@ def options(
         for keyword, group in (*groups.items(), (_LOG, LogOptions))
     }
 
-    flags: dict[str, Decorator] = {}
     reads_file = FileOptions not in (cls for cls, _ in bound.values())
-    all_groups: Groups = {**bound, "": (FileOptions, {})}
-    for cls, presets in all_groups.values():
-        for name, decorator in _decorators(cls, presets).items():
-            flags.setdefault(name, decorator)
+    flags: dict[str, CommandOption] = {}
+    for each in command_options({**bound, "": (FileOptions, {})}):
+        if each.declared.flag:
+            flags.setdefault(each.name, each)
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         @wraps(function)
@@ -306,48 +250,15 @@ def options(
 
         command.option_groups = bound  # type: ignore[attr-defined]
         _version(command)
-        for decorator in reversed(flags.values()):  # click lists the last one first
-            decorator(command)
+        for each in reversed(flags.values()):  # click lists the last one first
+            click.option(*_declarations(each), cls=ConfigOption, known=each)(command)
         return command
 
     return decorate
 
 
-def _decorators(cls: type[Options], presets: Mapping[str, Any]) -> dict[str, Decorator]:
-    """A click decorator for each flag of a class, by parameter name."""
-    made: dict[str, Decorator] = {}
-    for name, declared in cls.declared().items():
-        if not declared.flag:
-            continue
-        made[name] = click.option(
-            *_declarations(name, declared),
-            cls=ConfigOption,
-            declared=declared,
-            section=_declaring(cls, name).title,
-            shared=cls.shares(declared),
-            preset=cls.default(name, presets),
-        )
-    parameter = pairs_key(cls)
-    if parameter:
-        made[parameter] = click.option(
-            parameter,
-            f"--{cls.opt_flag}",
-            cls=ConfigOption,
-            declared=cls.pairs_option(),
-            section=cls.title,
-            shared=cls.shared,
-        )
-    return made
-
-
-def _declarations(name: str, declared: Option) -> list[str]:
-    long = f"--{flag_name(name)}"
-    if declared.kind == "flag":
-        long += f"/--no-{flag_name(name)}"
-    short = [f"-{declared.short.removeprefix('-')}"] if declared.short else []
-    return [name, *short, long]
-
-
-def _declaring(cls: type[Options], name: str) -> type[Options]:
-    """The class that declares a field, the derived one if it declares it anew."""
-    return next(c for c in cls.__mro__ if name in vars(c).get("__annotations__", ()))
+def _declarations(known: CommandOption) -> list[str]:
+    """What click wants to know of an option's names: ``keep``, ``-k``, ``--keep/--no-keep``."""
+    short = [f"-{known.declared.short}"] if known.declared.short else []
+    opposite = f"/--no-{known.key}" if known.declared.kind == "flag" else ""
+    return [known.name, *short, f"--{known.key}{opposite}"]

@@ -22,7 +22,6 @@ from nsqtools.sinks.compression import method_of
 from nsqtools.sinks.formats import delimiter_bytes
 from nsqtools.sinks.members import NOUNS, plain_chunks, unpacked
 from nsqtools.sinks.records import Splitter, drop_empty, make_splitter
-from nsqtools.sinks.stdout import Output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STDIN = 0
-_STDOUT = 1
 
 # One read is one batch: what a slow producer wrote goes out at once, and a fast one fills reads.
 _READ_SIZE = 256 << 10
@@ -66,7 +64,6 @@ class Publishing:
         self._reason = ""
         self._under_way: set[asyncio.Task[None]] = set()
         self._cut_off = False
-        self._tee = Output(_STDOUT, "standard output")
         self._reading: asyncio.Task[None] | None = None
         self._new_splitter()
 
@@ -120,8 +117,6 @@ class Publishing:
 
     async def _work(self, messages: Sequence[bytes], files: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
-        if self._form.tee:
-            await self._tee.open()
         async with Producer(self._nsqds, self._config) as self._producer:
             progress = [loop.create_task(self._report(loop.time()))] if self._show_progress else []
             self._reading = loop.create_task(
@@ -150,8 +145,6 @@ class Publishing:
 
     async def _send_file(self, file: str) -> None:
         async for chunk in _read_archive(file) if self._form.from_archive else _read(file):
-            if self._form.tee:
-                await self._tee.write(chunk)
             await self._send(self._splitter.feed(chunk))
             if self._cut_off:
                 return
@@ -161,9 +154,6 @@ class Publishing:
         """Publish records when it is time, a window of batches at a time."""
         kept = drop_empty(records)
         timestamps = self._take_timestamps(records)
-        empty = self._form.keep_empty and len(kept) < len(records)
-        if empty:
-            kept = records[: records.index(b"")]
         loop = asyncio.get_running_loop()
         start = 0
         while start < len(kept) and not self._cut_off:
@@ -177,8 +167,6 @@ class Publishing:
             self._under_way.add(loop.create_task(self._publish(kept[start:stop])))
             start = stop
         self._read += len(kept)
-        if empty:
-            raise RecordError(f"message {self._read + 1} is empty: nsqd takes no empty messages")
 
     def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
         """Those of the records that are not empty, if they are to be replayed."""

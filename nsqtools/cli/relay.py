@@ -112,11 +112,12 @@ def relay(
     """
     import asyncio
 
+    from nsqtools.cli.cluster import beside_producer
     from nsqtools.cli.logs import show_status
     from nsqtools.cli.relaying import slowed, topic_sink
     from nsqtools.cli.service import consume
 
-    config = config.beside_producer()
+    config = beside_producer(config)
     if relaying.status_every or stop.until_empty:
         show_status()
 

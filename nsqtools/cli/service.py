@@ -20,6 +20,7 @@ from nsqtools.config import ArchiveSourceOptions
 from nsqtools.engine.concurrency import end
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.metrics import Measured
+from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 from nsqtools.policy.topics import matching
 
@@ -207,7 +208,7 @@ async def consume(
         if isinstance(handler, Measured):
             yield from handler.metrics()
 
-    address = metrics.address if metrics else None
+    address = listening_address(metrics.metrics_address) if metrics else None
     async with supervised(notifier, lambda: _status(runner), address, collect):
         outcome = await runner.run()
     code = _exit_code(outcome)

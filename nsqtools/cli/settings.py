@@ -8,15 +8,16 @@ the command line is not at odds with a ``lookupd-http-address`` in the file.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 from click.core import ParameterSource
 
-from nsqtools.cli.configfile import NO_FILE, Source, load, pairs_key, shared_options
-from nsqtools.cli.tree import contexts, groups_of, words
+from nsqtools.cli.configfile import NO_FILE, Source, load, shared_options
+from nsqtools.cli.tree import contexts, file_options, groups_of, words
 from nsqtools.config import FileOptions
-from nsqtools.config.option import Option, Options, flag_name
+from nsqtools.config.option import flag_name
+from nsqtools.config.pairs import PAIRS, pairs_key, parse_pairs
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from nsqtools.cli.configfile import ConfigFile, Table
     from nsqtools.cli.tree import Groups
+    from nsqtools.config.option import Option, Options
 
 
 class Setting(NamedTuple):
@@ -40,17 +42,6 @@ def variables(ctx: click.Context, name: str, *, shared: bool) -> tuple[str, ...]
     return (own, f"NSQTOOLS_{name.upper()}") if shared else (own,)
 
 
-def known_options(groups: Groups) -> dict[str, Option]:
-    """The options of a command by parameter: what may stand in its table of the file."""
-    known: dict[str, Option] = {}
-    for cls, _ in groups.values():
-        for name, declared in cls.declared().items():
-            known.setdefault(name, declared)
-        if cls.opt_flag:
-            known.setdefault(pairs_key(cls), cls.pairs_option())
-    return {name: declared for name, declared in known.items() if declared.in_file}
-
-
 class Chosen(NamedTuple):
     """The configuration file and the profile that a command line leads to, and how."""
 
@@ -60,19 +51,15 @@ class Chosen(NamedTuple):
 
     @classmethod
     def of(cls, ctx: click.Context) -> Chosen:
-        """Read the file. Raises ConfigFileError if it is missing or wrong, or has no such profile.
-
-        ConfigError says that two profiles were asked for.
-        """
+        """Read the file. Raises ConfigFileError if it is missing or wrong, or lacks the profile."""
         asked = Settings(ctx, {"": (FileOptions, {})}).of("")
-        options = FileOptions(**{name: setting.value for name, setting in asked.items()})
-        file = load(options.config or None, asked["config"].where)
-        profile = next(iter(options.profile), None)
+        file = load(asked["config"].value or None, asked["config"].where)
+        profile = asked["profile"].value or None
         if file:
             profile = file.choose(profile, asked["profile"].where)
-            if profile and not options.profile:
+            if profile and not asked["profile"].value:
                 where = f"{file.name}: default_profile"
-                asked["profile"] = Setting((profile,), Source.FILE, where)
+                asked["profile"] = Setting(profile, Source.FILE, where)
         elif profile == NO_FILE:
             profile = None
         elif profile is not None:
@@ -127,9 +114,6 @@ class Settings:
         made = {}
         for keyword, (cls, _) in self._groups.items():
             settings = self.of(keyword)
-            for name, declared in cls.declared().items():
-                if complete and declared.required and not settings[name].value:
-                    raise ConfigError(f"--{flag_name(name)} {declared.metavar} is required")
             try:
                 made[keyword] = cls(**{name: setting.value for name, setting in settings.items()})
                 if complete:
@@ -150,14 +134,14 @@ class Settings:
             fresh = {n: s for n, s in layer.items() if n not in settled and n not in silenced}
             settled |= fresh
             for name in [name for name, setting in fresh.items() if setting.value]:
-                excluded = cls.excluded_by(name)
+                excluded = _related(cls, name, "excludes")
                 for other in excluded & fresh.keys():
                     if fresh[other].value:
                         raise _contradiction(name, other, fresh)
-                silenced |= cls.silenced_by(name)
+                silenced |= excluded | _related(cls, name, "outranks")
         found = {}
         for name, declared in cls.declared().items():
-            default = cls.default(name, presets)
+            default = presets.get(name, declared.default)
             if name in silenced and declared.multiple:
                 default = ()
             found[name] = settled.get(name, Setting(default, Source.DEFAULT, ""))
@@ -166,10 +150,19 @@ class Settings:
     def _layers(self, cls: type[Options], tables: Sequence[Table]) -> Iterator[dict[str, Setting]]:
         pairs = pairs_key(cls)
         if not self._tables_only:
-            yield self._flags(cls, ParameterSource.COMMANDLINE)
-            yield self._pairs(cls, pairs, ParameterSource.COMMANDLINE)
-            yield self._flags(cls, ParameterSource.ENVIRONMENT) | self._flagless(cls)
-            yield self._pairs(cls, pairs, ParameterSource.ENVIRONMENT)
+            for source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+                given = {
+                    name: self._given(name, shared=cls.shares(declared))
+                    for name, declared in cls.declared().items()
+                    if self._ctx.get_parameter_source(name) is source
+                }
+                if source is ParameterSource.ENVIRONMENT:
+                    given |= self._flagless(cls)
+                yield given
+                if pairs and self._ctx.get_parameter_source(pairs) is source:
+                    setting = self._given(pairs, shared=cls.shared)
+                    values = parse_pairs(cls, setting.value, setting.where)
+                    yield {name: setting._replace(value=value) for name, value in values.items()}
         for table in tables:
             yield {
                 name: Setting(table.value(name, declared), table.source, table.where)
@@ -177,30 +170,17 @@ class Settings:
                 if name in table.values and (table.command or cls.shares(declared))
             }
             if pairs in table.values:
-                given = table.pairs(cls, table.value(pairs, cls.pairs_option()))
+                values = table.pairs(cls, table.value(pairs, PAIRS))
                 where = f"{table.where}: {cls.opt_flag}"
-                yield {n: Setting(value, table.source, where) for n, value in given.items()}
+                yield {n: Setting(value, table.source, where) for n, value in values.items()}
 
-    def _flags(self, cls: type[Options], source: ParameterSource) -> dict[str, Setting]:
-        return {
-            name: self._given(cls, name, declared, self._ctx.params[name])
-            for name, declared in cls.declared().items()
-            if declared.flag and self._ctx.get_parameter_source(name) is source
-        }
-
-    def _given(self, cls: type[Options], name: str, declared: Option, value: Any) -> Setting:
+    def _given(self, name: str, *, shared: bool) -> Setting:
+        """What click found for a flag, on the command line or in a variable."""
+        value = self._ctx.params[name]
         if self._ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             return Setting(value, Source.FLAG, f"--{flag_name(name)}")
-        variable = set_variable(self._ctx, name, shared=cls.shares(declared))
+        variable = set_variable(self._ctx, name, shared=shared)
         return Setting(value, Source.ENVIRONMENT, variable)
-
-    def _pairs(self, cls: type[Options], name: str, source: ParameterSource) -> dict[str, Setting]:
-        if not name or self._ctx.get_parameter_source(name) is not source:
-            return {}
-        where = self._given(cls, name, cls.pairs_option(), ()).where
-        given = cls.parse_pairs(self._ctx.params[name], where)
-        kind = Source.FLAG if source is ParameterSource.COMMANDLINE else Source.ENVIRONMENT
-        return {key: Setting(value, kind, where) for key, value in given.items()}
 
     def _flagless(self, cls: type[Options]) -> dict[str, Setting]:
         """What has no flag but a variable."""
@@ -225,6 +205,13 @@ class Settings:
 def set_variable(ctx: click.Context, name: str, *, shared: bool) -> str:
     """The variable that is set for an option, or nothing."""
     return next((v for v in variables(ctx, name, shared=shared) if os.environ.get(v)), "")
+
+
+def _related(cls: type[Options], name: str, relation: Literal["excludes", "outranks"]) -> set[str]:
+    """The options that one excludes, or outranks, whichever of the two says so."""
+    declared = cls.declared()
+    named_by = {other for other, each in declared.items() if name in getattr(each, relation)}
+    return named_by | {*getattr(declared[name], relation)}
 
 
 def _contradiction(name: str, other: str, layer: Mapping[str, Setting]) -> ConfigError:
@@ -258,7 +245,8 @@ def allowed(table: Table, ctx: click.Context) -> tuple[dict[str, Option], list[s
         ctx = ctx.parent
     known: dict[str, Option] = {}
     for below in contexts(ctx):
-        known |= known_options(groups_of(below.command))
+        for name, each in file_options(groups_of(below.command)).items():
+            known[name] = each.declared
     return known, command_names(ctx)
 
 

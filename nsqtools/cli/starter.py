@@ -5,16 +5,14 @@ from __future__ import annotations
 from json import dumps
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.facts import about, common_keys, keys
-from nsqtools.cli.tree import Node, contexts
-from nsqtools.config.option import flag_name
+from nsqtools.cli.tree import Node, common_options, contexts, file_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import click
 
-    from nsqtools.cli.options import ConfigOption
+    from nsqtools.cli.tree import CommandOption
 
 _HEAD = """\
 # Configuration of nsqtools, described in nsqtools.toml(5). Put it into
@@ -33,35 +31,37 @@ _HEAD = """\
 
 def starting_file(root: click.Context) -> str:
     """Its text, which without the comment signs before keys still sets every option's default."""
-    nodes = [node for node in map(Node, contexts(root)) if keys(node)]
-    common = common_keys(nodes)
+    nodes = [Node(ctx) for ctx in contexts(root)]
+    common = common_options(nodes)
     parts = [_HEAD, _table("defaults", common.values())]
     for node in nodes:
-        own = [option for name, option in keys(node).items() if name not in common]
-        parts.append(_table(node.table, own))
+        known = file_options(node.groups)
+        if known:
+            own = [option for name, option in known.items() if name not in common]
+            parts.append(_table(node.table, own))
     return "\n\n".join(parts) + "\n"
 
 
-def _table(name: str, options: Iterable[ConfigOption]) -> str:
+def _table(name: str, options: Iterable[CommandOption]) -> str:
     return "\n".join([f"[{name}]", *(line for each in options for line in _entry(each))])
 
 
-def _entry(option: ConfigOption) -> Iterator[str]:
-    facts, choices = about(option), option.declared.choices
-    notes = [facts.help]
-    if choices:
-        notes.append(f"One of {', '.join(choice or 'nothing' for choice in choices)}.")
-    if facts.range:
-        notes.append(f"Range: {facts.range}.")
-    if facts.is_phrase:
-        notes.append(f"Default: {facts.default}.")
+def _entry(option: CommandOption) -> Iterator[str]:
+    declared = option.declared
+    notes = [declared.help]
+    if declared.choices:
+        notes.append(f"One of {', '.join(choice or 'nothing' for choice in declared.choices)}.")
+    if option.range_text:
+        notes.append(f"Range: {option.range_text}.")
+    if declared.default_note:
+        notes.append(f"Default: {declared.default_note}.")
     yield f"# {' '.join(notes)}"
-    yield f"# {flag_name(option.name)} = {_default(option)}"
+    yield f"# {option.key} = {_default(option)}"
 
 
-def _default(option: ConfigOption) -> str:
+def _default(option: CommandOption) -> str:
     """A literal of TOML."""
-    declared, preset = option.declared, option.preset
+    declared, value = option.declared, option.default
     if declared.multiple:
-        return dumps(list(preset or ()))
-    return dumps(declared.show(preset) if declared.kind in ("duration", "size") else preset)
+        return dumps(list(value))
+    return dumps(declared.show(value) if declared.kind in ("duration", "size") else value)

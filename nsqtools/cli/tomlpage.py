@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.facts import common_keys, keys
 from nsqtools.cli.manpages import FILES, assemble, bare, explained, named, values_macro
 from nsqtools.cli.roff import argument, inline, listed, macro, paragraphs, prose, verbatim, xr
-from nsqtools.config.option import flag_name
+from nsqtools.cli.tree import common_options, file_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import click
-
-    from nsqtools.cli.options import ConfigOption
-    from nsqtools.cli.tree import Node
+    from nsqtools.cli.tree import CommandOption, Node
 
 EXAMPLE = """\
 default_profile = "staging"
@@ -121,18 +117,18 @@ def _of_the_file(node: Node) -> bool:
 
 
 def _tables(nodes: Sequence[Node]) -> list[str]:
-    common = common_keys(nodes)
+    common = common_options(nodes)
     lines = [
         ".Ss [defaults]",
         *prose(
             "These mean the same for all commands that have them. A key that is marked as shared "
             "in a table below may stand here too."
         ),
-        *_entries(common, nodes[0].ctx, mark=False),
+        *_entries(common, mark=False),
     ]
     bodies: dict[tuple[str, str], list[Node]] = {}
     for node in nodes:
-        if keys(node):
+        if file_options(node.groups):
             group = node.table.rpartition(".")[0]
             bodies.setdefault((group, "\n".join(_table(node, common))), []).append(node)
     for (group, body), alike in bodies.items():
@@ -144,34 +140,31 @@ def _tables(nodes: Sequence[Node]) -> list[str]:
     return lines
 
 
-def _table(node: Node, common: Mapping[str, ConfigOption]) -> list[str]:
-    known = keys(node)
+def _table(node: Node, common: Mapping[str, CommandOption]) -> list[str]:
+    known = file_options(node.groups)
     own = {name: each for name, each in known.items() if name not in common}
-    lines = _entries(own, node.ctx, mark=True)
-    borrowed = [flag_name(name) for name in known if name in common]
+    lines = _entries(own, mark=True)
+    borrowed = [each.key for name, each in known.items() if name in common]
     if borrowed:
         lines += [".Pp"] if lines else []
         lines += prose(f"And of [defaults]: {', '.join(borrowed)}.", literal=True)
     return lines
 
 
-def _entries(options: Mapping[str, ConfigOption], ctx: click.Context, *, mark: bool) -> list[str]:
+def _entries(options: Mapping[str, CommandOption], *, mark: bool) -> list[str]:
     return listed(
         [
-            (
-                _assignment(each, ctx),
-                explained(each, *(["Shared."] if mark and each.shared else [])),
-            )
+            (_assignment(each), explained(each, *(["Shared."] if mark and each.shared else [])))
             for each in options.values()
         ]
     )
 
 
-def _assignment(option: ConfigOption, ctx: click.Context) -> str:
+def _assignment(option: CommandOption) -> str:
     """``count = N`` or ``topic = ["TOPIC", ...]``, after ``.It``."""
-    key = f"Cm {argument(flag_name(option.name))} No ="
-    if option.declared.kind in ("flag", "count", "integer", "number"):
-        shown = {"flag": "Cm true Ns | Ns Cm false"}.get(option.declared.kind, "Ar N")
+    key, declared = f"Cm {argument(option.key)} No =", option.declared
+    if declared.kind in ("flag", "count", "integer", "number"):
+        shown = {"flag": "Cm true Ns | Ns Cm false"}.get(declared.kind, "Ar N")
         return f"{key} {shown}"
-    quoted = rf"\(dq Ns {values_macro(bare(option, ctx))} Ns \(dq"
-    return rf"{key} \&[ Ns {quoted} , ...]" if option.multiple else f"{key} {quoted}"
+    quoted = rf"\(dq Ns {values_macro(bare(declared.placeholder))} Ns \(dq"
+    return rf"{key} \&[ Ns {quoted} , ...]" if declared.multiple else f"{key} {quoted}"

@@ -1,20 +1,23 @@
 """The tree of commands, walked without running anything: for settings and for documents.
 
-It loads no more than click: settings walk it at a TAB press.
+It loads no more than click and option classes: settings walk it at a TAB press.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from nsqtools.config.option import flag_name
+from nsqtools.config.pairs import PAIRS, pairs_key
 
-    from nsqtools.config.option import Options
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from nsqtools.config.option import Option, Options
 
     Groups = Mapping[str, tuple[type[Options], Mapping[str, Any]]]
     """Of a command: option classes by keyword, each with the command's own defaults."""
@@ -39,6 +42,81 @@ def words(ctx: click.Context) -> tuple[str, ...]:
 def groups_of(command: click.Command) -> Groups:
     """The option classes of a command made with ``nsqtools.cli.options``, or none."""
     return getattr(command.callback, "option_groups", {})
+
+
+class CommandOption(NamedTuple):
+    """An option as one command has it; ``default`` is the command's own where it has one."""
+
+    name: str
+    declared: Option
+    default: Any
+    section: str
+    """Its heading in help."""
+    shared: bool
+    """Whether it has a variable and a key for all commands."""
+
+    @property
+    def key(self) -> str:
+        """Its name in the configuration file, which is that of its flag."""
+        return flag_name(self.name)
+
+    @property
+    def default_text(self) -> str:
+        """The default as help and documents show it, or nothing worth to be shown."""
+        if self.declared.default_note:
+            return self.declared.default_note
+        if self.declared.kind == "count" or self.default is False or self.default in ("", ()):
+            return ""
+        values = self.default if self.declared.multiple else (self.default,)
+        return ", ".join(map(self.declared.show, values))
+
+    @property
+    def range_text(self) -> str:
+        """The range, unless it is "at least 0"."""
+        is_told = self.declared.maximum is not None or self.declared.minimum
+        return self.declared.range if is_told else ""
+
+
+def command_options(groups: Groups) -> Iterator[CommandOption]:
+    """All options of a command's classes, with flag or without.
+
+    What several classes declare comes several times; the first one counts for a flag or a key.
+    """
+    for cls, defaults in groups.values():
+        for name, declared in cls.declared().items():
+            default = defaults.get(name, declared.default)
+            section = _declaring(cls, name).title or cls.title
+            yield CommandOption(name, declared, default, section, cls.shares(declared))
+        if cls.opt_flag:
+            yield CommandOption(pairs_key(cls), PAIRS, (), cls.title, cls.shared)
+
+
+def _declaring(cls: type[Options], name: str) -> type[Options]:
+    """The class that declares an option, the derived one if it declares it anew."""
+    return next(each for each in cls.__mro__ if name in vars(each))
+
+
+def file_options(groups: Groups) -> dict[str, CommandOption]:
+    """What may stand in the table of a command, by parameter."""
+    known: dict[str, CommandOption] = {}
+    for each in command_options(groups):
+        if each.declared.in_file:
+            known.setdefault(each.name, each)
+    return known
+
+
+def common_options(nodes: Iterable[Node]) -> dict[str, CommandOption]:
+    """What [defaults] may hold that means the same, with the same default, for all commands."""
+    found: dict[str, list[CommandOption]] = {}
+    for node in nodes:
+        for name, each in file_options(node.groups).items():
+            if each.shared:
+                found.setdefault(name, []).append(each)
+    return {
+        name: first
+        for name, (first, *others) in found.items()
+        if all((o.declared, o.default) == (first.declared, first.default) for o in others)
+    }
 
 
 class Node:
@@ -104,9 +182,9 @@ class Node:
         return [p for p in self.command.params if isinstance(p, click.Argument)]
 
     @property
-    def groups(self) -> list[tuple[type[Options], Mapping[str, Any]]]:
+    def groups(self) -> Groups:
         """The option classes of the command, with the defaults that it replaces."""
-        return list(groups_of(self.command).values())
+        return groups_of(self.command)
 
 
 def walk(root: click.Group) -> list[Node]:

@@ -72,6 +72,8 @@ def questions(values: Values, ctx: click.Context) -> list[Question]:
     known = {name: settings[name] for name in servers_of if name in settings}
     given = {n: s for n, s in known.items() if s.value and s.source is not Source.DEFAULT}
     servers = {name: _HERE[name] for name in servers_of if name in _HERE}
+    if not given and any(setting.value is None for setting in known.values()):
+        return []  # an address was given that cannot be read: names of this host are not meant
     if given:
         ranks = list(Source)
         name = min(given, key=lambda name: ranks.index(given[name].source))
@@ -91,9 +93,10 @@ def _settings(ctx: click.Context) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for keyword in groups:
         found |= settings.of(keyword)
-    variable = set_variable(ctx, _LOOKUPD, shared=True)
-    if variable and _LOOKUPD not in ctx.params:
-        found[_LOOKUPD] = Setting(os.environ[variable].split(), Source.ENVIRONMENT, variable)
+    for name in {_LOOKUPD, *(_SERVERS.keys() & found.keys())}:
+        variable = set_variable(ctx, name, shared=True)
+        if variable and ctx.params.get(name) is None:  # no flag, or not a readable one
+            found[name] = Setting(os.environ[variable].split(), Source.ENVIRONMENT, variable)
     return found
 
 

@@ -9,7 +9,8 @@ import click
 from nsqtools.cli.exits import Exit, one_line
 from nsqtools.cli.options import Command, ValueType, options
 from nsqtools.config import LogOptions, VerifyOptions
-from nsqtools.config.option import Option, counted
+from nsqtools.config.option import Option
+from nsqtools.config.units import counted
 
 if TYPE_CHECKING:
     from nsqtools.sinks.verification import Report

@@ -1,4 +1,4 @@
-"""Secrets, which stand in files or in the environment."""
+"""Secrets, which stand in files or in the environment: options only say where, so few lines do."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nsqtools.config.option import counted
+from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from nsqtools.engine.membership import Silence
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, ask_all, union_producers
-from nsqtools.net.tls import client_context
+from nsqtools.net.tls import http_context
 from nsqtools.policy.topics import Change, MatchingTopics, grace
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _limits(config: ClientConfig, timeouts: tuple[float, float]) -> dict[str, An
         "connect_timeout": connect,
         "request_timeout": request,
         "token": config.auth_secret if authorized else "",
-        "tls": client_context(config) if config.uses_tls else None,
+        "tls": http_context(config),
     }
 
 
@@ -170,7 +170,7 @@ class Backlog:
     ) -> None:
         self._subscription = subscription
         self._lookups = Lookups(subscription, config, silence) if subscription.lookupds else None
-        self._tls = client_context(config) if config.uses_tls else None
+        self._tls = http_context(config)
         self._urls = urls
 
     async def count(self) -> int:

@@ -17,7 +17,7 @@ from nsqtools.engine.lookup import nodes
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import NsqdHTTP
-from nsqtools.net.tls import client_context
+from nsqtools.net.tls import http_context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -161,7 +161,7 @@ async def _ask(url: str, config: ClientConfig) -> _Self | None:
             url,
             connect_timeout=_CONNECT_TIMEOUT,
             request_timeout=_REQUEST_TIMEOUT,
-            tls=client_context(config) if config.uses_tls else None,
+            tls=http_context(config),
         ) as nsqd:
             info = await nsqd.info()
     except (HTTPError, ConfigError) as error:

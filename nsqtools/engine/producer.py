@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 from nsqtools.config import ProducerConfig
-from nsqtools.config.option import format_duration
+from nsqtools.config.units import format_duration
 from nsqtools.engine.concurrency import call_each, end
 from nsqtools.errors import (
     REFUSED_BODY,

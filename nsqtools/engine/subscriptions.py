@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from nsqtools.config.option import format_duration
+from nsqtools.config.units import format_duration
 from nsqtools.engine.concurrency import interruptible
 from nsqtools.engine.consumer import Consumer, ConsumerStats
 from nsqtools.engine.handler import Handler

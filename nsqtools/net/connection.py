@@ -24,7 +24,8 @@ from nsqtools.errors import (
     UnreachableError,
 )
 from nsqtools.names import Address
-from nsqtools.net.tls import client_context, explain, plain, warn_of_secret_in_clear
+from nsqtools.net.identity import identify_body
+from nsqtools.net.tls import client_context, explain, plain, uses_tls, warn_of_secret_in_clear
 from nsqtools.proto import commands
 from nsqtools.proto.session import (
     Closed,
@@ -147,7 +148,7 @@ class Connection(asyncio.Protocol):
         anew. Raises UnreachableError (refused, timed out, TLS, AUTH), ProtocolError if it is no
         nsqd, or ConfigError when a TLS file cannot be used.
         """
-        identify = config.identify()
+        identify = identify_body(config)
         read_timeout = config.read_timeout
         while True:
             session = Session(
@@ -164,7 +165,7 @@ class Connection(asyncio.Protocol):
                 name = refused_option(error.text)
                 if name not in identify:
                     raise
-                if getattr(config, name) != config.default(name, {}):
+                if getattr(config, name) != config.declared()[name].default:
                     raise RefusedError(
                         f"{error.text}: give another {config.spelled(name)}", address
                     ) from error
@@ -177,7 +178,7 @@ class Connection(asyncio.Protocol):
                 self._watch()
                 return self
             finally:
-                if auth_secret and session.features.auth_required and not config.uses_tls:
+                if auth_secret and session.features.auth_required and not uses_tls(config):
                     warn_of_secret_in_clear(address)
 
     async def _open(self, session: Session) -> None:
@@ -408,7 +409,7 @@ class Connection(asyncio.Protocol):
             text = f"cannot resolve {self.address.host!r}"
             return ConnectError(text, self.address, reason="name")
         if isinstance(cause, OSError):
-            if self._config.uses_tls and self._written:
+            if uses_tls(self._config) and self._written:
                 kind = RefusedError if isinstance(cause, ssl.SSLError) else ConnectError
                 return kind(explain(cause), self.address, reason="tls")
             return ConnectError(plain(cause), self.address, reason="" if self._written else "dial")

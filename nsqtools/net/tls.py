@@ -50,6 +50,24 @@ _in_clear: list[Address] = []
 _WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
+def uses_tls(config: ClientConfig) -> bool:
+    """Whether TLS was asked for: any tls option does, as in go-nsq (``config.go``)."""
+    return bool(
+        config.tls_v1
+        or config.tls_root_ca_file
+        or config.tls_cert
+        or config.tls_insecure_skip_verify
+    )
+
+
+def http_context(config: ClientConfig) -> ssl.SSLContext | None:
+    """The context for requests to nsqlookupd and nsqd over https; None for the system's own.
+
+    Raises ConfigError as ``client_context``.
+    """
+    return client_context(config) if uses_tls(config) else None
+
+
 def client_context(config: ClientConfig, *, flags: str = "--tls") -> ssl.SSLContext:
     """The context of all connections that these options describe, made anew if a file changes.
 

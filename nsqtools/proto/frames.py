@@ -11,7 +11,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from nsqtools.config.option import format_size
+from nsqtools.config.units import format_size
 from nsqtools.errors import FrameSizeError, HTTPPortError, UnknownFrameError
 from nsqtools.proto.messages import Message
 

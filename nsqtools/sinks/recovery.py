@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqtools.config.option import format_size
+from nsqtools.config.units import format_size
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.sinks.members import CutShortError, unpacked
 from nsqtools.sinks.records import JsonLines

@@ -11,7 +11,7 @@ from nsqtools.engine.lookup import Lookups
 from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.net.http.daemons import NsqdHTTP
-from nsqtools.net.tls import client_context
+from nsqtools.net.tls import http_context
 from nsqtools.spark.options import respelled, with_secret
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Depths:
         self._silent: set[str] = set()
         self._heard = settings.wait_for_servers
         try:
-            self._tls = client_context(settings.config) if settings.config.uses_tls else None
+            self._tls = http_context(settings.config)
             self._lookups = self._make_lookups()
         except ConfigError as error:
             raise respelled(error, flags=settings.flags) from None

@@ -16,8 +16,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from nsqtools.config import ClientConfig, ConsumerConfig, ProducerConfig, secrets
-from nsqtools.config.option import Option, nearest
+from nsqtools.config import (
+    ClientConfig,
+    ConsumerConfig,
+    ProducerConfig,
+    StreamConfig,
+    secrets,
+)
+from nsqtools.config.option import Option
+from nsqtools.config.units import nearest
 from nsqtools.errors import ConfigError, NSQError, PeerError
 from nsqtools.names import NSQD_TCP_PORT, Address, check_name, is_ephemeral
 
@@ -30,34 +37,29 @@ C_co = TypeVar("C_co", bound=ClientConfig, covariant=True)
 _NSQ = "nsq."
 _SECRET_ENV = "auth_secret_env"  # noqa: S105 - names a variable
 
-# Milliseconds and counts: the default is the field's in SourceSettings.
-_NUMBERS = {
-    "maxMessagesPerTrigger": Option("integer", "", minimum=0),
-    "connectionsPerNsqd": Option("integer", "", minimum=1, maximum=1000),
-    "maxInFlight": Option("integer", "", minimum=1),
-    "idleTimeoutMs": Option("integer", "", minimum=1),
-    "maxReadMs": Option("integer", "", minimum=0),
-    "pollIntervalMs": Option("integer", "", minimum=1),
-}
 _SERVERS = ("nsqd.tcp.addresses", "nsqlookupd.http.addresses")
-_PLACES = ("stagingLocation", "checkpointPath")
 _FLAGS = "flags"
-_STREAM = "streamName"
-_WAIT = "waitForServers"
-_SOURCE = (*_SERVERS, "subscribe", "channel", *_PLACES, _STREAM, *_NUMBERS, _WAIT, _FLAGS)
+
+# Options that may be left out, each with its field in SourceSettings, which has the default.
+_OPTIONAL = {
+    "checkpointPath": ("checkpoint", Option("text", "")),
+    "streamName": ("stream", Option("text", "")),
+    "maxMessagesPerTrigger": ("max_messages", Option("integer", "", minimum=0)),
+    "connectionsPerNsqd": ("connections", Option("integer", "", minimum=1, maximum=1000)),
+    "maxInFlight": ("max_in_flight", Option("integer", "", minimum=1)),
+    "idleTimeoutMs": ("idle_timeout", Option("integer", "", minimum=1)),
+    "maxReadMs": ("max_read", Option("integer", "", minimum=0)),
+    "pollIntervalMs": ("poll_interval", Option("integer", "", minimum=1)),
+    "waitForServers": ("wait_for_servers", Option("flag", "")),
+}
+_SOURCE = (*_SERVERS, "subscribe", "channel", "stagingLocation", *_OPTIONAL, _FLAGS)
 _SINK = (*_SERVERS, "topic", _FLAGS)
 
 # Spark puts what the query itself is told among the options of its sink.
 _OF_QUERIES = ("checkpointlocation", "queryname")
 
 # Of a consumer's options, those that make sense where Spark decides what is read.
-_SOURCE_NSQ = (
-    *ClientConfig.declared(),
-    "msg_timeout",
-    "max_in_flight_bytes",
-    "lookupd_authorization",
-    "lookupd_poll_timeout",
-)
+_SOURCE_NSQ = [name for name in StreamConfig.declared() if name != "max_in_flight"]
 
 
 class Settings(Protocol[C_co]):
@@ -148,7 +150,6 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
             "the messages of micro-batches that are not committed yet"
         )
     nsqds, lookupds = given.servers()
-    numbers = {name: given.parsed(name, option) for name, option in _NUMBERS.items()}
     return SourceSettings(
         topics=tuple(dict.fromkeys(topics)),
         channel=channel,
@@ -158,17 +159,7 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
         config=given.config(ConsumerConfig),
         auth_secret_env=given.secret_env,
         flags=given.flags,
-        **_present(
-            checkpoint=given.text("checkpointPath") or None,
-            stream=given.text(_STREAM) or None,
-            max_messages=numbers["maxMessagesPerTrigger"],
-            connections=numbers["connectionsPerNsqd"],
-            max_in_flight=numbers["maxInFlight"],
-            idle_timeout=_seconds(numbers["idleTimeoutMs"]),
-            max_read=_seconds(numbers["maxReadMs"]),
-            poll_interval=_seconds(numbers["pollIntervalMs"]),
-            wait_for_servers=given.parsed(_WAIT, Option("flag", "")),
-        ),
+        **given.optional(),
     )
 
 
@@ -203,7 +194,7 @@ def with_secret(settings: Settings[C]) -> C:
         secret = secrets.checked(os.environ[variable], where)
     else:
         return config
-    return config.with_values(auth_secret=secret)
+    return config.with_values(auth_secret=secret, auth_secret_file="")
 
 
 def respelled(error: NSQError, *, flags: bool) -> NSQError:
@@ -269,6 +260,15 @@ class _Given:
         except ConfigError as error:
             raise ConfigError(f"option {name}: {error}") from None
 
+    def optional(self) -> dict[str, Any]:
+        """What was given of the options that may be left out, by field; times in seconds."""
+        found = {}
+        for name, (field, option) in _OPTIONAL.items():
+            value = self.parsed(name, option)
+            if value is not None:
+                found[field] = value / 1000 if name.endswith("Ms") else value
+        return found
+
     def servers(self) -> tuple[tuple[Nsqd, ...], tuple[str, ...]]:
         """The nsqds, or the nsqlookupds; an nsqd on this host if neither is given."""
         direct, lookup = _SERVERS
@@ -328,12 +328,3 @@ def _check_url(option: str, text: str) -> None:
         Option("url", "").check(text or "/")
     except ConfigError as error:
         raise ConfigError(f"option {option}: {error}") from None
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
-def _present(**values: Any) -> dict[str, Any]:
-    """Only what was given, so that a default stands in one place: the class."""
-    return {name: value for name, value in values.items() if value is not None}

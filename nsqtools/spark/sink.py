@@ -157,9 +157,9 @@ async def _all_nsqds(settings: SinkSettings) -> tuple[Address, ...]:
     """All that the nsqlookupds know, whatever topics they have."""
     from nsqtools.engine.lookup import ask_lookupds
     from nsqtools.net.http.daemons import Lookupd, union_producers
-    from nsqtools.net.tls import client_context
+    from nsqtools.net.tls import http_context
 
-    tls = client_context(settings.config) if settings.config.uses_tls else None
+    tls = http_context(settings.config)
     answers = await ask_lookupds(settings.lookupds, Lookupd.nodes, tls=tls, **_LOOKUP_LIMITS)
     nsqds = tuple(sorted(union_producers(answers.values)))
     if not nsqds:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -13,7 +12,7 @@ from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.options import Command, options
 from nsqtools.cli.tab import LINE, TEXT, candidates
 from nsqtools.cli.tree import walk
-from nsqtools.config.option import Options, option
+from nsqtools.config.option import Options, choice, flag, integer, option, path, texts
 from tests.support.golden import nobody
 from tests.support.loaded import loaded
 
@@ -24,16 +23,15 @@ if TYPE_CHECKING:
     from tests.support.process import Cli
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample(Options):
-    title: ClassVar[str] = "Sample"
+    title = "Sample"
 
-    colour: str = option("", "choice", "Which.", choices=("", "red", "green", "grey"), short="c")
-    picture: str = option("", "path", "Where.")
-    count: int = option(0, "integer", "How many.", minimum=1, short="n")
-    tag: tuple[str, ...] = option((), "text", "What for.", multiple=True)
-    keep: bool = option(False, "flag", "Keep it.", short="k")
-    verbose: int = option(0, "count", "More.", short="v")
+    colour: str = choice("Which.", "", "red", "green", "grey", short="c")
+    picture: str = path("Where.")
+    count: int = integer("How many.", 1, minimum=1, short="n")
+    tag: tuple[str, ...] = texts("What for.")
+    keep: bool = flag("Keep it.", short="k")
+    verbose: int = option("count", "More.", 0, short="v")
 
 
 @click.command("paint", cls=Command)

@@ -161,11 +161,11 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
     shown: Shown, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashed = ["--config", write('default-profile = "test"\n' + FILE)]
-    assert shown("pub", *dashed)["profile"] == (["test"], "file", "b.toml: default_profile")
+    assert shown("pub", *dashed)["profile"] == ("test", "file", "b.toml: default_profile")
     file = ["--config", write('default_profile = "prod"\n' + FILE)]
     found = shown("pub", *file)
     assert found["client-id"][0] == "prod"
-    assert found["profile"] == (["prod"], "file", "b.toml: default_profile")
+    assert found["profile"] == ("prod", "file", "b.toml: default_profile")
     assert shown("pub", *file, "--profile", "none")["client-id"][0] == "defaults"
     monkeypatch.setenv("NSQTOOLS_PROFILE", "test")
     assert shown("pub", *file)["client-id"][0] == "defaults"
@@ -176,11 +176,11 @@ def test_a_profile_is_asked_for_by_flag_or_variable_or_is_the_files_default(
     ("text", "place"),
     [
         ("[tail]\ncount = 'five'", "[tail]"),
-        ("[tial]", "[tial]"),
+        ("[tial]", "'tial'"),
         ("[tail]\nsnappy = true\ndeflate = true", "[tail]"),
         ("default_profile = 'p'\n[profile.p]\nsnapy = true", "[profile.p]"),
         ("[tail]\n[to-file]\n[tail ]", "line 3"),
-        ("[tail]\ncount = [1", "line 2"),
+        ("[tail]\ncount = [1", "at end of document"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_that_check_and_commands_say_alike(

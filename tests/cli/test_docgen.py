@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from nsqtools.cli import cli
 from nsqtools.cli.docgen import documents, main
-from nsqtools.cli.options import ConfigOption
+from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tomlpage import EXAMPLE
 from nsqtools.cli.tree import Node, walk
@@ -80,7 +80,7 @@ def test_help_begins_with_one_sentence_and_groups_the_options(node: Node) -> Non
     if isinstance(node.command, click.Group):
         return
     for option in node.options:
-        title = option.section if isinstance(option, ConfigOption) else "Other options"
+        title = section_of(option)
         section = done.output.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         assert option.opts[-1].removeprefix("--") in section
     assert "\nOptions:\n" not in done.output
@@ -124,9 +124,9 @@ def test_every_option_is_described_with_its_variables_and_key(node: Node) -> Non
         for name in (*each.opts, *each.secondary_opts):
             assert f"Fl {name[1:]}" in entry.split("\n")[0]
         if isinstance(each, ConfigOption):
-            for variable in variables(node.ctx, each.name, shared=each.shared):
+            for variable in variables(node.ctx, each.name, shared=each.known.shared):
                 assert f".Ev {variable} " in entry
-            assert (f".Cm {flag_name(each.name)} ." in entry) == each.declared.in_file
+            assert (f".Cm {flag_name(each.name)} ." in entry) == each.known.declared.in_file
     assert section(PAGES[f"{node.page}.1"], "ARGUMENTS").count(".It ") == len(node.arguments)
 
 

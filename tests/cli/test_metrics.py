@@ -14,7 +14,7 @@ from nsqtools.config import MetricsOptions
 from nsqtools.engine.consumer import ConsumerStats
 from nsqtools.errors import ConfigError
 from nsqtools.metrics import Metric, Sample
-from nsqtools.names import Address
+from nsqtools.names import Address, listening_address
 from tests.support.metrics import get, values
 from tests.support.scripted import undisturbed
 
@@ -31,7 +31,7 @@ SOME = Metric(
 
 
 def given(text: str) -> Address | None:
-    return MetricsOptions(metrics_address=text).address
+    return listening_address(MetricsOptions(metrics_address=text).metrics_address)
 
 
 @asynccontextmanager

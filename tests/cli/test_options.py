@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
@@ -12,7 +12,20 @@ from hypothesis import strategies as st
 
 from nsqtools.cli.options import Command, options
 from nsqtools.config import ClientConfig
-from nsqtools.config.option import Options, option, option_class
+from nsqtools.config.option import (
+    Options,
+    choice,
+    duration,
+    flag,
+    integer,
+    like,
+    number,
+    option,
+    path,
+    size,
+    text,
+    texts,
+)
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,43 +34,40 @@ if TYPE_CHECKING:
     from click.testing import Result
 
 
-@option_class
 class Where(Options):
-    title: ClassVar[str] = "Where"
-    shared: ClassVar[bool] = True
+    title = "Where"
+    shared = True
 
-    topic: tuple[str, ...] = option((), "text", "A topic.", multiple=True, metavar="TOPIC")
-    address: str = option("", "text", "An address.")
-    rule: tuple[str, ...] = option((), "text", "A rule.", multiple=True, lines=True)
+    topic: tuple[str, ...] = texts("A topic.", metavar="TOPIC")
+    address: str = text("An address.")
+    rule: tuple[str, ...] = texts("A rule.", lines=True)
 
 
-@option_class
 class What(Options):
-    title: ClassVar[str] = "What"
+    title = "What"
 
-    count: int = option(0, "integer", "How many.", minimum=0, short="n")
-    wait: float = option(30.0, "duration", "How long.", minimum=1.0, maximum=300.0)
-    limit: int = option(1024, "size", "How big.", minimum=1)
-    share: float = option(0.5, "number", "How much.")
-    mode: str = option("fast", "choice", "How.", choices=("fast", "slow"))
-    keep: bool = option(False, "flag", "Keep it.", short="k")
-    output: str = option("", "path", "Where to.", short="o")
-    verbose: int = option(0, "count", "More.", short="v")
+    count: int = integer("How many.", 0, short="n")
+    wait: float = duration("How long.", 30.0, minimum=1.0, maximum=300.0)
+    limit: int = size("How big.", 1024, minimum=1)
+    share: float = number("How much.", 0.5, minimum=None)
+    mode: str = choice("How.", "fast", "slow")
+    keep: bool = flag("Keep it.", short="k")
+    output: str = path("Where to.", short="o")
+    verbose: int = option("count", "More.", 0, short="v")
 
     def validate(self) -> None:
         if self.keep and self.mode == "slow":
             raise ConfigError("--keep and --mode slow exclude each other: choose one")
 
 
-@option_class
 class Client(ClientConfig):
     """go-nsq's names with a flag for the rest, and a field declared anew."""
 
-    title: ClassVar[str] = "Client options"
-    opt_flag: ClassVar[str] = "client-opt"
+    title = "Client options"
+    opt_flag = "client-opt"
 
-    max_in_flight: int = option(1, "integer", "Most in flight.", minimum=0)
-    client_id: str = option("me", "text", "Name.")
+    max_in_flight: int = integer("Most in flight.", 1)
+    client_id: str = like(ClientConfig.client_id, default="me")
 
 
 def run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -87,12 +86,10 @@ def test_a_line_of_a_slow_producer_is_published_at_once(
     assert pub.returncode == 0
 
 
-def test_tee_copies_and_defer_defers(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> None:
+def test_defer_defers(nsqtools_cli: Cli, nsqd: Nsqd, topic: str) -> None:
     nsqd.create(topic, "c")
-    published = nsqtools_cli(
-        "pub", "--topic", topic, "--tee", "--defer", "1h", *at(nsqd), stdin=b"a\n\nb"
-    )
-    assert (published.code, published.stdout) == (0, b"a\n\nb")
+    published = nsqtools_cli("pub", "--topic", topic, "--defer", "1h", *at(nsqd), stdin=b"a\n\nb")
+    assert (published.code, published.stdout) == (0, b"")
     eventually(lambda: nsqd.channel(topic, "c")["deferred_count"] == 2)
 
 
@@ -228,15 +225,3 @@ def test_signals_end_a_handshake_that_never_ends(
             assert process.wait(100) == 130
         assert process.stderr
         assert b"Traceback" not in process.stderr.read()
-
-
-def test_tee_into_a_stuck_reader_ends_with_signals(start: Start, nsqd: Nsqd, topic: str) -> None:
-    pub = start("--tee", stdout=subprocess.PIPE)
-    assert pub.stdin
-    os.set_blocking(pub.stdin.fileno(), False)
-    for _ in range(100):  # more than all pipes hold
-        with contextlib.suppress(BlockingIOError):
-            os.write(pub.stdin.fileno(), b"x" * 999 + b"\n")
-    eventually(lambda: count(nsqd, topic))
-    pub.send_signal(signal.SIGINT)
-    assert pub.wait(100) == 130

@@ -12,7 +12,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.config import NsqdOptions
-from nsqtools.config.option import flag_name, parse_duration
+from nsqtools.config.option import flag_name
+from nsqtools.config.units import parse_duration
 from nsqtools.names import Address
 from nsqtools.sandbox.lookupd import Nsqlookupd
 from nsqtools.sandbox.nsqd import Nsqd

@@ -114,9 +114,8 @@ class WebServer:
     Connections are closed, unannounced, after ``requests_per_connection``. With ``tls`` it is
     https.
 
-    ``connections`` counts those made (with TLS: whose handshake succeeded), ``most_at_once`` is
-    the most requests that waited for their answers. What was no HTTP and exceptions of the script
-    are raised at the end.
+    ``connections`` counts those made (with TLS: whose handshake succeeded). What was no HTTP and
+    exceptions of the script are raised at the end.
     """
 
     def __init__(
@@ -128,7 +127,6 @@ class WebServer:
     ) -> None:
         self.address = Address("127.0.0.1", 0)
         self.connections = 0
-        self.most_at_once = 0
         self.requests_per_connection = requests_per_connection
         self.script = script
         self.requests: list[Request] = []
@@ -137,7 +135,6 @@ class WebServer:
         self.open: set[_Connection] = set()
         self.flowing = threading.Event()
         self.ended = threading.Event()
-        self._waiting = 0
         self._lock = threading.Lock()
         self._listener: _Listener | None = None
 
@@ -217,13 +214,9 @@ class WebServer:
         with self._lock:
             self.requests.append(request)
             answer = self._script(request)
-            self._waiting += 1
-            self.most_at_once = max(self.most_at_once, self._waiting)
         self.flowing.wait()
         if answer.delay:
             self.ended.wait(None if math.isinf(answer.delay) else answer.delay)
-        with self._lock:
-            self._waiting -= 1
         return answer
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsqtools.cli.cluster import beside_producer
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.pipeline.preflight import check_inputs, locked
 from nsqtools.cli.pipeline.running import Run
@@ -32,6 +33,7 @@ from nsqtools.cli.pipeline.sources import (
 from nsqtools.cli.pipeline.streaming import Places, StreamJob, run_stream
 from nsqtools.cli.pipeline.views import StepView
 from nsqtools.cli.tables import print_rows
+from nsqtools.config.lake import result_format
 from nsqtools.errors import ConfigError
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.places import below, local
@@ -81,16 +83,16 @@ def of_topics(
     target: ProducerConfig,
 ) -> int:
     """Run a streaming query; an exit code."""
-    if asked.kind == "topic" and not stream.checkpoint:
+    if result_format(asked) == "topic" and not stream.checkpoint:
         raise ConfigError("--checkpoint is required with --format topic, to go on from there")
-    if asked.kind in ("parquet", "json") and asked.output_mode != "append":
+    if result_format(asked) in ("parquet", "json") and asked.output_mode != "append":
         raise ConfigError(
             f"--output-mode {asked.output_mode}: rows in files stay as they are: use append, with "
             "--watermark for aggregations"
         )
     with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:
         places, more = Places.of(stream, asked.output), {}
-        if asked.kind == "console" and not stream.checkpoint:
+        if result_format(asked) == "console" and not stream.checkpoint:
             places = Places("", scratch, _kept(source, stream.staging))
             more = {"streamName": "console"}
         settings = StreamSettings(
@@ -100,7 +102,7 @@ def of_topics(
             | source_options(
                 source,
                 stream,
-                config.beside_producer(),
+                beside_producer(config),
                 master=spark.master,
                 staging=places.staging,
             ),
@@ -113,8 +115,8 @@ def of_topics(
         if asked.explain:
             return _explain(settings, spark, metrics)
         work = partial(query_stream, settings=settings)
-        prints = asked.kind == "console"
-        sink = settings.target.sink if asked.kind == "topic" else None
+        prints = result_format(asked) == "console"
+        sink = settings.target.sink if result_format(asked) == "topic" else None
         job = StreamJob(work, "", settings.source, places, settings.stamp, prints, sink)
         return run_stream(job, stream, spark, metrics)
 
@@ -155,7 +157,7 @@ def of_archives(
     with locked(stream.lock):
         work = partial(query_archives, settings=settings)
         packages = packages_of(settings.target.sink)
-        return _once(work, spark, metrics, packages, prints=asked.kind == "console")
+        return _once(work, spark, metrics, packages, prints=result_format(asked) == "console")
 
 
 def _explain(
@@ -201,10 +203,10 @@ def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
 def _target(
     asked: QueryOptions, source: QuerySourceOptions, spark: SparkOptions, target: ProducerConfig
 ) -> Target:
-    if asked.kind == "console":
+    if result_format(asked) == "console":
         return Target("console", show=_show)
-    if asked.kind != "topic":
-        return Target(asked.kind, output=asked.output)
+    if result_format(asked) != "topic":
+        return Target(result_format(asked), output=asked.output)
     sink = {"topic": asked.destination_topic, **connection_options(target, spark.master)}
     if asked.destination_nsqd_tcp_address:
         sink["nsqd.tcp.addresses"] = ",".join(asked.destination_nsqd_tcp_address)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.pipeline.views import on_terminal
 from nsqtools.cli.service import Signals, supervised
+from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.session import is_local, open_session
 from nsqtools.spark.shipping import check_executors, ship
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from nsqtools.cli.pipeline.views import View
     from nsqtools.config import MetricsOptions, SparkOptions
@@ -88,7 +89,10 @@ class Run:
 
         try:
             async with supervised(
-                self._notifier, self._status, self._metrics.address, self._view.metrics
+                self._notifier,
+                self._status,
+                listening_address(self._metrics.metrics_address),
+                self._view.metrics,
             ):
                 with on_terminal(wanted=self._watched) as self._show:
                     self._show(self._status())
@@ -139,4 +143,10 @@ def session_conf(spark: SparkOptions) -> Mapping[str, str]:
     take seconds for each batch of an aggregation.
     """
     few = {"spark.sql.shuffle.partitions": "8"} if is_local(spark.master) else {}
-    return {_CODEC: "zstd", **few, **spark.properties}
+    return {_CODEC: "zstd", **few, **_properties(spark.conf)}
+
+
+def _properties(texts: Sequence[str]) -> dict[str, str]:
+    """Properties of ``KEY=VALUE`` texts; the last of a key counts."""
+    pairs = (text.partition("=") for text in texts)
+    return {name.strip(): value for name, _, value in pairs}

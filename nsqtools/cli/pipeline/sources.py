@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from nsqtools.config.option import format_duration
+from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.formats import delimiter_bytes
 from nsqtools.sinks.verification import Layout
@@ -80,7 +80,7 @@ def connection_options(
                 )
             os.environ[_SECRET] = value
             found["nsq.auth_secret_env"] = _SECRET
-        elif name not in leave_out and value != config.default(name, {}):
+        elif name not in leave_out and value != declared.default:
             if declared.kind == "duration":
                 found[f"nsq.{name}"] = format_duration(value)
             elif declared.kind == "path":

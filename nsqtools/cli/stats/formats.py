@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.cli.exits import one_line
-from nsqtools.config.option import format_duration
+from nsqtools.config.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -11,6 +11,7 @@ from nsqtools.cli.exits import Exit
 from nsqtools.cli.service import supervised, until_signal
 from nsqtools.cli.stats.exporting import cluster_metrics
 from nsqtools.metrics import Metric, Sample
+from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions
     notifier = Notifier()
     cluster = open_cluster(where)
     exporter = Exporter(lambda: cluster.look(asked.topic or None, asked.channel or None))
-    address = check.serve_address
+    address = listening_address(check.serve)
     async with (
         cluster,
         supervised(notifier, lambda: exporter.status, address, exporter.collect, "--serve"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsqtools.cli.exits import one_line
 from nsqtools.cli.stats.formats import noted, style_of
 from nsqtools.cli.stats.sparks import ASCII, BLOCKS, short, sparkline
-from nsqtools.config.option import format_duration
+from nsqtools.config.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

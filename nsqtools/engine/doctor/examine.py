@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsqtools.config.option import format_duration
+from nsqtools.config.units import format_duration
 from nsqtools.engine.concurrency import call_each, end, together
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 from nsqtools.errors import (
@@ -26,7 +26,7 @@ from nsqtools.net.connection import Connection
 from nsqtools.net.http.api import Deadline, HTTPClient, parse_url
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, union_producers
 from nsqtools.net.probe import what_speaks
-from nsqtools.net.tls import client_context
+from nsqtools.net.tls import http_context, uses_tls
 from nsqtools.proto import commands
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Examination:
         self._limits: dict[str, Any] = {
             "connect_timeout": question.connect_timeout,
             "request_timeout": question.request_timeout,
-            "tls": client_context(config) if config.uses_tls else None,
+            "tls": http_context(config),
             "deadline": self._deadline,
         }
         self._token = config.auth_secret if config.lookupd_authorization else ""
@@ -115,7 +115,7 @@ class _Examination:
             channel=question.channel,
             lookupds=tuple(lookupds),
             nsqds=tuple(candidates),
-            uses_tls=config.uses_tls,
+            uses_tls=uses_tls(config),
             has_secret=bool(config.auth_secret),
             max_in_flight=config.max_in_flight,
             compression="snappy" if config.snappy else "deflate" if config.deflate else "",
@@ -308,7 +308,7 @@ def _seems_stuck(nsqd: NsqdFacts, name: str) -> bool:
 
 async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
     """Whether nsqd refuses what follows IDENTIFY; it says so only then, and to NOP too."""
-    if config.uses_tls:
+    if uses_tls(config):
         await connection.close(drain=0)
         return False
     said = connection.request(commands.NOP)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.config.option import counted, nearest
+from nsqtools.config.units import counted, nearest
 from nsqtools.engine.doctor.facts import Finding
 from nsqtools.errors import AuthError, HTTPPortError, RefusedError
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT, Address

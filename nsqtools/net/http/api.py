@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from nsqtools import __version__
 from nsqtools.config import ClientConfig
-from nsqtools.config.option import format_duration
+from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
 from nsqtools.names import Address
 from nsqtools.net.http.client import Connections, DialError

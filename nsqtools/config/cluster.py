@@ -1,0 +1,95 @@
+"""Which servers are asked or changed over HTTP."""
+
+from __future__ import annotations
+
+from nsqtools.config.connection import CA_FILE
+from nsqtools.config.consuming import ServerOptions
+from nsqtools.config.option import Options, channel_name, duration, flag, like, topic_name, urls
+from nsqtools.config.program import JSON
+from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
+
+CONNECT_TIMEOUT = duration("Timeout for a connection to be made.", 2.0, minimum=0.001)
+REQUEST_TIMEOUT = duration("Timeout for a response.", 5.0, minimum=0.001)
+
+
+class TimeoutOptions(Options):
+    """How long a command waits for servers that it asks over HTTP."""
+
+    shared = True
+
+    http_client_connect_timeout: float = CONNECT_TIMEOUT
+    http_client_request_timeout: float = REQUEST_TIMEOUT
+    timeout: float = duration(
+        "Time limit for the whole command; in stats, for each report. --check adds --interval.",
+        8.0,
+        minimum=0.1,
+    )
+
+
+class LookupOptions(TimeoutOptions):
+    """Which nsqlookupds to ask and how to print."""
+
+    title = "Look-up"
+
+    lookupd_http_address: tuple[str, ...] = urls(
+        "nsqlookupd to ask; may be repeated.", f"127.0.0.1:{LOOKUPD_HTTP_PORT}"
+    )
+    tls_root_ca_file: str = like(
+        CA_FILE, help="CA certificates to trust for https, instead of the system's (PEM)."
+    )
+    json: bool = JSON
+
+
+class ClusterOptions(TimeoutOptions):
+    """Which nsqds a command looks at, over HTTP."""
+
+    title = "Cluster"
+
+    lookupd_http_address: tuple[str, ...] = urls("nsqlookupd to ask for nsqds; may be repeated.")
+    nsqd_http_address: tuple[str, ...] = urls(
+        "HTTP address of an nsqd to ask directly; may be repeated, beside nsqlookupds too.",
+        outranks=("lookupd_http_address",),
+        default_note=f"127.0.0.1:{NSQD_HTTP_PORT}, unless an nsqlookupd is given",
+    )
+    tls_root_ca_file: str = LookupOptions.tls_root_ca_file
+
+
+class ChangeOptions(ClusterOptions):
+    """Which servers ``topic``, ``channel`` and ``node`` change, and how they say so."""
+
+    dry_run: bool = flag("Only print what would be asked of whom.", own=True)
+    json: bool = JSON
+
+
+class LossOptions(ChangeOptions):
+    """As ChangeOptions, where messages are lost."""
+
+    yes: bool = flag(
+        "Do not ask; needed where there is no terminal to ask on.",
+        short="y",
+        own=True,
+        in_file=False,
+    )
+
+
+class TombstoneOptions(LossOptions):
+    """How ``node tombstone`` hides an nsqd; tombstones are nsqlookupd's."""
+
+    lookupd_http_address: tuple[str, ...] = like(ClusterOptions.lookupd_http_address, required=True)
+    delete: bool = flag(
+        "Then delete the topic on that nsqd, with its messages, as nsqadmin does.", own=True
+    )
+
+
+class DoctorOptions(ServerOptions, TimeoutOptions):
+    """What ``doctor`` looks at: the topic and the servers of a command that sees nothing."""
+
+    title = "Source"
+
+    topic: str = topic_name("Topic that is consumed.", own=True, required=True)
+    channel: str = channel_name("Channel it is consumed on.", own=True)
+    nsqd_http_address: tuple[str, ...] = urls(
+        "HTTP address of an nsqd to look at; may be repeated.",
+        default_note="what nsqlookupd says, or the port after the TCP port",
+    )
+    json: bool = JSON

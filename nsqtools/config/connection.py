@@ -1,0 +1,237 @@
+"""Connections to nsqd: go-nsq's options of a client, a consumer and a producer."""
+
+from __future__ import annotations
+
+from nsqtools import __version__
+from nsqtools.config.option import (
+    Options,
+    choice,
+    duration,
+    flag,
+    flag_name,
+    integer,
+    like,
+    number,
+    path,
+    size,
+    text,
+)
+from nsqtools.config.units import format_duration
+from nsqtools.errors import ConfigError
+from nsqtools.names import Address
+
+CA_FILE = path("CA certificates to trust instead of the system's (PEM).")
+
+
+def check_pair(options: Options, one: str, other: str) -> None:
+    """Raise ConfigError if one of two options is given without the other."""
+    if bool(getattr(options, one)) != bool(getattr(options, other)):
+        both = f"--{flag_name(one)} and --{flag_name(other)}"
+        raise ConfigError(f"{both} belong together: give both or neither")
+
+
+def _local_address(value: str) -> None:
+    Address.parse(value, 0)
+
+
+def _buffer_timeout(value: float) -> None:
+    if 0 < value < 0.025:
+        raise ConfigError("nsqd takes 0 or at least 25ms")
+
+
+def _msg_timeout(value: float) -> None:
+    if 0 < value < 1:
+        raise ConfigError("nsqd takes 0, for its own default, or at least 1s")
+
+
+class ClientConfig(Options):
+    """A connection to nsqd: go-nsq's names, defaults and bounds, but TLS is at least 1.2."""
+
+    title = "Connection options"
+    shared = True
+
+    dial_timeout: float = duration(
+        "Timeout for a TCP connection to be made.", 1.0, minimum=0.001, flag=False
+    )
+    read_timeout: float = duration(
+        "A connection that stays silent this long is dropped.",
+        60.0,
+        minimum=0.1,
+        maximum=300.0,
+        flag=False,
+    )
+    write_timeout: float = duration(
+        "A connection that takes no byte from us for this long is dropped.",
+        1.0,
+        minimum=0.1,
+        maximum=300.0,
+        flag=False,
+    )
+    local_addr: str = text(
+        "Local address to connect from.", metavar="HOST:PORT", flag=False, rule=_local_address
+    )
+    client_id: str = text("Name of this client in /stats; the short host name unless set.")
+    hostname: str = text("Host name shown in /stats; this host's unless set.", flag=False)
+    user_agent: str = text("User agent shown in /stats.", f"nsqtools/{__version__}", flag=False)
+    heartbeat_interval: float = duration(
+        "Time between nsqd's heartbeats.", 30.0, minimum=1.0, flag=False
+    )
+    output_buffer_size: int = size(
+        "Bytes that nsqd gathers before it writes; -1 for none.", 65536, minimum=-1, flag=False
+    )
+    output_buffer_timeout: float = duration(
+        "Maximum time that nsqd holds gathered bytes; 0 for its own default.",
+        0.25,
+        flag=False,
+        rule=_buffer_timeout,
+    )
+    max_msg_size: int = size(
+        "Maximum message size; a larger message is an error.", 64 << 20, minimum=1
+    )
+    tls_v1: bool = flag("Use TLS.")
+    tls_root_ca_file: str = CA_FILE
+    tls_cert: str = path("Client certificate (PEM).")
+    tls_key: str = path("Key of the client certificate (PEM).")
+    tls_insecure_skip_verify: bool = flag("Do not verify the server's certificate.")
+    tls_min_version: str = choice(
+        "Lowest TLS version accepted.",
+        *("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3"),
+        default="tls1.2",
+    )
+    snappy: bool = flag("Compress the connection with snappy.", excludes=("deflate",))
+    deflate: bool = flag("Compress the connection with deflate.")
+    deflate_level: int = integer("Level of deflate.", 6, minimum=1, maximum=9)
+    auth_secret: str = text(
+        "Secret for an nsqd that requires AUTH.",
+        flag=False,
+        secret=True,
+        excludes=("auth_secret_file",),
+    )
+    auth_secret_file: str = path("File that holds the AUTH secret.")
+    topology_region: str = text("Region sent to nsqd.", flag=False)
+    topology_zone: str = text("Zone sent to nsqd.", flag=False)
+
+    def validate(self) -> None:
+        """Refuse what would fail on every connection, before any is made."""
+        if self.heartbeat_interval > self.read_timeout:
+            raise ConfigError(
+                f"heartbeat_interval {format_duration(self.heartbeat_interval)} is longer than "
+                f"read_timeout {format_duration(self.read_timeout)}: a healthy connection would "
+                "be dropped"
+            )
+        check_pair(self, "tls_cert", "tls_key")
+
+
+class ConsumerConfig(ClientConfig):
+    """A consumer: go-nsq's names, defaults and bounds, plus what its library leaves out."""
+
+    title = "Consumer options"
+    opt_flag = "consumer-opt"
+
+    max_in_flight: int = integer(
+        "Maximum messages in flight, for each topic over all connections.", 1
+    )
+    max_in_flight_bytes: int = size(
+        "Maximum bytes of bodies in flight, by their mean size.", 64 << 20, minimum=1
+    )
+    msg_timeout: float = duration(
+        "nsqd delivers a message again after this time; 0 for its own default.",
+        0.0,
+        rule=_msg_timeout,
+    )
+    sample_rate: int = integer(
+        "Percentage of messages to receive; nsqd discards the rest. 0 for all.", 0, maximum=99
+    )
+    max_attempts: int = integer(
+        "Deliveries before a message is given up; 0 for no limit.", 5, maximum=65535
+    )
+    default_requeue_delay: float = duration(
+        "Delay of a requeued message, multiplied by its attempts.", 90.0, maximum=3600.0, flag=False
+    )
+    max_requeue_delay: float = duration(
+        "Maximum delay of a requeued message.", 900.0, maximum=3600.0, flag=False
+    )
+    backoff_strategy: str = choice("How backoff grows.", "exponential", "full_jitter", flag=False)
+    backoff_multiplier: float = duration(
+        "Unit of backoff: the first wait is twice this.", 1.0, maximum=3600.0, flag=False
+    )
+    max_backoff_duration: float = duration(
+        "Maximum backoff; 0 for no backoff at all.", 120.0, maximum=3600.0, flag=False
+    )
+    low_rdy_idle_timeout: float = duration(
+        "With fewer slots than connections, an idle connection gives up its RDY after this.",
+        10.0,
+        minimum=1.0,
+        maximum=300.0,
+        flag=False,
+    )
+    low_rdy_timeout: float = duration(
+        "With fewer slots than connections, a busy connection gives up its RDY after this.",
+        30.0,
+        minimum=1.0,
+        maximum=300.0,
+        flag=False,
+    )
+    rdy_redistribute_interval: float = duration(
+        "Time between redistributions of RDY.", 5.0, minimum=0.001, maximum=5.0, flag=False
+    )
+    lookupd_poll_interval: float = duration(
+        "Time between two polls of nsqlookupd.", 60.0, minimum=0.01, maximum=300.0, flag=False
+    )
+    lookupd_poll_jitter: float = number(
+        "Random part of the time between two polls.", 0.3, maximum=1.0, flag=False
+    )
+    lookupd_poll_timeout: float = duration(
+        "Timeout for nsqlookupd's response.", 60.0, minimum=0.001, flag=False
+    )
+    lookupd_authorization: bool = flag(
+        "Send the AUTH secret to nsqlookupd as a bearer token. go-nsq's name for it, "
+        "skip_lookupd_authorization, does the same: true sends.",
+        default=True,
+        flag=False,
+        alias="skip_lookupd_authorization",
+    )
+    reconnect_delay: float = duration(
+        "First delay before a fixed nsqd is dialled again; it doubles each time.", 8.0, flag=False
+    )
+    max_reconnect_delay: float = duration(
+        "Maximum delay before an nsqd is dialled again.", 120.0, flag=False
+    )
+    drain_timeout: float = duration("Timeout for finishing what is in flight when stopping.", 30.0)
+
+
+class ProducerConfig(ClientConfig):
+    """A producer of messages."""
+
+    title = "Producer options"
+    opt_flag = "producer-opt"
+
+    heartbeat_interval: float = like(ClientConfig.heartbeat_interval, default=10.0)
+    read_timeout: float = like(
+        ClientConfig.read_timeout,
+        default=25.0,
+        help="A connection that stays silent this long is dropped, and its batches go elsewhere.",
+    )
+    mode: str = choice(
+        "Which of several nsqds gets a batch: the next one, the next one of those that answer, "
+        "more often a faster one; another if that fails. Or all of them get a copy.",
+        *("round-robin", "hostpool", "epsilon-greedy", "all"),
+    )
+    max_msg_size: int = size(
+        "Maximum message size, as nsqd's option of that name.", 1 << 20, minimum=1
+    )
+    max_body_size: int = size(
+        "Maximum batch size, as nsqd's option of that name.", 5 << 20, minimum=64
+    )
+    reconnect_delay: float = like(
+        ConsumerConfig.reconnect_delay,
+        default=0.25,
+        minimum=0.001,
+        help="First delay before an nsqd is dialled again; it doubles each time.",
+    )
+    max_reconnect_delay: float = like(
+        ConsumerConfig.max_reconnect_delay, default=8.0, minimum=0.001
+    )
+    publish_timeout: float = duration(
+        "A batch that no nsqd has taken within this time is given up.", 60.0, minimum=0.001
+    )

@@ -1,0 +1,172 @@
+"""Archive files: what to-file writes and verify reads."""
+
+from __future__ import annotations
+
+import re
+
+from nsqtools.config.cluster import CONNECT_TIMEOUT, REQUEST_TIMEOUT
+from nsqtools.config.connection import ClientConfig
+from nsqtools.config.consuming import SourceOptions
+from nsqtools.config.option import choice, duration, flag, integer, like, path, size, text
+from nsqtools.config.program import JSON, LOCK
+from nsqtools.config.records import ArchiveRecordOptions
+from nsqtools.errors import ConfigError
+
+
+def _regular_expression(value: str) -> None:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ConfigError(f"{value!r} is not a regular expression: {error}") from None
+
+
+def _whole_seconds(value: float) -> None:
+    if value % 1:
+        raise ConfigError("expected whole seconds")
+
+
+class ArchiveSourceOptions(SourceOptions):
+    """Which topics ``to-file`` archives: by name, by pattern, or those of the names that match."""
+
+    topic: tuple[str, ...] = like(
+        SourceOptions.topic, help="Topic to archive; may be repeated.", instead="topic_pattern"
+    )
+    topic_pattern: str = text(
+        "Archive every topic whose name has a match of this regular expression.",
+        metavar="REGEX",
+        own=True,
+        rule=_regular_expression,
+    )
+    topic_refresh: float = duration(
+        "Time between looks for topics of --topic-pattern.", 60.0, minimum=0.1, own=True
+    )
+    http_client_connect_timeout: float = like(
+        CONNECT_TIMEOUT,
+        help="Timeout for a connection to nsqlookupd, for the list of topics.",
+        own=True,
+    )
+    http_client_request_timeout: float = like(
+        REQUEST_TIMEOUT, help="Timeout for nsqlookupd's list of topics.", own=True
+    )
+
+    def check_complete(self) -> None:
+        """A pattern needs somebody to ask."""
+        super().check_complete()
+        if not (self.topic or self.lookupd_http_address):
+            raise ConfigError("--topic-pattern: needs --lookupd-http-address, which knows topics")
+
+
+class ArchiveOptions(ArchiveRecordOptions):
+    """What ``to-file`` writes: nsq_to_file's names, and what it lacks."""
+
+    title = "Archive files"
+
+    output_dir: str = path("Directory of published files.", ".", metavar="DIR")
+    work_dir: str = path(
+        "Directory of files that are still written to.",
+        metavar="DIR",
+        default_note="beside the published file, with .part after its name",
+    )
+    filename_format: str = text(
+        "Name of a file: <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV> are replaced; "
+        "/ makes directories.",
+        "<TOPIC>.<HOST><REV>.<DATETIME>.log",
+    )
+    datetime_format: str = text("strftime format of <DATETIME>.", "%Y-%m-%d_%H")
+    host_identifier: str = text(
+        "Text of <HOST>; <SHORT_HOST> and <HOSTNAME> are replaced.",
+        default_note="the host name up to its first dot",
+    )
+    name_by: str = choice(
+        "Time in <DATETIME>: when a message came, or when it was published.",
+        *("clock", "message"),
+    )
+    utc: bool = flag("Name and rotate files by UTC, not by local time.")
+    close_idle: float = duration(
+        "With --name-by message: publish a file that got no record for this long.",
+        300.0,
+        minimum=0.001,
+    )
+    compress: str = choice(
+        "Compression of files; its suffix is appended to names.", "none", "gzip", "zstd"
+    )
+    gzip: bool = flag("As --compress gzip.", excludes=("compress",))
+    gzip_level: int = integer(
+        "Level of gzip; the package isal speeds up 1 to 3.", 6, minimum=1, maximum=9
+    )
+    zstd_level: int = integer("Level of zstd.", 3, minimum=1, maximum=19)
+    skip_empty_files: bool = flag("Make no file for a time without messages.")
+    rotate_size: int = size(
+        "Begin another file when this much was written, before compression.",
+        0,
+        default_note="no limit",
+    )
+    rotate_compressed_size: int = size(
+        "Begin another file when the file is larger than this.", 0, default_note="no limit"
+    )
+    rotate_interval: float = duration(
+        "Begin another file this long after the last one was begun.", 0.0, default_note="no limit"
+    )
+    rotate_boundary: float = duration(
+        "Begin another file whenever the clock shows a multiple of this since midnight.",
+        0.0,
+        maximum=86400.0,
+        default_note="no limit",
+        rule=_whole_seconds,
+    )
+    sync_interval: float = duration(
+        "Maximum time until a message is on disk and finished; at most half of nsqd's msg_timeout.",
+        30.0,
+        minimum=0.001,
+    )
+    on_rotate: str = text(
+        "Shell command to run with each published file: {} is its quoted path, which is else "
+        "appended.",
+        metavar="COMMAND",
+    )
+    on_rotate_timeout: float = duration(
+        "Timeout for the --on-rotate command; a command that is killed has failed.",
+        600.0,
+        minimum=0.001,
+    )
+    latest_link: str = path(
+        "Symbolic link to keep on the newest published file, relative to --output-dir; <TOPIC> is "
+        "replaced.",
+        metavar="FILE",
+    )
+    keep: int = integer(
+        "Maximum published files of a topic; older ones are deleted.", 0, default_note="all"
+    )
+    max_age: float = duration(
+        "Delete published files that are older than this.", 0.0, default_note="no limit"
+    )
+    max_total: int = size(
+        "Maximum bytes of a topic's published files; the oldest are deleted.",
+        0,
+        default_note="no limit",
+    )
+    manifest: str = path(
+        "File, relative to --output-dir, that gets one JSON line per published file: name, "
+        "records, bytes, times, sha256.",
+        metavar="FILE",
+    )
+    lock: str = LOCK
+    wait_lock: bool = flag("Wait for a lock that another process holds; else exit with 75.")
+    fail_fast: bool = flag("Exit with 1 when a file cannot be written; else wait and try again.")
+    log_level: str = choice(
+        "nsq_to_file's name for -v and -q.", "", "debug", "info", "warn", "error", "fatal"
+    )
+    log_prefix: str = text("Text before each log line.")
+
+    def validate(self) -> None:
+        """What cannot be one file."""
+        super().validate()
+        if self.lock and self.lock == self.manifest:
+            raise ConfigError("--lock and --manifest: one file cannot be both")
+
+
+class VerifyOptions(ArchiveRecordOptions):
+    """How ``verify`` reads and reports."""
+
+    max_msg_size: int = ClientConfig.max_msg_size
+    json: bool = like(JSON, help="Print one JSON object per file.")

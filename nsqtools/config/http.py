@@ -1,0 +1,151 @@
+"""What to-http sends where."""
+
+from __future__ import annotations
+
+import re
+
+from nsqtools.config.connection import check_pair
+from nsqtools.config.option import (
+    URL_SECRETS,
+    Options,
+    choice,
+    duration,
+    flag,
+    integer,
+    number,
+    path,
+    paths,
+    text,
+    texts,
+)
+from nsqtools.errors import ConfigError
+
+_STATUS = re.compile("[1-5]([0-9]{2}(-[1-5][0-9]{2})?|[xX]{2})")
+
+
+def _statuses(value: str) -> None:
+    for word in map(str.strip, value.split(",") if value.strip() else ()):
+        if not _STATUS.fullmatch(word):
+            raise ConfigError(
+                f"{word!r} is not a status: write 429, 200-204 or 5xx, with commas between"
+            )
+
+
+class HttpOptions(Options):
+    """What ``to-http`` sends where: nsq_to_http's names, and what it lacks."""
+
+    title = "Delivery"
+
+    post: tuple[str, ...] = texts(
+        "URL to POST each message to; may be repeated.",
+        metavar="URL",
+        hides=URL_SECRETS,
+        required=True,
+        instead="get",
+        excludes=("get",),
+    )
+    get: tuple[str, ...] = texts(
+        "URL to GET for each message, which stands escaped for %s; may be repeated.",
+        metavar="URL",
+        hides=URL_SECRETS,
+    )
+    mode: str = choice(
+        "Which of several URLs gets a message: the next one of those that answer, the next one, "
+        "more often a faster one, or all of them.",
+        *("hostpool", "round-robin", "epsilon-greedy", "all"),
+    )
+    concurrency: int = integer(
+        "Maximum requests at a time.", 100, minimum=1, maximum=10000, short="n"
+    )
+    rate: float = number(
+        "Maximum deliveries per second, of a message or of a batch; 0 for no limit.", 0.0
+    )
+    sample: float = number(
+        "Part of the messages to deliver; the others are finished at once.", 1.0, maximum=1.0
+    )
+    batch: int = integer(
+        "Maximum messages of a request, of which twice as many may be in flight. A request of "
+        "--get has no body for them.",
+        1,
+        minimum=1,
+        maximum=10000,
+        excludes=("get",),
+    )
+    batch_wait: float = duration("Maximum wait for as many messages.", 0.2, maximum=60.0)
+    batch_format: str = choice(
+        "How messages share a body: one JSON text a line, a JSON array, or with four bytes of "
+        "length, big-endian, before each.",
+        *("ndjson", "json-array", "length-prefixed"),
+    )
+    header: tuple[str, ...] = texts(
+        "Header of every request; may be repeated.",
+        metavar="'NAME: VALUE'",
+        hides=r"(?<=:).*",
+        lines=True,
+    )
+    header_file: tuple[str, ...] = paths(
+        "File of such headers, one a line, so that secrets stay off the command line; may be "
+        "repeated.",
+        metavar="FILE",
+    )
+    content_type: str = text(
+        "Content-Type of POSTs.",
+        metavar="TYPE",
+        default_note="application/octet-stream, or that of the batch format",
+    )
+    compress: str = choice("Compression of bodies.", "none", "gzip")
+    sign_secret_file: str = path(
+        "File of a secret that requests are signed with as Standard Webhooks does; with several "
+        "lines they have a signature of each.",
+        metavar="FILE",
+    )
+    success_on: str = text(
+        "Statuses that finish a message, as in 2xx,304 or 200-204.",
+        "2xx",
+        metavar="STATUSES",
+        rule=_statuses,
+    )
+    drop_on: str = text(
+        "Statuses that make it a dead letter at once; 410 only if it is named itself.",
+        metavar="STATUSES",
+        rule=_statuses,
+    )
+    retry_on: str = text(
+        "Exceptions from both; all other statuses are tried again, too.",
+        metavar="STATUSES",
+        rule=_statuses,
+    )
+    follow_redirects: bool = flag(
+        "Follow redirects that leave a request what it is: a POST 307 and 308. Else they are "
+        "failures."
+    )
+    http_client_connect_timeout: float = duration(
+        "Timeout for a connection to be made.", 2.0, minimum=0.001
+    )
+    http_client_request_timeout: float = duration(
+        "Timeout for a whole request, from the connection on.", 20.0, minimum=0.001
+    )
+    proxy: str = text(
+        "HTTP proxy, or none; that of the environment is not for this host.",
+        metavar="URL",
+        hides=URL_SECRETS,
+        default_note="$http_proxy, $https_proxy and $no_proxy",
+    )
+    http_tls_root_ca_file: str = path(
+        "CA certificates to trust for https, instead of the system's (PEM)."
+    )
+    http_tls_cert: str = path("Client certificate for https (PEM).")
+    http_tls_key: str = path("Key of that certificate (PEM).")
+    http_tls_insecure_skip_verify: bool = flag("Do not verify certificates of https.")
+    status_every: int = integer(
+        "Log counts and latencies of each URL after this many requests and at the end.",
+        0,
+        default_note="never",
+    )
+    dry_run: bool = flag(
+        "Print requests for messages published from now on, and send and finish nothing."
+    )
+
+    def validate(self) -> None:
+        """What belongs together."""
+        check_pair(self, "http_tls_cert", "http_tls_key")

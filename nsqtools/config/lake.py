@@ -1,0 +1,327 @@
+"""The commands of pipeline: the Spark they run in, what they read and what they write."""
+
+from __future__ import annotations
+
+import re
+
+from nsqtools.config.connection import ClientConfig, ConsumerConfig
+from nsqtools.config.consuming import SourceOptions
+from nsqtools.config.option import (
+    Options,
+    addresses,
+    choice,
+    duration,
+    flag,
+    flag_name,
+    integer,
+    like,
+    path,
+    paths,
+    size,
+    text,
+    texts,
+    topic_name,
+    urls,
+)
+from nsqtools.config.program import LOCK
+from nsqtools.config.publishing import RATE
+from nsqtools.config.records import DELIMITER
+from nsqtools.errors import ConfigError
+from nsqtools.names import is_ephemeral
+
+_MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(spark|k8s)://.+|yarn"
+"""As Spark's own SparkContext.scala, and the two cluster managers that come with it."""
+
+OUTPUT = path("Directory, or URL of one, to write to.", metavar="DIR", required=True)
+
+
+def _master(value: str) -> None:
+    if not re.fullmatch(_MASTER, value):
+        raise ConfigError(
+            f"{value!r}: expected local, local[N], local[*], spark://HOST:PORT, yarn or k8s://URL"
+        )
+
+
+def _property(value: str) -> None:
+    name, equals, _ = value.partition("=")
+    if not equals or not name.strip():
+        raise ConfigError(f"{value!r}: expected KEY=VALUE")
+
+
+def _lasting(value: str) -> None:
+    if is_ephemeral(value):
+        raise ConfigError(
+            f"{value} is gone, with its messages, whenever nobody consumes it, as between two "
+            "batches: name another"
+        )
+
+
+class SparkOptions(Options):
+    """The Spark that a pipeline runs in."""
+
+    title = "Spark"
+    shared = True
+
+    master: str = text(
+        "Where Spark runs: local[N] with N threads of this machine, local[*] with one for each of "
+        "its cores, spark://HOST:PORT, yarn or k8s://URL.",
+        "local[*]",
+        metavar="URL",
+        rule=_master,
+    )
+    conf: tuple[str, ...] = texts(
+        "Property of Spark, such as spark.driver.memory=2g; may be repeated.",
+        metavar="KEY=VALUE",
+        lines=True,
+        rule=_property,
+    )
+    spark_log: str = path(
+        "File to append what Spark, Java and Python workers print to.",
+        metavar="FILE",
+        default_note="it is discarded",
+    )
+
+
+class StreamSourceOptions(SourceOptions):
+    """Where a pipeline reads; messages wait there between its batches, so the channel must stay."""
+
+    topic: tuple[str, ...] = like(SourceOptions.topic, rule=_lasting)
+    channel: str = like(SourceOptions.channel, required=True, rule=_lasting)
+    nsqd_http_address: tuple[str, ...] = urls(
+        "HTTP address of each --nsqd-tcp-address, in their order, which tells how much waits; may "
+        "be repeated.",
+        own=True,
+        default_note="what nsqlookupd says, or the port after the TCP port",
+    )
+
+    def validate(self) -> None:
+        """HTTP addresses have their TCP addresses."""
+        count = len(self.nsqd_http_address)
+        if count and self.lookupd_http_address:
+            raise ConfigError("--nsqd-http-address: nsqlookupd tells them; give one of the two")
+        if count and count != len(self.nsqd_tcp_address):
+            raise ConfigError(
+                f"--nsqd-http-address: there are {count}, for {len(self.nsqd_tcp_address)} of "
+                "--nsqd-tcp-address: give one for each, in their order"
+            )
+
+
+class QuerySourceOptions(StreamSourceOptions):
+    """Where ``pipeline sql`` reads, unless it reads archives."""
+
+    topic: tuple[str, ...] = like(StreamSourceOptions.topic, required=False)
+    channel: str = like(StreamSourceOptions.channel, required=False)
+
+
+class StreamConfig(ClientConfig):
+    """The connections of a pipeline's source: of a consumer's options those that Spark leaves."""
+
+    title = ConsumerConfig.title
+    opt_flag = ConsumerConfig.opt_flag
+
+    max_in_flight: int = like(
+        ConsumerConfig.max_in_flight,
+        default=5_000,
+        minimum=1,
+        help="Maximum messages in flight from an nsqd, of each topic and for each of "
+        "--connections.",
+    )
+    max_in_flight_bytes: int = ConsumerConfig.max_in_flight_bytes
+    msg_timeout: float = ConsumerConfig.msg_timeout
+    lookupd_poll_timeout: float = ConsumerConfig.lookupd_poll_timeout
+    lookupd_authorization: bool = ConsumerConfig.lookupd_authorization
+    auth_secret_env: str = text(
+        "Environment variable of Spark's executors that holds the AUTH secret.",
+        metavar="NAME",
+        flag=False,
+        excludes=("auth_secret", "auth_secret_file"),
+    )
+
+
+class StreamOptions(Options):
+    """How a stream is cut into batches, and where its state is."""
+
+    title = "Batches"
+
+    continuous: bool = flag(
+        "Go on until a signal; else stop when everything is done that waited at the start."
+    )
+    trigger: float = duration("Time between batches of --continuous.", 5.0, maximum=86400.0)
+    max_per_trigger: int = integer("Maximum messages of a batch; 0 for no limit.", 500_000)
+    connections: int = integer(
+        "Tasks that receive from an nsqd at the same time, each over connections of its own.",
+        2,
+        minimum=1,
+        maximum=256,
+    )
+    checkpoint: str = path(
+        "Directory, or URL of one, of Spark's state: a run goes on where the last one ended.",
+        metavar="DIR",
+        default_note="_nsqtools/checkpoint in the output",
+    )
+    staging: str = path(
+        "Directory of messages that were received, until their batch is done; all executors must "
+        "see it.",
+        metavar="DIR",
+        default_note="_nsqtools/staging in the output",
+    )
+    lock: str = LOCK
+
+
+class BodyOptions(Options):
+    """What is in messages."""
+
+    title = "Bodies"
+
+    schema: str = text(
+        "Columns of bodies that are JSON objects, as in SQL: 'user INT, at TIMESTAMP'; or a file "
+        "of them, or of Spark's JSON for them.",
+        metavar="COLUMNS",
+    )
+
+
+class LakeOptions(Options):
+    """What ``pipeline archive`` writes."""
+
+    title = "Archive"
+
+    output: str = like(
+        OUTPUT, help="Directory, or URL of one, to write to, in DIR/date=*/hour=*/batch=*."
+    )
+    format: str = choice(
+        "Format of files; delta needs its package, by --conf.", "parquet", "json", "delta"
+    )
+    where: str = text(
+        "Write only messages of which this SQL condition is true; the others are finished, too.",
+        metavar="SQL",
+    )
+    select: str = text(
+        "Columns to write, as in SQL: 'user, upper(name) AS name'.",
+        metavar="SQL",
+        default_note="all",
+    )
+
+
+class InputOptions(Options):
+    """Archives that a pipeline reads."""
+
+    title = "Input"
+
+    input: tuple[str, ...] = paths(
+        "Archive to read: a file, or a directory of pipeline archive, pipeline compact or to-file; "
+        "may be repeated.",
+        required=True,
+    )
+    input_format: str = choice(
+        "How records stand in files of to-file, as its --format.",
+        *("", "raw", "json", "length-prefixed"),
+        default_note="there are none",
+    )
+    delimiter: str = DELIMITER
+
+    def validate(self) -> None:
+        """A delimiter stands in raw files alone."""
+        if self.delimiter != "\\n" and self.input_format != "raw":
+            raise ConfigError("--delimiter: needs --input-format raw")
+
+
+class QueryInputOptions(InputOptions):
+    """Archives that ``pipeline sql`` reads, unless it consumes topics."""
+
+    input: tuple[str, ...] = like(
+        InputOptions.input,
+        help="Archive to read instead of topics: a file, or a directory of pipeline archive, "
+        "pipeline compact or to-file; may be repeated.",
+        required=False,
+    )
+
+
+class QueryOptions(Options):
+    """What ``pipeline sql`` does."""
+
+    title = "Query"
+
+    query: str = text(
+        "SELECT from the table nsq, or @FILE to read it from a file.", metavar="SQL", required=True
+    )
+    watermark: float = duration(
+        "Maximum time that a message may come late, by its timestamp, to be in its window.",
+        0.0,
+        default_note="no limit",
+    )
+    format: str = choice(
+        "Where the result goes: files, a table on standard output, or a topic.",
+        *("", "parquet", "json", "console", "topic"),
+        default_note="parquet with --output, topic with --destination-topic, else console",
+    )
+    output: str = like(OUTPUT, help="Directory, or URL of one, for files.", required=False)
+    output_mode: str = choice(
+        "Which rows of a streaming aggregation to write after a batch: those that are final, those "
+        "that changed, or all.",
+        *("append", "update", "complete"),
+    )
+    destination_topic: str = topic_name(
+        "Topic for the column body, or without one for rows as JSON objects.",
+        excludes=("output",),
+    )
+    destination_nsqd_tcp_address: tuple[str, ...] = addresses(
+        "nsqd of that topic; may be repeated.", default_note="those of --nsqd-tcp-address"
+    )
+    explain: bool = flag("Print Spark's plan, and consume nothing.")
+
+    def validate(self) -> None:
+        """A format and a place belong together."""
+        kind = result_format(self)
+        wanted = {"parquet": "output", "json": "output", "topic": "destination_topic"}
+        need = wanted.get(kind, "")
+        for name in ("output", "destination_topic"):
+            given = bool(getattr(self, name))
+            if given and name != need:
+                raise ConfigError(f"--{flag_name(name)}: --format {kind} has no use for it")
+            if not given and name == need:
+                raise ConfigError(f"--format {kind}: needs --{flag_name(name)}")
+
+
+def result_format(asked: QueryOptions) -> str:
+    """Where the result of a query goes: ``parquet``, ``json``, ``console`` or ``topic``."""
+    if asked.format:
+        return asked.format
+    return "parquet" if asked.output else "topic" if asked.destination_topic else "console"
+
+
+class CompactOptions(Options):
+    """What ``pipeline compact`` writes."""
+
+    title = "Compaction"
+
+    output: str = like(
+        OUTPUT,
+        help="Directory to write to, in DIR/date=*/hour=*; what was compacted before stays in it.",
+    )
+    older_than: float = duration(
+        "Leave files of --input for a later run that were changed in this time.", 0.0
+    )
+    file_size: int = size("Bodies of a file, before compression.", 256 << 20, minimum=1 << 20)
+    delete_inputs: bool = flag(
+        "Delete files of --input once the files made of them were read again."
+    )
+
+
+class ReplayOptions(Options):
+    """What ``pipeline replay`` publishes, and how."""
+
+    title = "Replay"
+
+    where: str = text("Publish only messages of which this SQL condition is true.", metavar="SQL")
+    order_by: str = text(
+        "Columns to order by, with commas between, such as timestamp, or timestamp DESC.",
+        metavar="COLUMNS",
+        default_note="by nothing in particular",
+    )
+    rate: float = RATE
+    staging: str = path(
+        "Directory of the chosen messages, and of how far they are published.",
+        metavar="DIR",
+        default_note="_nsqtools/replay-TOPIC in the first --input",
+    )
+    lock: str = LOCK

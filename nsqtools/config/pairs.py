@@ -1,0 +1,58 @@
+"""go-nsq's ``name,value`` texts, which set options with and without a flag (``config_flag.go``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.config.option import Option
+from nsqtools.config.units import nearest
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nsqtools.config.option import Options
+
+PAIRS = Option(
+    "text",
+    "Set an option by go-nsq's name, with or without a flag; may be repeated.",
+    (),
+    multiple=True,
+    metavar="NAME,VALUE",
+)
+"""The option that takes them; its flag is the ``opt_flag`` of a class."""
+
+
+def pairs_key(cls: type[Options]) -> str:
+    """The parameter of the option that takes pairs for this class, if it has one."""
+    return cls.opt_flag.replace("-", "_")
+
+
+def pair_name(pair: str) -> str:
+    """The name of the option that a pair sets."""
+    return pair.partition(",")[0].strip().replace("-", "_")
+
+
+def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[str, Any]:
+    """The values that pairs set; a bare name is true.
+
+    Raises ConfigError for an unknown name, with the nearest known one; ``where`` begins it.
+    """
+    known = {}
+    for name, declared in cls.declared().items():
+        if not declared.multiple:
+            known[name] = known[declared.alias or name] = (name, declared)
+    values = {}
+    for pair in pairs:
+        given, comma, text = pair.partition(",")
+        key = pair_name(pair)
+        if key not in known:
+            name, equals, _ = given.partition("=")  # what follows may be a secret
+            near = "; write it with a comma, as NAME,VALUE" if equals else nearest(key, known)
+            raise ConfigError(f"{where}: unknown option {name!r}{near}")
+        name, declared = known[key]
+        try:
+            values[name] = declared.parse(text if comma else "true")
+        except ConfigError as error:
+            raise ConfigError(f"{where} {given}: {error}") from None
+    return values

@@ -1,0 +1,47 @@
+"""What every command has: its log lines and its configuration file."""
+
+from __future__ import annotations
+
+from nsqtools.config.option import Options, choice, flag, option, path, text
+
+JSON = flag("Print JSON.", own=True)
+LOCK = path("File to lock, so that one such command runs at a time.", metavar="FILE")
+
+
+class LogOptions(Options):
+    """What goes to stderr."""
+
+    title = "Logging"
+    shared = True
+
+    verbose: int = option("count", "Say what is going on; -vv says everything.", 0, short="v")
+    quiet: bool = flag("Say nothing but errors.", short="q")
+    log_format: str = choice("Form of log lines on stderr.", "text", "json")
+
+
+class FileOptions(Options):
+    """Which configuration file is read, and which of its profiles."""
+
+    title = "Configuration"
+    shared = True
+
+    config: str = path(
+        "Configuration file, or none.",
+        default_note="$XDG_CONFIG_HOME/nsqtools/config.toml or /etc/nsqtools/config.toml",
+        in_file=False,
+    )
+    profile: str = text(
+        "Profile of that file, or none.",
+        metavar="NAME",
+        default_note="its default_profile",
+        values="profile",
+        in_file=False,
+    )
+
+
+class ShowOptions(Options):
+    """How settings are printed."""
+
+    title = "Output"
+
+    json: bool = JSON

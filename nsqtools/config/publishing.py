@@ -1,0 +1,57 @@
+"""Where pub publishes, what it reads and how it sends."""
+
+from __future__ import annotations
+
+from nsqtools.config.consuming import ServerOptions
+from nsqtools.config.option import duration, flag, like, number, paths, text, topic_name, urls
+from nsqtools.config.records import RecordOptions
+from nsqtools.errors import ConfigError
+
+RATE = number("Maximum messages per second; 0 for no limit.", 0.0)
+DEFER = duration("Let nsqd deliver only after this time.", 0.0, maximum=3600.0)
+
+
+class TargetOptions(ServerOptions):
+    """Where a publishing command writes."""
+
+    title = "Target"
+
+    topic: str = topic_name("Topic to publish to.", own=True, required=True)
+    nsqd_tcp_address: tuple[str, ...] = like(
+        ServerOptions.nsqd_tcp_address, help="nsqd to publish to; may be repeated."
+    )
+    lookupd_http_address: tuple[str, ...] = urls(
+        "Not supported here: refused, so that nothing goes to the default nsqd by mistake.",
+        flag=False,
+    )
+
+    def check_complete(self) -> None:
+        """nsqlookupd does not say where to publish."""
+        super().check_complete()
+        if self.lookupd_http_address:
+            raise ConfigError("lookupd-http-address: publishing needs --nsqd-tcp-address instead")
+
+
+class PubOptions(RecordOptions):
+    """What ``pub`` reads and how it sends."""
+
+    title = "Input and publishing"
+
+    file: tuple[str, ...] = paths(
+        "File to read messages from, - for stdin; may be repeated.", metavar="FILE"
+    )
+    whole: bool = flag(
+        "Each file, or all of stdin, is one message.",
+        excludes=("delimiter", "null", "length_prefix", "json"),
+    )
+    rate: float = RATE
+    defer: float = DEFER
+    from_archive: bool = flag(
+        "The arguments are archive files, decompressed by the end of their names.",
+        excludes=("file", "whole"),
+    )
+    pace: str = text(
+        "Speed of --from-archive --json relative to that of first publishing: 1x, 10x, or max.",
+        "max",
+        metavar="SPEED",
+    )

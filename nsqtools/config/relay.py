@@ -1,0 +1,72 @@
+"""What relay sends where."""
+
+from __future__ import annotations
+
+from nsqtools.config.option import (
+    Options,
+    addresses,
+    flag,
+    integer,
+    like,
+    text,
+    texts,
+    topic_name,
+    urls,
+)
+from nsqtools.config.publishing import DEFER, RATE
+
+DESTINATION_NSQD = addresses("nsqd to publish to; may be repeated.", required=True)
+
+
+class RelayOptions(Options):
+    """What ``relay`` sends where: nsq_to_nsq's names, and what it lacks."""
+
+    title = "Destination and rules"
+
+    destination_nsqd_tcp_address: tuple[str, ...] = DESTINATION_NSQD
+    destination_nsqd_http_address: tuple[str, ...] = urls(
+        "HTTP address of such an nsqd, by which a loop is noticed; may be repeated.",
+        default_note="the port after the TCP port",
+    )
+    destination_topic: str = topic_name(
+        "Topic to publish to.",
+        default_note="the name of the topic that is consumed",
+        excludes=("map",),
+    )
+    map: tuple[str, ...] = texts(
+        "Name of the destination topic by that of the topic, which REGEX matches as a whole; "
+        "TEMPLATE has \\1 and \\g<name>. May be repeated: the first match counts.",
+        metavar="REGEX=TEMPLATE",
+        lines=True,
+    )
+    require_json_field: str = text("Relay only JSON objects that have this field.", metavar="FIELD")
+    require_json_value: str = text(
+        "Relay only JSON objects whose --require-json-field has this value: text, number, true, "
+        "false or null.",
+        metavar="VALUE",
+        needs="require_json_field",
+    )
+    whitelist_json_field: tuple[str, ...] = texts(
+        "Relay only this field of JSON objects, as it is written; may be repeated.",
+        metavar="FIELD",
+    )
+    where: str = text(
+        "Relay only JSON of which this jq expression is neither false nor null.", metavar="JQ"
+    )
+    set: tuple[str, ...] = texts(
+        "Edit JSON by this jq expression, such as '.seen = true'; may be repeated.",
+        metavar="JQ",
+        lines=True,
+    )
+    pass_invalid: bool = flag(
+        "Relay what is not JSON as it is; else it is a dead letter or, without a place for those, "
+        "goes back to nsqd."
+    )
+    defer: float = like(DEFER, help="Let the destination deliver only after this time.")
+    rate: float = RATE
+    status_every: int = integer(
+        "Log the counts of each topic after this many messages, at most once a second, and at the "
+        "end.",
+        0,
+        default_note="never, but at the end with --until-empty",
+    )

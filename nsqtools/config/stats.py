@@ -1,0 +1,106 @@
+"""What stats reports, and what monitoring wants of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nsqtools.config.consuming import METRICS_ADDRESS
+from nsqtools.config.option import (
+    Options,
+    channel_name,
+    duration,
+    flag,
+    flag_name,
+    integer,
+    like,
+    number,
+    topic_name,
+)
+from nsqtools.config.program import JSON
+from nsqtools.errors import ConfigError
+
+_NOT_CHECKED = {"minimum": -1, "default_note": "-1, not checked"}  # 0 is a threshold
+
+
+def _warn(declared: Any) -> Any:
+    return like(declared, help=declared.help.replace("CRITICAL", "WARNING"))
+
+
+class StatsOptions(Options):
+    """What ``stats`` reports, how often and how."""
+
+    title = "Report"
+
+    topic: str = topic_name("Only this topic.", default_note="all")
+    channel: str = channel_name("Only channels of this name.", default_note="all")
+    interval: float = duration("Time between reports.", 2.0, minimum=0.01)
+    count: int = integer("End after this many reports.", 0, short="n", default_note="no limit")
+    once: bool = flag("Report once and at once, with no rates.", excludes=("count", "watch"))
+    clients: bool = flag("Report consumers, a row for each.")
+    watch: bool = flag(
+        "Show a live view: sort with s, filter with /, end with q.",
+        excludes=("json", "csv", "clients"),
+    )
+    json: bool = like(JSON, help="Print a JSON object for each report.", excludes=("csv",))
+    csv: bool = flag("Print rows with commas between, after a header.")
+
+
+_DEPTH = integer("CRITICAL if more messages than this wait.", -1, **_NOT_CHECKED)
+_IN_FLIGHT = integer("CRITICAL if more than this are in flight.", -1, **_NOT_CHECKED)
+_REQUEUED = number("CRITICAL if more than this are requeued per second.", -1, **_NOT_CHECKED)
+_TIMED_OUT = number("CRITICAL if more than this time out per second.", -1, **_NOT_CHECKED)
+_AGE = duration(
+    "CRITICAL if messages wait longer than this, by an estimate; 0 checks nothing.",
+    0.0,
+    default_note="not checked",
+)
+
+
+class CheckOptions(Options):
+    """What monitoring wants of ``stats``: to be told of trouble, or to be served the numbers."""
+
+    title = "Monitoring"
+
+    check: bool = flag(
+        "Check once, as monitoring plugins do: the exit status is 0 for OK, 1 for WARNING, 2 for "
+        "CRITICAL and 3 for UNKNOWN.",
+        in_file=False,
+        excludes=("serve",),
+    )
+    depth_warn: int = _warn(_DEPTH)
+    depth_crit: int = _DEPTH
+    inflight_warn: int = _warn(_IN_FLIGHT)
+    inflight_crit: int = _IN_FLIGHT
+    requeue_rate_warn: float = _warn(_REQUEUED)
+    requeue_rate_crit: float = _REQUEUED
+    timeout_rate_warn: float = _warn(_TIMED_OUT)
+    timeout_rate_crit: float = _TIMED_OUT
+    age_warn: float = _warn(_AGE)
+    age_crit: float = _AGE
+    clients_min: int = integer(
+        "CRITICAL if a channel has fewer clients, on all nsqds together.",
+        0,
+        default_note="not checked",
+    )
+    nsqds_min: int = integer(
+        "CRITICAL if fewer nsqds answer, whatever topics they have.",
+        0,
+        default_note="not checked",
+    )
+    paused: bool = flag("CRITICAL if a topic or channel is paused.")
+    serve: str = like(
+        METRICS_ADDRESS,
+        help="Serve metrics of all nsqds for Prometheus here, over HTTP, until stopped: :PORT is "
+        "on 127.0.0.1, and port 0 is a free port, which -v names.",
+        in_file=False,
+    )
+
+    def validate(self) -> None:
+        """WARNING comes before CRITICAL."""
+        for name in ("depth", "inflight", "requeue_rate", "timeout_rate", "age"):
+            warn, crit = f"{name}_warn", f"{name}_crit"
+            unset = self.declared()[crit].default
+            if getattr(self, warn) > getattr(self, crit) != unset:
+                raise ConfigError(
+                    f"--{flag_name(warn)} is over --{flag_name(crit)}: it would never be told"
+                )

@@ -1,0 +1,86 @@
+"""Durations, sizes and counts as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_DURATION_UNITS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
+_LONGEST = 40  # characters of a number that is meant
+_SIZE_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a Go duration such as ``1h30m``, ``500ms`` or ``0``; raises ConfigError."""
+    text = text.strip()
+    if text == "0":
+        return 0.0
+    total, end = 0.0, 0
+    while len(text) < _LONGEST and (match := _DURATION.match(text, end)):
+        total += float(match[1]) * _DURATION_UNITS[match[2]]
+        end = match.end()
+    if not text or end != len(text):
+        raise ConfigError(f"{text!r} is not a duration: write it with units, as in 500ms or 1h30m")
+    return total
+
+
+def format_duration(seconds: float) -> str:
+    """A short text that ``parse_duration`` reads as these seconds, to the nanosecond."""
+    for unit, length in (("ns", 1e-6), ("us", 1e-3), ("ms", 1.0)):
+        if 0 < seconds < length:
+            return f"{round(seconds / _DURATION_UNITS[unit], 3):g}{unit}"
+    text = ""
+    for unit, length in (("h", 3600), ("m", 60)):
+        count = int(seconds // length)
+        seconds -= count * length
+        text += f"{count}{unit}" if count else ""
+    rest = f"{seconds:.9f}".rstrip("0").rstrip(".")
+    return text if text and rest == "0" else f"{text}{rest}s"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 message``, ``2 messages``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``64MiB`` (powers of 1024), ``64M`` (the same) or ``64MB`` (powers of 1000)."""
+    match = _SIZE.fullmatch(text.strip())
+    if text.strip() == "-1":
+        return -1  # "none", where the minimum allows it
+    if not match or len(text) > _LONGEST:
+        raise ConfigError(f"{text!r} is not a size: write it as in 65536, 64KiB or 5MB")
+    decimal = bool(match[2]) and match[3].lower() == "b"
+    return int(float(match[1]) * (1000 if decimal else 1024) ** _SIZE_POWERS[match[2].lower()])
+
+
+def format_size(count: int) -> str:
+    """The shortest text that ``parse_size`` reads as this many bytes."""
+    for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= length and count % length == 0:
+            return f"{count // length}{unit}"
+    return str(count)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?``, or nothing when no known word is near."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
