@@ -22,20 +22,31 @@ MAX_FILE, MAX_FUNCTION = 400, 60
 
 BASE = ("errors", "names")
 ENGINE = (*BASE, "config", "proto", "policy", "net")
+SINKING = (*BASE, "lean", "metrics", "config", "policy", "records")
 LAYERS = {
     "errors": ("names",),
     "names": ("errors",),
     "metrics": (),
+    "records": (*BASE, "proto"),
     "lean": (),
     "config": BASE,
     "proto": (*BASE, "config"),
     "policy": BASE,
     "net": (*BASE, "lean", "config", "proto"),
     "engine": (*ENGINE, "metrics"),
-    "sinks": (*BASE, "lean", "metrics", "config", "policy", "engine.handler", "proto.messages"),
+    "sinks": (
+        *BASE,
+        "lean",
+        "metrics",
+        "config",
+        "policy",
+        "records",
+        "engine.handler",
+        "proto.messages",
+    ),
     "sandbox": (*BASE, "config", "proto"),
-    "spark": (*ENGINE, "engine", "sinks"),
-    "cli": (*ENGINE, "metrics", "engine", "sinks", "sandbox", "spark"),
+    "spark": (*ENGINE, "engine", "records", "sinks"),
+    "cli": (*ENGINE, "metrics", "engine", "records", "sinks", "sandbox", "spark"),
     "__main__": ("cli",),
     "__init__": ("errors", "names", "config", "engine", "proto.messages"),
 }

@@ -13,7 +13,8 @@ from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.policy.retention import Retention
-from nsqtools.sinks.compression import METHODS, make_encoder
+from nsqtools.records.compression import METHODS, make_encoder
+from nsqtools.records.layout import Layout
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import Journal
@@ -22,7 +23,6 @@ from nsqtools.sinks.files.manifest import LatestLink, Manifest
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.sink import FileSink
 from nsqtools.sinks.files.store import Archives
-from nsqtools.sinks.formats import delimiter_bytes, make_format
 
 if TYPE_CHECKING:
     from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
@@ -79,7 +79,6 @@ def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
     compression = options.compression
     level = {"gzip": options.gzip_level, "zstd": options.zstd_level}.get(compression)
     make_encoder(compression, level)  # its library may be missing
-    delimiter = delimiter_bytes(options.delimiter, null=False)
     return Rules(
         output_dir=output_dir,
         work_dir=work_dir,
@@ -93,14 +92,8 @@ def _rules(options: ArchiveOptions, max_msg_size: int) -> Rules:
         hostname=gethostname(),
         pid=os.getpid(),
         zone=UTC if options.utc else None,
-        form=make_format(
-            json=options.format == "json",
-            length_prefix=options.format == "length-prefixed",
-            delimiter=delimiter,
-        ),
-        format=options.format,
-        delimiter_text=options.delimiter,
-        delimiter=delimiter if options.format == "raw" else b"",
+        layout=Layout.parse(options.format, options.delimiter),
+        delimiter_text=options.delimiter if options.format == "raw" else "",
         compression=compression,
         level=level,
         by_message=options.name_by == "message",

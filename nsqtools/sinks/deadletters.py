@@ -20,10 +20,11 @@ from urllib.parse import urlsplit
 
 from nsqtools.engine.handler import loss_of
 from nsqtools.errors import NSQError, OutputError
+from nsqtools.records.layout import Layout
+from nsqtools.records.writers import make_writer
 from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
 from nsqtools.sinks.files.sink import as_output_error, ended
-from nsqtools.sinks.formats import make_format
 
 if TYPE_CHECKING:
     from nsqtools.config import DeadLetterOptions
@@ -42,7 +43,7 @@ SUFFIX = ".dead.jsonl"
 _BLOCK = 1 << 16
 _POSTS = 8
 """Requests at once, of one ``write``."""
-_FORMAT = make_format(json=True)
+_WRITER = make_writer(Layout("json"))
 _START = b'{"reason":'
 """Of the line of every dead letter."""
 _LINK = "is a symbolic link, which is not followed: move it away"
@@ -218,7 +219,7 @@ def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[b
     """One JSON object per message, without a newline, in which there is none either."""
     # Half of a surrogate pair, of a byte that was not UTF-8, becomes an escape that JSON has too.
     text = f"{encode_basestring(reason)},".encode(errors="backslashreplace")
-    lines = _FORMAT.render(batch.part(messages)).split(b"\n")[:-1]
+    lines = _WRITER.render(batch, messages).split(b"\n")[:-1]
     return [_START + text + line.removeprefix(b"{") for line in lines]
 
 

@@ -18,7 +18,7 @@ from nsqtools.errors import OutputClosedError, OutputError
 
 if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.formats import Format
+    from nsqtools.records.writers import Writer
 
 log = logging.getLogger(__name__)
 
@@ -123,9 +123,9 @@ class StreamSink:
     part nothing is finished. Several consumers may share one: it writes a batch at a time, whole.
     """
 
-    def __init__(self, fd: int, form: Format, *, name: str = "standard output") -> None:
+    def __init__(self, fd: int, writer: Writer, *, name: str = "standard output") -> None:
         self._output = Output(fd, name)
-        self._format = form
+        self._writer = writer
         self._lock = asyncio.Lock()
         self.messages = 0
         """Written so far, with their ``bytes``."""
@@ -145,7 +145,7 @@ class StreamSink:
         """Write the batch, then finish it; give it back when that fails."""
         async with self._lock:
             if not self.failed.done():
-                data = self._format.render(batch)
+                data = self._writer.render(batch, batch)
                 with contextlib.suppress(OutputError):  # ``failed`` tells
                     await self._output.write(data)
                     self.messages += len(batch)

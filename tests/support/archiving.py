@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.names import Address
 from nsqtools.policy.filenames import NamePattern
-from nsqtools.sinks.compression import METHODS, method_of
+from nsqtools.records.compression import METHODS, method_of, plain_chunks
+from nsqtools.records.inspection import inspect
+from nsqtools.records.layout import Layout
+from nsqtools.records.manifest import Published
 from nsqtools.sinks.files.archive import Archive
 from nsqtools.sinks.files.journal import FOLDER, Entry, Journal
-from nsqtools.sinks.files.manifest import Published
 from nsqtools.sinks.files.rules import Arrival, Rules
 from nsqtools.sinks.files.salvage import salvage
-from nsqtools.sinks.formats import make_format
-from nsqtools.sinks.members import plain_chunks
-from nsqtools.sinks.recovery import inspect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,8 +99,7 @@ def make_rules(
     **more: Any,
 ) -> Rules:
     """Rules for files in ``out`` below the folder, with revisions from 0 wherever REV stands."""
-    compression, form = more.get("compression", "none"), more.setdefault("format", "raw")
-    delimiter = more.setdefault("delimiter", b"\n")
+    compression, form = more.get("compression", "none"), more.pop("format", "raw")
     defaults = {
         "output_dir": str(folder / "out"),
         "work_dir": str(folder / "out"),
@@ -114,14 +112,10 @@ def make_rules(
         "hostname": "host.example.org",
         "pid": 1,
         "zone": UTC,
-        "form": make_format(
-            json=form == "json", length_prefix=form == "length-prefixed", delimiter=delimiter
-        ),
-        "delimiter_text": "\\n",
+        "layout": Layout(form, more.pop("delimiter", b"\n")),
+        "delimiter_text": "\\n" if form == "raw" else "",
         "skip_empty": True,
     }
-    if form != "raw":
-        more["delimiter"] = b""
     return Rules(**{**defaults, **more})
 
 
@@ -240,10 +234,8 @@ def whole(path: Path, rules: Rules) -> bytes:
     with path.open("rb") as file:
         found = inspect(
             file,
+            rules.layout,
             compression=rules.compression,
-            json=rules.format == "json",
-            length_prefix=rules.format == "length-prefixed",
-            delimiter=rules.delimiter or b"\n",
         )
     assert found.problem == ""
     return plain(path)
@@ -273,8 +265,8 @@ def entry_of(rules: Rules, name: str) -> Entry:
         name=name,
         records=0,
         size=0,
-        format=rules.format,
-        delimiter=rules.delimiter_text if rules.format == "raw" else "",
+        format=rules.layout.format,
+        delimiter=rules.delimiter_text,
         compression=rules.compression,
     )
     return Entry(

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nsqtools.policy.retention import Retention
+    from nsqtools.records.manifest import Published
     from nsqtools.sinks.files.hooks import Hook
     from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.listing import Found
-    from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
+    from nsqtools.sinks.files.manifest import LatestLink, Manifest
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
-from nsqtools.sinks.compression import make_encoder
+from nsqtools.records.compression import make_encoder
+from nsqtools.records.manifest import Published
+from nsqtools.records.writers import make_writer
 from nsqtools.sinks.files import publication, publish
 from nsqtools.sinks.files.journal import Entry
-from nsqtools.sinks.files.manifest import Published
 from nsqtools.sinks.files.salvage import digest_of, good_part
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile
 
@@ -60,6 +61,7 @@ class Archive:
             rules.pattern, topic=topic, hostname=rules.hostname, pid=rules.pid, zone=rules.zone
         )
         self._rotation = rules.rotation()
+        self._writer = make_writer(rules.layout)
         self._files: dict[str, WorkFile] = {}
         self._finished: list[WorkFile] = []
         self._bare_since = now
@@ -139,8 +141,7 @@ class Archive:
     ) -> None:
         """Gather messages in the file of this name, and in those after it as it gets full."""
         batch = arrival.batch
-        whole = len(messages) == len(batch)
-        data = self._rules.form.render(batch if whole else batch.part(messages))
+        data = self._writer.render(batch, messages)
         self._count_delimiters(data, len(messages))
         while messages:
             file = self._file_for(name, arrival.wall, safe, now)
@@ -159,14 +160,14 @@ class Archive:
         for message in messages:
             if size > room:
                 break
-            records.append(self._rules.form.render(batch.part([message])))
+            records.append(self._writer.render(batch, [message]))
             size += len(records[-1])
         return b"".join(records), len(records)
 
     def _count_delimiters(self, data: bytes, records: int) -> None:
-        if not self._rules.delimiter:
+        if self._rules.layout.format != "raw":
             return
-        more = data.count(self._rules.delimiter) - records
+        more = data.count(self._rules.layout.delimiter) - records
         if more and not self.delimiters:
             log.warning(
                 "topic %s: a body contains the delimiter, so its record cannot be told from "
@@ -241,7 +242,7 @@ class Archive:
         facts = OpenFile(name=name, opened=now, opened_wall=wall)
         try:
             if os.fstat(fd).st_size:  # continued
-                inspection = good_part(fd, path, rules.format, rules.delimiter, rules.max_msg_size)
+                inspection = good_part(fd, path, rules.layout, rules.max_msg_size)
                 facts.size, facts.compressed = inspection.plain, inspection.good
                 facts.records = inspection.records
             digest = digest_of(fd) if rules.digest else None
@@ -303,8 +304,8 @@ class Archive:
             records=0,
             size=0,
             sha256="",
-            format=rules.format,
-            delimiter=rules.delimiter_text if rules.format == "raw" else "",
+            format=rules.layout.format,
+            delimiter=rules.delimiter_text,
             compression=rules.compression,
         )
         return Entry(

@@ -7,43 +7,21 @@ import json
 import os
 import secrets
 import stat
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
+from nsqtools.records.manifest import object_of
 from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
 
-__all__ = ["LatestLink", "Manifest", "Published"]
+if TYPE_CHECKING:
+    from nsqtools.records.manifest import Published
+
+__all__ = ["LatestLink", "Manifest"]
 
 _BLOCK = 1 << 16
 _RECENT = 1 << 20
 """Bytes at a manifest's end that ``has`` looks at: some 2000 lines."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A file that is whole and has its final name.
-
-    ``name`` is relative to the output directory, ``path`` absolute. Times are in ns since the
-    epoch, and None, as ids are, where messages are not known any more: after a crash. ``size`` is
-    in bytes as on disk. ``delimiter`` is the option's text, such as ``\\n`` in two characters.
-    """
-
-    path: str
-    name: str
-    topic: str
-    records: int
-    size: int
-    sha256: str
-    first_timestamp: int | None = None
-    last_timestamp: int | None = None
-    first_id: str | None = None
-    last_id: str | None = None
-    format: str
-    delimiter: str
-    compression: str
 
 
 class Manifest:
@@ -59,7 +37,7 @@ class Manifest:
                 first = file.readline(_BLOCK)
         except FileNotFoundError:
             return
-        if first and not {"name", "sha256"} <= _object(first).keys():
+        if first and not {"name", "sha256"} <= object_of(first).keys():
             raise ConfigError(f"--manifest {self._path}: exists, and is no manifest")
 
     def append(self, published: Published) -> None:
@@ -69,7 +47,7 @@ class Manifest:
         The line's ``name`` is relative to the manifest's directory, ``published`` is now.
         Raises OSError with the file's name; the manifest is then as it was.
         """
-        line = self._line(published)
+        line = published.line(self._name(published.path))
         fd = open_locked(self._path, os.O_APPEND, wait=True)
         assert fd is not None
         try:
@@ -105,27 +83,9 @@ class Manifest:
         if wanted not in recent:
             return False
         for line in reversed(recent.split(b"\n")):
-            if wanted in line and (found := _object(line)).get("name") == name:
+            if wanted in line and (found := object_of(line)).get("name") == name:
                 return bool(found.get("sha256") == sha256)
         return False
-
-    def _line(self, published: Published) -> bytes:
-        line = {
-            "name": self._name(published.path),
-            "topic": published.topic,
-            "records": published.records,
-            "bytes": published.size,
-            "sha256": published.sha256,
-            "first_timestamp": published.first_timestamp,
-            "last_timestamp": published.last_timestamp,
-            "first_id": published.first_id,
-            "last_id": published.last_id,
-            "format": published.format,
-            "delimiter": published.delimiter,
-            "compression": published.compression,
-            "published": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        }
-        return json.dumps(line).encode() + b"\n"
 
     def _name(self, path: str) -> str:
         return _relative(path, os.path.dirname(self._path))
@@ -181,15 +141,6 @@ def _end_of_lines(fd: int) -> tuple[int, bytes]:
         start = max(0, end - _BLOCK)
         found = os.pread(fd, end - start, start).rfind(b"\n")
         end = start + found + 1 if found >= 0 else start
-    if size - end < _BLOCK and _object(os.pread(fd, _BLOCK, end)):
+    if size - end < _BLOCK and object_of(os.pread(fd, _BLOCK, end)):
         return size, b"\n"
     return end, b""
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    """The JSON object of a whole line; empty for anything else."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch
     from nsqtools.policy.filenames import NamePattern
+    from nsqtools.records.layout import Layout
+    from nsqtools.records.manifest import Published
     from nsqtools.sinks.files.journal import Entry
-    from nsqtools.sinks.files.manifest import Published
-    from nsqtools.sinks.formats import Format
 
 Fate = Literal["", "reopen", "close"]
 """What becomes of open files after a step: rotated as the rules say, or published all."""
@@ -60,10 +60,8 @@ class Rules:
     hostname: str
     pid: int
     zone: tzinfo | None
-    form: Format
-    format: str
+    layout: Layout
     delimiter_text: str
-    delimiter: bytes
     compression: str = "none"
     level: int | None = None
     by_message: bool = False

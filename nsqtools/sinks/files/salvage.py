@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import NSQError, OutputError
-from nsqtools.sinks.compression import method_of
+from nsqtools.records.compression import method_of
+from nsqtools.records.inspection import inspect
 from nsqtools.sinks.files import publication, publish
-from nsqtools.sinks.formats import unescape
-from nsqtools.sinks.recovery import inspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from hashlib import _Hash
 
+    from nsqtools.records.inspection import Inspection
+    from nsqtools.records.layout import Layout
     from nsqtools.sinks.files.journal import Entry, Journal
     from nsqtools.sinks.files.rules import Aftercare, Rules
-    from nsqtools.sinks.recovery import Inspection
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,7 @@ def _with_work_file(
 ) -> None:
     published = entry.published
     if not entry.is_published():
-        delimiter = unescape(published.delimiter) if published.delimiter else b""
-        inspection = good_part(fd, work, published.format, delimiter, rules.max_msg_size)
+        inspection = good_part(fd, work, published.layout, rules.max_msg_size)
         if not inspection.good:
             rules.retire(work)
             journal.remove(entry)
@@ -99,13 +98,7 @@ def _without_work_file(entry: Entry, work: str, journal: Journal, aftercare: Aft
     journal.remove(entry)
 
 
-def good_part(
-    fd: int,
-    path: str,
-    format: str,  # noqa: A002
-    delimiter: bytes,
-    max_msg_size: int,
-) -> Inspection:
+def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspection:
     """Cut an archive back to its last whole record, setting what follows it aside.
 
     Of a compressed file just the member that a crash kept from being written whole is cut off: it
@@ -117,10 +110,8 @@ def good_part(
         file.seek(0)
         inspection = inspect(
             file,
+            layout,
             compression=method_of(path.removesuffix(publish.WORK)),
-            json=format == "json",
-            length_prefix=format == "length-prefixed",
-            delimiter=delimiter,
             max_msg_size=max_msg_size,
         )
     size = os.fstat(fd).st_size

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.policy.rotation import OpenFile
-    from nsqtools.sinks.compression import Encoder
+    from nsqtools.records.compression import Encoder
     from nsqtools.sinks.files.journal import Entry
 
 log = logging.getLogger(__name__)

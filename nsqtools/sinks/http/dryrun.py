@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nsqtools.lean import httpx
-from nsqtools.sinks.formats import escape_controls
+from nsqtools.records.writers import escape_controls
 from nsqtools.sinks.http.exchange import render
 
 if TYPE_CHECKING:

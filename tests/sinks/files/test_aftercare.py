@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from nsqtools.sinks.files.manifest import Published
+    from nsqtools.records.manifest import Published
 
 
 class Publishing:

@@ -13,7 +13,7 @@ import pytest
 from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.journal import Journal
-from nsqtools.sinks.files.manifest import Manifest, Published
+from nsqtools.sinks.files.manifest import Manifest
 from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
@@ -31,6 +31,7 @@ from tests.support.faults import file_limit, other_disk
 from tests.support.neighbour import holding
 
 if TYPE_CHECKING:
+    from nsqtools.records.manifest import Published
     from nsqtools.sinks.files.rules import Rules
 
 NAME = "events.host-000000.2026-11-20_19.log"
