@@ -114,7 +114,7 @@ def relay(
 
     from nsqtools.cli.exits import Exit
     from nsqtools.cli.logs import show_status
-    from nsqtools.cli.relaying import slowed, topic_sink
+    from nsqtools.cli.relaying import relay_sink, slowed
     from nsqtools.cli.run import consume
 
     config = config.beside_producer()
@@ -122,7 +122,7 @@ def relay(
         show_status()
 
     async def work() -> int:
-        sink = topic_sink(source, relaying, dead, stop, config, target)
+        sink = relay_sink(source, relaying, dead, stop, config, target)
         consuming = slowed(config, relaying)
         code = await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
         return Exit.PARTIAL if code == Exit.DONE and sink.left_behind else code

@@ -11,8 +11,8 @@ from nsqtools.engine.producer import Producer
 from nsqtools.net.connection import Connection
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.deadletters import make_dead_letters
-from nsqtools.sinks.topic.rules import destinations, find_loops, make_rules
-from nsqtools.sinks.topic.sink import TopicSink
+from nsqtools.sinks.relay.rules import destinations, find_loops, make_rules
+from nsqtools.sinks.relay.sink import RelaySink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -54,14 +54,14 @@ class Lines:
         return live != self._nsqds if self._all_needed else not live
 
 
-def topic_sink(
+def relay_sink(
     source: SourceOptions,
     options: RelayOptions,
     dead: DeadLetterOptions,
     stop: StopOptions,
     config: ConsumerConfig,
     target: ProducerConfig,
-) -> TopicSink:
+) -> RelaySink:
     """The sink that relays these topics; raises ConfigError, having connected nowhere."""
     config, target = with_secret(config), with_secret(target)
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
@@ -84,7 +84,7 @@ def topic_sink(
 
     nsqds = addresses(options.destination_nsqd_tcp_address)
     lines = Lines(nsqds, all_needed=target.mode == "all")
-    return TopicSink(
+    return RelaySink(
         Producer(nsqds, target, dial=lines.dial),
         goals,
         rules,

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
@@ -24,7 +23,7 @@ from nsqtools.records.layout import Layout
 from nsqtools.records.writers import make_writer
 from nsqtools.sinks.files.locks import open_locked
 from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
-from nsqtools.sinks.files.sink import as_output_error, ended
+from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
     from nsqtools.config import DeadLetterOptions
@@ -182,7 +181,7 @@ class ToDirectory:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.abspath(folder)
-        self._pool = ThreadPoolExecutor(1, "dead-letters")
+        self._threads = Threads(1, "dead-letters")
 
     async def open(self) -> None:
         """Make the directory; raises OutputError if it cannot be written to."""
@@ -194,12 +193,11 @@ class ToDirectory:
 
     async def close(self) -> None:
         """Let the thread end."""
-        self._pool.shutdown(wait=False)
+        self._threads.close()
 
     async def _run(self, work: Callable[..., None], *args: object) -> None:
-        """Call what blocks in the thread; one that is cancelled waits for that to end."""
         try:
-            await ended(asyncio.get_running_loop().run_in_executor(self._pool, work, *args))
+            await self._threads.run(work, *args)
         except OSError as error:
             raise as_output_error(error) from error
 

@@ -176,7 +176,7 @@ class Archiving:
         parts: list[Part] = []
         arrivals = [Arrival(self.wall, each) for each in batches]
         try:
-            self.archive.step(arrivals, parts, now=self.now, wall=self.wall, fate=fate)
+            self.archive.step(arrivals, parts.extend, now=self.now, wall=self.wall, fate=fate)
         finally:
             self.safe += [message.body for _, messages in parts for message in messages]
 

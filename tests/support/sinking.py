@@ -14,6 +14,7 @@ from nsqtools.sinks.files.journal import Journal
 from nsqtools.sinks.files.listing import find
 from nsqtools.sinks.files.sink import FileSink
 from nsqtools.sinks.files.store import Archives
+from nsqtools.sinks.threads import Threads
 from tests.support.archiving import Settled, batch, below, make_rules, plain
 from tests.support.clock import elapse
 
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 SOON = 0.001
 
 
-class SlowSink(FileSink):
-    """Works on the disk in the event loop, after so many virtual seconds."""
+class InLoop(Threads):
+    """Is worked on in the event loop, after so many virtual seconds."""
 
     slow = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(1, "unused")
 
     def start(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         async def slowly() -> Any:
@@ -73,8 +77,8 @@ class Sinking:
 
 def slow(running: Sinking, seconds: float) -> None:
     """From now on each work on the disk takes so long."""
-    assert isinstance(running.sink, SlowSink)
-    running.sink.slow = seconds
+    assert isinstance(running.sink.threads, InLoop)
+    running.sink.threads.slow = seconds
 
 
 def counted(sink: FileSink, topic: str = "events") -> list[float]:
@@ -113,7 +117,7 @@ def make_archives(
 async def sinking(
     folder: Path,
     *,
-    kind: type[FileSink] = SlowSink,
+    threads: Threads | None = None,
     topics: tuple[str, ...] = ("events",),
     window: int = 100,
     sync_interval: float = 30.0,
@@ -123,11 +127,12 @@ async def sinking(
     """``more`` is that of ``make_rules``; names have no time in them unless told."""
     more.setdefault("filename_format", "<TOPIC><REV>.log")
     rules = make_rules(folder, empty_after=sync_interval, **more)
-    sink = kind(
+    sink = FileSink(
         make_archives(rules, topics=topics),
         window=window,
         sync_interval=sync_interval,
         fail_fast=fail_fast,
+        threads=threads or InLoop(),
     )
     await sink.open()
     for topic in topics:

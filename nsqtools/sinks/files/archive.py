@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from nsqtools.sinks.files.rules import Aftercare, Arrival, Fate, Rules
     from nsqtools.sinks.files.workfile import Part
 
+    Synced = Callable[[list[Part]], object]
+
 log = logging.getLogger(__name__)
 
 
@@ -72,7 +74,7 @@ class Archive:
     def step(
         self,
         arrivals: Sequence[Arrival],
-        safe: list[Part],
+        synced: Synced,
         *,
         now: float,
         wall: int,
@@ -80,21 +82,22 @@ class Archive:
     ) -> bool:
         """Write the batches, sync, and rotate what is due; whether anything was written.
 
-        ``safe`` gets the messages that may be finished, also when OSError, OutputError or
-        ConfigError is raised: all others are then cut off the files again, and must be given back.
+        ``synced`` is called with messages that may be finished, as soon as they may. When OSError,
+        OutputError or ConfigError is raised, all others are cut off the files again, and must be
+        given back.
         """
         before = self._written
         try:
             self._publish_finished()
             for arrival in arrivals:
                 for name, messages in self._named(arrival):
-                    self._write(name, arrival, messages, safe, now)
-            self._sync(safe)
+                    self._write(name, arrival, messages, synced, now)
+            self._sync(synced)
             if not fate:
-                self._rotate_due(safe, now, wall)
+                self._rotate_due(synced, now, wall)
             else:
                 for name in list(self._files):
-                    self._end(name, safe, now)
+                    self._end(name, synced, now)
                 self._publish_finished()
         except BaseException:
             for file in self._files.values():
@@ -136,7 +139,7 @@ class Archive:
         name: str,
         arrival: Arrival,
         messages: Sequence[Message],
-        safe: list[Part],
+        synced: Synced,
         now: float,
     ) -> None:
         """Gather messages in the file of this name, and in those after it as it gets full."""
@@ -144,7 +147,7 @@ class Archive:
         data = self._writer.render(batch, messages)
         self._count_delimiters(data, len(messages))
         while messages:
-            file = self._file_for(name, arrival.wall, safe, now)
+            file = self._file_for(name, arrival.wall, synced, now)
             room = self._rotation.room(file.facts)
             if len(data) <= room:
                 file.add(data, batch, messages, now)
@@ -176,31 +179,31 @@ class Archive:
             )
         self.delimiters += more
 
-    def _file_for(self, name: str, wall: int, safe: list[Part], now: float) -> WorkFile:
+    def _file_for(self, name: str, wall: int, synced: Synced, now: float) -> WorkFile:
         """The open file of this name, after what must be closed before it."""
         for known in [name] if self._rules.by_message else list(self._files):
             file = self._files.get(known)
             if file and self._rotation.decide(file.facts, name=name, now=now, wall=wall):
-                self._finish(known, safe, now)
+                self._finish(known, synced, now)
         if name not in self._files:
             while len(self._files) >= self._rules.max_open_files:
                 oldest = min(self._files, key=lambda each: self._files[each].used)
-                self._finish(oldest, safe, now)
+                self._finish(oldest, synced, now)
             self._files[name] = self._open(name, wall, now)
         return self._files[name]
 
-    def _sync(self, safe: list[Part]) -> None:
+    def _sync(self, synced: Synced) -> None:
         for file in list(self._files.values()):
             if file.is_dirty:
-                self._sync_one(file, safe)
+                self._sync_one(file, synced)
 
-    def _sync_one(self, file: WorkFile, safe: list[Part]) -> None:
+    def _sync_one(self, file: WorkFile, synced: Synced) -> None:
         """Make one file safe, wherever its name has gone."""
         while True:
             try:
                 done = file.sync()
-                safe += done
                 self._written += len(done)
+                synced(done)
                 return
             except MovedError as error:
                 entry, fd = self._create(file.facts.name, anew=True)
@@ -221,13 +224,13 @@ class Archive:
                 file.close()
                 raise
 
-    def _rotate_due(self, safe: list[Part], now: float, wall: int) -> None:
+    def _rotate_due(self, synced: Synced, now: float, wall: int) -> None:
         rules = self._rules
         for name, file in list(self._files.items()):
             current = name if rules.by_message else self._names.at(wall)
             idle = rules.by_message and now >= file.used + rules.close_idle
             if idle or self._rotation.decide(file.facts, name=current, now=now, wall=wall):
-                self._finish(name, safe, now)
+                self._finish(name, synced, now)
                 if not (rules.skip_empty or rules.by_message):
                     self._files[current] = self._open(current, wall, now)
         bare = not (self._files or rules.skip_empty or rules.by_message)
@@ -326,14 +329,14 @@ class Archive:
             self._journal.remove(entry)
             raise
 
-    def _finish(self, name: str, safe: list[Part], now: float) -> None:
+    def _finish(self, name: str, synced: Synced, now: float) -> None:
         """Sync a file and publish it."""
-        self._end(name, safe, now)
+        self._end(name, synced, now)
         self._publish_finished()
 
-    def _end(self, name: str, safe: list[Part], now: float) -> None:
+    def _end(self, name: str, synced: Synced, now: float) -> None:
         file = self._files[name]
-        self._sync_one(file, safe)
+        self._sync_one(file, synced)
         del self._files[name]
         self._bare_since = now
         self._finished.append(file)
@@ -346,7 +349,7 @@ class Archive:
     def _publish(self, file: WorkFile) -> None:
         rules, facts, entry = self._rules, file.facts, file.entry
         if not file.is_published:  # else what follows has failed the last time
-            self._sync_one(file, [])  # its name may be gone since then
+            self._sync_one(file, bool)  # its name may be gone since then
             entry = file.entry
             if rules.skip_empty and not (facts.records or facts.size):
                 rules.retire(file.path)

@@ -11,17 +11,18 @@ import logging
 import math
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.engine.handler import loss_of
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.aftercare import Tally
 from nsqtools.sinks.files.rules import Arrival
+from nsqtools.sinks.holding import Held
+from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from nsqtools.engine.handler import Batch
     from nsqtools.sinks.files.archive import Archive
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 _THREADS = 4
 _REST = 3600.0
 """Seconds after which an idle topic looks at the clock again, which may have been set."""
-_SHORT_TIMEOUT = 3.0
-"""The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
 _SHARE = 4
 """A sync is due when this part of the window waits; it takes all that has come by then."""
 _SYNC_SIZE = 4 << 20
@@ -56,14 +55,20 @@ class FileSink:
     failed: asyncio.Future[None]
 
     def __init__(
-        self, archives: Archives, *, window: int, sync_interval: float, fail_fast: bool = False
+        self,
+        archives: Archives,
+        *,
+        window: int,
+        sync_interval: float,
+        fail_fast: bool = False,
+        threads: Threads | None = None,
     ) -> None:
         self.archives = archives
         self.window = window
         self.sync_interval = sync_interval
         self._fail_fast = fail_fast
         self._topics: dict[str, _Topic] = {}
-        self._pool = ThreadPoolExecutor(_THREADS, "archive")
+        self.threads = threads or Threads(_THREADS, "archive")
         self._warned = False
         self.lost = 0
         self.write_failures: Counter[str] = Counter()
@@ -73,7 +78,7 @@ class FileSink:
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
         await self.archives.lock("")
-        await self.run(self.archives.open)
+        await self.threads.run(self.archives.open)
 
     async def join(self, topic: str) -> None:
         """Get ready for a topic; raises LockedError, OutputError or ConfigError."""
@@ -83,7 +88,7 @@ class FileSink:
             await self.drain(topic)  # it had no time to end
         try:
             if await self.archives.lock(topic):
-                await self.run(self.archives.open)
+                await self.threads.run(self.archives.open)
             archive = self.archives.topic(topic, self._loop.time())
         except BaseException as error:
             self.archives.leave(topic)
@@ -95,7 +100,6 @@ class FileSink:
 
     async def handle(self, batch: Batch) -> None:
         """Take the batch; it is settled when its records are safe."""
-        batch.hold()
         self._topics[batch.topic].add(batch)
 
     async def gave_up(self, batch: Batch) -> None:
@@ -137,14 +141,14 @@ class FileSink:
                 *map(self.drain, list(self._topics)), return_exceptions=True
             )
             try:
-                await self.run(self.archives.close)
+                await self.threads.run(self.archives.close)
             finally:
                 for outcome in drained:
                     if outcome is not None:
                         raise outcome
         finally:
             self.archives.unlock()
-            self._pool.shutdown(wait=False)
+            self.threads.close()
 
     def metrics(self) -> Iterator[Metric]:
         """What was published, leftovers of crashes included, and what could not be written."""
@@ -162,14 +166,6 @@ class FileSink:
         yield _counter("archive_write_failures", "Attempts to write that failed.", failures)
 
     # For topics.
-
-    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Call what blocks in a thread; one that is cancelled waits for that to end."""
-        return await ended(self.start(work, *args))
-
-    def start(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Begin to."""
-        return self._loop.run_in_executor(self._pool, work, *args)
 
     def interval_for(self, batch: Batch) -> float:
         """How long the batch may wait."""
@@ -208,6 +204,7 @@ class _Topic:
         self._sink = sink
         self._name = name
         self._loop = asyncio.get_running_loop()
+        self._held = Held()
         self._arrivals: list[Arrival] = []
         self._count = self._size = 0
         self._due = math.inf
@@ -221,8 +218,9 @@ class _Topic:
 
     def add(self, batch: Batch) -> None:
         """Have a batch written."""
+        self._held.add(batch)
         if self._task.done():
-            batch.requeue(delay=0, backoff=False)
+            self._held.give_back(batch)
             return
         due = self._loop.time() + self._sink.interval_for(batch)
         if due < self._due:
@@ -270,6 +268,7 @@ class _Topic:
         """Write nothing more than what is being written."""
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._held.close()
 
     async def _work_or_fail(self) -> None:
         try:
@@ -277,8 +276,11 @@ class _Topic:
         except Exception as error:
             self._error = error
             self._sink.fail(error)
-            for _, batch in self._arrivals:
-                batch.requeue(delay=0, backoff=False)
+            self._give_back_waiting()
+
+    def _give_back_waiting(self) -> None:
+        for _, batch in self._arrivals:
+            self._held.give_back(batch)
 
     async def _work(self) -> None:
         while True:
@@ -288,8 +290,7 @@ class _Topic:
                 self._fate = ""
             if not await self._step(fate) or fate == "close":
                 break
-        for _, batch in self._arrivals:  # came while it failed
-            batch.requeue(delay=0, backoff=False)
+        self._give_back_waiting()  # what came while it failed
         self._archive.release()
 
     async def _until_due(self) -> None:
@@ -310,26 +311,29 @@ class _Topic:
         """One step of the archive; whether to go on."""
         arrivals, self._arrivals = self._arrivals, []
         self._count, self._size, self._due, self._urgent = 0, 0, math.inf, False
-        safe: list[Part] = []
-        error: Exception | None = None
-        wrote = False
         try:
-            call = self._sink.start(self._call, arrivals, safe, fate)
-            wrote = await ended(call, lambda: [batch for _, batch in (*arrivals, *self._arrivals)])
-        except Exception as problem:
-            error = problem
-        for batch, messages in safe:
-            batch.finish(None if len(messages) == len(batch) else messages)
-        if error is None:
-            self._succeeded(wrote or fate == "close")
-            return True
-        return self._failed(error, arrivals, fate)
+            wrote = await self._sink.threads.run(self._call, arrivals, fate)
+        except Exception as error:
+            return self._failed(error, arrivals, fate)
+        self._succeeded(wrote or fate == "close")
+        return True
 
-    def _call(self, arrivals: list[Arrival], safe: list[Part], fate: Fate) -> bool:
+    def _call(self, arrivals: list[Arrival], fate: Fate) -> bool:
         if not arrivals:
             self._sink.archives.tend()
         now, wall = self._loop.time(), time.time_ns()
-        return self._archive.step(arrivals, safe, now=now, wall=wall, fate=fate)
+        return self._archive.step(arrivals, self._synced, now=now, wall=wall, fate=fate)
+
+    def _synced(self, safe: list[Part]) -> None:
+        """Have what was synced finished while the thread goes on to publish.
+
+        The loop does that before it hears of the end of the thread's work.
+        """
+        self._loop.call_soon_threadsafe(self._finish, safe)
+
+    def _finish(self, safe: list[Part]) -> None:
+        for batch, messages in safe:
+            self._held.finish(batch, messages)
 
     def _succeeded(self, wrote: bool) -> None:
         """A step that had nothing to write tells nothing of the disk."""
@@ -351,37 +355,10 @@ class _Topic:
         self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)
         self._failures += 1
         for _, batch in arrivals:
-            batch.requeue(delay=0, backoff=fate != "close")
+            self._held.requeue(batch, delay=0, backoff=fate != "close")
         return goes_on
 
 
 def _counter(name: str, text: str, values: Iterable[tuple[str, int]]) -> Metric:
     samples = [Sample({"topic": topic}, value) for topic, value in values]
     return Metric(f"nsqtools_{name}_total", "counter", text, samples)
-
-
-async def ended(call: asyncio.Future[Any], held: Callable[[], Sequence[Batch]] = tuple) -> Any:
-    """The result of work in a thread; cancelled, wait for its end all the same.
-
-    While it takes long, nsqd is kept from sending again what is ``held``.
-    """
-    try:
-        while not (await asyncio.wait([call], timeout=_patience(held())))[0]:
-            for batch in held():
-                batch.touch()
-    except asyncio.CancelledError:
-        await asyncio.wait([call])
-        call.exception()  # nobody asks for it any more
-        raise
-    return call.result()
-
-
-def _patience(batches: Sequence[Batch]) -> float:
-    """Seconds after which to touch them, or to look whether there are any."""
-    return min((batch.msg_timeout for batch in batches), default=_SHORT_TIMEOUT) / 3
-
-
-def as_output_error(error: OSError) -> OutputError:
-    """The error for users: the file, if it is known, and the reason."""
-    reason = error.strerror or str(error)
-    return OutputError(f"{error.filename}: {reason}" if error.filename else reason)

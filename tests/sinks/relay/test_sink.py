@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from nsqtools.errors import AuthError, NSQError, OutputError, PublishError
 from nsqtools.policy.pace import Pace
-from nsqtools.sinks.topic.rules import make_rules
+from nsqtools.sinks.relay.rules import Rules, make_rules
+from nsqtools.sinks.threads import Threads
 from tests.support.clock import elapse, turns, virtual
+from tests.support.eventually import eventually_async
 from tests.support.relaying import TOO_BIG, relaying
 
 
@@ -21,6 +24,21 @@ def refused(*positions: int, permanent: bool = False, cause: Exception | None = 
     error = PublishError("refused", positions, permanent=permanent)
     error.__cause__ = cause
     return error
+
+
+async def test_a_rule_that_takes_long_holds_up_its_topic_but_not_the_loop() -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def where(_: str) -> bool:
+        entered.set()
+        return gate.wait(60)
+
+    async with relaying(rules=Rules(where=where), threads=Threads(1, "rules")) as run:
+        await run.handle(b"1")
+        await eventually_async(entered.is_set)
+        assert run.fates.finished == []
+        gate.set()
+        await eventually_async(lambda: run.fates.finished == [b"1"])
 
 
 @virtual
@@ -101,7 +119,7 @@ class TestPublishing:
                 await run.handle(body, msg_timeout=30.0)
             for _ in range(4):
                 run.fates.touched.clear()
-                await elapse(15)
+                await elapse(16.6)
                 assert set(run.fates.touched) == set(numbers(6))
             run.destination.answers.set()
             await turns()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.sinks.topic.rules import Rules
-from nsqtools.sinks.topic.sink import TopicSink
+from nsqtools.sinks.relay.rules import Rules
+from nsqtools.sinks.relay.sink import RelaySink
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import Letters
 from tests.support.scripted import Network, ScriptedNsqd, consume, flatten, running
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Part:
     """The sink as the handler of one consumer."""
 
-    def __init__(self, sink: TopicSink) -> None:
+    def __init__(self, sink: RelaySink) -> None:
         self.handle = sink.handle
         self.gave_up = sink.gave_up
         self._sink = sink
@@ -34,12 +34,12 @@ class Part:
 @contextlib.asynccontextmanager
 async def relay(
     source: ScriptedNsqd, destination: ScriptedNsqd, *, publish_timeout: float = 60.0
-) -> AsyncIterator[TopicSink]:
+) -> AsyncIterator[RelaySink]:
     config = ProducerConfig(publish_timeout=publish_timeout)
     letters = Letters()
     letters.is_lossy = True
     producer = Producer([destination.address], config, rng=Random(1))
-    sink = TopicSink(producer, {"t": "T"}, Rules(), letters)
+    sink = RelaySink(producer, {"t": "T"}, Rules(), letters)
     await sink.open()
     await sink.join("t")
     try:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.pace import Pace
+from nsqtools.sinks.relay.counts import Counts, metrics_of
+from nsqtools.sinks.relay.work import Work
 from nsqtools.sinks.repeats import Repeats
-from nsqtools.sinks.topic.counts import Counts, metrics_of
-from nsqtools.sinks.topic.work import Work
+from nsqtools.sinks.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
     from nsqtools.sinks.deadletters import DeadLetters
-    from nsqtools.sinks.topic.rules import Rules
+    from nsqtools.sinks.relay.rules import Rules
 
 log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.status")
@@ -59,7 +60,7 @@ class Guard(Protocol):
         """The error for a topic that is consumed from this nsqd, which is asked for each batch."""
 
 
-class TopicSink:
+class RelaySink:
     """A handler that publishes topics to others, by the topic's name in ``destinations``.
 
     ``defer`` is in seconds. What the rules refuse, and what no nsqd can take, goes to
@@ -83,6 +84,7 @@ class TopicSink:
         status_every: int = 0,
         is_away: Callable[[], bool] = lambda: False,
         on_close: Callable[[], Awaitable[None]] | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self.publisher = publisher
         self.rules = rules
@@ -104,6 +106,8 @@ class TopicSink:
         self._next_status = 0.0
         self._is_open = False
         self.repeats = Repeats(log)
+        self.threads = threads or Threads(1, "rules")
+        """In which rules are applied: a program of jq may take long."""
 
     async def open(self) -> None:
         """Raises ConfigError for a loop, UnreachableError, and OutputError of dead letters."""
@@ -126,12 +130,10 @@ class TopicSink:
             batch.requeue(delay=0, backoff=False)
             self.fail(OutputError(str(error)))  # a ConfigError would mean that nothing was done
             return
-        batch.hold()
         self._topics[batch.topic].add(batch)
 
     async def gave_up(self, batch: Batch) -> None:
         """Take the batch; it is settled when it is in the dead letters, or its loss was logged."""
-        batch.hold()
         self._topics[batch.topic].bury(batch)
 
     async def drain(self, topic: str) -> None:
@@ -151,6 +153,7 @@ class TopicSink:
             await work.leave()
         self._topics.clear()
         self.repeats.close()
+        self.threads.close()
         await self.publisher.close()
         await self.dead_letters.close()
         if self._on_close:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.names import check_name
-from nsqtools.sinks.topic.members import is_equal, join, members_of, text_of
-from nsqtools.sinks.topic.programs import condition, edit
+from nsqtools.sinks.relay.members import is_equal, join, members_of, text_of
+from nsqtools.sinks.relay.programs import condition, edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,6 +41,16 @@ class Rules:
     def passes_all(self) -> bool:
         """Whether every body goes as it is."""
         return not (self.require_field or self.whitelist or self.where or self.edit)
+
+    def apply_all(self, bodies: Sequence[bytes]) -> list[bytes | RecordError | None]:
+        """As ``apply`` of each, with the error of a body that raises one; for a thread."""
+        found: list[bytes | RecordError | None] = []
+        for body in bodies:
+            try:
+                found.append(self.apply(body))
+            except RecordError as error:
+                found.append(error.bare())
+        return found
 
     def apply(self, body: bytes) -> bytes | None:
         """The body to publish, or None for a message that is filtered out.

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.topic.members import is_equal, join, members_of, text_of
-from nsqtools.sinks.topic.rules import destinations, find_loops, make_rules
+from nsqtools.sinks.relay.members import is_equal, join, members_of, text_of
+from nsqtools.sinks.relay.rules import destinations, find_loops, make_rules
 
 BIG = b'{"z": 12345678901234567890.10, "a": "<\\u003c", "b": [1,  2], "c": null}'
 VALUES = st.recursive(
