@@ -10,20 +10,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqtools.policy.retention import Kept
+from nsqtools.policy.retention import Kept, Retention
+from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import ON_ROTATE
+from nsqtools.sinks.files.manifest import LatestLink, Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterator
 
-    from nsqtools.policy.retention import Retention
+    from nsqtools.policy.matcher import NameMatcher
     from nsqtools.records.manifest import Published
-    from nsqtools.sinks.files.hooks import Hook
     from nsqtools.sinks.files.journal import Entry, Journal
-    from nsqtools.sinks.files.listing import Found
-    from nsqtools.sinks.files.manifest import LatestLink, Manifest
+    from nsqtools.sinks.files.rules import Rules
 
 log = logging.getLogger(__name__)
+
+_UNPUBLISHED = (".part", ".torn", ".copy")
+"""Ends of names that no published file has."""
 
 
 @dataclass(slots=True)
@@ -36,28 +39,27 @@ class Tally:
 
 
 class Care:
-    """An ``archive.Aftercare`` made of those parts that were asked for; threads may share it.
+    """Those parts of it that the options ask for; threads may share it.
 
-    ``found`` lists the published files that are there, and is asked once, when the first of them
+    ``matcher`` knows the archives' names: published files are listed once, when the first of them
     may have to go.
     """
 
-    def __init__(
-        self,
-        *,
-        manifest: Manifest | None,
-        link: Callable[[str], LatestLink] | None,
-        retention: Retention,
-        hook: Hook | None,
-        journal: Journal,
-        found: Callable[[], Iterable[Found]],
-    ) -> None:
-        self._manifest = manifest
-        self._link = link
-        self._retention = retention
-        self._hook = hook
+    def __init__(self, rules: Rules, journal: Journal, matcher: NameMatcher) -> None:
+        options = rules.options
+        self._root = rules.output_dir
         self._journal = journal
-        self._found = found
+        self._matcher = matcher
+        self._manifest: Manifest | None = None
+        if options.manifest:
+            self._manifest = Manifest(rules.target_path(options.manifest))
+        self._link = rules.target_path(options.latest_link) if options.latest_link else ""
+        self._retention = Retention(
+            keep=options.keep, max_age=options.max_age, max_total=options.max_total
+        )
+        self._hook: Hook | None = None
+        if options.on_rotate:
+            self._hook = Hook(options.on_rotate, timeout=options.on_rotate_timeout)
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
         self._tallies: dict[str, Tally] = {}
@@ -65,7 +67,7 @@ class Care:
 
     @property
     def owes(self) -> tuple[str, ...]:
-        """As Aftercare."""
+        """What a file owes when it is published."""
         return (ON_ROTATE,) if self._hook else ()
 
     def check(self) -> None:
@@ -74,24 +76,28 @@ class Care:
             self._manifest.check()
 
     def record(self, published: Published) -> None:
-        """As Aftercare: add the manifest's line, unless it is there already. Raises OSError."""
+        """The file has its name: add the manifest's line, unless it is there already.
+
+        Raises OSError, and is called again then, as after a crash.
+        """
         if self._manifest and not self._manifest.has(published.path, sha256=published.sha256):
             self._manifest.append(published)
 
     def settle(self, entry: Entry) -> None:
-        """As Aftercare: have the command run, if there is one now."""
+        """Have the command run with a file that owes it, if there is one now. Raises nothing."""
         if self._hook and ON_ROTATE in entry.owes:
             done = partial(self._journal.settle, entry, ON_ROTATE)
             self._hook.submit(entry.published, done)
 
     def follow(self, entry: Entry) -> None:
-        """As Aftercare."""
+        """The file is final. Raises nothing."""
         published = entry.published
         self._count(published)
         self.settle(entry)
         if self._link:
             try:
-                self._link(published.topic).point(published.path)
+                link = LatestLink(self._link.replace("<TOPIC>", published.topic))
+                link.point(published.path)
             except OSError as error:
                 log.warning("--latest-link %s: %s", error.filename, error.strerror)
         if not self._retention.unlimited:
@@ -105,14 +111,11 @@ class Care:
             for files in list(self._listed().values()):
                 self._delete(files)
 
-    def _listed(self) -> dict[str, dict[str, Kept]]:
-        with self._listing:
-            if self._files is None:
-                self._files = {}
-                for each in self._found():
-                    kept = Kept(each.path, each.size, each.mtime_ns)
-                    self._files.setdefault(each.topic, {})[each.path] = kept
-            return self._files
+    def close(self) -> None:
+        """Wait for the last commands; what these keep may go then."""
+        if self._hook:
+            self._hook.close()
+            self.prune()
 
     def tallies(self) -> dict[str, Tally]:
         """What was published until now, by topic; it does not block."""
@@ -125,6 +128,14 @@ class Care:
             tally.files += 1
             tally.records += published.records
             tally.size += published.size
+
+    def _listed(self) -> dict[str, dict[str, Kept]]:
+        with self._listing:
+            if self._files is None:
+                self._files = {}
+                for topic, kept in find(self._root, self._matcher):
+                    self._files.setdefault(topic, {})[kept.path] = kept
+            return self._files
 
     def _delete(self, files: dict[str, Kept]) -> None:
         known = list(files.values())
@@ -142,3 +153,39 @@ class Care:
             else:
                 log.info("deleted %s", kept.path)
             files.pop(kept.path, None)  # another thread may have been here
+
+
+def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:
+    """Topics and regular files below root whose names match.
+
+    Symbolic links are left alone, as are directories that hold nothing of ours. What cannot be
+    read is logged and left out; what is gone, silently.
+    """
+    directories = [""]
+    while directories:
+        below = directories.pop()
+        prefix = f"{below}/" if below else ""
+        try:
+            with os.scandir(os.path.join(root, below)) as entries:
+                for entry in entries:
+                    relative = prefix + entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        if matcher.descend(relative):
+                            directories.append(relative)
+                    elif (topic := matcher.match(relative)) is not None and (found := _kept(entry)):
+                        yield topic, found
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            path = os.path.join(root, below)
+            log.warning("%s: cannot be searched for archives: %s", path, error.strerror)
+
+
+def _kept(entry: os.DirEntry[str]) -> Kept | None:
+    if entry.name.endswith(_UNPUBLISHED) or not entry.is_file(follow_symlinks=False):
+        return None
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return Kept(entry.path, status.st_size, status.st_mtime_ns)

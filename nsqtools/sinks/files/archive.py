@@ -13,29 +13,36 @@ import math
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
-from nsqtools.records.compression import make_encoder
 from nsqtools.records.manifest import Published
 from nsqtools.records.writers import make_writer
-from nsqtools.sinks.files import publication, publish
+from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.journal import Entry
-from nsqtools.sinks.files.salvage import digest_of, good_part
-from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile
+from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of, good_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nsqtools.engine.handler import Batch, Message
-    from nsqtools.sinks.files.journal import Journal
-    from nsqtools.sinks.files.rules import Aftercare, Arrival, Fate, Rules
+    from nsqtools.sinks.files.publication import Publication
     from nsqtools.sinks.files.workfile import Part
 
     Synced = Callable[[list[Part]], object]
 
 log = logging.getLogger(__name__)
+
+Fate = Literal["", "reopen", "close"]
+"""What becomes of open files after a step: rotated as the rules say, or published all."""
+
+
+class Arrival(NamedTuple):
+    """A batch and the clock, in ns since the epoch, when it came."""
+
+    wall: int
+    batch: Batch
 
 
 class Archive:
@@ -47,17 +54,15 @@ class Archive:
     def __init__(
         self,
         topic: str,
-        rules: Rules,
-        journal: Journal,
-        aftercare: Aftercare,
+        publication: Publication,
         *,
         now: float,
         guard: Callable[[], object] = bool,
     ) -> None:
         self._topic = topic
-        self._rules = rules
-        self._journal = journal
-        self._aftercare = aftercare
+        self._publication = publication
+        self._rules = rules = publication.rules
+        self._journal = publication.journal
         self._guard = guard
         self._names = FileNames(
             rules.pattern, topic=topic, hostname=rules.hostname, pid=rules.pid, zone=rules.zone
@@ -118,14 +123,14 @@ class Archive:
         if self._finished:
             return now
         if not self._files:
-            never = rules.skip_empty or rules.by_message
-            return math.inf if never else self._bare_since + rules.empty_after
+            empty_after = rules.options.sync_interval
+            return self._bare_since + empty_after if rules.makes_empty else math.inf
         files = self._files.values()
         renamed = None if rules.by_message else self._names.next_change(wall)
         look = partial(self._rotation.next_due, now=now, wall=wall, renamed=renamed)
         due = [at for file in files if (at := look(file.facts)) is not None]
         if rules.by_message:
-            due += [file.used + rules.close_idle for file in files]
+            due += [file.used + rules.options.close_idle for file in files]
         return min(due, default=math.inf)
 
     def _named(self, arrival: Arrival) -> Iterator[tuple[str, Sequence[Message]]]:
@@ -186,7 +191,7 @@ class Archive:
             if file and self._rotation.decide(file.facts, name=name, now=now, wall=wall):
                 self._finish(known, synced, now)
         if name not in self._files:
-            while len(self._files) >= self._rules.max_open_files:
+            while len(self._files) >= self._rules.options.max_open_files:
                 oldest = min(self._files, key=lambda each: self._files[each].used)
                 self._finish(oldest, synced, now)
             self._files[name] = self._open(name, wall, now)
@@ -213,8 +218,7 @@ class Archive:
                     file.move_to(fd, path, entry)
                 except BaseException:
                     os.close(fd)
-                    self._rules.retire(path)
-                    self._journal.remove(entry)
+                    self._publication.discard(entry, path)
                     raise
                 self._journal.remove(old)
             except CutError as error:
@@ -228,13 +232,13 @@ class Archive:
         rules = self._rules
         for name, file in list(self._files.items()):
             current = name if rules.by_message else self._names.at(wall)
-            idle = rules.by_message and now >= file.used + rules.close_idle
+            idle = rules.by_message and now >= file.used + rules.options.close_idle
             if idle or self._rotation.decide(file.facts, name=current, now=now, wall=wall):
                 self._finish(name, synced, now)
-                if not (rules.skip_empty or rules.by_message):
+                if rules.makes_empty:
                     self._files[current] = self._open(current, wall, now)
-        bare = not (self._files or rules.skip_empty or rules.by_message)
-        if bare and now >= self._bare_since + rules.empty_after:
+        is_bare = rules.makes_empty and not self._files
+        if is_bare and now >= self._bare_since + rules.options.sync_interval:
             name = self._names.at(wall)
             self._files[name] = self._open(name, wall, now)
 
@@ -248,9 +252,8 @@ class Archive:
                 inspection = good_part(fd, path, rules.layout, rules.max_msg_size)
                 facts.size, facts.compressed = inspection.plain, inspection.good
                 facts.records = inspection.records
-            digest = digest_of(fd) if rules.digest else None
-            encoder = make_encoder(rules.compression, rules.level)
-            return WorkFile(fd, path, facts, encoder, entry=entry, digest=digest)
+            digest = digest_of(fd) if rules.options.manifest else None
+            return WorkFile(fd, path, facts, rules.encoder(), entry=entry, digest=digest)
         except BaseException:
             os.close(fd)
             raise
@@ -298,7 +301,7 @@ class Archive:
         """What the journal is to know of a file before there is one."""
         rules = self._rules
         relative = self._names.path(name, revision)
-        work_dir = "" if rules.work_dir == rules.output_dir else rules.work_dir
+        work_dir = rules.own_work_dir
         publish.make_directory(work_dir)
         published = Published(
             path=rules.target_path(relative),
@@ -308,8 +311,8 @@ class Archive:
             size=0,
             sha256="",
             format=rules.layout.format,
-            delimiter=rules.delimiter_text,
-            compression=rules.compression,
+            delimiter=rules.options.delimiter if rules.layout.format == "raw" else "",
+            compression=rules.options.compression,
         )
         return Entry(
             published=published,
@@ -347,13 +350,12 @@ class Archive:
             self._finished.pop(0).close()
 
     def _publish(self, file: WorkFile) -> None:
-        rules, facts, entry = self._rules, file.facts, file.entry
+        facts, entry = file.facts, file.entry
         if not file.is_published:  # else what follows has failed the last time
             self._sync_one(file, bool)  # its name may be gone since then
             entry = file.entry
-            if rules.skip_empty and not (facts.records or facts.size):
-                rules.retire(file.path)
-                self._journal.remove(entry)
+            if self._rules.options.skip_empty_files and not (facts.records or facts.size):
+                self._publication.discard(entry, file.path)
                 return
             file.seal()
             first, last = file.first, file.last
@@ -367,8 +369,8 @@ class Archive:
                 first_id=first.id.decode("latin-1") if first else None,
                 last_id=last.id.decode("latin-1") if last else None,
             )
-            publication.give_name(entry, file.path, rules, self._journal, self._aftercare.owes)
+            self._publication.give_name(entry, file.path)
             file.is_published = True
-        publication.complete(entry, file.path, rules, self._journal, self._aftercare)
+        self._publication.complete(entry, file.path)
         self._written += 1
         log.info("published %s: %d records", entry.published.name, facts.records)

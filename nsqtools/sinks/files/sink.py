@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -17,17 +18,18 @@ from nsqtools.engine.handler import loss_of
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.aftercare import Tally
-from nsqtools.sinks.files.rules import Arrival
+from nsqtools.sinks.files.archive import Arrival
+from nsqtools.sinks.files.rules import Rules
+from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.holding import Held
 from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.files.archive import Archive
-    from nsqtools.sinks.files.rules import Fate
-    from nsqtools.sinks.files.store import Archives
+    from nsqtools.sinks.files.archive import Archive, Fate
     from nsqtools.sinks.files.workfile import Part
 
 log = logging.getLogger(__name__)
@@ -43,13 +45,23 @@ _LONGEST_REST = 32
 """Seconds between attempts to publish what could not be; new messages are tried at once."""
 
 
+def file_sink(
+    source: ArchiveSourceOptions, options: ArchiveOptions, config: ConsumerConfig
+) -> FileSink:
+    """The sink that archives these topics; raises ConfigError, having touched nothing."""
+    rules = Rules.of(options, config.max_msg_size)
+    rules.check_topics(several=bool(source.topic_pattern) or len(set(source.topic)) > 1)
+    topics = re.compile(source.topic_pattern) if source.topic_pattern else source.topic
+    return FileSink(Archives(rules, topics), window=config.max_in_flight)
+
+
 class FileSink:
     """A handler that archives topics, each in files of its own.
 
     ``window`` is max_in_flight: a sync is due when a quarter of it waits, so that more comes in
-    meanwhile, or when nsqd says it is starved. ``sync_interval`` is the longest wait in seconds;
-    half of the batches' ``msg_timeout`` bounds it. What cannot be written goes back to nsqd with
-    backoff, or ends ``failed`` with ``fail_fast``.
+    meanwhile, or when nsqd says it is starved. ``--sync-interval`` is the longest wait; half of the
+    batches' ``msg_timeout`` bounds it. What cannot be written goes back to nsqd with backoff, or
+    ends ``failed`` with ``--fail-fast``.
     """
 
     failed: asyncio.Future[None]
@@ -59,14 +71,11 @@ class FileSink:
         archives: Archives,
         *,
         window: int,
-        sync_interval: float,
-        fail_fast: bool = False,
         threads: Threads | None = None,
     ) -> None:
         self.archives = archives
         self.window = window
-        self.sync_interval = sync_interval
-        self._fail_fast = fail_fast
+        self._options = archives.rules.options
         self._topics: dict[str, _Topic] = {}
         self.threads = threads or Threads(_THREADS, "archive")
         self._warned = False
@@ -170,20 +179,20 @@ class FileSink:
     def interval_for(self, batch: Batch) -> float:
         """How long the batch may wait."""
         limit = batch.msg_timeout / 2
-        if self.sync_interval > limit and not self._warned:
+        if self._options.sync_interval > limit and not self._warned:
             self._warned = True
             log.warning(
                 "--sync-interval %g s is too long for nsqd's message timeout of %g s: "
                 "syncing after %g s",
-                self.sync_interval,
+                self._options.sync_interval,
                 batch.msg_timeout,
                 limit,
             )
-        return min(self.sync_interval, limit)
+        return min(self._options.sync_interval, limit)
 
     def cannot_write(self, error: Exception) -> bool:
         """Whether to go on after an error that kept messages from being written."""
-        if isinstance(error, OSError | OutputError) and not self._fail_fast:
+        if isinstance(error, OSError | OutputError) and not self._options.fail_fast:
             return True
         self.fail(error)
         return False

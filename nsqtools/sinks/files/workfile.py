@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
+from nsqtools.records.compression import method_of
+from nsqtools.records.inspection import Inspection, inspect
 from nsqtools.sinks.files import publish
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.policy.rotation import OpenFile
     from nsqtools.records.compression import Encoder
+    from nsqtools.records.layout import Layout
     from nsqtools.sinks.files.journal import Entry
 
 log = logging.getLogger(__name__)
@@ -156,3 +160,43 @@ class WorkFile:
             os.ftruncate(self._fd, self._synced)
             self._unsynced = True
         return size
+
+
+def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspection:
+    """Cut an archive back to its last whole record, setting what follows it aside.
+
+    Of a compressed file just the member that a crash kept from being written whole is cut off: it
+    was never synced. What follows the last record of a plain one may have been, and be the fault
+    of another --format or --delimiter. Raises OSError, for a record that is too big to be read too:
+    the file is then as it was.
+    """
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        inspection = inspect(
+            file,
+            layout,
+            compression=method_of(path.removesuffix(publish.WORK)),
+            max_msg_size=max_msg_size,
+        )
+    size = os.fstat(fd).st_size
+    if inspection.cut_short:
+        os.ftruncate(fd, inspection.good)
+        os.fsync(fd)
+        log.info("%s: %s: cut off", path, inspection.problem)
+    elif inspection.good < size:
+        aside = publish.set_aside(fd, path, inspection.good, size)
+        log.warning(
+            "%s: %s: its last %d bytes are put aside in %s",
+            path,
+            inspection.problem or "torn",
+            size - inspection.good,
+            aside,
+        )
+    return inspection
+
+
+def digest_of(fd: int) -> _Hash:
+    """The sha256 of an open file, as far as it goes."""
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256")

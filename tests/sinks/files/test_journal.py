@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.policy.retention import Retention
 from nsqtools.sinks.files import journal as journal_module
 from nsqtools.sinks.files import publish
-from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import FOLDER, ON_ROTATE, Journal, owing, owing_near
-from nsqtools.sinks.files.salvage import salvage
 from tests.support.archiving import (
     Archiving,
     CrashError,
@@ -25,6 +22,7 @@ from tests.support.archiving import (
     entry_of,
     leave,
     make_rules,
+    publication_of,
     recover,
 )
 from tests.support.faults import filled, small_disk
@@ -120,7 +118,7 @@ class TestFilesUnderWay:
     def test_the_record_of_a_leftover_tells_its_format_whatever_the_options_are_now(
         self, tmp_path: Path
     ) -> None:
-        leave(make_rules(tmp_path, delimiter=b"\0", delimiter_text=r"\0"), b"one\ntwo\0thr")
+        leave(make_rules(tmp_path, delimiter=r"\0"), b"one\ntwo\0thr")
         notes = Notes()
         assert recover(make_rules(tmp_path, format="json"), notes) == 0
         (told,) = notes.recorded
@@ -256,7 +254,7 @@ class TestWhatFilesOwe:
         notes = Notes()
         journal = journal_of(rules)
         (entry,) = journal.adopt(bool)
-        assert salvage([entry], rules, journal, notes) == []
+        assert publication_of(rules, journal, notes).salvage([entry]) == []
         assert [told.path for told in notes.settled] == [str(owing_file)]
         assert notes.followed == []
         assert journal.owed() == [str(owing_file)]
@@ -291,11 +289,11 @@ class TestWhatFilesOwe:
     ) -> None:
         owing_file.with_name(NEXT).write_bytes(b"newer\n")
         os.utime(owing_file, (1, 1))
-        for hook in (None, Hook("true")):
+        for command in ("", "true"):
             assert owing_file.exists()
-            archives = make_archives(rules, retention=Retention(keep=1), hook=hook)
+            archives = make_archives(rules, keep=1, on_rotate=command)
             archives.open()
-            if hook:
+            if command:
                 archives.close()
             archives.unlock()
         assert not owing_file.exists()

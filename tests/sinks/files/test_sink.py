@@ -254,8 +254,8 @@ class TestTopics:
     ) -> None:
         async with sinking(tmp_path) as running:
             await running.handle(b"one")
-            waiting = make_archives(running.rules, wait_lock=True)
-            second = FileSink(waiting, window=1, sync_interval=1.0, threads=InLoop())
+            waiting = make_archives(running.rules, wait_lock=True, sync_interval=1.0)
+            second = FileSink(waiting, window=1, threads=InLoop())
             await second.open()
             joining = asyncio.create_task(second.join("events"))
             await elapse(10)
