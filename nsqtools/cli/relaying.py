@@ -11,7 +11,7 @@ from nsqtools.engine.producer import Producer
 from nsqtools.net.connection import Connection
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.deadletters import make_dead_letters
-from nsqtools.sinks.relay.rules import destinations, find_loops, make_rules
+from nsqtools.sinks.relay.filter import destinations, find_loops, make_filter
 from nsqtools.sinks.relay.sink import RelaySink
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def relay_sink(
     config, target = with_secret(config), with_secret(target)
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
     check_dead_letter_topic(source, dead)
-    rules = make_rules(
+    rules = make_filter(
         require_field=options.require_json_field,
         require_value=options.require_json_value,
         whitelist=options.whitelist_json_field,

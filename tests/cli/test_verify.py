@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.manifest import Manifest
+from nsqtools.sinks.files.aftercare import Manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from nsqtools.records.compression import METHODS, make_encoder, method_of
 from nsqtools.records.layout import Layout
 from nsqtools.records.verification import Report, check
-from nsqtools.sinks.files.manifest import Manifest
+from nsqtools.sinks.files.aftercare import Manifest
 from tests.support.archiving import published
 
 if TYPE_CHECKING:

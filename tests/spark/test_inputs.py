@@ -13,7 +13,7 @@ import pytest
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.manifest import Manifest
+from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.spark.inputs import find
 from nsqtools.spark.reading import INPUT_SCHEMA, Archive, read
 from tests.support.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ServerError
-from nsqtools.sinks.relay.rules import Rules
+from nsqtools.sinks.relay.filter import Filter
 from nsqtools.sinks.relay.sink import RelaySink
 from tests.support.archiving import Settled, batch
 from tests.support.delivering import Letters
@@ -63,7 +63,7 @@ class Destination:
 class Relaying:
     """An open sink for topics ``t`` and ``u``, which go to ``T`` and ``U``."""
 
-    def __init__(self, *, rules: Rules | None = None, lossy: bool = False, **more: Any) -> None:
+    def __init__(self, *, rules: Filter | None = None, lossy: bool = False, **more: Any) -> None:
         self.destination = Destination()
         self.letters = Letters()
         self.letters.is_lossy = lossy
@@ -71,7 +71,7 @@ class Relaying:
         self.sink = RelaySink(
             self.destination,
             {"t": "T", "u": "U"},
-            rules or Rules(),
+            rules or Filter(),
             self.letters,
             **{"threads": InLoop(), **more},
         )

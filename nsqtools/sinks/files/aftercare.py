@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import os
+import secrets
+import stat
 import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nsqtools.errors import ConfigError
 from nsqtools.policy.retention import Kept, Retention
+from nsqtools.records.manifest import object_of
+from nsqtools.sinks.files.disk import append_lines, make_directory
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import ON_ROTATE
-from nsqtools.sinks.files.manifest import LatestLink, Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +33,10 @@ log = logging.getLogger(__name__)
 
 _UNPUBLISHED = (".part", ".torn", ".copy")
 """Ends of names that no published file has."""
+
+_BLOCK = 1 << 16
+_RECENT = 1 << 20
+"""Bytes at a manifest's end that ``has`` looks at: some 2000 lines."""
 
 
 @dataclass(slots=True)
@@ -153,6 +163,103 @@ class Care:
             else:
                 log.info("deleted %s", kept.path)
             files.pop(kept.path, None)  # another thread may have been here
+
+
+class Manifest:
+    """A file of JSON lines, one for each published file; several processes may share it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+
+    def check(self) -> None:
+        """Raise ConfigError if there is another file where it should be; OSError as for reading."""
+        try:
+            with open(self._path, "rb") as file:
+                first = file.readline(_BLOCK)
+        except FileNotFoundError:
+            return
+        if first and not {"name", "sha256"} <= object_of(first).keys():
+            raise ConfigError(f"--manifest {self._path}: exists, and is no manifest")
+
+    def append(self, published: Published) -> None:
+        """Add a line, and have it on disk; what a crash left of a last line is cut first.
+
+        A last line that lacks nothing but its end, as an editor may leave it, gets that.
+        The line's ``name`` is relative to the manifest's directory, ``published`` is now.
+        Raises OSError with the file's name; the manifest is then as it was.
+        """
+        line = published.line(self._name(published.path))
+        append_lines(self._path, line, is_torn=_is_torn)
+
+    def has(self, path: str, *, sha256: str) -> bool:
+        """Whether the line of the file at this path is there, among the last ones, of 1 MiB.
+
+        Names come again, with other content or the same: it is the last line of this name, and
+        gives this checksum. Raises OSError when the manifest exists and cannot be read.
+        """
+        name = self._name(path)
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _RECENT))
+                recent = file.read()
+        except FileNotFoundError:
+            return False
+        wanted = json.dumps(name).encode()
+        if wanted not in recent:
+            return False
+        for line in reversed(recent.split(b"\n")):
+            if wanted in line and (found := object_of(line)).get("name") == name:
+                return bool(found.get("sha256") == sha256)
+        return False
+
+    def _name(self, path: str) -> str:
+        return _relative(path, os.path.dirname(self._path))
+
+
+class LatestLink:
+    """A symbolic link that always names a file: it is replaced, never removed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+
+    def point(self, path: str) -> None:
+        """Have the link name this file, relative to the link's directory, which is made.
+
+        Raises OSError: FileExistsError, naming the link, when something else has its name.
+        """
+        folder = os.path.dirname(self._path)
+        target = _relative(path, folder)
+        make_directory(folder)
+        try:
+            if not stat.S_ISLNK(os.lstat(self._path).st_mode):
+                raise FileExistsError(
+                    errno.EEXIST, "not a symbolic link, so left alone", self._path
+                )
+            if os.readlink(self._path) == target:
+                return
+        except FileNotFoundError:
+            pass
+        new = os.path.join(folder, f".nsqtools-link-{secrets.token_hex(4)}")
+        os.symlink(target, new)
+        try:
+            os.replace(new, self._path)
+        except OSError:
+            os.unlink(new)
+            raise
+
+
+def _relative(path: str, folder: str) -> str:
+    """The path as seen from the folder, where links among the directories do not mislead it."""
+    path = os.path.abspath(path)
+    plain = os.path.relpath(path, folder)
+    if plain.partition(os.sep)[0] != os.pardir:
+        return plain
+    parent, name = os.path.split(path)
+    return os.path.join(os.path.relpath(os.path.realpath(parent), os.path.realpath(folder)), name)
+
+
+def _is_torn(line: bytes) -> bool:
+    return len(line) >= _BLOCK or not object_of(line)
 
 
 def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:

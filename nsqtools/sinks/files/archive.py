@@ -19,7 +19,7 @@ from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
 from nsqtools.records.manifest import Published
 from nsqtools.records.writers import make_writer
-from nsqtools.sinks.files import publish
+from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import Entry
 from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of, good_part
 
@@ -272,12 +272,12 @@ class Archive:
             target, work = entry.published.path, entry.work_path(rules.output_dir)
             left = os.path.lexists(work)
             if anew and left:
-                log.warning("%s: another's file, now %s", work, publish.move_aside(work))
+                log.warning("%s: another's file, now %s", work, disk.move_aside(work))
             if anew or not (left or os.path.lexists(target)):
                 return entry, self._begin(entry, work)
             if left and os.path.lexists(target):
                 raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
-            fd = publish.hold(work if left else target)
+            fd = disk.hold(work if left else target)
             if fd is None:
                 raise OSError(errno.EAGAIN, "another process writes to it", work)
             try:
@@ -302,7 +302,7 @@ class Archive:
         rules = self._rules
         relative = self._names.path(name, revision)
         work_dir = rules.own_work_dir
-        publish.make_directory(work_dir)
+        disk.make_directory(work_dir)
         published = Published(
             path=rules.target_path(relative),
             name=relative,
@@ -327,7 +327,7 @@ class Archive:
     def _begin(self, entry: Entry, work: str) -> int:
         self._journal.write(entry)
         try:
-            return publish.create(work)
+            return disk.create(work)
         except BaseException:
             self._journal.remove(entry)
             raise

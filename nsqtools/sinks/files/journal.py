@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.locks import Lock, open_locked
-from nsqtools.sinks.files.publish import WORK, sync_directory, write_all
+from nsqtools.sinks.files.disk import WORK, open_locked, sync_directory, write_all
+from nsqtools.sinks.files.locks import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

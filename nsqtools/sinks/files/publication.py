@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import NSQError, OutputError
 from nsqtools.policy.filenames import REV
-from nsqtools.sinks.files import publish
+from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.workfile import digest_of, good_part
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Publication:
             entry.revision = revision
             entry.published = replace(entry.published, name=relative, path=target)
             try:
-                publish.give_name(work, target, entry.copy_path(), mark)
+                disk.give_name(work, target, entry.copy_path(), mark)
             except FileExistsError:
                 continue
             return
@@ -59,7 +59,7 @@ class Publication:
 
     def complete(self, entry: Entry, work: str) -> None:
         """Finish the publication of a file that has its name; raises OSError."""
-        publish.sync_directory(os.path.dirname(entry.published.path))
+        disk.sync_directory(os.path.dirname(entry.published.path))
         self._care.record(entry.published)
         self.rules.retire(work)
         if not entry.owes:
@@ -90,7 +90,7 @@ class Publication:
         for entry in entries:
             work = entry.work_path(self.rules.output_dir)
             try:
-                fd = publish.hold(work)
+                fd = disk.hold(work)
                 if fd is None:
                     self._without_work_file(entry, work)
                     continue

@@ -13,7 +13,7 @@ from nsqtools.policy.filenames import NamePattern, Revisions
 from nsqtools.policy.rotation import Rotation
 from nsqtools.records.compression import METHODS, Encoder, make_encoder
 from nsqtools.records.layout import Layout
-from nsqtools.sinks.files import publish
+from nsqtools.sinks.files import disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +108,7 @@ class Rules:
 
     def retire(self, path: str) -> None:
         """Remove a work file that is published, and the directories that it leaves empty."""
-        publish.retire(path, root=self.own_work_dir)
+        disk.retire(path, root=self.own_work_dir)
 
     def target_path(self, relative: str) -> str:
         """Where it is published."""

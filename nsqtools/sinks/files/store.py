@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.policy.matcher import NameMatcher
-from nsqtools.sinks.files import publish
+from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.archive import Archive
 from nsqtools.sinks.files.journal import Journal
@@ -74,7 +74,7 @@ class Archives:
         rules = self.rules
         self._care.check()
         for directory in (rules.output_dir, rules.work_dir):
-            publish.make_directory(directory)
+            disk.make_directory(directory)
             if not os.path.isdir(directory):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import OutputError
 from nsqtools.records.compression import method_of
 from nsqtools.records.inspection import Inspection, inspect
-from nsqtools.sinks.files import publish
+from nsqtools.sinks.files import disk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ class WorkFile:
     """An open work file, locked by this process.
 
     ``add`` gathers in memory, ``sync`` writes one member and makes it last. Until then nothing of
-    it is safe; ``cut_back`` forgets it on disk and in memory. ``path`` ends in ``publish.WORK``;
+    it is safe; ``cut_back`` forgets it on disk and in memory. ``path`` ends in ``disk.WORK``;
     ``entry`` is the file's in the journal. Calls raise OSError.
     """
 
@@ -124,7 +124,7 @@ class WorkFile:
 
     def move_to(self, fd: int, path: str, entry: Entry) -> None:
         """Go on in another file, with a copy of what is safe; takes ``fd`` over if it succeeds."""
-        publish.copy_contents(self._fd, fd, 0, self._synced)
+        disk.copy_contents(self._fd, fd, 0, self._synced)
         os.close(self._fd)
         self._fd, self.path, self.entry = fd, path, entry
         self._unsynced = False
@@ -140,13 +140,13 @@ class WorkFile:
             if data:
                 self._unsynced = True
                 os.lseek(self._fd, self._synced, os.SEEK_SET)
-                publish.write_all(self._fd, data)
+                disk.write_all(self._fd, data)
             if self._unsynced:
                 os.fsync(self._fd)
                 self._unsynced = False
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from error
-        if not publish.is_at(self._fd, self.path):
+        if not disk.is_at(self._fd, self.path):
             raise MovedError(f"{self.path}: removed or replaced by another program")
         if self.digest:
             self.digest.update(data)
@@ -175,7 +175,7 @@ def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspecti
         inspection = inspect(
             file,
             layout,
-            compression=method_of(path.removesuffix(publish.WORK)),
+            compression=method_of(path.removesuffix(disk.WORK)),
             max_msg_size=max_msg_size,
         )
     size = os.fstat(fd).st_size
@@ -184,7 +184,7 @@ def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspecti
         os.fsync(fd)
         log.info("%s: %s: cut off", path, inspection.problem)
     elif inspection.good < size:
-        aside = publish.set_aside(fd, path, inspection.good, size)
+        aside = disk.set_aside(fd, path, inspection.good, size)
         log.warning(
             "%s: %s: its last %d bytes are put aside in %s",
             path,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
     from nsqtools.sinks.deadletters import DeadLetters
-    from nsqtools.sinks.relay.rules import Rules
+    from nsqtools.sinks.relay.filter import Filter
 
 log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.status")
@@ -75,7 +75,7 @@ class RelaySink:
         self,
         publisher: Publisher,
         destinations: Mapping[str, str],
-        rules: Rules,
+        rules: Filter,
         dead_letters: DeadLetters,
         *,
         guard: Guard | None = None,

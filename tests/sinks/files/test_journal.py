@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import OutputError
+from nsqtools.sinks.files import disk
 from nsqtools.sinks.files import journal as journal_module
-from nsqtools.sinks.files import publish
 from nsqtools.sinks.files.journal import FOLDER, ON_ROTATE, Journal, owing, owing_near
 from tests.support.archiving import (
     Archiving,
@@ -63,7 +63,7 @@ class TestFilesUnderWay:
             raise CrashError
 
         monkeypatch.setattr(archiving.journal, "remove", bool)
-        monkeypatch.setattr(publish, "create", crash)
+        monkeypatch.setattr(disk, "create", crash)
         with pytest.raises(CrashError):
             archiving.write(b"one")
         assert seen == [1]

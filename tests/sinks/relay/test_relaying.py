@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.config import ProducerConfig
 from nsqtools.engine.producer import Producer
-from nsqtools.sinks.relay.rules import Rules
+from nsqtools.sinks.relay.filter import Filter
 from nsqtools.sinks.relay.sink import RelaySink
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import Letters
@@ -39,7 +39,7 @@ async def relay(
     letters = Letters()
     letters.is_lossy = True
     producer = Producer([destination.address], config, rng=Random(1))
-    sink = RelaySink(producer, {"t": "T"}, Rules(), letters)
+    sink = RelaySink(producer, {"t": "T"}, Filter(), letters)
     await sink.open()
     await sink.join("t")
     try:

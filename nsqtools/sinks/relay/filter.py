@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.names import check_name
-from nsqtools.sinks.relay.members import is_equal, join, members_of, text_of
+from nsqtools.sinks.relay.objects import is_equal, join, members_of, text_of
 from nsqtools.sinks.relay.programs import condition, edit
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Filter:
     """What is asked of a body, in this order, and done to it.
 
     ``require_field``: a member of the object, which with ``require_value`` has that value; of
@@ -78,7 +78,7 @@ class Rules:
         return self.edit(body.decode()) if self.edit else body
 
 
-def make_rules(
+def make_filter(
     *,
     require_field: str = "",
     require_value: str = "",
@@ -86,9 +86,9 @@ def make_rules(
     pass_invalid: bool = False,
     where: str = "",
     edits: Sequence[str] = (),
-) -> Rules:
-    """The rules of these options; raises ConfigError, also where the package jq is missing."""
-    return Rules(
+) -> Filter:
+    """The filter of these options; raises ConfigError, also where the package jq is missing."""
+    return Filter(
         require_field,
         require_value,
         frozenset(whitelist),
