@@ -145,7 +145,7 @@ class Notes:
     followed: list[Published] = field(default_factory=list)
     settled: list[Published] = field(default_factory=list)
     error: BaseException | None = None
-    owes: tuple[str, ...] = ()
+    owes: bool = False
 
     def record(self, published: Published) -> None:
         if self.error:

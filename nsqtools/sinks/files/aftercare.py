@@ -19,7 +19,6 @@ from nsqtools.policy.retention import Kept, Retention
 from nsqtools.records.manifest import object_of
 from nsqtools.sinks.files.disk import append_lines, make_directory
 from nsqtools.sinks.files.hooks import Hook
-from nsqtools.sinks.files.journal import ON_ROTATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,9 +75,9 @@ class Care:
         self._counting = threading.Lock()
 
     @property
-    def owes(self) -> tuple[str, ...]:
-        """What a file owes when it is published."""
-        return (ON_ROTATE,) if self._hook else ()
+    def owes(self) -> bool:
+        """Whether a file waits for the command when it is published."""
+        return self._hook is not None
 
     def check(self) -> None:
         """Before anything is written; raises ConfigError or OSError."""
@@ -95,9 +94,8 @@ class Care:
 
     def settle(self, entry: Entry) -> None:
         """Have the command run with a file that owes it, if there is one now. Raises nothing."""
-        if self._hook and ON_ROTATE in entry.owes:
-            done = partial(self._journal.settle, entry, ON_ROTATE)
-            self._hook.submit(entry.published, done)
+        if self._hook and entry.owes:
+            self._hook.submit(entry.published, partial(self._journal.settle, entry))
 
     def follow(self, entry: Entry) -> None:
         """The file is final. Raises nothing."""

@@ -139,5 +139,5 @@ class Publication:
                 ".nsqtools"
             )
         elif entry.owes:
-            log.warning("%s is gone: --%s is not run for it", path, " and --".join(entry.owes))
+            log.warning("%s is gone: --on-rotate is not run for it", path)
         self.journal.remove(entry)

@@ -13,7 +13,7 @@ import pytest
 from nsqtools.errors import OutputError
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files import journal as journal_module
-from nsqtools.sinks.files.journal import FOLDER, ON_ROTATE, Journal, owing, owing_near
+from nsqtools.sinks.files.journal import FOLDER, Journal, owing, owing_near
 from tests.support.archiving import (
     Archiving,
     CrashError,
@@ -201,9 +201,9 @@ class TestWhoseEntriesTheyAre:
 
 
 class TestUsedNames:
-    @pytest.mark.parametrize("owes", [(), (ON_ROTATE,)])
+    @pytest.mark.parametrize("owes", [False, True])
     def test_a_name_is_never_given_again_though_its_file_is_gone(
-        self, owes: tuple[str, ...], tmp_path: Path
+        self, owes: bool, tmp_path: Path
     ) -> None:
         for number in range(3):
             rules = make_rules(tmp_path)
@@ -242,7 +242,7 @@ class TestWhatFilesOwe:
     def owing_file(self, rules: Rules) -> Path:
         """A published file of a process that ended before its command had succeeded."""
         root = Path(rules.output_dir)
-        archiving = Archiving(root.parent, rules=rules, notes=Notes(owes=(ON_ROTATE,)))
+        archiving = Archiving(root.parent, rules=rules, notes=Notes(owes=True))
         archiving.write(b"one")
         archiving.close()
         archiving.crash()
@@ -258,7 +258,7 @@ class TestWhatFilesOwe:
         assert [told.path for told in notes.settled] == [str(owing_file)]
         assert notes.followed == []
         assert journal.owed() == [str(owing_file)]
-        journal.settle(entry, ON_ROTATE)
+        journal.settle(entry)
         assert journal.owed() == []
         journal.close()
         assert files_of(rules) == []
@@ -266,15 +266,15 @@ class TestWhatFilesOwe:
     def test_it_is_known_whichever_process_is_asked(
         self, rules: Rules, owing_file: Path, tmp_path: Path
     ) -> None:
-        known = {str(owing_file): (ON_ROTATE,)}
+        known = {str(owing_file)}
         assert owing(rules.output_dir) == owing_near(str(owing_file)) == known
         assert owing_near(str(owing_file.parent / "deeper" / "file")) == known
-        assert owing_near(str(tmp_path / "file")) == {}
+        assert owing_near(str(tmp_path / "file")) == set()
 
     def test_a_file_that_is_written_to_again_owes_it_when_it_is_published_again(
         self, tmp_path: Path
     ) -> None:
-        notes = Notes(owes=(ON_ROTATE,))
+        notes = Notes(owes=True)
         archiving = Archiving(tmp_path, filename_format="<TOPIC>.log", notes=notes)
         archiving.write(b"one")
         archiving.step(fate="reopen")
