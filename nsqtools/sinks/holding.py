@@ -29,10 +29,6 @@ class Held:
         self._timer: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()
 
-    def __len__(self) -> int:
-        """How many batches have messages that are not settled."""
-        return len(self._due)
-
     def add(self, batch: Batch) -> None:
         """Hold a batch: returning from ``handle`` does not finish it."""
         batch.hold()

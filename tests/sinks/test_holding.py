@@ -43,7 +43,7 @@ class TestTouching:
         held.give_back(each)
         assert (settled.touched, settled.requeued) == ([], [])
         assert settled.forgotten == [b"one", b"two"]
-        assert len(held) == 0
+        await held.settled()
 
     async def test_after_the_end_nothing_is_touched(self) -> None:
         held, settled = Held(), Settled()

@@ -208,7 +208,8 @@ class Archive:
             try:
                 done = file.sync()
                 self._written += len(done)
-                synced(done)
+                if done:
+                    synced(done)
                 return
             except MovedError as error:
                 entry, fd = self._create(file.facts.name, anew=True)
