@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import io
 import logging
 import os
 import stat
@@ -18,14 +17,14 @@ from nsqtools.engine.concurrency import end
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
-from nsqtools.sinks.compression import method_of
-from nsqtools.sinks.formats import delimiter_bytes
-from nsqtools.sinks.members import NOUNS, plain_chunks, unpacked
-from nsqtools.sinks.records import Splitter, drop_empty, make_splitter
+from nsqtools.records.compression import METHODS, method_of, plain_chunks, require, unpacked
+from nsqtools.records.envelope import timestamp_of
+from nsqtools.records.layout import Layout
+from nsqtools.records.readers import Reader, Whole, drop_empty, make_reader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from typing import BinaryIO
+    from typing import Any, BinaryIO
 
     from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
 
@@ -55,7 +54,7 @@ class Publishing:
         if speed and not form.json:
             raise ConfigError(f"--pace {form.pace}: needs --json, whose records have timestamps")
         self._replay = Replay(speed) if speed else None
-        self._timestamps: list[int] = []  # of the records that the splitter returns
+        self._timestamps: list[int] = []  # of the records that the reader returns
         self._defer = form.defer or None
         self._show_progress = sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)
         self._published = 0
@@ -65,7 +64,7 @@ class Publishing:
         self._under_way: set[asyncio.Task[None]] = set()
         self._cut_off = False
         self._reading: asyncio.Task[None] | None = None
-        self._new_splitter()
+        self._new_reader()
 
     async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> int:
         """Publish the messages, the records of the archives, or else of the input; an exit code.
@@ -111,7 +110,7 @@ class Publishing:
     def _bodies(self, messages: Sequence[bytes]) -> list[bytes]:
         """Those of messages that are lines of JSON."""
         try:
-            return [*self._splitter.feed(b"\n".join(messages)), *self._splitter.finish()]
+            return [*self._reader.feed(b"\n".join(messages)), *self._reader.finish()]
         except RecordError as error:
             raise ConfigError(f"messages of the command line, {error}") from error
 
@@ -141,14 +140,14 @@ class Publishing:
                 raise RecordError(f"{file}: {error}") from error
             if self._cut_off:
                 return
-            self._new_splitter()
+            self._new_reader()
 
     async def _send_file(self, file: str) -> None:
         async for chunk in _read_archive(file) if self._form.from_archive else _read(file):
-            await self._send(self._splitter.feed(chunk))
+            await self._send(self._reader.feed(chunk))
             if self._cut_off:
                 return
-        await self._send(self._splitter.finish())
+        await self._send(self._reader.finish())
 
     async def _send(self, records: Sequence[bytes]) -> None:
         """Publish records when it is time, a window of batches at a time."""
@@ -171,7 +170,7 @@ class Publishing:
     def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
         """Those of the records that are not empty, if they are to be replayed."""
         taken = self._timestamps[:]
-        self._timestamps.clear()  # the splitter has it too
+        self._timestamps.clear()  # the reader adds to it
         return [at for at, record in zip(taken, records, strict=True) if record] if taken else taken
 
     async def _rest(self, seconds: float) -> None:
@@ -206,18 +205,27 @@ class Publishing:
         for task in done:
             task.result()
 
-    def _new_splitter(self) -> None:
+    def _new_reader(self) -> None:
         form = self._form
-        self._splitter: Splitter = make_splitter(
+        # What is over max_msg_size is refused alone; only what is far over ends the reading.
+        max_size = max(self._config.max_msg_size, self._config.max_body_size)
+        layout = Layout.choose(
             json=form.json,
             length_prefix=form.length_prefix,
-            whole=form.whole,
-            delimiter=delimiter_bytes(form.delimiter, null=form.null),
-            # What is over max_msg_size is refused alone; only what is far over ends the reading.
-            max_size=max(self._config.max_msg_size, self._config.max_body_size),
-            complete=form.from_archive,
-            timestamps=self._timestamps if self._replay else None,
+            delimiter=form.delimiter,
+            null=form.null,
         )
+        self._reader: Reader = Whole(max_size=max_size)
+        if not form.whole:
+            self._reader = make_reader(
+                layout,
+                max_size=max_size,
+                complete=form.from_archive,
+                observe=self._note_timestamp if self._replay else None,
+            )
+
+    def _note_timestamp(self, envelope: dict[str, Any]) -> None:
+        self._timestamps.append(timestamp_of(envelope))
 
     async def _report(self, started: float) -> None:
         loop = asyncio.get_running_loop()
@@ -249,10 +257,9 @@ def _check(files: Sequence[str], *, archived: bool) -> None:
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{name}: is no file that can be read twice")
         compression = method_of(file)
-        if compression in NOUNS and not status.st_size:
-            raise ConfigError(f"{name}: empty: not even one {NOUNS[compression]}")
-        for _ in plain_chunks(io.BytesIO(), compression):
-            pass
+        if compression != "none" and not status.st_size:
+            raise ConfigError(f"{name}: empty: not even one {METHODS[compression].noun}")
+        require(compression)
 
 
 async def _read(file: str) -> AsyncIterator[bytes]:
@@ -322,7 +329,7 @@ async def _read_archive(file: str) -> AsyncIterator[bytes]:
     except OSError as error:
         raise RecordError(error.strerror or str(error)) from error
     if damage:
-        yield b""  # so that the splitter can say what it found before that
+        yield b""  # so that the reader can say what it found before that
         raise RecordError(damage)
 
 

@@ -114,7 +114,7 @@ def relay(
 
     from nsqtools.cli.cluster import beside_producer
     from nsqtools.cli.logs import show_status
-    from nsqtools.cli.relaying import slowed, topic_sink
+    from nsqtools.cli.relaying import relay_sink, slowed
     from nsqtools.cli.service import consume
 
     config = beside_producer(config)
@@ -122,7 +122,7 @@ def relay(
         show_status()
 
     async def work() -> int:
-        sink = topic_sink(source, relaying, dead, stop, config, target)
+        sink = relay_sink(source, relaying, dead, stop, config, target)
         consuming = slowed(config, relaying)
         return await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
 

@@ -10,8 +10,8 @@ from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
 from nsqtools.engine.producer import Producer
 from nsqtools.policy.pace import Pace
 from nsqtools.sinks.deadletters import make_dead_letters
-from nsqtools.sinks.topic.rules import destinations, find_loops, make_rules
-from nsqtools.sinks.topic.sink import TopicSink
+from nsqtools.sinks.relay.filter import destinations, find_loops, make_filter
+from nsqtools.sinks.relay.sink import RelaySink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -32,19 +32,19 @@ _AHEAD = 10.0
 _POST_TIMEOUT = 20.0
 
 
-def topic_sink(
+def relay_sink(
     source: SourceOptions,
     options: RelayOptions,
     dead: DeadLetterOptions,
     stop: StopOptions,
     config: ConsumerConfig,
     target: ProducerConfig,
-) -> TopicSink:
+) -> RelaySink:
     """The sink that relays these topics; raises ConfigError, having connected nowhere."""
     config, target = with_secret(config), with_secret(target)
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
     check_dead_letter_topic(source, dead)
-    rules = make_rules(
+    rules = make_filter(
         require_field=options.require_json_field,
         require_value=options.require_json_value,
         whitelist=options.whitelist_json_field,
@@ -61,7 +61,7 @@ def topic_sink(
             await close_post()
 
     producer = Producer(addresses(options.destination_nsqd_tcp_address), target)
-    return TopicSink(
+    return RelaySink(
         producer,
         goals,
         rules,

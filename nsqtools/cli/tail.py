@@ -12,7 +12,7 @@ from nsqtools.cli.options import Command, options
 from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions, TailOptions
 
 if TYPE_CHECKING:
-    from nsqtools.sinks.formats import Format
+    from nsqtools.records.writers import Writer
 
 _STDOUT = 1
 
@@ -58,19 +58,24 @@ def tail(
     from nsqtools.sinks.stdout import StreamSink
 
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
-    sink = StreamSink(_STDOUT, _format(form))
+    sink = StreamSink(_STDOUT, _writer(form))
     return asyncio.run(consume(source, channel, config, stop, sink, metrics=metrics))
 
 
-def _format(form: TailOptions) -> Format:
-    from nsqtools.sinks.formats import delimiter_bytes, make_format
+def _writer(form: TailOptions) -> Writer:
+    from nsqtools.records.layout import Layout
+    from nsqtools.records.template import Template
+    from nsqtools.records.writers import make_writer
 
-    return make_format(
+    escape = os.isatty(_STDOUT)
+    layout = Layout.choose(
         json=form.json,
-        template=form.format or None,
-        delimiter=delimiter_bytes(form.delimiter, null=form.null),
         length_prefix=form.length_prefix,
-        print_topic=form.print_topic,
-        timestamps=form.timestamps,
-        escape=os.isatty(_STDOUT),
+        delimiter=form.delimiter,
+        null=form.null,
+    )
+    if form.format:
+        return Template(form.format, escape=escape)
+    return make_writer(
+        layout, print_topic=form.print_topic, timestamps=form.timestamps, escape=escape
     )

@@ -157,9 +157,9 @@ def to_file(
     """
     import asyncio
 
-    from nsqtools.cli.archiving import file_sink
     from nsqtools.cli.logs import adjust
     from nsqtools.cli.service import consume
+    from nsqtools.sinks.files.sink import file_sink
 
     adjust(files.log_level, files.log_prefix)
     sink = file_sink(source, files, config)

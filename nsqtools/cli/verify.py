@@ -13,7 +13,7 @@ from nsqtools.config.option import Option
 from nsqtools.config.units import counted
 
 if TYPE_CHECKING:
-    from nsqtools.sinks.verification import Report
+    from nsqtools.records.verification import Report
 
 _FILE = Option("path", "An archive, or a manifest.")
 
@@ -59,15 +59,16 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> in
     """
     import logging
 
-    from nsqtools.sinks.formats import delimiter_bytes
-    from nsqtools.sinks.verification import Layout, check
+    from nsqtools.records.layout import Layout
+    from nsqtools.records.verification import check
+    from nsqtools.sinks.files.journal import owing_near
 
     log = logging.getLogger(__name__)
-    delimiter = delimiter_bytes(how.delimiter, null=False)
-    layout = Layout(how.format, delimiter, how.max_msg_size)
+    layout = Layout.parse(how.format, how.delimiter)
     bad = unreadable = False
     for file in files:
-        for report in check(file, layout):
+        reports = check(file, layout, max_msg_size=how.max_msg_size, waiting_near=owing_near)
+        for report in reports:
             if report.unreadable:
                 unreadable = True
                 log.error("%s: %s", file, report.problem)

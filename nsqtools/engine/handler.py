@@ -140,12 +140,6 @@ class Batch(Sequence[Message]):
         self._messages = self._messages[:count]
         self._size = None
 
-    def part(self, messages: Sequence[Message]) -> Batch:
-        """Some of its messages as a batch, to be rendered; settle them here."""
-        return Batch(
-            messages, self._settle, topic=self.topic, channel=self.channel, source=self.source
-        )
-
     def unsettled(self) -> Sequence[Message]:
         """The messages that are neither finished nor requeued."""
         return self._messages if self._unsettled is None else list(self._unsettled)

@@ -7,23 +7,22 @@ A dead letter as an object is what ``tail --json`` writes, with a ``reason`` bef
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import json
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from nsqtools.engine.handler import loss_of
 from nsqtools.errors import NSQError, OutputError
-from nsqtools.sinks.files.locks import open_locked
-from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
-from nsqtools.sinks.files.sink import as_output_error, ended
-from nsqtools.sinks.formats import make_format
+from nsqtools.records.layout import Layout
+from nsqtools.records.manifest import object_of
+from nsqtools.records.writers import make_writer
+from nsqtools.sinks.files.disk import append_lines, make_directory
+from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
     from nsqtools.config import DeadLetterOptions
@@ -39,25 +38,24 @@ Post = Callable[[str, Mapping[str, str], bytes], Awaitable[int]]
 """URL, headers and body of a POST: returns the status, raises NSQError without an answer."""
 
 SUFFIX = ".dead.jsonl"
-_BLOCK = 1 << 16
 _POSTS = 8
 """Requests at once, of one ``write``."""
-_FORMAT = make_format(json=True)
+_WRITER = make_writer(Layout("json"))
 _START = b'{"reason":'
 """Of the line of every dead letter."""
 _LINK = "is a symbolic link, which is not followed: move it away"
 
 
-class DeadLetters(Protocol):
+class DeadLetters(ABC):
     """Takes messages that will not be delivered again."""
 
-    @property
-    def is_lossy(self) -> bool:
-        """Whether they are lost, and the loss only logged."""
+    is_lossy = False
+    """Whether they are lost, and the loss only logged."""
 
-    async def open(self) -> None:
+    async def open(self) -> None:  # noqa: B027 - most have nothing to do
         """Find out what can be known before there is a dead letter; raises OutputError."""
 
+    @abstractmethod
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Return once these messages of the batch are safe; ``reason`` is one line.
 
@@ -65,7 +63,7 @@ class DeadLetters(Protocol):
         again. Settling them is the caller's.
         """
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - most have nothing to do
         """There will be no more."""
 
 
@@ -90,33 +88,22 @@ def make_dead_letters(
     return Nowhere()
 
 
-class Nowhere:
+class Nowhere(DeadLetters):
     """Logs the loss."""
 
     is_lossy = True
-
-    async def open(self) -> None:
-        """Nothing to do."""
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Log the ids, at ERROR."""
         log.error("topic %s: %s", batch.topic, loss_of(messages, reason))
 
-    async def close(self) -> None:
-        """Nothing to do."""
 
-
-class ToTopic:
-    """Publishes the bodies, as they are, to a topic."""
-
-    is_lossy = False
+class ToTopic(DeadLetters):
+    """Publishes the bodies, as they are, to a topic; the owner of the publisher closes it."""
 
     def __init__(self, topic: str, publish: Publish) -> None:
         self._topic = topic
         self._publish = publish
-
-    async def open(self) -> None:
-        """Nothing to do: the publisher is opened and closed by its owner."""
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Publish the bodies; the reason is not told."""
@@ -125,26 +112,18 @@ class ToTopic:
         except NSQError as error:
             raise OutputError(f"dead-letter topic {self._topic}: {error}") from error
 
-    async def close(self) -> None:
-        """Nothing to do."""
 
-
-class ToURL:
+class ToURL(DeadLetters):
     """POSTs each message as a JSON object of its own; any 2xx is success.
 
     ``headers`` go out with each.
     """
-
-    is_lossy = False
 
     def __init__(self, url: str, post: Post, headers: Mapping[str, str] | None = None) -> None:
         self._url = url
         self._name = _public(url)
         self._post = post
         self._headers = {"Content-Type": "application/json", **(headers or {})}
-
-    async def open(self) -> None:
-        """Nothing to do: who posts is opened and closed by its owner."""
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Post the messages, a few at once."""
@@ -167,21 +146,16 @@ class ToURL:
         if not 200 <= status < 300:
             raise OutputError(f"dead-letter URL {self._name}: answered {status}")
 
-    async def close(self) -> None:
-        """Nothing to do."""
 
-
-class ToDirectory:
+class ToDirectory(DeadLetters):
     """Appends JSON lines to one file a topic, TOPIC.dead.jsonl; processes may share the directory.
 
     The disk is worked on in a thread.
     """
 
-    is_lossy = False
-
     def __init__(self, folder: str) -> None:
         self._folder = os.path.abspath(folder)
-        self._pool = ThreadPoolExecutor(1, "dead-letters")
+        self._threads = Threads(1, "dead-letters")
 
     async def open(self) -> None:
         """Make the directory; raises OutputError if it cannot be written to."""
@@ -193,12 +167,11 @@ class ToDirectory:
 
     async def close(self) -> None:
         """Let the thread end."""
-        self._pool.shutdown(wait=False)
+        self._threads.close()
 
     async def _run(self, work: Callable[..., None], *args: object) -> None:
-        """Call what blocks in the thread; one that is cancelled waits for that to end."""
         try:
-            await ended(asyncio.get_running_loop().run_in_executor(self._pool, work, *args))
+            await self._threads.run(work, *args)
         except OSError as error:
             raise as_output_error(error) from error
 
@@ -210,76 +183,31 @@ class ToDirectory:
             raise PermissionError(errno.EACCES, "cannot be written to", self._folder)
 
     def _append(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
+        path = os.path.join(self._folder, batch.topic + SUFFIX)
         lines = [*_envelopes(batch, messages, reason), b""]  # makes the join end in a newline
-        _append_lines(os.path.join(self._folder, batch.topic + SUFFIX), b"\n".join(lines))
+        try:
+            append_lines(path, b"\n".join(lines), is_torn=_is_torn, flags=os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno == errno.ELOOP and os.path.islink(path):
+                raise OSError(error.errno, _LINK, path) from None
+            raise
 
 
 def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[bytes]:
     """One JSON object per message, without a newline, in which there is none either."""
     # Half of a surrogate pair, of a byte that was not UTF-8, becomes an escape that JSON has too.
     text = f"{encode_basestring(reason)},".encode(errors="backslashreplace")
-    lines = _FORMAT.render(batch.part(messages)).split(b"\n")[:-1]
+    lines = _WRITER.render(batch, messages).split(b"\n")[:-1]
     return [_START + text + line.removeprefix(b"{") for line in lines]
 
 
-def _append_lines(path: str, data: bytes) -> None:
-    """Add whole lines to a file that processes share, and have them on disk.
+def _is_torn(line: bytes) -> bool:
+    """Whether a crash has left this of a dead letter; there may be zeros for what was written.
 
-    What a crash left of a dead letter is cut off first, as its message was never finished. Any
-    other last line that lacks its end, as an editor may leave it, gets that. Raises OSError with
-    the file's name; nothing of the lines is there then, or the next call cuts it off.
+    Its message was never finished. What does not begin as ours do is somebody else's.
     """
-    try:
-        fd = open_locked(path, os.O_APPEND | os.O_NOFOLLOW, wait=True)
-    except OSError as error:
-        if error.errno == errno.ELOOP and os.path.islink(path):
-            raise OSError(error.errno, _LINK, path) from None
-        raise
-    assert fd is not None
-    try:
-        end, missing = _end_of_lines(fd)
-        os.ftruncate(fd, end)
-        if not end:  # before there is a line, so that others need not ask whether the name lasts
-            sync_directory(os.path.dirname(path))
-        try:
-            write_all(fd, missing + data)
-            os.fsync(fd)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(fd, end)
-            raise
-        if not os.fstat(fd).st_nlink:
-            raise FileNotFoundError(errno.ENOENT, "removed while it was written to")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        os.close(fd)
-
-
-def _end_of_lines(fd: int) -> tuple[int, bytes]:
-    """Where the last whole line ends, 0 without any, and what has to follow it there."""
-    size = end = os.fstat(fd).st_size
-    found = -1
-    while end and found < 0:
-        start = max(0, end - _BLOCK)
-        found = os.pread(fd, end - start, start).rfind(b"\n")
-        end = start + found + 1 if found >= 0 else start
-    line = os.pread(fd, size - end, end)
-    if not line or (_is_torn_letter(line) and not _is_object(line)):
-        return end, b""
-    return size, b"\n"
-
-
-def _is_torn_letter(line: bytes) -> bool:
-    """Whether a line begins as ours do; a crash may leave zeros in place of what was written."""
-    return line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+    is_ours = line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
+    return is_ours and not object_of(line)
 
 
 def _public(url: str) -> str:

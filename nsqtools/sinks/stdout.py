@@ -17,7 +17,7 @@ from nsqtools.errors import OutputClosedError, OutputError
 
 if TYPE_CHECKING:
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.formats import Format
+    from nsqtools.records.writers import Writer
 
 _PIPE_SIZE = 1 << 20
 _NEVER_BLOCKS = select.PIPE_BUF
@@ -122,9 +122,9 @@ class StreamSink(Handler):
 
     failed: asyncio.Future[None]
 
-    def __init__(self, fd: int, form: Format, *, name: str = "standard output") -> None:
+    def __init__(self, fd: int, writer: Writer, *, name: str = "standard output") -> None:
         self._output = Output(fd, name)
-        self._format = form
+        self._writer = writer
         self._lock = asyncio.Lock()
         self.messages = 0
         """Written so far, with their ``bytes``."""
@@ -139,7 +139,7 @@ class StreamSink(Handler):
         """Write the batch, then finish it; give it back when that fails."""
         async with self._lock:
             if not self._output.failed.done():
-                data = self._format.render(batch)
+                data = self._writer.render(batch, batch)
                 with contextlib.suppress(OutputError):  # ``failed`` tells
                     await self._output.write(data)
                     self.messages += len(batch)

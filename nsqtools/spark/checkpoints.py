@@ -9,7 +9,7 @@ from heapq import nlargest
 from pathlib import Path
 
 from nsqtools.errors import NSQError, OutputError
-from nsqtools.sinks.files.publish import sync_directory
+from nsqtools.sinks.files.disk import sync_directory
 from nsqtools.spark.folders import sync_file
 from nsqtools.spark.ledger import Ledger
 from nsqtools.spark.naming import Segment

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from nsqtools.sinks.verification import Layout
+    from nsqtools.records.layout import Layout
     from nsqtools.spark.inputs import Input, Report
 
 __all__ = ["LOCK", "CompactSettings", "Compacted", "check_apart", "compact"]

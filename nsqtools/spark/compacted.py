@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.files.publish import is_at, make_directory, sync_directory
+from nsqtools.sinks.files.disk import is_at, make_directory, sync_directory
 from nsqtools.spark.mounted import replace_json
 from nsqtools.spark.places import OURS
 

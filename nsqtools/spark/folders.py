@@ -11,7 +11,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.sinks.files.publish import sync_directory
+from nsqtools.sinks.files.disk import sync_directory
 from nsqtools.spark.places import local
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.sinks.files.publish import make_directory
+from nsqtools.sinks.files.disk import make_directory
 from nsqtools.spark.mounted import replace_json
 from nsqtools.spark.places import below, literal, local
 

@@ -8,7 +8,6 @@ published, our own ``_nsqtools`` and what Spark keeps beside its data.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import stat
@@ -21,16 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.compression import method_of
-from nsqtools.sinks.members import plain_chunks
-from nsqtools.sinks.verification import is_manifest
+from nsqtools.records.compression import method_of, require
+from nsqtools.records.manifest import is_manifest
 from nsqtools.spark.mounted import real
 from nsqtools.spark.places import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from nsqtools.sinks.verification import Layout
+    from nsqtools.records.layout import Layout
 
     Report = Callable[[str, int, int], None]
     """Is told of progress: what is being done, how much of it is, and of how much (0: unknown)."""
@@ -200,8 +198,7 @@ def _look(path: str, status: os.stat_result, layout: Layout | None) -> Input | N
         raise ConfigError(
             f"{path}: is no Parquet: give --input-format raw, json or length-prefixed"
         )
-    for _ in plain_chunks(io.BytesIO(), method_of(path)):  # raises if a library is missing
-        pass
+    require(method_of(path))
     return found
 
 

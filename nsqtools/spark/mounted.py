@@ -8,8 +8,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, OutputError
+from nsqtools.sinks.files.disk import make_directory, sync_directory
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.sinks.files.publish import make_directory, sync_directory
 from nsqtools.spark.places import local
 
 if TYPE_CHECKING:

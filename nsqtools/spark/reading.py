@@ -5,10 +5,10 @@ The files are an option of the source: the driver has looked at each, and gives 
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,9 +16,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from nsqtools.errors import RecordError
-from nsqtools.sinks.compression import method_of
-from nsqtools.sinks.members import NOUNS, plain_chunks
-from nsqtools.sinks.records import Delimited, make_splitter
+from nsqtools.records.compression import METHODS, method_of, plain_chunks
+from nsqtools.records.layout import Layout
+from nsqtools.records.readers import make_reader
 from nsqtools.spark.ledger import ROW_SCHEMA
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from pyspark.sql.types import StructType
-
-    from nsqtools.sinks.records import Splitter
 
 __all__ = ["INPUT_SCHEMA", "Archive", "ArchiveSource", "as_option", "read"]
 
@@ -43,15 +41,12 @@ _SHARES_PER_CORE = 4
 _TIMESTAMPS = range(1 << 63)
 _ATTEMPTS = range(1 << 31)
 
-# What somebody else's JSON may do to a program that expects an envelope.
-_MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
 
 @dataclass(frozen=True, slots=True)
 class Archive:
     """A file of records as the driver found it.
 
-    ``format`` is in ``verification.FORMATS``; the end of the path tells the compression. ``skip``
+    ``format`` is in ``layout.FORMATS``; the end of the path tells the compression. ``skip``
     is how many records at the beginning are left out.
     """
 
@@ -88,50 +83,39 @@ def _check_same(archive: Archive, file: BinaryIO) -> None:
 
 
 def _batches(archive: Archive, file: BinaryIO) -> Iterator[pa.RecordBatch]:
-    if not archive.size and (noun := NOUNS.get(method_of(archive.path))):
-        raise RecordError(f"empty: not even one {noun}")
+    compression = method_of(archive.path)
+    if not archive.size and compression != "none":
+        raise RecordError(f"empty: not even one {METHODS[compression].noun}")
     position = size = 0
-    gathered: list[bytes] = []
-    for records in _records(archive, file):
-        gathered += records
-        size += sum(map(len, records))
-        if len(gathered) >= _ROWS or size >= _BYTES:
-            yield from _batch(archive, gathered, position)
-            position += len(gathered)
-            gathered, size = [], 0
-    yield from _batch(archive, gathered, position)
+    bodies: list[bytes] = []
+    envelopes: list[dict[str, Any]] = []  # of bodies that are in one
+    layout = Layout(archive.format, archive.delimiter)
+    reader = make_reader(layout, complete=True, observe=envelopes.append)
+    for chunk in chain(plain_chunks(file, compression), (None,)):
+        found = reader.finish() if chunk is None else reader.feed(chunk)
+        bodies += found
+        size += sum(map(len, found))
+        if chunk is None or len(bodies) >= _ROWS or size >= _BYTES:
+            yield from _batch(archive, bodies, envelopes, position)
+            position += len(bodies)
+            size = 0
+            bodies.clear()
+            envelopes.clear()
 
 
-def _records(archive: Archive, file: BinaryIO) -> Iterator[Sequence[bytes]]:
-    """What the pieces of the file complete: bodies, or the lines of envelopes."""
-    is_json = archive.format == "json"
-    splitter: Splitter
-    if is_json:
-        splitter = Delimited(complete=True, noun="line")
-    else:
-        splitter = make_splitter(
-            length_prefix=archive.format == "length-prefixed",
-            delimiter=archive.delimiter,
-            complete=True,
-        )
-    for chunk in plain_chunks(file, method_of(archive.path)):
-        found = splitter.feed(chunk)
-        yield [line for line in found if line.strip()] if is_json else found
-    found = splitter.finish()
-    yield [line for line in found if line.strip()] if is_json else found
-
-
-def _batch(archive: Archive, records: Sequence[bytes], position: int) -> Iterator[pa.RecordBatch]:
+def _batch(
+    archive: Archive,
+    bodies: Sequence[bytes],
+    envelopes: Sequence[dict[str, Any]],
+    position: int,
+) -> Iterator[pa.RecordBatch]:
     """One batch of the records from this position on; none if all of them are skipped."""
     first = max(archive.skip - position, 0)
-    kept = records[first:] if first else records
+    kept = bodies[first:]
     if not kept:
         return
     if archive.format == "json":
-        try:
-            columns = _from_envelopes(archive, kept)
-        except _MALFORMED:
-            raise _fault(archive) from None
+        columns = _from_envelopes(archive, kept, envelopes[first:])
     else:
         columns = _from_bodies(archive, kept)
     start = position + first
@@ -147,35 +131,27 @@ def _from_bodies(archive: Archive, bodies: Sequence[bytes]) -> list[pa.Array]:
     return list((nothing | known).values())
 
 
-def _from_envelopes(archive: Archive, lines: Sequence[bytes]) -> list[pa.Array]:
-    """As ``formats`` writes them; of other keys, and values that cannot be, nothing is known.
-
-    Raises one of _MALFORMED for a line that is no envelope.
-    """
-    found = [json.loads(line.decode()) for line in lines]
-    bodies = [_body(each) for each in found]
-    stamps = [_number(each.get("timestamp"), _TIMESTAMPS) for each in found]
+def _from_envelopes(
+    archive: Archive, bodies: Sequence[bytes], envelopes: Sequence[dict[str, Any]]
+) -> list[pa.Array]:
+    """As the JSON writer has them; of other keys, and values that cannot be, nothing is known."""
+    stamps = [_number(each.get("timestamp"), _TIMESTAMPS) for each in envelopes]
     times = [(archive.mtime_ns if ns is None else ns) // 1000 for ns in stamps]
+    attempts = [_number(each.get("attempts"), _ATTEMPTS) for each in envelopes]
+    try:
+        texts = [
+            pa.array([_text(each.get(key)) for each in envelopes], pa.string())
+            for key in ("topic", "channel", "nsqd", "id")
+        ]
+    except UnicodeEncodeError:
+        raise RecordError("a topic, channel, nsqd or id has half of a surrogate pair") from None
     return [
-        pa.array([_text(each.get("topic")) for each in found], pa.string()),
-        pa.array([_text(each.get("channel")) for each in found], pa.string()),
-        pa.array([_text(each.get("nsqd")) for each in found], pa.string()),
-        pa.array([_text(each.get("id")) for each in found], pa.string()),
+        *texts,
         pa.array(times, pa.int64()).cast(ROW_SCHEMA.field("timestamp").type),
         pa.array(stamps, pa.int64()),
-        pa.array([_number(each.get("attempts"), _ATTEMPTS) for each in found], pa.int32()),
+        pa.array(attempts, pa.int32()),
         pa.array(bodies, pa.binary()),
     ]
-
-
-def _body(envelope: dict[str, Any]) -> bytes:
-    text, encoded = envelope.get("body"), envelope.get("body_b64")
-    if (text is None) == (encoded is None):
-        raise ValueError
-    if text is None:
-        return base64.b64decode(envelope["body_b64"], validate=True)
-    body: bytes = text.encode()
-    return body
 
 
 def _text(value: object) -> str | None:
@@ -184,19 +160,6 @@ def _text(value: object) -> str | None:
 
 def _number(value: object, allowed: range) -> int | None:
     return value if type(value) is int and value in allowed else None
-
-
-def _fault(archive: Archive) -> RecordError:
-    """What is wrong with a file of envelopes, in the words of the reader that tells the place."""
-    splitter = make_splitter(json=True, complete=True)
-    try:
-        with open(archive.path, "rb") as file:
-            for chunk in plain_chunks(file, method_of(archive.path)):
-                splitter.feed(chunk)
-            splitter.finish()
-    except RecordError as error:
-        return error
-    return RecordError("a topic, channel, nsqd or id has half of a surrogate pair")
 
 
 @dataclass

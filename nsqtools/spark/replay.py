@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ProducerConfig
     from nsqtools.names import Address
-    from nsqtools.sinks.verification import Layout
+    from nsqtools.records.layout import Layout
     from nsqtools.spark.inputs import Input, Report
 
 __all__ = ["LOCK", "ReplaySettings", "Replayed", "is_staged", "publish", "reach", "stage"]

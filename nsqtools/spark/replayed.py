@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.sinks.files.publish import sync_directory
+from nsqtools.sinks.files.disk import sync_directory
 from nsqtools.spark.mounted import replace_json
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.sinks.compression import method_of
+from nsqtools.records.compression import method_of
 from nsqtools.spark.session import explain, is_local
 
 if TYPE_CHECKING:

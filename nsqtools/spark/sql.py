@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from nsqtools.sinks.verification import Layout
+    from nsqtools.records.layout import Layout
     from nsqtools.spark.progress import Progress, Totals
 
     Show = Callable[[Sequence[str], Iterator[Sequence[Any]]], None]

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.sinks.files.publish import make_directory, sync_directory, write_all
+from nsqtools.sinks.files.disk import make_directory, sync_directory, write_all
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _HADOOP = frozenset({"hdfs", "viewfs"})

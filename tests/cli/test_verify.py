@@ -6,7 +6,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from nsqtools.sinks.files.manifest import Manifest, Published
+from nsqtools.records.manifest import Published
+from nsqtools.sinks.files.aftercare import Manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

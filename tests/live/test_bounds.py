@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.sinks.compression import load_zstd
+from nsqtools.records.compression import load_zstd
 from tests.support import archives
 from tests.support.eventually import eventually
 from tests.support.hostile import MIB, Hostile, endless, header
@@ -139,7 +139,7 @@ def test_verify_does_not_read_a_line_that_is_larger_than_memory_may_be(
     assert ended.code == 1
     (line,) = ended.stderr.splitlines()
     assert str(path) in line
-    assert "record 2" in line
+    assert "line 2 " in line
     assert "--max-msg-size" in line
     assert ended.peak < LIMIT
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.sinks.compression import METHODS, make_encoder
+from nsqtools.records.compression import METHODS, make_encoder
 from tests.support.eventually import eventually
 from tests.support.raw import prefixed
 from tests.support.replays import Taken
@@ -98,7 +98,7 @@ WHOLE = gzip.compress(b"one\ntwo\n", mtime=0)
 @pytest.mark.parametrize(
     ("name", "data", "place"),
     [
-        ("a.log", b"one\ntwo\nthr", "record 3 at byte 8 "),
+        ("a.log", b"one\ntwo\nthr", "record 3 at byte 8: "),
         ("a.gz", WHOLE + gzip.compress(b"three\n", mtime=0)[:-1], "member 2 at byte 28: "),
     ],
     ids=["torn", "cut"],

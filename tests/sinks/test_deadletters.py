@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from nsqtools.errors import HTTPError, OutputError, PublishError
 from nsqtools.names import Address
+from nsqtools.records.readers import JsonLines
 from nsqtools.sinks.deadletters import ToDirectory, ToTopic, ToURL
-from nsqtools.sinks.records import JsonLines
 from tests.support.archiving import START, batch
 from tests.support.faults import broken, file_limit
 from tests.support.neighbour import neighbour

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import OutputClosedError, OutputError
-from nsqtools.sinks.formats import make_format
+from nsqtools.records.layout import Layout
+from nsqtools.records.writers import make_writer
 from nsqtools.sinks.stdout import StreamSink
 from tests.support.archiving import Settled, batch
 from tests.support.clock import turns
@@ -37,7 +38,7 @@ def settled() -> Iterator[Settled]:
 
 @contextlib.asynccontextmanager
 async def opened(fd: int) -> AsyncIterator[StreamSink]:
-    sink = StreamSink(fd, make_format())
+    sink = StreamSink(fd, make_writer(Layout()))
     await sink.open()
     try:
         yield sink
@@ -283,8 +284,8 @@ class TestFile:
         self, pipe: Pipe
     ) -> None:
         with device(os.devnull, os.O_RDONLY) as fd, pytest.raises(OutputError, match=r"^output: "):
-            await StreamSink(fd, make_format(), name="output").open()
+            await StreamSink(fd, make_writer(Layout()), name="output").open()
         os.close(pipe.writer)
         closed, pipe.writer = pipe.writer, -1
         with pytest.raises(OutputError, match=os.strerror(errno.EBADF)):
-            await StreamSink(closed, make_format()).open()
+            await StreamSink(closed, make_writer(Layout())).open()

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.files.manifest import Manifest, Published
-from nsqtools.sinks.verification import Layout
+from nsqtools.records.layout import Layout
+from nsqtools.records.manifest import Published
+from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.spark.inputs import find
 from nsqtools.spark.reading import INPUT_SCHEMA, Archive, read
 from tests.support.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
@@ -239,9 +240,9 @@ class TestRead:
     @pytest.mark.parametrize(
         ("data", "layout", "place"),
         [
-            (b"one\ntwo", RAW, "record 2 at byte 4 "),
+            (b"one\ntwo", RAW, "record 2 at byte 4: "),
             (b"\0\0\0\x09abc", PREFIXED, "record 1"),
-            (b'{"body":"a"}\n{"body":', JSON, "line 2 at byte 13 "),
+            (b'{"body":"a"}\n{"body":', JSON, "line 2: it is torn"),
             (b'{"body":"a"}\n{"body":}\n', JSON, "line 2: "),
             (b'{"body":"a"},{"body":"b"}\n', JSON, "line 1: "),
             (b"[1]\n", JSON, "line 1: .* array"),

@@ -9,24 +9,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.config import ArchiveOptions
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.names import Address
 from nsqtools.policy.filenames import NamePattern
-from nsqtools.sinks.compression import METHODS, method_of
-from nsqtools.sinks.files.archive import Archive
+from nsqtools.records.compression import METHODS, method_of, plain_chunks
+from nsqtools.records.inspection import inspect
+from nsqtools.records.layout import Layout
+from nsqtools.records.manifest import Published
+from nsqtools.sinks.files.archive import Archive, Arrival
 from nsqtools.sinks.files.journal import FOLDER, Entry, Journal
-from nsqtools.sinks.files.manifest import Published
-from nsqtools.sinks.files.rules import Arrival, Rules
-from nsqtools.sinks.files.salvage import salvage
-from nsqtools.sinks.formats import make_format
-from nsqtools.sinks.members import plain_chunks
-from nsqtools.sinks.recovery import inspect
+from nsqtools.sinks.files.publication import Publication
+from nsqtools.sinks.files.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.sinks.files.aftercare import Care
-    from nsqtools.sinks.files.rules import Fate
+    from nsqtools.sinks.files.archive import Fate
     from nsqtools.sinks.files.workfile import Part
 
 SECOND = 1_000_000_000
@@ -100,40 +100,53 @@ def make_rules(
     **more: Any,
 ) -> Rules:
     """Rules for files in ``out`` below the folder, with revisions from 0 wherever REV stands."""
-    compression, form = more.get("compression", "none"), more.setdefault("format", "raw")
-    delimiter = more.setdefault("delimiter", b"\n")
-    defaults = {
-        "output_dir": str(folder / "out"),
-        "work_dir": str(folder / "out"),
+    own = {key: more.pop(key) for key in _OWN if key in more}
+    options: dict[str, Any] = {_OPTIONS.get(key, key): value for key, value in more.items()}
+    options.setdefault("output_dir", str(folder / "out"))
+    options.setdefault("work_dir", str(folder / "out"))
+    options.setdefault("skip_empty_files", True)
+    if options.get("name_by") is True:
+        options["name_by"] = "message"
+    if options.get("manifest") is True:
+        options["manifest"] = "manifest"
+    made = ArchiveOptions(**options)
+    defaults: dict[str, Any] = {
+        "options": made,
+        "output_dir": made.output_dir,
+        "work_dir": made.work_dir,
         "pattern": NamePattern(
             filename_format=filename_format,
             datetime_format=datetime_format,
-            suffix=METHODS[compression].suffix,
+            suffix=METHODS[made.compress].suffix,
             repeated_by=repeated_by if "<REV>" in filename_format else "",
         ),
+        "layout": Layout.parse(made.format, made.delimiter),
         "hostname": "host.example.org",
         "pid": 1,
         "zone": UTC,
-        "form": make_format(
-            json=form == "json", length_prefix=form == "length-prefixed", delimiter=delimiter
-        ),
-        "delimiter_text": "\\n",
-        "skip_empty": True,
     }
-    if form != "raw":
-        more["delimiter"] = b""
-    return Rules(**{**defaults, **more})
+    return Rules(**(defaults | own))
+
+
+_OWN = ("pid", "hostname", "zone", "max_msg_size", "max_open_files")
+_OPTIONS = {
+    "by_message": "name_by",
+    "compression": "compress",
+    "digest": "manifest",
+    "empty_after": "sync_interval",
+    "skip_empty": "skip_empty_files",
+}
 
 
 @dataclass
 class Notes:
-    """An Aftercare that notes what it is told; ``record`` raises ``error`` once."""
+    """A Care that notes what it is told; ``record`` raises ``error`` once."""
 
     recorded: list[Published] = field(default_factory=list)
     followed: list[Published] = field(default_factory=list)
     settled: list[Published] = field(default_factory=list)
     error: BaseException | None = None
-    owes: tuple[str, ...] = ()
+    owes: bool = False
 
     def record(self, published: Published) -> None:
         if self.error:
@@ -146,6 +159,11 @@ class Notes:
 
     def settle(self, entry: Entry) -> None:
         self.settled.append(entry.published)
+
+
+def publication_of(rules: Rules, journal: Journal, care: Notes | Care) -> Publication:
+    """One whose published files somebody else cares for."""
+    return Publication(rules, journal, care)  # type: ignore[arg-type]
 
 
 class CrashError(BaseException):
@@ -175,14 +193,15 @@ class Archiving:
         self.safe: list[bytes] = []
         self._topic = topic
         self.journal = Journal(self.rules.output_dir, self.rules.host)
-        self.archive = Archive(topic, self.rules, self.journal, self.notes, now=self.now)
+        publication = publication_of(self.rules, self.journal, self.notes)
+        self.archive = Archive(topic, publication, now=self.now)
 
     def step(self, *batches: Batch, fate: Fate = "") -> None:
         """One step with these batches, that come now."""
         parts: list[Part] = []
         arrivals = [Arrival(self.wall, each) for each in batches]
         try:
-            self.archive.step(arrivals, parts, now=self.now, wall=self.wall, fate=fate)
+            self.archive.step(arrivals, parts.extend, now=self.now, wall=self.wall, fate=fate)
         finally:
             self.safe += [message.body for _, messages in parts for message in messages]
 
@@ -240,10 +259,8 @@ def whole(path: Path, rules: Rules) -> bytes:
     with path.open("rb") as file:
         found = inspect(
             file,
+            rules.layout,
             compression=rules.compression,
-            json=rules.format == "json",
-            length_prefix=rules.format == "length-prefixed",
-            delimiter=rules.delimiter or b"\n",
         )
     assert found.problem == ""
     return plain(path)
@@ -273,8 +290,8 @@ def entry_of(rules: Rules, name: str) -> Entry:
         name=name,
         records=0,
         size=0,
-        format=rules.format,
-        delimiter=rules.delimiter_text if rules.format == "raw" else "",
+        format=rules.layout.format,
+        delimiter=rules.options.delimiter if rules.layout.format == "raw" else "",
         compression=rules.compression,
     )
     return Entry(
@@ -282,7 +299,7 @@ def entry_of(rules: Rules, name: str) -> Entry:
         base=base,
         revision=int(number[1]) if number else 0,
         host=rules.host,
-        work_dir="" if rules.work_dir == rules.output_dir else rules.work_dir,
+        work_dir=rules.own_work_dir,
         work_dir_inode=os.stat(rules.work_dir).st_ino if os.path.exists(rules.work_dir) else 0,
         work=name,
     )
@@ -314,6 +331,6 @@ def recover(rules: Rules, notes: Notes | Care | None = None, journal: Journal | 
     os.makedirs(rules.output_dir, exist_ok=True)
     journal = journal or Journal(rules.output_dir, rules.host)
     entries = journal.adopt(lambda topic: topic == "events")
-    failed = salvage(entries, rules, journal, notes or Notes())
+    failed = publication_of(rules, journal, notes or Notes()).salvage(entries)
     journal.close()
     return len(failed)

@@ -15,6 +15,7 @@ import httpx
 from nsqtools.policy.endpoints import make_endpoints as make_choice
 from nsqtools.policy.pace import Pace
 from nsqtools.policy.verdicts import Statuses
+from nsqtools.sinks.deadletters import DeadLetters
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.courier import EachOf, OneOf
 from nsqtools.sinks.http.post import Post
@@ -109,7 +110,7 @@ class Scripted(httpx.AsyncBaseTransport):
         return [sent.at for sent in self.sent if host in ("", sent.host)]
 
 
-class Letters:
+class Letters(DeadLetters):
     """Dead letters in memory. Each call takes ``takes`` seconds, and ``error`` is raised."""
 
     def __init__(self) -> None:

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.names import Address
-from nsqtools.sinks.compression import make_encoder, method_of
-from nsqtools.sinks.formats import make_format
-from nsqtools.sinks.verification import Layout
+from nsqtools.records.compression import make_encoder, method_of
+from nsqtools.records.layout import Layout
+from nsqtools.records.writers import make_writer
 from nsqtools.spark.compact import Compacted, CompactSettings, compact
 from nsqtools.spark.ledger import ROW_SCHEMA
 
@@ -79,18 +79,14 @@ def again(messages: Iterable[Sent], **facts: Any) -> list[Sent]:
 
 def to_file(path: Path, messages: Sequence[Sent], layout: Layout, *, members: int = 3) -> Path:
     """A file as to-file writes it, compressed as its name says, in some members."""
-    form = make_format(
-        json=layout.format == "json",
-        length_prefix=layout.format == "length-prefixed",
-        delimiter=layout.delimiter,
-    )
+    writer = make_writer(layout)
     encoder = make_encoder(method_of(path.name))
     path.parent.mkdir(parents=True, exist_ok=True)
     share = max(-(-len(messages) // members), 1)
     with path.open("wb") as file:
         for start in range(0, max(len(messages), 1), share):
-            for each in messages[start : start + share]:
-                file.write(encoder.write(form.render(_batch(each))))
+            for batch in map(_batch, messages[start : start + share]):
+                file.write(encoder.write(writer.render(batch, batch)))
             file.write(encoder.finish() or (encoder.empty() if not messages else b""))
     return path
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nsqtools.sinks.deadletters import ToDirectory
+from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.sinks.files.locks import Lock
-from nsqtools.sinks.files.manifest import Manifest
 from tests.support.archiving import batch, published
 from tests.support.forkserver import ROOT, Forked
 

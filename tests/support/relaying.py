@@ -1,4 +1,4 @@
-"""A TopicSink with a destination and dead letters that do as a test says."""
+"""A RelaySink with a destination and dead letters that do as a test says."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ServerError
-from nsqtools.sinks.topic.rules import Rules
-from nsqtools.sinks.topic.sink import TopicSink
+from nsqtools.sinks.relay.filter import Filter
+from nsqtools.sinks.relay.sink import RelaySink
 from tests.support.archiving import Settled, batch
 from tests.support.delivering import Letters
 from tests.support.scripted import undisturbed
+from tests.support.sinking import InLoop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -62,13 +63,17 @@ class Destination:
 class Relaying:
     """An open sink for topics ``t`` and ``u``, which go to ``T`` and ``U``."""
 
-    def __init__(self, *, rules: Rules | None = None, lossy: bool = False, **more: Any) -> None:
+    def __init__(self, *, rules: Filter | None = None, lossy: bool = False, **more: Any) -> None:
         self.destination = Destination()
         self.letters = Letters()
         self.letters.is_lossy = lossy
         self.fates = Settled()
-        self.sink = TopicSink(
-            self.destination, {"t": "T", "u": "U"}, rules or Rules(), self.letters, **more
+        self.sink = RelaySink(
+            self.destination,
+            {"t": "T", "u": "U"},
+            rules or Filter(),
+            self.letters,
+            **{"threads": InLoop(), **more},
         )
 
     def batch(self, *bodies: bytes, topic: str = "t", **more: Any) -> Batch:

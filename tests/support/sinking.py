@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.policy.matcher import NameMatcher
-from nsqtools.policy.retention import Retention
-from nsqtools.sinks.files.aftercare import Care
-from nsqtools.sinks.files.journal import Journal
-from nsqtools.sinks.files.listing import find
 from nsqtools.sinks.files.sink import FileSink
 from nsqtools.sinks.files.store import Archives
+from nsqtools.sinks.threads import Threads
 from tests.support.archiving import Settled, batch, below, make_rules, plain
 from tests.support.clock import elapse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from nsqtools.sinks.files.hooks import Hook
     from nsqtools.sinks.files.rules import Rules
 
 SOON = 0.001
 
 
-class SlowSink(FileSink):
-    """Works on the disk in the event loop, after so many virtual seconds."""
+class InLoop(Threads):
+    """Is worked on in the event loop, after so many virtual seconds."""
 
     slow = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(1, "unused")
 
     def start(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         async def slowly() -> Any:
@@ -73,8 +72,8 @@ class Sinking:
 
 def slow(running: Sinking, seconds: float) -> None:
     """From now on each work on the disk takes so long."""
-    assert isinstance(running.sink, SlowSink)
-    running.sink.slow = seconds
+    assert isinstance(running.sink.threads, InLoop)
+    running.sink.threads.slow = seconds
 
 
 def counted(sink: FileSink, topic: str = "events") -> list[float]:
@@ -89,45 +88,29 @@ def counted(sink: FileSink, topic: str = "events") -> list[float]:
 
 
 def make_archives(
-    rules: Rules,
-    *,
-    topics: tuple[str, ...] = ("events",),
-    hook: Hook | None = None,
-    retention: Retention | None = None,
-    **more: Any,
+    rules: Rules, *, topics: tuple[str, ...] = ("events",), **options: Any
 ) -> Archives:
-    matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
-    journal = Journal(rules.output_dir, rules.host)
-    care = Care(
-        manifest=None,
-        link=None,
-        retention=retention or Retention(),
-        hook=hook,
-        journal=journal,
-        found=lambda: find(rules.output_dir, matcher),
-    )
-    return Archives(rules, matcher.accepts, journal, care, hook=hook, **more)
+    """Archives by these rules, but for some options."""
+    changed = rules.options.with_values(**options)
+    return Archives(replace(rules, options=changed), topics)
 
 
 @contextlib.asynccontextmanager
 async def sinking(
     folder: Path,
     *,
-    kind: type[FileSink] = SlowSink,
+    threads: Threads | None = None,
     topics: tuple[str, ...] = ("events",),
     window: int = 100,
-    sync_interval: float = 30.0,
-    fail_fast: bool = False,
     **more: Any,
 ) -> AsyncIterator[Sinking]:
     """``more`` is that of ``make_rules``; names have no time in them unless told."""
     more.setdefault("filename_format", "<TOPIC><REV>.log")
-    rules = make_rules(folder, empty_after=sync_interval, **more)
-    sink = kind(
+    rules = make_rules(folder, **more)
+    sink = FileSink(
         make_archives(rules, topics=topics),
         window=window,
-        sync_interval=sync_interval,
-        fail_fast=fail_fast,
+        threads=threads or InLoop(),
     )
     await sink.open()
     for topic in topics:

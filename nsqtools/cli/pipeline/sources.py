@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.formats import delimiter_bytes
-from nsqtools.sinks.verification import Layout
+from nsqtools.records.layout import Layout
 from nsqtools.spark.session import is_local
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def layout(inputs: InputOptions) -> Layout | None:
     """How records stand in files of ``to-file``; None if it is not said."""
     if not inputs.input_format:
         return None
-    return Layout(inputs.input_format, delimiter_bytes(inputs.delimiter, null=False))
+    return Layout.parse(inputs.input_format, inputs.delimiter)
 
 
 def schema_text(text: str) -> str:

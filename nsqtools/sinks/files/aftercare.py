@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import os
+import secrets
+import stat
 import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsqtools.policy.retention import Kept
-from nsqtools.sinks.files.journal import ON_ROTATE
+from nsqtools.errors import ConfigError
+from nsqtools.policy.retention import Kept, Retention
+from nsqtools.records.manifest import object_of
+from nsqtools.sinks.files.disk import append_lines, make_directory
+from nsqtools.sinks.files.hooks import Hook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterator
 
-    from nsqtools.policy.retention import Retention
-    from nsqtools.sinks.files.hooks import Hook
+    from nsqtools.policy.matcher import NameMatcher
+    from nsqtools.records.manifest import Published
     from nsqtools.sinks.files.journal import Entry, Journal
-    from nsqtools.sinks.files.listing import Found
-    from nsqtools.sinks.files.manifest import LatestLink, Manifest, Published
+    from nsqtools.sinks.files.rules import Rules
 
 log = logging.getLogger(__name__)
+
+_UNPUBLISHED = (".part", ".torn", ".copy")
+"""Ends of names that no published file has."""
+
+_BLOCK = 1 << 16
+_RECENT = 1 << 20
+"""Bytes at a manifest's end that ``has`` looks at: some 2000 lines."""
 
 
 @dataclass(slots=True)
@@ -35,37 +48,36 @@ class Tally:
 
 
 class Care:
-    """An ``archive.Aftercare`` made of those parts that were asked for; threads may share it.
+    """Those parts of it that the options ask for; threads may share it.
 
-    ``found`` lists the published files that are there, and is asked once, when the first of them
+    ``matcher`` knows the archives' names: published files are listed once, when the first of them
     may have to go.
     """
 
-    def __init__(
-        self,
-        *,
-        manifest: Manifest | None,
-        link: Callable[[str], LatestLink] | None,
-        retention: Retention,
-        hook: Hook | None,
-        journal: Journal,
-        found: Callable[[], Iterable[Found]],
-    ) -> None:
-        self._manifest = manifest
-        self._link = link
-        self._retention = retention
-        self._hook = hook
+    def __init__(self, rules: Rules, journal: Journal, matcher: NameMatcher) -> None:
+        options = rules.options
+        self._root = rules.output_dir
         self._journal = journal
-        self._found = found
+        self._matcher = matcher
+        self._manifest: Manifest | None = None
+        if options.manifest:
+            self._manifest = Manifest(rules.target_path(options.manifest))
+        self._link = rules.target_path(options.latest_link) if options.latest_link else ""
+        self._retention = Retention(
+            keep=options.keep, max_age=options.max_age, max_total=options.max_total
+        )
+        self._hook: Hook | None = None
+        if options.on_rotate:
+            self._hook = Hook(options.on_rotate, timeout=options.on_rotate_timeout)
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
         self._tallies: dict[str, Tally] = {}
         self._counting = threading.Lock()
 
     @property
-    def owes(self) -> tuple[str, ...]:
-        """As Aftercare."""
-        return (ON_ROTATE,) if self._hook else ()
+    def owes(self) -> bool:
+        """Whether a file waits for the command when it is published."""
+        return self._hook is not None
 
     def check(self) -> None:
         """Before anything is written; raises ConfigError or OSError."""
@@ -73,24 +85,27 @@ class Care:
             self._manifest.check()
 
     def record(self, published: Published) -> None:
-        """As Aftercare: add the manifest's line, unless it is there already. Raises OSError."""
+        """The file has its name: add the manifest's line, unless it is there already.
+
+        Raises OSError, and is called again then, as after a crash.
+        """
         if self._manifest and not self._manifest.has(published.path, sha256=published.sha256):
             self._manifest.append(published)
 
     def settle(self, entry: Entry) -> None:
-        """As Aftercare: have the command run, if there is one now."""
-        if self._hook and ON_ROTATE in entry.owes:
-            done = partial(self._journal.settle, entry, ON_ROTATE)
-            self._hook.submit(entry.published, done)
+        """Have the command run with a file that owes it, if there is one now. Raises nothing."""
+        if self._hook and entry.owes:
+            self._hook.submit(entry.published, partial(self._journal.settle, entry))
 
     def follow(self, entry: Entry) -> None:
-        """As Aftercare."""
+        """The file is final. Raises nothing."""
         published = entry.published
         self._count(published)
         self.settle(entry)
         if self._link:
             try:
-                self._link(published.topic).point(published.path)
+                link = LatestLink(self._link.replace("<TOPIC>", published.topic))
+                link.point(published.path)
             except OSError as error:
                 log.warning("--latest-link %s: %s", error.filename, error.strerror)
         if not self._retention.unlimited:
@@ -104,14 +119,11 @@ class Care:
             for files in list(self._listed().values()):
                 self._delete(files)
 
-    def _listed(self) -> dict[str, dict[str, Kept]]:
-        with self._listing:
-            if self._files is None:
-                self._files = {}
-                for each in self._found():
-                    kept = Kept(each.path, each.size, each.mtime_ns)
-                    self._files.setdefault(each.topic, {})[each.path] = kept
-            return self._files
+    def close(self) -> None:
+        """Wait for the last commands; what these keep may go then."""
+        if self._hook:
+            self._hook.close()
+            self.prune()
 
     def tallies(self) -> dict[str, Tally]:
         """What was published until now, by topic; it does not block."""
@@ -124,6 +136,14 @@ class Care:
             tally.files += 1
             tally.records += published.records
             tally.size += published.size
+
+    def _listed(self) -> dict[str, dict[str, Kept]]:
+        with self._listing:
+            if self._files is None:
+                self._files = {}
+                for topic, kept in find(self._root, self._matcher):
+                    self._files.setdefault(topic, {})[kept.path] = kept
+            return self._files
 
     def _delete(self, files: dict[str, Kept]) -> None:
         known = list(files.values())
@@ -141,3 +161,136 @@ class Care:
             else:
                 log.info("deleted %s", kept.path)
             files.pop(kept.path, None)  # another thread may have been here
+
+
+class Manifest:
+    """A file of JSON lines, one for each published file; several processes may share it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+
+    def check(self) -> None:
+        """Raise ConfigError if there is another file where it should be; OSError as for reading."""
+        try:
+            with open(self._path, "rb") as file:
+                first = file.readline(_BLOCK)
+        except FileNotFoundError:
+            return
+        if first and not {"name", "sha256"} <= object_of(first).keys():
+            raise ConfigError(f"--manifest {self._path}: exists, and is no manifest")
+
+    def append(self, published: Published) -> None:
+        """Add a line, and have it on disk; what a crash left of a last line is cut first.
+
+        A last line that lacks nothing but its end, as an editor may leave it, gets that.
+        The line's ``name`` is relative to the manifest's directory, ``published`` is now.
+        Raises OSError with the file's name; the manifest is then as it was.
+        """
+        line = published.line(self._name(published.path))
+        append_lines(self._path, line, is_torn=_is_torn)
+
+    def has(self, path: str, *, sha256: str) -> bool:
+        """Whether the line of the file at this path is there, among the last ones, of 1 MiB.
+
+        Names come again, with other content or the same: it is the last line of this name, and
+        gives this checksum. Raises OSError when the manifest exists and cannot be read.
+        """
+        name = self._name(path)
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _RECENT))
+                recent = file.read()
+        except FileNotFoundError:
+            return False
+        wanted = json.dumps(name).encode()
+        if wanted not in recent:
+            return False
+        for line in reversed(recent.split(b"\n")):
+            if wanted in line and (found := object_of(line)).get("name") == name:
+                return bool(found.get("sha256") == sha256)
+        return False
+
+    def _name(self, path: str) -> str:
+        return _relative(path, os.path.dirname(self._path))
+
+
+class LatestLink:
+    """A symbolic link that always names a file: it is replaced, never removed."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+
+    def point(self, path: str) -> None:
+        """Have the link name this file, relative to the link's directory, which is made.
+
+        Raises OSError: FileExistsError, naming the link, when something else has its name.
+        """
+        folder = os.path.dirname(self._path)
+        target = _relative(path, folder)
+        make_directory(folder)
+        try:
+            if not stat.S_ISLNK(os.lstat(self._path).st_mode):
+                raise FileExistsError(
+                    errno.EEXIST, "not a symbolic link, so left alone", self._path
+                )
+            if os.readlink(self._path) == target:
+                return
+        except FileNotFoundError:
+            pass
+        new = os.path.join(folder, f".nsqtools-link-{secrets.token_hex(4)}")
+        os.symlink(target, new)
+        try:
+            os.replace(new, self._path)
+        except OSError:
+            os.unlink(new)
+            raise
+
+
+def _relative(path: str, folder: str) -> str:
+    """The path as seen from the folder, where links among the directories do not mislead it."""
+    path = os.path.abspath(path)
+    plain = os.path.relpath(path, folder)
+    if plain.partition(os.sep)[0] != os.pardir:
+        return plain
+    parent, name = os.path.split(path)
+    return os.path.join(os.path.relpath(os.path.realpath(parent), os.path.realpath(folder)), name)
+
+
+def _is_torn(line: bytes) -> bool:
+    return len(line) >= _BLOCK or not object_of(line)
+
+
+def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:
+    """Topics and regular files below root whose names match.
+
+    Symbolic links are left alone, as are directories that hold nothing of ours. What cannot be
+    read is logged and left out; what is gone, silently.
+    """
+    directories = [""]
+    while directories:
+        below = directories.pop()
+        prefix = f"{below}/" if below else ""
+        try:
+            with os.scandir(os.path.join(root, below)) as entries:
+                for entry in entries:
+                    relative = prefix + entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        if matcher.descend(relative):
+                            directories.append(relative)
+                    elif (topic := matcher.match(relative)) is not None and (found := _kept(entry)):
+                        yield topic, found
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            path = os.path.join(root, below)
+            log.warning("%s: cannot be searched for archives: %s", path, error.strerror)
+
+
+def _kept(entry: os.DirEntry[str]) -> Kept | None:
+    if entry.name.endswith(_UNPUBLISHED) or not entry.is_file(follow_symlinks=False):
+        return None
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return Kept(entry.path, status.st_size, status.st_mtime_ns)

@@ -13,26 +13,36 @@ import math
 import os
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from nsqtools.policy.filenames import REV, FileNames
 from nsqtools.policy.rotation import OpenFile
-from nsqtools.sinks.compression import make_encoder
-from nsqtools.sinks.files import publication, publish
+from nsqtools.records.manifest import Published
+from nsqtools.records.writers import make_writer
+from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.journal import Entry
-from nsqtools.sinks.files.manifest import Published
-from nsqtools.sinks.files.salvage import digest_of, good_part
-from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile
+from nsqtools.sinks.files.workfile import CutError, MovedError, WorkFile, digest_of, good_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from nsqtools.engine.handler import Batch, Message
-    from nsqtools.sinks.files.journal import Journal
-    from nsqtools.sinks.files.rules import Aftercare, Arrival, Fate, Rules
+    from nsqtools.sinks.files.publication import Publication
     from nsqtools.sinks.files.workfile import Part
 
+    Synced = Callable[[list[Part]], object]
+
 log = logging.getLogger(__name__)
+
+Fate = Literal["", "reopen", "close"]
+"""What becomes of open files after a step: rotated as the rules say, or published all."""
+
+
+class Arrival(NamedTuple):
+    """A batch and the clock, in ns since the epoch, when it came."""
+
+    wall: int
+    batch: Batch
 
 
 class Archive:
@@ -44,22 +54,21 @@ class Archive:
     def __init__(
         self,
         topic: str,
-        rules: Rules,
-        journal: Journal,
-        aftercare: Aftercare,
+        publication: Publication,
         *,
         now: float,
         guard: Callable[[], object] = bool,
     ) -> None:
         self._topic = topic
-        self._rules = rules
-        self._journal = journal
-        self._aftercare = aftercare
+        self._publication = publication
+        self._rules = rules = publication.rules
+        self._journal = publication.journal
         self._guard = guard
         self._names = FileNames(
             rules.pattern, topic=topic, hostname=rules.hostname, pid=rules.pid, zone=rules.zone
         )
         self._rotation = rules.rotation()
+        self._writer = make_writer(rules.layout)
         self._files: dict[str, WorkFile] = {}
         self._finished: list[WorkFile] = []
         self._bare_since = now
@@ -70,7 +79,7 @@ class Archive:
     def step(
         self,
         arrivals: Sequence[Arrival],
-        safe: list[Part],
+        synced: Synced,
         *,
         now: float,
         wall: int,
@@ -78,21 +87,22 @@ class Archive:
     ) -> bool:
         """Write the batches, sync, and rotate what is due; whether anything was written.
 
-        ``safe`` gets the messages that may be finished, also when OSError, OutputError or
-        ConfigError is raised: all others are then cut off the files again, and must be given back.
+        ``synced`` is called with messages that may be finished, as soon as they may. When OSError,
+        OutputError or ConfigError is raised, all others are cut off the files again, and must be
+        given back.
         """
         before = self._written
         try:
             self._publish_finished()
             for arrival in arrivals:
                 for name, messages in self._named(arrival):
-                    self._write(name, arrival, messages, safe, now)
-            self._sync(safe)
+                    self._write(name, arrival, messages, synced, now)
+            self._sync(synced)
             if not fate:
-                self._rotate_due(safe, now, wall)
+                self._rotate_due(synced, now, wall)
             else:
                 for name in list(self._files):
-                    self._end(name, safe, now)
+                    self._end(name, synced, now)
                 self._publish_finished()
         except BaseException:
             for file in self._files.values():
@@ -113,14 +123,14 @@ class Archive:
         if self._finished:
             return now
         if not self._files:
-            never = rules.skip_empty or rules.by_message
-            return math.inf if never else self._bare_since + rules.empty_after
+            empty_after = rules.options.sync_interval
+            return self._bare_since + empty_after if rules.makes_empty else math.inf
         files = self._files.values()
         renamed = None if rules.by_message else self._names.next_change(wall)
         look = partial(self._rotation.next_due, now=now, wall=wall, renamed=renamed)
         due = [at for file in files if (at := look(file.facts)) is not None]
         if rules.by_message:
-            due += [file.used + rules.close_idle for file in files]
+            due += [file.used + rules.options.close_idle for file in files]
         return min(due, default=math.inf)
 
     def _named(self, arrival: Arrival) -> Iterator[tuple[str, Sequence[Message]]]:
@@ -134,16 +144,15 @@ class Archive:
         name: str,
         arrival: Arrival,
         messages: Sequence[Message],
-        safe: list[Part],
+        synced: Synced,
         now: float,
     ) -> None:
         """Gather messages in the file of this name, and in those after it as it gets full."""
         batch = arrival.batch
-        whole = len(messages) == len(batch)
-        data = self._rules.form.render(batch if whole else batch.part(messages))
+        data = self._writer.render(batch, messages)
         self._count_delimiters(data, len(messages))
         while messages:
-            file = self._file_for(name, arrival.wall, safe, now)
+            file = self._file_for(name, arrival.wall, synced, now)
             room = self._rotation.room(file.facts)
             if len(data) <= room:
                 file.add(data, batch, messages, now)
@@ -159,14 +168,14 @@ class Archive:
         for message in messages:
             if size > room:
                 break
-            records.append(self._rules.form.render(batch.part([message])))
+            records.append(self._writer.render(batch, [message]))
             size += len(records[-1])
         return b"".join(records), len(records)
 
     def _count_delimiters(self, data: bytes, records: int) -> None:
-        if not self._rules.delimiter:
+        if self._rules.layout.format != "raw":
             return
-        more = data.count(self._rules.delimiter) - records
+        more = data.count(self._rules.layout.delimiter) - records
         if more and not self.delimiters:
             log.warning(
                 "topic %s: a body contains the delimiter, so its record cannot be told from "
@@ -175,31 +184,32 @@ class Archive:
             )
         self.delimiters += more
 
-    def _file_for(self, name: str, wall: int, safe: list[Part], now: float) -> WorkFile:
+    def _file_for(self, name: str, wall: int, synced: Synced, now: float) -> WorkFile:
         """The open file of this name, after what must be closed before it."""
         for known in [name] if self._rules.by_message else list(self._files):
             file = self._files.get(known)
             if file and self._rotation.decide(file.facts, name=name, now=now, wall=wall):
-                self._finish(known, safe, now)
+                self._finish(known, synced, now)
         if name not in self._files:
             while len(self._files) >= self._rules.max_open_files:
                 oldest = min(self._files, key=lambda each: self._files[each].used)
-                self._finish(oldest, safe, now)
+                self._finish(oldest, synced, now)
             self._files[name] = self._open(name, wall, now)
         return self._files[name]
 
-    def _sync(self, safe: list[Part]) -> None:
+    def _sync(self, synced: Synced) -> None:
         for file in list(self._files.values()):
             if file.is_dirty:
-                self._sync_one(file, safe)
+                self._sync_one(file, synced)
 
-    def _sync_one(self, file: WorkFile, safe: list[Part]) -> None:
+    def _sync_one(self, file: WorkFile, synced: Synced) -> None:
         """Make one file safe, wherever its name has gone."""
         while True:
             try:
                 done = file.sync()
-                safe += done
                 self._written += len(done)
+                if done:
+                    synced(done)
                 return
             except MovedError as error:
                 entry, fd = self._create(file.facts.name, anew=True)
@@ -209,8 +219,7 @@ class Archive:
                     file.move_to(fd, path, entry)
                 except BaseException:
                     os.close(fd)
-                    self._rules.retire(path)
-                    self._journal.remove(entry)
+                    self._publication.discard(entry, path)
                     raise
                 self._journal.remove(old)
             except CutError as error:
@@ -220,17 +229,17 @@ class Archive:
                 file.close()
                 raise
 
-    def _rotate_due(self, safe: list[Part], now: float, wall: int) -> None:
+    def _rotate_due(self, synced: Synced, now: float, wall: int) -> None:
         rules = self._rules
         for name, file in list(self._files.items()):
             current = name if rules.by_message else self._names.at(wall)
-            idle = rules.by_message and now >= file.used + rules.close_idle
+            idle = rules.by_message and now >= file.used + rules.options.close_idle
             if idle or self._rotation.decide(file.facts, name=current, now=now, wall=wall):
-                self._finish(name, safe, now)
-                if not (rules.skip_empty or rules.by_message):
+                self._finish(name, synced, now)
+                if rules.makes_empty:
                     self._files[current] = self._open(current, wall, now)
-        bare = not (self._files or rules.skip_empty or rules.by_message)
-        if bare and now >= self._bare_since + rules.empty_after:
+        is_bare = rules.makes_empty and not self._files
+        if is_bare and now >= self._bare_since + rules.options.sync_interval:
             name = self._names.at(wall)
             self._files[name] = self._open(name, wall, now)
 
@@ -241,12 +250,11 @@ class Archive:
         facts = OpenFile(name=name, opened=now, opened_wall=wall)
         try:
             if os.fstat(fd).st_size:  # continued
-                inspection = good_part(fd, path, rules.format, rules.delimiter, rules.max_msg_size)
+                inspection = good_part(fd, path, rules.layout, rules.max_msg_size)
                 facts.size, facts.compressed = inspection.plain, inspection.good
                 facts.records = inspection.records
-            digest = digest_of(fd) if rules.digest else None
-            encoder = make_encoder(rules.compression, rules.level)
-            return WorkFile(fd, path, facts, encoder, entry=entry, digest=digest)
+            digest = digest_of(fd) if rules.options.manifest else None
+            return WorkFile(fd, path, facts, rules.encoder(), entry=entry, digest=digest)
         except BaseException:
             os.close(fd)
             raise
@@ -265,12 +273,12 @@ class Archive:
             target, work = entry.published.path, entry.work_path(rules.output_dir)
             left = os.path.lexists(work)
             if anew and left:
-                log.warning("%s: another's file, now %s", work, publish.move_aside(work))
+                log.warning("%s: another's file, now %s", work, disk.move_aside(work))
             if anew or not (left or os.path.lexists(target)):
                 return entry, self._begin(entry, work)
             if left and os.path.lexists(target):
                 raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
-            fd = publish.hold(work if left else target)
+            fd = disk.hold(work if left else target)
             if fd is None:
                 raise OSError(errno.EAGAIN, "another process writes to it", work)
             try:
@@ -294,8 +302,8 @@ class Archive:
         """What the journal is to know of a file before there is one."""
         rules = self._rules
         relative = self._names.path(name, revision)
-        work_dir = "" if rules.work_dir == rules.output_dir else rules.work_dir
-        publish.make_directory(work_dir)
+        work_dir = rules.own_work_dir
+        disk.make_directory(work_dir)
         published = Published(
             path=rules.target_path(relative),
             name=relative,
@@ -303,8 +311,8 @@ class Archive:
             records=0,
             size=0,
             sha256="",
-            format=rules.format,
-            delimiter=rules.delimiter_text if rules.format == "raw" else "",
+            format=rules.layout.format,
+            delimiter=rules.options.delimiter if rules.layout.format == "raw" else "",
             compression=rules.compression,
         )
         return Entry(
@@ -320,19 +328,19 @@ class Archive:
     def _begin(self, entry: Entry, work: str) -> int:
         self._journal.write(entry)
         try:
-            return publish.create(work)
+            return disk.create(work)
         except BaseException:
             self._journal.remove(entry)
             raise
 
-    def _finish(self, name: str, safe: list[Part], now: float) -> None:
+    def _finish(self, name: str, synced: Synced, now: float) -> None:
         """Sync a file and publish it."""
-        self._end(name, safe, now)
+        self._end(name, synced, now)
         self._publish_finished()
 
-    def _end(self, name: str, safe: list[Part], now: float) -> None:
+    def _end(self, name: str, synced: Synced, now: float) -> None:
         file = self._files[name]
-        self._sync_one(file, safe)
+        self._sync_one(file, synced)
         del self._files[name]
         self._bare_since = now
         self._finished.append(file)
@@ -343,13 +351,12 @@ class Archive:
             self._finished.pop(0).close()
 
     def _publish(self, file: WorkFile) -> None:
-        rules, facts, entry = self._rules, file.facts, file.entry
+        facts, entry = file.facts, file.entry
         if not file.is_published:  # else what follows has failed the last time
-            self._sync_one(file, [])  # its name may be gone since then
+            self._sync_one(file, bool)  # its name may be gone since then
             entry = file.entry
-            if rules.skip_empty and not (facts.records or facts.size):
-                rules.retire(file.path)
-                self._journal.remove(entry)
+            if self._rules.options.skip_empty_files and not (facts.records or facts.size):
+                self._publication.discard(entry, file.path)
                 return
             file.seal()
             first, last = file.first, file.last
@@ -363,8 +370,8 @@ class Archive:
                 first_id=first.id.decode("latin-1") if first else None,
                 last_id=last.id.decode("latin-1") if last else None,
             )
-            publication.give_name(entry, file.path, rules, self._journal, self._aftercare.owes)
+            self._publication.give_name(entry, file.path)
             file.is_published = True
-        publication.complete(entry, file.path, rules, self._journal, self._aftercare)
+        self._publication.complete(entry, file.path)
         self._written += 1
         log.info("published %s: %d records", entry.published.name, facts.records)

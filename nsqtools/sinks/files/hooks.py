@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nsqtools.sinks.files.manifest import Published
+    from nsqtools.records.manifest import Published
 
 __all__ = ["RETRIES", "Hook", "Job", "Schedule"]
 

@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
-from nsqtools.sinks.files.locks import Lock, open_locked
-from nsqtools.sinks.files.manifest import Published
-from nsqtools.sinks.files.publish import WORK, sync_directory, write_all
+from nsqtools.records.manifest import Published
+from nsqtools.sinks.files.disk import WORK, open_locked, sync_directory, write_all
+from nsqtools.sinks.files.locks import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["FOLDER", "ON_ROTATE", "Entry", "Journal", "owing", "owing_near"]
+__all__ = ["FOLDER", "Entry", "Journal", "owing", "owing_near"]
 
 log = logging.getLogger(__name__)
 
 FOLDER = ".nsqtools"
-ON_ROTATE = "on-rotate"
+_ON_ROTATE = "on-rotate"
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECENT = 1 << 20
@@ -51,7 +51,7 @@ class Entry:
     may go on with the file, empty for any. ``work_dir`` is empty for the output directory; its
     inode tells it from the directory on which it is mounted.
     ``inode`` and ``mtime_ns`` are those of the file that has the name or is about to get it, 0
-    before. ``owes`` lists what is still to be done with the published file.
+    before. ``owes`` says that ``--on-rotate`` has not succeeded with the published file yet.
     """
 
     published: Published
@@ -63,7 +63,7 @@ class Entry:
     work: str
     inode: int = 0
     mtime_ns: int = 0
-    owes: tuple[str, ...] = ()
+    owes: bool = False
     key: str = field(default="", compare=False)
 
     def is_published(self) -> bool:
@@ -104,7 +104,7 @@ class Journal:
         self._used = os.path.join(self._folder, "names")
         self._owner = secrets.token_hex(4)
         self._lock = Lock(self._path(self._owner, _LOCK))
-        self._owing: tuple[int, dict[str, tuple[str, ...]]] = (0, {})
+        self._owing: tuple[int, set[str]] = (0, set())
         self._numbers = count()
         self._entries: dict[str, Entry] = {}
         self._guard = threading.Lock()
@@ -145,14 +145,11 @@ class Journal:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry.key, _ENTRY))
 
-    def settle(self, entry: Entry, what: str) -> None:
-        """The published file does not owe this any more. A failure is logged."""
-        entry.owes = tuple(each for each in entry.owes if each != what)
+    def settle(self, entry: Entry) -> None:
+        """The published file owes nothing any more. A failure is logged."""
+        entry.owes = False
         try:
-            if not entry.owes:
-                self.remove(entry)
-            elif entry.key in self._entries:
-                self.write(entry)
+            self.remove(entry)
         except OSError as error:
             log.warning("%s: cannot be updated: %s", error.filename, error.strerror)
 
@@ -188,11 +185,8 @@ class Journal:
 
     def revisions(self) -> Iterator[tuple[str, int]]:
         """Names with ``<REV>`` and the revisions used, also of files that are gone."""
-        for name in _names(self._folder):
-            if name.endswith(_ENTRY):
-                with contextlib.suppress(FileNotFoundError, ValueError):
-                    entry = _read(self._output_dir, os.path.join(self._folder, name))
-                    yield entry.base, entry.revision
+        for entry in _entries(self._output_dir):
+            yield entry.base, entry.revision
         with contextlib.suppress(FileNotFoundError), open(self._used, "rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError, TypeError):  # torn
@@ -218,16 +212,16 @@ class Journal:
             os.close(fd)
 
     def owed(self) -> list[str]:
-        """The paths of our published files that owe something."""
+        """The paths of our published files that wait for ``--on-rotate``."""
         entries = list(self._entries.values())
         return sorted(entry.published.path for entry in entries if entry.owes)
 
-    def owing(self) -> dict[str, tuple[str, ...]]:
+    def owing(self) -> set[str]:
         """As ``owing`` of the output directory; it is read when an entry has come or gone."""
         try:
             changed = os.stat(self._folder).st_mtime_ns
         except FileNotFoundError:
-            return {}
+            return set()
         if self._owing[0] != changed:
             self._owing = (changed, owing(self._output_dir))
         return self._owing[1]
@@ -276,7 +270,7 @@ class Journal:
         return os.path.join(self._folder, key + suffix)
 
 
-def owing_near(path: str) -> dict[str, tuple[str, ...]]:
+def owing_near(path: str) -> set[str]:
     """As ``owing``, of the output directory that the file is in.
 
     It is empty where the file is in none, and for those who may not read the journal.
@@ -287,20 +281,21 @@ def owing_near(path: str) -> dict[str, tuple[str, ...]]:
     try:
         return owing(folder)
     except PermissionError:
-        return {}
+        return set()
 
 
-def owing(output_dir: str) -> dict[str, tuple[str, ...]]:
-    """What published files owe, by path: those of all processes, living or not."""
+def owing(output_dir: str) -> set[str]:
+    """The published files that wait for ``--on-rotate``: of all processes, living or not."""
+    return {entry.published.path for entry in _entries(output_dir) if entry.owes}
+
+
+def _entries(output_dir: str) -> Iterator[Entry]:
+    """All entries that are there and can be read."""
     folder = os.path.join(output_dir, FOLDER)
-    found = {}
     for name in _names(folder):
         if name.endswith(_ENTRY):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                entry = _read(output_dir, os.path.join(folder, name))
-                if entry.owes:
-                    found[entry.published.path] = entry.owes
-    return found
+                yield _read(output_dir, os.path.join(folder, name))
 
 
 def _write(path: str, data: bytes) -> None:
@@ -324,7 +319,7 @@ def _names(folder: str) -> list[str]:
 def _as_object(entry: Entry) -> dict[str, Any]:
     value = asdict(entry)
     del value["key"], value["published"]["path"]
-    return value
+    return {**value, "owes": [_ON_ROTATE] if entry.owes else []}
 
 
 def _read(output_dir: str, path: str) -> Entry:
@@ -337,7 +332,7 @@ def _read(output_dir: str, path: str) -> Entry:
         inside(value["work"])
         published = Published(path=os.path.join(output_dir, relative), **about)
         key = os.path.basename(path).removesuffix(_ENTRY)
-        entry = Entry(published=published, key=key, **{**value, "owes": tuple(value["owes"])})
+        entry = Entry(published=published, key=key, **{**value, "owes": bool(value["owes"])})
     except (AttributeError, ConfigError, KeyError, TypeError) as error:
         raise ValueError(f"not an entry ({error})") from None
     numbers = [entry.revision, entry.inode, entry.mtime_ns, entry.work_dir_inode]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.errors import LockedError
-from nsqtools.sinks.files.publish import make_directory
+from nsqtools.sinks.files.disk import is_at, open_locked
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Lock", "obtain", "open_locked"]
+__all__ = ["Lock", "obtain"]
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class Lock:
         Ours whose file was removed is taken anew. The file is made, and its directories unless
         it is kept. Raises OSError with the file's name.
         """
-        if self.held and not _names(self.path, self._fd):
+        if self.held and not is_at(self._fd, self.path, follow=True):
             self.release()
         if not self.held:
             if self._keep:  # a directory that is not there is one mistyped
@@ -83,7 +82,7 @@ class Lock:
             return
         try:
             # Removed while it is held: whoever opened it before sees that it has lost its name.
-            if not self._keep and _names(self.path, fd):
+            if not self._keep and is_at(fd, self.path, follow=True):
                 with contextlib.suppress(OSError):
                     os.unlink(self.path)
         finally:
@@ -115,46 +114,6 @@ async def obtain(lock: Lock, *, wait: bool) -> None:
     log.info("waiting: %s", lock)
     while not lock.acquire():  # noqa: ASYNC110 - nothing tells of the end of another process
         await asyncio.sleep(_POLL)
-
-
-def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:
-    """Open to read and write, or make, the file that has this name, and lock it exclusively.
-
-    ``flags`` are added to open's. The result is a descriptor whose closing is the unlocking; None
-    when another has the lock and ``wait`` is false. Raises OSError with the file's name.
-    """
-    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
-    while True:
-        fd = _open(path, os.O_RDWR | os.O_CREAT | flags)
-        named = False
-        try:
-            fcntl.flock(fd, how)
-            named = _names(path, fd)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from error
-        finally:
-            if not named:
-                os.close(fd)
-        if named:
-            return fd
-
-
-def _open(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags, 0o666)
-    except FileNotFoundError:
-        make_directory(os.path.dirname(path))
-        return os.open(path, flags, 0o666)
-
-
-def _names(path: str, fd: int) -> bool:
-    """Whether the path is that of the open file: it may have been removed or replaced since."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(fd))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _write_pid(fd: int) -> None:

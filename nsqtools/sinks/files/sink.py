@@ -9,24 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.aftercare import Tally
-from nsqtools.sinks.files.rules import Arrival
+from nsqtools.sinks.files.archive import Arrival
+from nsqtools.sinks.files.rules import Rules
+from nsqtools.sinks.files.store import Archives
+from nsqtools.sinks.holding import Held
+from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
+    from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.files.archive import Archive
-    from nsqtools.sinks.files.rules import Fate
-    from nsqtools.sinks.files.store import Archives
+    from nsqtools.sinks.files.archive import Archive, Fate
     from nsqtools.sinks.files.workfile import Part
 
 log = logging.getLogger(__name__)
@@ -34,8 +37,6 @@ log = logging.getLogger(__name__)
 _THREADS = 4
 _REST = 3600.0
 """Seconds after which an idle topic looks at the clock again, which may have been set."""
-_SHORT_TIMEOUT = 3.0
-"""The shortest msg_timeout, in seconds, that is reckoned with before it is known."""
 _SHARE = 4
 """A sync is due when this part of the window waits; it takes all that has come by then."""
 _SYNC_SIZE = 4 << 20
@@ -44,13 +45,23 @@ _LONGEST_REST = 32
 """Seconds between attempts to publish what could not be; new messages are tried at once."""
 
 
+def file_sink(
+    source: ArchiveSourceOptions, options: ArchiveOptions, config: ConsumerConfig
+) -> FileSink:
+    """The sink that archives these topics; raises ConfigError, having touched nothing."""
+    rules = Rules.of(options, config.max_msg_size)
+    rules.check_topics(several=bool(source.topic_pattern) or len(set(source.topic)) > 1)
+    topics = re.compile(source.topic_pattern) if source.topic_pattern else source.topic
+    return FileSink(Archives(rules, topics), window=config.max_in_flight)
+
+
 class FileSink(Handler):
     """A handler that archives topics, each in files of its own.
 
     ``window`` is max_in_flight: a sync is due when a quarter of it waits, so that more comes in
-    meanwhile, or when nsqd says it is starved. ``sync_interval`` is the longest wait in seconds;
-    half of the batches' ``msg_timeout`` bounds it. What cannot be written goes back to nsqd with
-    backoff, or ends ``failed`` with ``fail_fast``.
+    meanwhile, or when nsqd says it is starved. ``--sync-interval`` is the longest wait; half of the
+    batches' ``msg_timeout`` bounds it. What cannot be written goes back to nsqd with backoff, or
+    ends ``failed`` with ``--fail-fast``.
     """
 
     failed: asyncio.Future[None]
@@ -58,14 +69,17 @@ class FileSink(Handler):
     """A topic has a lock, the file under way, and perhaps another."""
 
     def __init__(
-        self, archives: Archives, *, window: int, sync_interval: float, fail_fast: bool = False
+        self,
+        archives: Archives,
+        *,
+        window: int,
+        threads: Threads | None = None,
     ) -> None:
         self.archives = archives
         self.window = window
-        self.sync_interval = sync_interval
-        self._fail_fast = fail_fast
+        self._options = archives.rules.options
         self._topics: dict[str, _Topic] = {}
-        self._pool = ThreadPoolExecutor(_THREADS, "archive")
+        self.threads = threads or Threads(_THREADS, "archive")
         self._warned = False
         self.write_failures: Counter[str] = Counter()
 
@@ -74,7 +88,7 @@ class FileSink(Handler):
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
         await self.archives.lock("")
-        await self.run(self.archives.open)
+        await self.threads.run(self.archives.open)
 
     async def join(self, topic: str) -> None:
         """Get ready for a topic; raises LockedError, OutputError or ConfigError."""
@@ -84,7 +98,7 @@ class FileSink(Handler):
             await self.drain(topic)  # it had no time to end
         try:
             if await self.archives.lock(topic):
-                await self.run(self.archives.open)
+                await self.threads.run(self.archives.open)
             archive = self.archives.topic(topic, self._loop.time())
         except BaseException as error:
             self.archives.leave(topic)
@@ -96,7 +110,6 @@ class FileSink(Handler):
 
     async def handle(self, batch: Batch) -> None:
         """Take the batch; it is settled when its records are safe."""
-        batch.hold()
         self._topics[batch.topic].add(batch)
 
     async def drain(self, topic: str) -> None:
@@ -133,14 +146,14 @@ class FileSink(Handler):
                 *map(self.drain, list(self._topics)), return_exceptions=True
             )
             try:
-                await self.run(self.archives.close)
+                await self.threads.run(self.archives.close)
             finally:
                 for outcome in drained:
                     if outcome is not None:
                         raise outcome
         finally:
             self.archives.unlock()
-            self._pool.shutdown(wait=False)
+            self.threads.close()
 
     def metrics(self) -> Iterator[Metric]:
         """What was published, leftovers of crashes included, and what could not be written."""
@@ -159,31 +172,23 @@ class FileSink(Handler):
 
     # For topics.
 
-    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Call what blocks in a thread; one that is cancelled waits for that to end."""
-        return await ended(self.start(work, *args))
-
-    def start(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Begin to."""
-        return self._loop.run_in_executor(self._pool, work, *args)
-
     def interval_for(self, batch: Batch) -> float:
         """How long the batch may wait."""
         limit = batch.msg_timeout / 2
-        if self.sync_interval > limit and not self._warned:
+        if self._options.sync_interval > limit and not self._warned:
             self._warned = True
             log.warning(
                 "--sync-interval %g s is too long for nsqd's message timeout of %g s: "
                 "syncing after %g s",
-                self.sync_interval,
+                self._options.sync_interval,
                 batch.msg_timeout,
                 limit,
             )
-        return min(self.sync_interval, limit)
+        return min(self._options.sync_interval, limit)
 
     def cannot_write(self, error: Exception) -> bool:
         """Whether to go on after an error that kept messages from being written."""
-        if isinstance(error, OSError | OutputError) and not self._fail_fast:
+        if isinstance(error, OSError | OutputError) and not self._options.fail_fast:
             return True
         self.fail(error)
         return False
@@ -204,6 +209,7 @@ class _Topic:
         self._sink = sink
         self._name = name
         self._loop = asyncio.get_running_loop()
+        self._held = Held()
         self._arrivals: list[Arrival] = []
         self._count = self._size = 0
         self._due = math.inf
@@ -217,8 +223,9 @@ class _Topic:
 
     def add(self, batch: Batch) -> None:
         """Have a batch written."""
+        self._held.add(batch)
         if self._task.done():
-            batch.requeue(delay=0, backoff=False)
+            self._held.give_back(batch)
             return
         due = self._loop.time() + self._sink.interval_for(batch)
         if due < self._due:
@@ -266,6 +273,7 @@ class _Topic:
         """Write nothing more than what is being written."""
         self._task.cancel()
         await asyncio.wait([self._task])
+        self._held.close()
 
     async def _work_or_fail(self) -> None:
         try:
@@ -273,8 +281,11 @@ class _Topic:
         except Exception as error:
             self._error = error
             self._sink.fail(error)
-            for _, batch in self._arrivals:
-                batch.requeue(delay=0, backoff=False)
+            self._give_back_waiting()
+
+    def _give_back_waiting(self) -> None:
+        for _, batch in self._arrivals:
+            self._held.give_back(batch)
 
     async def _work(self) -> None:
         while True:
@@ -284,8 +295,7 @@ class _Topic:
                 self._fate = ""
             if not await self._step(fate) or fate == "close":
                 break
-        for _, batch in self._arrivals:  # came while it failed
-            batch.requeue(delay=0, backoff=False)
+        self._give_back_waiting()  # what came while it failed
         self._archive.release()
 
     async def _until_due(self) -> None:
@@ -306,26 +316,29 @@ class _Topic:
         """One step of the archive; whether to go on."""
         arrivals, self._arrivals = self._arrivals, []
         self._count, self._size, self._due, self._urgent = 0, 0, math.inf, False
-        safe: list[Part] = []
-        error: Exception | None = None
-        wrote = False
         try:
-            call = self._sink.start(self._call, arrivals, safe, fate)
-            wrote = await ended(call, lambda: [batch for _, batch in (*arrivals, *self._arrivals)])
-        except Exception as problem:
-            error = problem
-        for batch, messages in safe:
-            batch.finish(None if len(messages) == len(batch) else messages)
-        if error is None:
-            self._succeeded(wrote or fate == "close")
-            return True
-        return self._failed(error, arrivals, fate)
+            wrote = await self._sink.threads.run(self._call, arrivals, fate)
+        except Exception as error:
+            return self._failed(error, arrivals, fate)
+        self._succeeded(wrote or fate == "close")
+        return True
 
-    def _call(self, arrivals: list[Arrival], safe: list[Part], fate: Fate) -> bool:
+    def _call(self, arrivals: list[Arrival], fate: Fate) -> bool:
         if not arrivals:
             self._sink.archives.tend()
         now, wall = self._loop.time(), time.time_ns()
-        return self._archive.step(arrivals, safe, now=now, wall=wall, fate=fate)
+        return self._archive.step(arrivals, self._synced, now=now, wall=wall, fate=fate)
+
+    def _synced(self, safe: list[Part]) -> None:
+        """Have what was synced finished while the thread goes on to publish.
+
+        The loop does that before it hears of the end of the thread's work.
+        """
+        self._loop.call_soon_threadsafe(self._finish, safe)
+
+    def _finish(self, safe: list[Part]) -> None:
+        for batch, messages in safe:
+            self._held.finish(batch, messages)
 
     def _succeeded(self, wrote: bool) -> None:
         """A step that had nothing to write tells nothing of the disk."""
@@ -347,37 +360,10 @@ class _Topic:
         self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)
         self._failures += 1
         for _, batch in arrivals:
-            batch.requeue(delay=0, backoff=fate != "close")
+            self._held.requeue(batch, delay=0, backoff=fate != "close")
         return goes_on
 
 
 def _counter(name: str, text: str, values: Iterable[tuple[str, int]]) -> Metric:
     samples = [Sample({"topic": topic}, value) for topic, value in values]
     return Metric(f"nsqtools_{name}_total", "counter", text, samples)
-
-
-async def ended(call: asyncio.Future[Any], held: Callable[[], Sequence[Batch]] = tuple) -> Any:
-    """The result of work in a thread; cancelled, wait for its end all the same.
-
-    While it takes long, nsqd is kept from sending again what is ``held``.
-    """
-    try:
-        while not (await asyncio.wait([call], timeout=_patience(held())))[0]:
-            for batch in held():
-                batch.touch()
-    except asyncio.CancelledError:
-        await asyncio.wait([call])
-        call.exception()  # nobody asks for it any more
-        raise
-    return call.result()
-
-
-def _patience(batches: Sequence[Batch]) -> float:
-    """Seconds after which to touch them, or to look whether there are any."""
-    return min((batch.msg_timeout for batch in batches), default=_SHORT_TIMEOUT) / 3
-
-
-def as_output_error(error: OSError) -> OutputError:
-    """The error for users: the file, if it is known, and the reason."""
-    reason = error.strerror or str(error)
-    return OutputError(f"{error.filename}: {reason}" if error.filename else reason)

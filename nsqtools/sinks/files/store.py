@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.filenames import SECOND, FileNames
-from nsqtools.sinks.files import publish
+from nsqtools.policy.matcher import NameMatcher
+from nsqtools.sinks.files import disk
+from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.archive import Archive
+from nsqtools.sinks.files.journal import Journal
 from nsqtools.sinks.files.locks import Lock, obtain
-from nsqtools.sinks.files.salvage import salvage
+from nsqtools.sinks.files.publication import Publication
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import re
+    from collections.abc import Collection
 
-    from nsqtools.sinks.files.aftercare import Care, Tally
-    from nsqtools.sinks.files.hooks import Hook
-    from nsqtools.sinks.files.journal import Entry, Journal
+    from nsqtools.sinks.files.aftercare import Tally
+    from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.rules import Rules
 
 _NAMED = 3
@@ -32,44 +35,35 @@ _TIMES = (0, 1_234_567_890 * SECOND)
 
 
 class Archives:
-    """Archives under one output directory. All but ``lock`` and ``tallies`` block.
+    """Archives of these topics under one output directory. All but ``lock`` and ``tallies`` block.
 
-    ``wanted`` says whether a topic is one of these archives'. ``lock_file`` is one that an operator
-    named, so that one such command runs at a time.
+    ``topics`` is that of ``NameMatcher``, which raises ConfigError.
     """
 
-    def __init__(
-        self,
-        rules: Rules,
-        wanted: Callable[[str], bool],
-        journal: Journal,
-        care: Care,
-        *,
-        hook: Hook | None = None,
-        lock_file: str = "",
-        wait_lock: bool = False,
-    ) -> None:
-        self._rules = rules
-        self._wanted = wanted
-        self._journal = journal
-        self._care = care
-        self._hook = hook
-        self._wait_lock = wait_lock
-        self._locks = {"": Lock(lock_file, keep=True)} if lock_file else {}
+    def __init__(self, rules: Rules, topics: Collection[str] | re.Pattern[str]) -> None:
+        self.rules = rules
+        matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
+        self._wanted = matcher.accepts
+        self._journal = Journal(rules.output_dir, rules.host)
+        self._care = Care(rules, self._journal, matcher)
+        self._publication = Publication(rules, self._journal, self._care)
+        self._locks: dict[str, Lock] = {}
+        if rules.options.lock:  # which an operator named, so that one such command runs at a time
+            self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
         self._left_behind: list[Entry] = []
         self._opening = threading.Lock()
 
     async def lock(self, topic: str) -> bool:
         """Make sure that no other process writes the same names; whether that took waiting.
 
-        The empty topic is for ``lock_file``. Raises LockedError or OSError.
+        The empty topic is for ``--lock``. Raises LockedError or OSError.
         """
         if topic:
             self._locks.setdefault(topic, Lock(self._lock_path(topic)))
         lock = self._locks.get(topic)
         if lock is None or lock.acquire():
             return False
-        await obtain(lock, wait=self._wait_lock)
+        await obtain(lock, wait=self.rules.options.wait_lock)
         return True
 
     def open(self) -> None:
@@ -77,10 +71,10 @@ class Archives:
 
         Raises OSError, or ConfigError for a manifest that is none.
         """
-        rules = self._rules
+        rules = self.rules
         self._care.check()
         for directory in (rules.output_dir, rules.work_dir):
-            publish.make_directory(directory)
+            disk.make_directory(directory)
             if not os.path.isdir(directory):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
@@ -89,13 +83,13 @@ class Archives:
             for name, revision in self._journal.revisions():
                 rules.revisions.skip(name, revision)
             entries = self._left_behind + self._journal.adopt(self._wanted)
-            self._left_behind = salvage(entries, rules, self._journal, self._care)
+            self._left_behind = self._publication.salvage(entries)
             self._care.prune()
 
     def topic(self, topic: str, now: float) -> Archive:
         """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
         guard = partial(self._guard, topic)
-        return Archive(topic, self._rules, self._journal, self._care, now=now, guard=guard)
+        return Archive(topic, self._publication, now=now, guard=guard)
 
     def leave(self, topic: str) -> None:
         """The topic is archived no more."""
@@ -116,14 +110,12 @@ class Archives:
         Raises OutputError if a leftover could not be published, or a published file still waits
         for its command: the next run goes on with both.
         """
-        if self._hook:
-            self._hook.close()
-            self._care.prune()
+        self._care.close()
         if left := len(self._left_behind) + len(self._journal.damaged):
             raise OutputError(f"files of an earlier crash that are not published: {left}")
         if owed := self._journal.owed():
             names = ", ".join(owed[:_NAMED]) + (", ..." if len(owed) > _NAMED else "")
-            todo = "" if self._hook else "; run with it again, or with --on-rotate true"
+            todo = "" if self._care.owes else "; run with it again, or with --on-rotate true"
             raise OutputError(f"files that wait for --on-rotate: {len(owed)} ({names}){todo}")
 
     def unlock(self) -> None:
@@ -140,7 +132,7 @@ class Archives:
 
     def _lock_path(self, topic: str) -> str:
         """One for all that give the same names, however their options are spelled."""
-        rules = self._rules
+        rules = self.rules
         names = FileNames(
             rules.pattern, topic=topic, hostname=rules.hostname, pid=rules.pid, zone=UTC
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
-from nsqtools.sinks.files import publish
+from nsqtools.records.compression import method_of
+from nsqtools.records.inspection import Inspection, inspect
+from nsqtools.sinks.files import disk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.policy.rotation import OpenFile
-    from nsqtools.sinks.compression import Encoder
+    from nsqtools.records.compression import Encoder
+    from nsqtools.records.layout import Layout
     from nsqtools.sinks.files.journal import Entry
 
 log = logging.getLogger(__name__)
@@ -37,7 +41,7 @@ class WorkFile:
     """An open work file, locked by this process.
 
     ``add`` gathers in memory, ``sync`` writes one member and makes it last. Until then nothing of
-    it is safe; ``cut_back`` forgets it on disk and in memory. ``path`` ends in ``publish.WORK``;
+    it is safe; ``cut_back`` forgets it on disk and in memory. ``path`` ends in ``disk.WORK``;
     ``entry`` is the file's in the journal. Calls raise OSError.
     """
 
@@ -120,7 +124,7 @@ class WorkFile:
 
     def move_to(self, fd: int, path: str, entry: Entry) -> None:
         """Go on in another file, with a copy of what is safe; takes ``fd`` over if it succeeds."""
-        publish.copy_contents(self._fd, fd, 0, self._synced)
+        disk.copy_contents(self._fd, fd, 0, self._synced)
         os.close(self._fd)
         self._fd, self.path, self.entry = fd, path, entry
         self._unsynced = False
@@ -136,13 +140,13 @@ class WorkFile:
             if data:
                 self._unsynced = True
                 os.lseek(self._fd, self._synced, os.SEEK_SET)
-                publish.write_all(self._fd, data)
+                disk.write_all(self._fd, data)
             if self._unsynced:
                 os.fsync(self._fd)
                 self._unsynced = False
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from error
-        if not publish.is_at(self._fd, self.path):
+        if not disk.is_at(self._fd, self.path):
             raise MovedError(f"{self.path}: removed or replaced by another program")
         if self.digest:
             self.digest.update(data)
@@ -156,3 +160,43 @@ class WorkFile:
             os.ftruncate(self._fd, self._synced)
             self._unsynced = True
         return size
+
+
+def good_part(fd: int, path: str, layout: Layout, max_msg_size: int) -> Inspection:
+    """Cut an archive back to its last whole record, setting what follows it aside.
+
+    Of a compressed file just the member that a crash kept from being written whole is cut off: it
+    was never synced. What follows the last record of a plain one may have been, and be the fault
+    of another --format or --delimiter. Raises OSError, for a record that is too big to be read too:
+    the file is then as it was.
+    """
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        inspection = inspect(
+            file,
+            layout,
+            compression=method_of(path.removesuffix(disk.WORK)),
+            max_msg_size=max_msg_size,
+        )
+    size = os.fstat(fd).st_size
+    if inspection.cut_short:
+        os.ftruncate(fd, inspection.good)
+        os.fsync(fd)
+        log.info("%s: %s: cut off", path, inspection.problem)
+    elif inspection.good < size:
+        aside = disk.set_aside(fd, path, inspection.good, size)
+        log.warning(
+            "%s: %s: its last %d bytes are put aside in %s",
+            path,
+            inspection.problem or "torn",
+            size - inspection.good,
+            aside,
+        )
+    return inspection
+
+
+def digest_of(fd: int) -> _Hash:
+    """The sha256 of an open file, as far as it goes."""
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256")

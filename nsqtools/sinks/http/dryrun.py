@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from nsqtools.sinks.formats import escape_controls
+from nsqtools.records.writers import escape_controls
 from nsqtools.sinks.http.requests import render
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Delivers messages to HTTP endpoints: each is finished once an endpoint has taken it.
 
-So many tasks deliver at once; what they have not come to yet, or wait with, is TOUCHed.
+So many tasks deliver at once; what they have not come to yet, or wait with, is held.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Verdict
+from nsqtools.sinks.holding import Held
 from nsqtools.sinks.http.courier import NOT_TRIED, UNFIT
 from nsqtools.sinks.http.post import Outcome
 from nsqtools.sinks.repeats import Repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from random import Random
 
     from nsqtools.engine.handler import Batch, Message
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _GIVEN_UP = Outcome(Verdict.DROP, reason="too many attempts")
-_TICK = 0.25
-"""Seconds between looks at what has to be TOUCHed: a quarter of the shortest msg_timeout."""
 
 
 class HttpSink(Handler):
@@ -70,7 +69,6 @@ class HttpSink(Handler):
         self._on_close = on_close
         self._tasks: list[asyncio.Task[None]] = []
         self._topics: dict[str, _Topic] = {}
-        self._held: dict[Batch, int] = {}
         self._done: Parcel = []
         self._queue: deque[Parcel] = deque()
         self._doomed: deque[Parcel] = deque()
@@ -82,8 +80,7 @@ class HttpSink(Handler):
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
         await self._dead_letters.open()
-        work = [self._work() for _ in range(self._workers)]
-        self._tasks = [self._loop.create_task(each) for each in (*work, self._touch())]
+        self._tasks = [self._loop.create_task(self._work()) for _ in range(self._workers)]
         for task in self._tasks:
             task.add_done_callback(self._ended)
 
@@ -93,20 +90,19 @@ class HttpSink(Handler):
 
     async def handle(self, batch: Batch) -> None:
         """Take the batch; its messages are settled as they are delivered."""
-        batch.hold()
+        topic = self._topics[batch.topic]
+        topic.held.add(batch)
         messages: Sequence[Message] = batch
         if self._share < 1:
             chances = [(self._rng.random() < self._share, message) for message in batch]
             messages = [message for chosen, message in chances if chosen]
-            batch.finish([message for chosen, message in chances if not chosen])
+            topic.held.finish(batch, [message for chosen, message in chances if not chosen])
         if messages:
-            topic = self._hold(batch, len(messages))
             self._gather(topic, [(batch, message) for message in messages], now=batch.starved)
 
     async def gave_up(self, batch: Batch) -> None:
         """Take the batch; it is settled once it is in the dead letters, or its loss was logged."""
-        batch.hold()
-        self._hold(batch, len(batch))
+        self._topics[batch.topic].held.add(batch)
         self._doomed.append([(batch, message) for message in batch])
         self._wake(1)
 
@@ -119,9 +115,7 @@ class HttpSink(Handler):
             work.leaving.set()
             self._return_waiting(topic, work)
             self._courier.look()
-            while work.unsettled > 0:
-                work.empty.clear()
-                await work.empty.wait()
+            await work.held.settled()
             self._topics.pop(topic, None)
 
     def _return_waiting(self, topic: str, work: _Topic) -> None:
@@ -147,6 +141,7 @@ class HttpSink(Handler):
         """Stop working and hang up."""
         for topic in self._topics.values():
             topic.stop_timer()
+            topic.held.close()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -159,12 +154,6 @@ class HttpSink(Handler):
     def metrics(self) -> Iterable[Metric]:
         """As Measured."""
         return self._courier.metrics()
-
-    def _hold(self, batch: Batch, count: int) -> _Topic:
-        self._held[batch] = count
-        topic = self._topics[batch.topic]
-        topic.unsettled += count
-        return topic
 
     def _gather(self, topic: _Topic, items: Parcel, *, now: bool) -> None:
         """Queue what is enough for a request, or all of it."""
@@ -204,14 +193,13 @@ class HttpSink(Handler):
 
     def _sound(self, parcel: Parcel) -> Parcel:
         """What nsqd still thinks we have."""
-        sound: Parcel = []
-        lost: Parcel = []
-        for item in parcel:
-            (lost if item[0].is_lost() else sound).append(item)
-        for batch, messages in _by_batch(lost):
-            batch.forget(messages)
-        self._forget(lost)
-        return sound
+        if not any(batch.is_lost() for batch, _ in parcel):
+            return parcel
+        lost = set()
+        for held, batch, messages in self._by_batch(parcel):
+            if held.forget_lost(batch, messages):
+                lost.add(batch)
+        return [item for item in parcel if item[0] not in lost]
 
     async def _deliver(self, parcel: Parcel) -> None:
         """Deliver what nsqd still thinks we have, and settle it."""
@@ -245,7 +233,7 @@ class HttpSink(Handler):
         if not self._dead_letters.is_lossy:
             await self._drop(parcel, UNFIT)
             return
-        for batch, messages in _by_batch(parcel):
+        for _, batch, messages in self._by_batch(parcel):
             fate = f"go back to nsqd, they cannot be delivered: {UNFIT.reason}"
             self._repeats.tell(logging.WARNING, batch.topic, len(messages), fate)
         self._give_back(parcel, UNFIT)
@@ -294,41 +282,23 @@ class HttpSink(Handler):
 
     def _finish_done(self) -> None:
         done, self._done = self._done, []
-        for batch, messages in _by_batch(done):
-            batch.finish(messages)
-        self._forget(done)
+        for held, batch, messages in self._by_batch(done):
+            held.finish(batch, messages)
 
     def _give_back(self, parcel: Parcel, outcome: Outcome) -> None:
         """To nsqd, with backoff if they were tried."""
-        for batch, messages in _by_batch(parcel):
+        for held, batch, messages in self._by_batch(parcel):
             if outcome is NOT_TRIED:
-                batch.requeue(messages, delay=0, backoff=False)
+                held.give_back(batch, messages)
             else:
-                batch.requeue(messages, delay=outcome.delay)
-        self._forget(parcel)
+                held.requeue(batch, messages, delay=outcome.delay)
 
-    def _forget(self, parcel: Parcel) -> None:
-        """These are settled, or not ours any more."""
-        for batch, messages in _by_batch(parcel):
-            left = self._held.pop(batch, 0) - len(messages)
-            if left > 0:
-                self._held[batch] = left
-            if topic := self._topics.get(batch.topic):
-                topic.unsettled -= len(messages)
-                if not topic.unsettled:
-                    topic.empty.set()
-
-    async def _touch(self) -> None:
-        """Keep nsqd from sending again what waits, or is under way, for long."""
-        due: dict[Batch, float] = {}
-        while True:
-            await asyncio.sleep(_TICK)
-            now = self._loop.time()
-            due = {batch: due.get(batch, now + batch.msg_timeout / 4) for batch in self._held}
-            for batch, at in due.items():
-                if now >= at and not batch.is_lost():
-                    batch.touch()
-                    due[batch] = now + batch.msg_timeout / 4
+    def _by_batch(self, parcel: Parcel) -> Iterator[tuple[Held, Batch, list[Message]]]:
+        found: dict[Batch, list[Message]] = {}
+        for batch, message in parcel:
+            found.setdefault(batch, []).append(message)
+        for batch, messages in found.items():
+            yield self._topics[batch.topic].held, batch, messages
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -345,10 +315,9 @@ class _Topic:
 
     def __init__(self) -> None:
         self.waiting: Parcel = []
-        self.unsettled = 0
+        self.held = Held()
         self.timer: asyncio.TimerHandle | None = None
         self.leaving = asyncio.Event()
-        self.empty = asyncio.Event()
 
     def stop_timer(self) -> None:
         """What waits is on its way, or is not to be sent."""
@@ -368,12 +337,3 @@ class _Topic:
         except TimeoutError:
             return True
         return False
-
-
-def _by_batch(parcel: Parcel) -> list[tuple[Batch, list[Message]]]:
-    if len(parcel) == 1:
-        return [(parcel[0][0], [parcel[0][1]])]
-    found: dict[Batch, list[Message]] = {}
-    for batch, message in parcel:
-        found.setdefault(batch, []).append(message)
-    return list(found.items())

@@ -8,37 +8,36 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.policy.retention import Retention
+from nsqtools.policy.filenames import NamePattern
+from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files.aftercare import Care
-from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import Journal
-from nsqtools.sinks.files.listing import Found
-from nsqtools.sinks.files.manifest import LatestLink, Manifest
 from tests.support.archiving import entry_of, make_rules, published
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import pytest
 
-    from nsqtools.sinks.files.manifest import Published
+    from nsqtools.records.manifest import Published
+
+
+FLAT = NamePattern(filename_format="<TOPIC>.log")
+
+
+class Matcher(NameMatcher):
+    def match(self, path: str) -> str | None:
+        return path.partition(".")[0] if path.endswith(".log") else None
 
 
 class Publishing:
     """Publishes files, and cares for each; all before the point of a name is the topic."""
 
-    def __init__(self, folder: Path, **more: Any) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
-        self.rules = make_rules(folder, output_dir=str(folder), work_dir=str(folder))
+        self.rules = make_rules(folder, output_dir=str(folder), work_dir=str(folder), **options)
         self.journal = Journal(str(folder), self.rules.host)
-        made = {"manifest": None, "link": None, "retention": Retention(), "hook": None, **more}
-        self.care = Care(journal=self.journal, found=self.found, **made)
-
-    def found(self) -> Iterator[Found]:
-        for path in self.folder.glob("*.log"):
-            state = path.stat()
-            yield Found(str(path), path.name.partition(".")[0], state.st_size, state.st_mtime_ns)
+        self.care = Care(self.rules, self.journal, Matcher(FLAT, hostname="h", topics=()))
 
     def record(self, name: str, data: bytes = b"one\n", age: float = 0.0) -> Published:
         path = self.folder / name
@@ -65,7 +64,7 @@ class Publishing:
 
 def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest"
-    files = Publishing(tmp_path, manifest=Manifest(str(manifest)))
+    files = Publishing(tmp_path, manifest="manifest")
     for name, data in (
         ("a", b"1\n"),
         ("a", b"1\n"),
@@ -79,7 +78,7 @@ def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path) -> None:
 
 
 def test_the_link_is_on_the_newest_file_of_its_topic(tmp_path: Path) -> None:
-    files = Publishing(tmp_path, link=lambda topic: LatestLink(str(tmp_path / f"{topic}.latest")))
+    files = Publishing(tmp_path, latest_link="<TOPIC>.latest")
     files.publish("a.1.log", "b.1.log", "a.2.log")
     assert os.readlink(tmp_path / "a.latest") == "a.2.log"
     assert os.readlink(tmp_path / "b.latest") == "b.1.log"
@@ -90,7 +89,7 @@ def test_a_link_that_cannot_be_set_is_a_warning_that_names_it(
 ) -> None:
     path = tmp_path / "latest"
     path.write_bytes(b"theirs")
-    Publishing(tmp_path, link=lambda _: LatestLink(str(path))).publish("a.log")
+    Publishing(tmp_path, latest_link="latest").publish("a.log")
     (warning,) = caplog.messages
     assert str(path) in warning
     assert path.read_bytes() == b"theirs"
@@ -101,14 +100,14 @@ class TestRetention:
         for number in range(4):
             names = [f"{topic}.{number}.log" for topic in "ab"]
             Publishing(tmp_path).publish(*names, age=100 - number)
-        files = Publishing(tmp_path, retention=Retention(keep=2))
+        files = Publishing(tmp_path, keep=2)
         files.publish("a.9.log")
         assert files.names() == ["a.3.log", "a.9.log", *(f"b.{n}.log" for n in range(4))]
 
     def test_a_file_that_somebody_else_removed_counts_no_more(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        files = Publishing(tmp_path, retention=Retention(keep=1))
+        files = Publishing(tmp_path, keep=1)
         files.publish("a.1.log")
         (tmp_path / "a.1.log").unlink()
         files.publish("a.2.log", "a.3.log")
@@ -118,7 +117,7 @@ class TestRetention:
     def test_a_file_that_cannot_be_deleted_is_a_warning_and_keeps_no_other(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        files = Publishing(tmp_path, retention=Retention(keep=1))
+        files = Publishing(tmp_path, keep=1)
         files.publish("a.1.log")
         (tmp_path / "a.1.log").unlink()
         (tmp_path / "a.1.log").mkdir()  # which unlink refuses, whoever asks
@@ -129,13 +128,12 @@ class TestRetention:
     def test_a_file_whose_command_has_still_to_be_run_stays(self, tmp_path: Path) -> None:
         gate = tmp_path / "gate"
         os.mkfifo(gate)
-        hook = Hook(f"read line < {shlex.quote(str(gate))}; test -e {{}}")
-        files = Publishing(tmp_path, retention=Retention(keep=1), hook=hook)
+        command = f"read line < {shlex.quote(str(gate))}; test -e {{}}"
+        files = Publishing(tmp_path, keep=1, on_rotate=command)
         files.publish("a.0.log", "a.1.log", "a.2.log")
         assert files.names() == ["a.0.log", "a.1.log", "a.2.log"]
         with gate.open("w") as lines:
             lines.write("go\n" * 3)
             lines.flush()
-            hook.close()
-        files.care.prune()
+            files.care.close()
         assert files.names() == ["a.2.log"]

@@ -41,7 +41,7 @@ class TestWriting:
         assert archiving.names() == [name]
 
     def test_raw_records_are_bodies_and_the_delimiter(self, tmp_path: Path) -> None:
-        archiving = Archiving(tmp_path, delimiter=b"\0\0")
+        archiving = Archiving(tmp_path, delimiter=r"\0\0")
         archiving.write(b"one", b"two\n")
         archiving.close()
         assert archiving.published() == {NAME: b"one\0\0two\n\0\0"}

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import OutputError
-from nsqtools.policy.retention import Retention
+from nsqtools.sinks.files import disk
 from nsqtools.sinks.files import journal as journal_module
-from nsqtools.sinks.files import publish
-from nsqtools.sinks.files.hooks import Hook
-from nsqtools.sinks.files.journal import FOLDER, ON_ROTATE, Journal, owing, owing_near
-from nsqtools.sinks.files.salvage import salvage
+from nsqtools.sinks.files.journal import FOLDER, Journal, owing, owing_near
 from tests.support.archiving import (
     Archiving,
     CrashError,
@@ -25,6 +22,7 @@ from tests.support.archiving import (
     entry_of,
     leave,
     make_rules,
+    publication_of,
     recover,
 )
 from tests.support.faults import filled, small_disk
@@ -65,7 +63,7 @@ class TestFilesUnderWay:
             raise CrashError
 
         monkeypatch.setattr(archiving.journal, "remove", bool)
-        monkeypatch.setattr(publish, "create", crash)
+        monkeypatch.setattr(disk, "create", crash)
         with pytest.raises(CrashError):
             archiving.write(b"one")
         assert seen == [1]
@@ -120,7 +118,7 @@ class TestFilesUnderWay:
     def test_the_record_of_a_leftover_tells_its_format_whatever_the_options_are_now(
         self, tmp_path: Path
     ) -> None:
-        leave(make_rules(tmp_path, delimiter=b"\0", delimiter_text=r"\0"), b"one\ntwo\0thr")
+        leave(make_rules(tmp_path, delimiter=r"\0"), b"one\ntwo\0thr")
         notes = Notes()
         assert recover(make_rules(tmp_path, format="json"), notes) == 0
         (told,) = notes.recorded
@@ -203,9 +201,9 @@ class TestWhoseEntriesTheyAre:
 
 
 class TestUsedNames:
-    @pytest.mark.parametrize("owes", [(), (ON_ROTATE,)])
+    @pytest.mark.parametrize("owes", [False, True])
     def test_a_name_is_never_given_again_though_its_file_is_gone(
-        self, owes: tuple[str, ...], tmp_path: Path
+        self, owes: bool, tmp_path: Path
     ) -> None:
         for number in range(3):
             rules = make_rules(tmp_path)
@@ -244,7 +242,7 @@ class TestWhatFilesOwe:
     def owing_file(self, rules: Rules) -> Path:
         """A published file of a process that ended before its command had succeeded."""
         root = Path(rules.output_dir)
-        archiving = Archiving(root.parent, rules=rules, notes=Notes(owes=(ON_ROTATE,)))
+        archiving = Archiving(root.parent, rules=rules, notes=Notes(owes=True))
         archiving.write(b"one")
         archiving.close()
         archiving.crash()
@@ -256,11 +254,11 @@ class TestWhatFilesOwe:
         notes = Notes()
         journal = journal_of(rules)
         (entry,) = journal.adopt(bool)
-        assert salvage([entry], rules, journal, notes) == []
+        assert publication_of(rules, journal, notes).salvage([entry]) == []
         assert [told.path for told in notes.settled] == [str(owing_file)]
         assert notes.followed == []
         assert journal.owed() == [str(owing_file)]
-        journal.settle(entry, ON_ROTATE)
+        journal.settle(entry)
         assert journal.owed() == []
         journal.close()
         assert files_of(rules) == []
@@ -268,15 +266,15 @@ class TestWhatFilesOwe:
     def test_it_is_known_whichever_process_is_asked(
         self, rules: Rules, owing_file: Path, tmp_path: Path
     ) -> None:
-        known = {str(owing_file): (ON_ROTATE,)}
+        known = {str(owing_file)}
         assert owing(rules.output_dir) == owing_near(str(owing_file)) == known
         assert owing_near(str(owing_file.parent / "deeper" / "file")) == known
-        assert owing_near(str(tmp_path / "file")) == {}
+        assert owing_near(str(tmp_path / "file")) == set()
 
     def test_a_file_that_is_written_to_again_owes_it_when_it_is_published_again(
         self, tmp_path: Path
     ) -> None:
-        notes = Notes(owes=(ON_ROTATE,))
+        notes = Notes(owes=True)
         archiving = Archiving(tmp_path, filename_format="<TOPIC>.log", notes=notes)
         archiving.write(b"one")
         archiving.step(fate="reopen")
@@ -291,11 +289,11 @@ class TestWhatFilesOwe:
     ) -> None:
         owing_file.with_name(NEXT).write_bytes(b"newer\n")
         os.utime(owing_file, (1, 1))
-        for hook in (None, Hook("true")):
+        for command in ("", "true"):
             assert owing_file.exists()
-            archives = make_archives(rules, retention=Retention(keep=1), hook=hook)
+            archives = make_archives(rules, keep=1, on_rotate=command)
             archives.open()
-            if hook:
+            if command:
                 archives.close()
             archives.unlock()
         assert not owing_file.exists()

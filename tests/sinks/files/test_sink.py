@@ -7,13 +7,14 @@ import itertools
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.sinks.files.sink import FileSink
+from nsqtools.sinks.threads import Threads
 from tests.support.archiving import Settled, batch, leave
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
-from tests.support.sinking import SOON, SlowSink, counted, make_archives, sinking, slow
+from tests.support.sinking import SOON, InLoop, counted, make_archives, sinking, slow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +114,7 @@ class Touched(Settled):
         self.times.append(asyncio.get_running_loop().time())
 
 
-class TestASlowDisk:
+class TestAInLoop:
     @virtual
     async def test_batches_gather_while_a_sync_runs(self, tmp_path: Path) -> None:
         async with sinking(tmp_path, compression="gzip") as running:
@@ -136,15 +137,16 @@ class TestASlowDisk:
             await running.handle(b"one", starved=True)
             await elapse(10)
             await running.handle(b"two", starved=True)
-            await elapse(15)
+            assert running.settled.touched == []
+            await elapse(20 + 3.1)
+            assert running.settled.touched == [b"one"]
+            await elapse(10)
             assert running.settled.touched == [b"one", b"two"]
-            await elapse(20)
-            assert running.settled.touched == [b"one", b"two"] * 2
-            await elapse(5.1)
+            await elapse(7)
             assert running.finished == [b"one"]
             await elapse(50)
             assert running.finished == [b"one", b"two"]
-            assert running.settled.touched[4:] == [b"two"] * 2
+            assert running.settled.touched[2:] == [b"two"]
             slow(running, 0)
 
     @virtual
@@ -177,7 +179,7 @@ class TestASlowDisk:
             assert gate.wait(60)
             fsync(fd)
 
-        async with sinking(tmp_path, kind=FileSink) as running:
+        async with sinking(tmp_path, threads=Threads(2, "archive")) as running:
             monkeypatch.setattr(os, "fsync", block)
             await running.handle(b"one", starved=True)
             await eventually_async(entered.is_set)
@@ -185,6 +187,24 @@ class TestASlowDisk:
             gate.set()
             await eventually_async(lambda: running.finished == [b"one"])
             running.sink.reopen()
+            await eventually_async(lambda: running.published() == {FIRST: b"one\n"})
+
+    async def test_what_is_synced_is_finished_while_its_file_is_published(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gate = threading.Event()
+        link = os.link
+
+        def block(*args: Any) -> None:
+            assert gate.wait(60)
+            link(*args)
+
+        async with sinking(tmp_path, threads=Threads(2, "archive"), rotate_size=1) as running:
+            monkeypatch.setattr(os, "link", block)
+            await running.handle(b"one", starved=True)
+            await eventually_async(lambda: running.finished == [b"one"])
+            assert running.published() == {}
+            gate.set()
             await eventually_async(lambda: running.published() == {FIRST: b"one\n"})
 
 
@@ -234,8 +254,8 @@ class TestTopics:
     ) -> None:
         async with sinking(tmp_path) as running:
             await running.handle(b"one")
-            waiting = make_archives(running.rules, wait_lock=True)
-            second = SlowSink(waiting, window=1, sync_interval=1.0)
+            waiting = make_archives(running.rules, wait_lock=True, sync_interval=1.0)
+            second = FileSink(waiting, window=1, threads=InLoop())
             await second.open()
             joining = asyncio.create_task(second.join("events"))
             await elapse(10)
@@ -248,7 +268,9 @@ class TestTopics:
 
     async def test_many_share_a_few_threads_which_lose_no_count(self, tmp_path: Path) -> None:
         topics = tuple(f"topic{number}" for number in range(50))
-        async with sinking(tmp_path, kind=FileSink, topics=topics, rotate_size=20) as running:
+        async with sinking(
+            tmp_path, threads=Threads(4, ""), topics=topics, rotate_size=20
+        ) as running:
             for number in range(500):
                 await running.handle(b"%05d" % number, topic=topics[number % 50])
             await running.close()

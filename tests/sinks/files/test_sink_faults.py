@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import ConfigError, OutputError
-from nsqtools.sinks.files import publish
+from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.archive import Archive
 from tests.support.clock import elapse, virtual
 from tests.support.faults import broken, file_limit
@@ -102,7 +102,7 @@ class TestResting:
     ) -> None:
         loop = asyncio.get_running_loop()
         tried: list[float] = []
-        give_name = publish.give_name
+        give_name = disk.give_name
 
         def note(work: str, *more: Any) -> None:
             tried.append(round(loop.time() - begin, 1))
@@ -110,7 +110,7 @@ class TestResting:
 
         async with sinking(tmp_path, work_dir=str(tmp_path / "work")) as running:
             await write(running, b"one")
-            monkeypatch.setattr(publish, "give_name", note)
+            monkeypatch.setattr(disk, "give_name", note)
             begin = loop.time()
             with blocked(out):
                 running.sink.reopen()

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import LockedError
-from nsqtools.policy.retention import Retention
 from tests.support.archiving import below, make_rules
 from tests.support.sinking import make_archives
 
@@ -55,8 +54,8 @@ class TestLocks:
     ) -> None:
         path = str(tmp_path / "run" / "lock")
         (tmp_path / "run").mkdir()
-        first = make_archives(rules, lock_file=path)
-        second = make_archives(rules, lock_file=path)
+        first = make_archives(rules, lock=path)
+        second = make_archives(rules, lock=path)
         await first.lock("")
         with pytest.raises(LockedError, match=path):
             await second.lock("")
@@ -79,7 +78,7 @@ class TestOpening:
     def test_old_files_are_deleted_at_the_start_and_as_they_get_old(
         self, moment: str, rules: Rules, tmp_path: Path
     ) -> None:
-        archives = make_archives(rules, retention=Retention(max_age=3600))
+        archives = make_archives(rules, max_age=3600.0)
         publish_dir = tmp_path / "out"
         publish_dir.mkdir()
         old, new = publish_dir / NAME, publish_dir / NAME.replace("000000", "000001")

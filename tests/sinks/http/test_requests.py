@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools import __version__
+from nsqtools.records.readers import LengthPrefixed
 from nsqtools.sinks.http.arguments import make_endpoints, read_headers
 from nsqtools.sinks.http.requests import MAX_IDS
 from nsqtools.sinks.http.signing import Signer
-from nsqtools.sinks.records import LengthPrefixed
 from tests.support.archiving import START, message
 from tests.support.requesting import header, receive
 

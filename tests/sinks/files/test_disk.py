@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.sinks.files import publish
+from nsqtools.sinks.files import disk
 from tests.support.archiving import below
 from tests.support.faults import broken, file_limit, other_disk
 from tests.support.neighbour import holding
@@ -57,8 +57,8 @@ def copy_beside(target: str) -> str:
 
 def named(work: str, target: str, mark: Any = bool) -> None:
     """Give the file its name, so that it lasts."""
-    publish.give_name(work, target, copy_beside(target), mark)
-    publish.sync_directory(os.path.dirname(target))
+    disk.give_name(work, target, copy_beside(target), mark)
+    disk.sync_directory(os.path.dirname(target))
 
 
 class TestPublishing:
@@ -66,8 +66,8 @@ class TestPublishing:
         self, way: str, target: str
     ) -> None:
         named(way, target)
-        publish.retire(way)
-        publish.retire(way)
+        disk.retire(way)
+        disk.retire(way)
         assert Path(target).read_bytes() == b"records\n"
         assert os.listdir(os.path.dirname(target)) == ["a.log"]
         assert not os.path.exists(way)
@@ -155,17 +155,17 @@ class TestPublishing:
 class TestHolding:
     def test_a_new_file_is_held_and_its_name_lasts(self, tmp_path: Path, synced: list[str]) -> None:
         path = tmp_path / "day" / "a.part"
-        fd = publish.create(str(path))
+        fd = disk.create(str(path))
         assert synced == [str(tmp_path), str(tmp_path / "day")]
-        assert publish.hold(str(path)) is None
+        assert disk.hold(str(path)) is None
         os.close(fd)
-        again = publish.hold(str(path))
+        again = disk.hold(str(path))
         assert again is not None
         os.close(again)
 
     def test_a_name_that_is_taken_is_an_error(self, work: str) -> None:
         with pytest.raises(FileExistsError):
-            publish.create(work)
+            disk.create(work)
         assert Path(work).read_bytes() == b"records\n"
 
     @pytest.mark.parametrize(("call", "of"), [("fsync", os), ("flock", fcntl)])
@@ -173,17 +173,17 @@ class TestHolding:
         self, call: str, of: Any, tmp_path: Path
     ) -> None:
         with broken(call, of=of), pytest.raises(OSError, match=EIO):
-            publish.create(str(tmp_path / "a.part"))
+            disk.create(str(tmp_path / "a.part"))
         assert os.listdir(tmp_path) == []
 
     def test_a_file_of_a_living_process_is_not_held_and_that_of_a_dead_one_is(
         self, work: str
     ) -> None:
         with holding(work) as process:
-            assert publish.hold(work) is None
+            assert disk.hold(work) is None
             process.kill()
             process.wait()
-            fd = publish.hold(work)
+            fd = disk.hold(work)
         assert fd is not None
         os.close(fd)
 
@@ -194,27 +194,27 @@ class TestHolding:
             os.unlink(os.readlink(f"/proc/self/fd/{fd}"))
 
         monkeypatch.setattr(fcntl, "flock", flock)
-        assert publish.hold(work) is None
+        assert disk.hold(work) is None
         with pytest.raises(FileExistsError):
-            publish.create(str(tmp_path / "new.part"))
+            disk.create(str(tmp_path / "new.part"))
 
     def test_no_file_and_a_symbolic_link_are_not_held(self, work: str, tmp_path: Path) -> None:
-        assert publish.hold(str(tmp_path / "a.part")) is None
+        assert disk.hold(str(tmp_path / "a.part")) is None
         link = tmp_path / "b.part"
         link.symlink_to(work)
         with pytest.raises(OSError, match="symbolic"):
-            publish.hold(str(link))
+            disk.hold(str(link))
 
 
 class TestDirectoriesOfWorkFiles:
     def test_those_left_empty_go_up_to_the_root_and_others_stay(self, tmp_path: Path) -> None:
         root = tmp_path / "work"
         for part in ("dt=20/hour=19", "dt=20/hour=20"):
-            os.close(publish.create(str(root / part / "a.part")))
-        publish.retire(str(root / "dt=20/hour=19/a.part"), root=str(root))
+            os.close(disk.create(str(root / part / "a.part")))
+        disk.retire(str(root / "dt=20/hour=19/a.part"), root=str(root))
         assert below(str(root)) == ["dt=20/hour=20/a.part"]
         assert os.listdir(root / "dt=20") == ["hour=20"]
-        publish.retire(str(root / "dt=20/hour=20/a.part"), root=str(root))
+        disk.retire(str(root / "dt=20/hour=20/a.part"), root=str(root))
         assert os.listdir(root) == []
 
     @pytest.mark.parametrize("call", ["open", "mkdir"])
@@ -232,7 +232,7 @@ class TestDirectoriesOfWorkFiles:
             return real(name, *rest)
 
         monkeypatch.setattr(os, call, gone_first)
-        os.close(publish.create(str(path)))
+        os.close(disk.create(str(path)))
         assert gone
         assert path.exists()
 
@@ -243,7 +243,7 @@ class TestSetAside:
         for number, name in enumerate(("a.log.torn", "a.log.1.torn")):
             path.write_bytes(b"good\ntorn%d" % number)
             with path.open("rb+") as file:
-                aside = publish.set_aside(file.fileno(), str(path), 5, 10)
+                aside = disk.set_aside(file.fileno(), str(path), 5, 10)
             assert aside == str(tmp_path / name)
             assert path.read_bytes() == b"good\n"
         assert (tmp_path / "a.log.torn").read_bytes() == b"torn0"
@@ -257,7 +257,7 @@ class TestSetAside:
         path.write_bytes(b"good\n" + bytes(5000))
         fault = file_limit(limit) if limit else broken("fsync")
         with path.open("rb+") as file, fault, pytest.raises(OSError, match=rf"large|{EIO}"):
-            publish.set_aside(file.fileno(), str(path), 5, 5005)
+            disk.set_aside(file.fileno(), str(path), 5, 5005)
         assert path.stat().st_size == 5005
         assert os.listdir(tmp_path) == ["a.log.part"]
 
@@ -267,12 +267,12 @@ def test_a_file_system_may_refuse_to_sync_directories_but_not_fail(
     code: int, fine: bool, tmp_path: Path
 ) -> None:
     with broken("fsync", code), nullcontext() if fine else pytest.raises(OSError, match=EIO):
-        publish.sync_directory(str(tmp_path))
+        disk.sync_directory(str(tmp_path))
 
 
 def test_short_writes_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
     with (tmp_path / "a").open("wb") as file:
-        publish.write_all(file.fileno(), b"0123456789")
+        disk.write_all(file.fileno(), b"0123456789")
     assert (tmp_path / "a").read_bytes() == b"0123456789"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from nsqtools.errors import AuthError, NSQError, OutputError, PublishError
 from nsqtools.policy.pace import Pace
-from nsqtools.sinks.topic.rules import make_rules
+from nsqtools.sinks.relay.filter import Filter, make_filter
+from nsqtools.sinks.threads import Threads
 from tests.support.clock import elapse, turns, virtual
+from tests.support.eventually import eventually_async
 from tests.support.relaying import TOO_BIG, relaying
 
 
@@ -21,6 +24,21 @@ def refused(*positions: int, permanent: bool = False, cause: Exception | None = 
     error = PublishError("refused", positions, permanent=permanent)
     error.__cause__ = cause
     return error
+
+
+async def test_a_rule_that_takes_long_holds_up_its_topic_but_not_the_loop() -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def where(_: str) -> bool:
+        entered.set()
+        return gate.wait(60)
+
+    async with relaying(rules=Filter(where=where), threads=Threads(1, "rules")) as run:
+        await run.handle(b"1")
+        await eventually_async(entered.is_set)
+        assert run.fates.finished == []
+        gate.set()
+        await eventually_async(lambda: run.fates.finished == [b"1"])
 
 
 @virtual
@@ -75,7 +93,7 @@ class TestPublishing:
             assert (counts.received, counts.relayed, counts.requeued) == (9, 7, 2)
 
     async def test_filtered_messages_are_finished_and_the_others_edited(self) -> None:
-        async with relaying(rules=make_rules(require_field="a", whitelist=["a"])) as run:
+        async with relaying(rules=make_filter(require_field="a", whitelist=["a"])) as run:
             await run.handle(b'{"a":1,"b":2}', b'{"b":2}', b'{"a":3}')
             await run.handle(b'{"c":1}')
             await run.drain()
@@ -101,7 +119,7 @@ class TestPublishing:
                 await run.handle(body, msg_timeout=30.0)
             for _ in range(4):
                 run.fates.touched.clear()
-                await elapse(15)
+                await elapse(16.6)
                 assert set(run.fates.touched) == set(numbers(6))
             run.destination.answers.set()
             await turns()
@@ -117,7 +135,7 @@ class TestDeadLetters:
     async def test_what_is_not_json_is_one_and_told_of_as_a_count(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async with relaying(rules=make_rules(whitelist=["a"])) as run:
+        async with relaying(rules=make_filter(whitelist=["a"])) as run:
             run.letters.takes = 5.0
             await run.handle(b"not json", b'{"a":1}', b"[1]")
             await elapse(4)
@@ -137,7 +155,7 @@ class TestDeadLetters:
         assert [text.split()[2] for text in warnings] == ["1", "1", "6"]
 
     async def test_without_a_place_for_them_what_is_not_json_goes_back(self) -> None:
-        async with relaying(rules=make_rules(whitelist=["a"]), lossy=True) as run:
+        async with relaying(rules=make_filter(whitelist=["a"]), lossy=True) as run:
             await run.handle(b"not json", b'{"a":1}')
             await run.drain()
             assert run.letters.written == []
@@ -173,7 +191,7 @@ class TestDeadLetters:
     async def test_one_that_cannot_be_written_goes_back(
         self, error: Exception, backoff: bool
     ) -> None:
-        async with relaying(rules=make_rules(whitelist=["a"])) as run:
+        async with relaying(rules=make_filter(whitelist=["a"])) as run:
             run.letters.error = OutputError("no room")
             run.letters.error.__cause__ = error
             await run.handle(b"not json")

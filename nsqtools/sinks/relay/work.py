@@ -10,14 +10,15 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.errors import REFUSED_BODY, OutputError, PublishError, RecordError, ServerError
+from nsqtools.sinks.holding import Held
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
     from nsqtools.engine.handler import Batch, Message
-    from nsqtools.sinks.topic.counts import Counts
-    from nsqtools.sinks.topic.sink import TopicSink
+    from nsqtools.sinks.relay.counts import Counts
+    from nsqtools.sinks.relay.sink import RelaySink
 
 _UNDER_WAY = 4
 """Publishes of a topic at once: one is written while others are answered."""
@@ -27,13 +28,6 @@ _LOOK = 0.1
 """Seconds between two looks for a destination while draining."""
 _LOOKS = 5
 """In a row at which there was none: time enough to settle what was answered before it went."""
-
-
-class _Arrival(NamedTuple):
-    """A batch and the time it came."""
-
-    when: float
-    batch: Batch
 
 
 class _Lot(NamedTuple):
@@ -83,27 +77,28 @@ class _Waits:
 class Work:
     """One topic's batches: those that wait, and those that are being published."""
 
-    def __init__(self, sink: TopicSink, counts: Counts) -> None:
+    def __init__(self, sink: RelaySink, counts: Counts) -> None:
         self._sink = sink
         self._counts = counts
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[_Arrival] = []
-        self._working: dict[asyncio.Task[None], list[_Arrival]] = {}
+        self._held = Held()
+        self._waiting: list[Batch] = []
+        self._working: dict[asyncio.Task[None], list[Batch]] = {}
         self._turns = _Waits()
         self._publishes = _Waits()
-        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, batch: Batch) -> None:
         """Have a batch published."""
+        self._held.add(batch)
         self._counts.received += len(batch)
-        self._waiting.append(_Arrival(self._loop.time(), batch))
+        self._waiting.append(batch)
         self._start()
-        self._watch()
 
     def bury(self, batch: Batch) -> None:
         """Have a batch written to the dead letters."""
+        self._held.add(batch)
         self._counts.received += len(batch)
-        self._spawn([_Arrival(self._loop.time(), batch)], self._bury(batch))
+        self._spawn([batch], self._bury(batch))
 
     async def end(self) -> None:
         """Wait until everything is settled; cancelled, what is not stays so.
@@ -126,14 +121,13 @@ class Work:
 
     def _give_up_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for _, batch in waiting:
+        for batch in waiting:
             self._give_back(batch)
 
     async def leave(self) -> None:
         """Publish nothing more."""
         self._waiting.clear()
-        if self._timer:
-            self._timer.cancel()
+        self._held.close()
         if self._working:
             for task in self._working:
                 task.cancel()
@@ -143,22 +137,21 @@ class Work:
         while self._waiting and len(self._working) < _UNDER_WAY:
             count = size = 0
             while count < len(self._waiting) and size < _MOST:
-                size += len(self._waiting[count].batch)
+                size += len(self._waiting[count])
                 count += 1
             taken, self._waiting = self._waiting[:count], self._waiting[count:]
-            self._spawn(taken, self._work([batch for _, batch in taken]))
+            self._spawn(taken, self._work(taken))
 
-    def _spawn(self, taken: list[_Arrival], work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, taken: list[Batch], work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._working[task] = taken
         task.add_done_callback(self._ended)
-        self._watch()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         taken = self._working.pop(task)
         if not task.cancelled():
             if error := task.exception():
-                for _, batch in taken:
+                for batch in taken:
                     self._give_back(batch)
                 self._sink.fail(error)
             self._start()
@@ -167,9 +160,9 @@ class Work:
         """Have messages filtered, edited and published, at the rate that is allowed."""
         lots = []
         for batch in batches:
-            if batch.is_lost():  # they come again on another connection
-                batch.forget()
-            elif (lot := await self._prepare(batch)).bodies:
+            if self._held.forget_lost(batch):  # they come again on another connection
+                continue
+            if (lot := await self._prepare(batch)).bodies:
                 lots.append(lot)
         pace = self._sink.pace
         while count := sum(len(lot.bodies) for lot in lots):
@@ -187,27 +180,26 @@ class Work:
     async def _prepare(self, batch: Batch) -> _Lot:
         """What is to be published of a batch; the rest of it is settled."""
         messages = batch.unsettled()
-        if self._sink.rules.passes_all:
-            return _Lot(batch, messages, [message.body for message in messages])
-        apply = self._sink.rules.apply
+        sink = self._sink
+        bodies = [message.body for message in messages]
+        if sink.rules.passes_all:
+            return _Lot(batch, messages, bodies)
+        found = await sink.threads.start(sink.rules.apply_all, bodies)
         passed: list[Message] = []
-        bodies: list[bytes] = []
+        bodies = []
         filtered: list[Message] = []
         refused: dict[str, list[Message]] = defaultdict(list)
-        for message in messages:
-            try:
-                body = apply(message.body)
-            except RecordError as error:
-                refused[str(error)].append(message)
-                continue
-            if body is None:
+        for message, body in zip(messages, found, strict=True):
+            if isinstance(body, RecordError):
+                refused[str(body)].append(message)
+            elif body is None:
                 filtered.append(message)
             else:
                 passed.append(message)
                 bodies.append(body)
         if filtered:
             self._counts.filtered += len(filtered)
-            batch.finish(filtered)
+            self._held.finish(batch, filtered)
         for reason, rejected in refused.items():
             await self._reject(batch, rejected, reason)
         return _Lot(batch, passed, bodies)
@@ -224,7 +216,7 @@ class Work:
             await self._settle(lots, error)
         else:
             for batch, messages, _ in lots:
-                batch.finish(None if len(messages) == len(batch) else messages)
+                self._held.finish(batch, messages)
             counts.relayed += len(bodies)
             sink.relayed(len(bodies))
         return True
@@ -239,7 +231,7 @@ class Work:
             good = [m for at, m in enumerate(messages, start) if at not in refused]
             start += len(messages)
             taken += len(good)
-            batch.finish(good)
+            self._held.finish(batch, good)
             if left and blamed:
                 await self._reject(batch, left, str(error))
             elif left:
@@ -266,8 +258,7 @@ class Work:
 
     async def _write(self, batch: Batch, messages: Sequence[Message], reason: str) -> bool:
         """Write dead letters and settle; whether they are safe. What nsqd took back comes again."""
-        if batch.is_lost():
-            batch.forget(messages)
+        if self._held.forget_lost(batch, messages):
             return False
         counts = self._counts
         try:
@@ -284,7 +275,7 @@ class Work:
             counts.lost += len(messages)
         else:
             counts.dead_lettered += len(messages)
-        batch.finish(messages)
+        self._held.finish(batch, messages)
         return True
 
     def _tell(self, count: int, fate: str, level: int = logging.ERROR) -> None:
@@ -305,30 +296,9 @@ class Work:
         delay: float | None = None,
         backoff: bool = True,
     ) -> None:
-        if batch.is_lost():
-            batch.forget(messages)
-        else:
+        if not batch.is_lost():
             self._counts.requeued += len(messages)
-            batch.requeue(messages, delay=delay, backoff=backoff)
-
-    # Time.
-
-    def _watch(self) -> None:
-        """Look after a third of the shortest message timeout at what is still held."""
-        if self._timer is not None:
-            return
-        if held := [*chain.from_iterable(self._working.values()), *self._waiting]:
-            patience = min(batch.msg_timeout for _, batch in held) / 3
-            self._timer = self._loop.call_later(patience, self._touch, patience)
-
-    def _touch(self, patience: float) -> None:
-        """Keep nsqd from delivering again what a slow destination keeps waiting."""
-        self._timer = None
-        late = self._loop.time() - patience / 2
-        for when, batch in (*chain.from_iterable(self._working.values()), *self._waiting):
-            if when <= late and not batch.is_lost():
-                batch.touch()
-        self._watch()
+        self._held.requeue(batch, messages, delay=delay, backoff=backoff)
 
 
 def _split(lots: Sequence[_Lot], count: int) -> tuple[list[_Lot], list[_Lot]]:

@@ -20,6 +20,7 @@ TORN = ".torn"
 _DIRECTORY_MODE = 0o770  # as nsq_to_file's
 _FILE_MODE = 0o666
 _CHUNK = 1 << 20
+_BLOCK = 1 << 16
 _ATTEMPTS = 10
 
 # What link(2) says where there are no hard links: FAT, some network file systems, containers.
@@ -83,10 +84,10 @@ def hold(path: str) -> int | None:
     return fd if held else None
 
 
-def is_at(fd: int, path: str) -> bool:
-    """Whether the name still stands for the open file."""
+def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
+    """Whether the name still stands for the open file, or, with ``follow``, leads to it."""
     try:
-        there, ours = os.stat(path, follow_symlinks=False), os.fstat(fd)
+        there, ours = os.stat(path, follow_symlinks=follow), os.fstat(fd)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return os.path.samestat(there, ours)
@@ -250,3 +251,78 @@ def sync_directory(path: str) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:
+    """Open to read and write, or make, the file that has this name, and lock it exclusively.
+
+    ``flags`` are added to open's. The result is a descriptor whose closing is the unlocking; None
+    when another has the lock and ``wait`` is false. Raises OSError with the file's name.
+    """
+    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    while True:
+        fd = _open_or_make(path, os.O_RDWR | os.O_CREAT | flags)
+        named = False
+        try:
+            fcntl.flock(fd, how)
+            named = is_at(fd, path, follow=True)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
+        finally:
+            if not named:
+                os.close(fd)
+        if named:
+            return fd
+
+
+def _open_or_make(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        make_directory(os.path.dirname(path))
+        return os.open(path, flags, 0o666)
+
+
+def append_lines(
+    path: str, data: bytes, *, is_torn: Callable[[bytes], bool], flags: int = 0
+) -> None:
+    """Add whole lines to a file, and have them on disk; ``flags`` are added to open's.
+
+    A last line without its end is cut off if ``is_torn`` says that a crash has left it. Any other,
+    as an editor may leave it, gets its end. Raises OSError with the file's name; nothing of the
+    lines is there then, or the next call cuts it off.
+    """
+    fd = open_locked(path, os.O_APPEND | flags, wait=True)
+    assert fd is not None
+    try:
+        end, missing = _end_of_lines(fd, is_torn)
+        os.ftruncate(fd, end)
+        if not end:  # before there is a line, so that others need not ask whether the name lasts
+            sync_directory(os.path.dirname(path))
+        try:
+            write_all(fd, missing + data)  # one write, unless the disk fills up
+            os.fsync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, end)
+            raise
+        if not os.fstat(fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "removed while it was written to")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        os.close(fd)
+
+
+def _end_of_lines(fd: int, is_torn: Callable[[bytes], bool]) -> tuple[int, bytes]:
+    """Where the last whole line ends, 0 without any, and what has to follow it there."""
+    size = end = os.fstat(fd).st_size
+    found = -1
+    while end and found < 0:
+        start = max(0, end - _BLOCK)
+        found = os.pread(fd, end - start, start).rfind(b"\n")
+        end = start + found + 1 if found >= 0 else start
+    line = os.pread(fd, size - end, end)
+    return (end, b"") if not line or is_torn(line) else (size, b"\n")

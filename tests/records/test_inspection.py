@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.compression import load_zstd, make_encoder
-from nsqtools.sinks.recovery import Inspection, inspect
+from nsqtools.records.compression import load_zstd, make_encoder
+from nsqtools.records.inspection import Inspection, inspect
+from nsqtools.records.layout import Layout
 from tests.support.raw import prefixed
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ UNCHECKED = {"gzip": 6 * 8 + 1 + 7, "zstd": 8 + 2}
 """Bits of a member that no checksum covers and no reader needs: time, system, window, padding."""
 LOST_POWER = b"\0" * 5000
 MIB = 1 << 20
+JSON, PREFIXED, NULL = Layout("json"), Layout("length-prefixed"), Layout("raw", b"\0")
 
 
 class Dribble(io.BytesIO):
@@ -185,9 +187,9 @@ class TestMembers:
 
     def test_a_fault_in_the_records_of_a_whole_member_does_not_cut_it_away(self, name: str) -> None:
         whole = archive(name, [envelope("1"), b"no JSON\n", envelope("3")])
-        found = look(whole.data, compression=name, json=True)
+        found = look(whole.data, compression=name, layout=JSON)
         assert good(found) == (len(whole.data), 1)
-        assert found.problem.startswith(f"record 2 at byte {len(envelope('1'))}: ")
+        assert found.problem.startswith("line 2: ")
         whole = archive(name, [b"one\ntwo"])
         found = look(whole.data, compression=name)
         assert without_problem(found) == Inspection(len(whole.data), 1, 7, "")
@@ -195,7 +197,7 @@ class TestMembers:
 
     def test_empty_records_of_a_nul_delimiter_are_the_writers(self, name: str) -> None:
         whole = archive(name, [b"one\0\0\0"])
-        found = look(whole.data, compression=name, delimiter=b"\0")
+        found = look(whole.data, compression=name, layout=NULL)
         assert found == Inspection(len(whole.data), 3, 6, "")
 
     def test_what_unpacks_to_very_much_is_never_held(self, name: str) -> None:
@@ -219,7 +221,7 @@ class TestDelimited:
     ) -> None:
         data = b"".join(record + delimiter for record in records) + tail
         *whole, rest = data.split(delimiter)
-        found = inspect(Dribble(data, step), delimiter=delimiter)
+        found = inspect(Dribble(data, step), layout=Layout("raw", delimiter))
         assert good(found) == (len(data) - len(rest), len(whole))
         assert found.plain == found.good
         assert bool(found.problem) == bool(rest)
@@ -239,7 +241,7 @@ class TestDelimited:
         while whole and not whole[-1]:
             rest = delimiter + rest
             whole.pop()
-        found = inspect(Dribble(data, step), delimiter=delimiter)
+        found = inspect(Dribble(data, step), layout=Layout("raw", delimiter))
         assert good(found) == (len(data) - len(rest), len(whole))
 
     def test_a_torn_record_is_told_with_its_place(self) -> None:
@@ -253,7 +255,7 @@ class TestDelimited:
         assert inspect(file) == Inspection(4, 1, 4, "")
 
     def test_what_cannot_be_chosen_is_refused(self) -> None:
-        for options in ({"delimiter": b""}, {"compression": "lzma"}):
+        for options in ({"layout": Layout("raw", b"")}, {"compression": "lzma"}):
             with pytest.raises(ConfigError):
                 look(b"one", **options)
 
@@ -271,13 +273,13 @@ class TestLengthPrefixed:
         cut %= len(data) + 1
         ends = [0, *itertools.accumulate(4 + len(record) for record in records)]
         count = sum(end <= cut for end in ends) - 1
-        found = inspect(Dribble(data[:cut], step), length_prefix=True)
+        found = inspect(Dribble(data[:cut], step), layout=PREFIXED)
         assert without_problem(found) == Inspection(ends[count], count, ends[count], "")
         assert bool(found.problem) == (cut != found.good)
 
     def test_zeros_are_no_records(self) -> None:
         data = prefixed([b"one", b"two\0\0\0\0"])
-        found = look(data + LOST_POWER, length_prefix=True)
+        found = look(data + LOST_POWER, layout=PREFIXED)
         assert without_problem(found) == Inspection(len(data), 2, len(data), "")
         assert found.problem.startswith(f"record 3 at byte {len(data)}: its size is 0")
 
@@ -288,7 +290,7 @@ class TestJson:
         data = b"".join(map(envelope, bodies))
         cut %= len(data) + 1
         end = data.rfind(b"\n", 0, cut) + 1
-        found = look(data[:cut], json=True)
+        found = look(data[:cut], layout=JSON)
         assert good(found) == (end, data[:end].count(b"\n"))
         assert bool(found.problem) == (end < cut)
 
@@ -302,13 +304,13 @@ class TestJson:
     def test_a_line_that_is_no_envelope_ends_the_good_part(self, bad: bytes) -> None:
         whole = envelope("1") + b"\n" + envelope("2")
         for rest, step in itertools.product((b"", envelope("4")), (1, 3, 9999)):
-            found = inspect(Dribble(whole + bad + rest, step), json=True)
+            found = inspect(Dribble(whole + bad + rest, step), layout=JSON)
             assert good(found) == (len(whole), 2)
-            assert found.problem.startswith("record 3 at byte ")
+            assert found.problem.startswith("line 4: ")
 
     def test_blank_lines_are_no_records(self) -> None:
         data = b"\n" + envelope("1") + b"\n"
-        assert look(data, json=True) == Inspection(len(data), 1, len(data), "")
+        assert look(data, layout=JSON) == Inspection(len(data), 1, len(data), "")
 
     @pytest.mark.parametrize("name", ["none", *COMPRESSED])
     @pytest.mark.parametrize("over", [0, 1])
@@ -322,11 +324,11 @@ class TestJson:
         for step in (len(data), 1009):
             file = Dribble(data, step)
             if over:
-                with pytest.raises(OSError, match=r"record 2: .* --max-msg-size 30000 ") as e:
-                    inspect(file, compression=name, json=True, max_msg_size=limit)
+                with pytest.raises(OSError, match=r"line 2 is over 105536 .*--max-msg-size") as e:
+                    inspect(file, compression=name, layout=JSON, max_msg_size=limit)
                 assert e.value.errno == errno.EFBIG
             else:
-                found = inspect(file, compression=name, json=True, max_msg_size=limit)
+                found = inspect(file, compression=name, layout=JSON, max_msg_size=limit)
                 assert (*good(found), found.problem) == (len(data), 2, "")
 
 
@@ -341,15 +343,15 @@ def test_a_zstd_frame_without_a_checksum_is_not_good() -> None:
     ("head", "filler", "size", "options", "expected"),
     [
         (b"one\n", b"\0", 32 * MIB, {}, (4, 1)),
-        (b"one--end--", b"\0", 32 * MIB, {"delimiter": b"--end--"}, (10, 1)),
-        (b"one\0", b"\0", 32 * MIB, {"delimiter": b"\0"}, (4, 1)),
-        (envelope("1"), b"\0", 32 * MIB, {"json": True}, (len(envelope("1")), 1)),
-        (b'{"body":"', b"\0", 32 * MIB, {"json": True}, (0, 0)),
+        (b"one--end--", b"\0", 32 * MIB, {"layout": Layout("raw", b"--end--")}, (10, 1)),
+        (b"one\0", b"\0", 32 * MIB, {"layout": NULL}, (4, 1)),
+        (envelope("1"), b"\0", 32 * MIB, {"layout": JSON}, (len(envelope("1")), 1)),
+        (b'{"body":"', b"\0", 32 * MIB, {"layout": JSON}, (0, 0)),
         (
             prefixed([b"one"]) + struct.pack(">I", 64 * MIB),
             b"x",
             64 * MIB,
-            {"length_prefix": True},
+            {"layout": PREFIXED},
             (11 + 64 * MIB, 2),
         ),
     ],
@@ -364,6 +366,6 @@ def test_what_is_very_long_is_never_held(
 
 def test_a_line_without_an_end_is_read_no_further_than_the_bound() -> None:
     file = Endless(b'{"body":"', b"x", 64 * MIB)
-    with pytest.raises(OSError, match="--max-msg-size 1MiB"):
-        inspect(file, json=True, max_msg_size=MIB)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match="--max-msg-size"):
+        inspect(file, layout=JSON, max_msg_size=MIB)  # type: ignore[arg-type]
     assert file.left > 60 * MIB

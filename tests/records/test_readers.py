@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import RecordError
-from nsqtools.sinks.records import (
+from nsqtools.records.envelope import timestamp_of
+from nsqtools.records.readers import (
     Delimited,
     JsonLines,
     LengthPrefixed,
-    Splitter,
+    Reader,
     Whole,
 )
 from tests.support.raw import prefixed
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def split(splitter: Splitter, chunks: Iterable[bytes]) -> list[bytes]:
-    records = [record for chunk in chunks for record in splitter.feed(chunk)]
-    return records + splitter.finish()
+def split(reader: Reader, chunks: Iterable[bytes]) -> list[bytes]:
+    records = [record for chunk in chunks for record in reader.feed(chunk)]
+    return records + reader.finish()
 
 
-def until_error(splitter: Splitter, chunks: Iterable[bytes]) -> tuple[list[bytes], str]:
+def until_error(reader: Reader, chunks: Iterable[bytes]) -> tuple[list[bytes], str]:
     """The records before the error, and the error."""
     records: list[bytes] = []
     try:
         for chunk in chunks:
-            records += splitter.feed(chunk)
-        records += splitter.finish()
+            records += reader.feed(chunk)
+        records += reader.finish()
     except RecordError as error:
         return records, str(error)
     raise AssertionError(f"no error, but {records!r}")
@@ -76,17 +77,17 @@ class TestDelimited:
         assert split(Delimited(delimiter.encode()), chunks) == expected
 
     def test_a_record_is_returned_by_the_chunk_that_completes_it(self) -> None:
-        splitter = Delimited(b"--", max_size=3)
-        assert splitter.feed(b"one-") == []  # a delimiter under way does not count as the record
-        assert splitter.feed(b"-two--thr") == [b"one", b"two"]
-        assert splitter.finish() == [b"thr"]
+        reader = Delimited(b"--", max_size=3)
+        assert reader.feed(b"one-") == []  # a delimiter under way does not count as the record
+        assert reader.feed(b"-two--thr") == [b"one", b"two"]
+        assert reader.finish() == [b"thr"]
 
     @pytest.mark.parametrize("end", [b"", b"\nok\n"])
     def test_a_record_over_the_limit_is_named_after_those_before_it(self, end: bytes) -> None:
         for chunks in cuts(b"ok\n\n12345678\n123456789" + end):
             records, error = until_error(Delimited(max_size=8), chunks)
             assert records == [b"ok", b"", b"12345678"]
-            assert error.startswith("record 4 is over 8 bytes (see --max-msg-size)")
+            assert error.startswith("record 4 at byte 13 is over 8 bytes (see --max-msg-size)")
 
     @pytest.mark.parametrize("delimiter", [b"\n", b"--"])
     def test_of_what_must_be_complete_a_last_record_without_delimiter_is_torn(
@@ -98,7 +99,7 @@ class TestDelimited:
         for chunks in cuts(data + b"tw-"):
             records, error = until_error(Delimited(delimiter, complete=True), chunks)
             assert records == [b"one", b""]
-            assert error.startswith(f"record 3 at byte {len(data)} ")
+            assert error.startswith(f"record 3 at byte {len(data)}: it is torn")
 
 
 class TestLengthPrefixed:
@@ -112,22 +113,22 @@ class TestLengthPrefixed:
         for chunks in cuts(prefixed([b"one", b"2"]) + tail):
             records, error = until_error(LengthPrefixed(), chunks)
             assert records == [b"one", b"2"]
-            assert " record 3, which begins at byte 12 " in error
+            assert error.startswith("record 3 at byte 12: it is torn")
 
     def test_a_size_over_the_limit_is_refused_before_the_body_comes(self) -> None:
-        splitter = LengthPrefixed(max_size=1000)
-        assert splitter.feed(prefixed([b"one"]) + b"GET ") == [b"one"]
+        reader = LengthPrefixed(max_size=1000)
+        assert reader.feed(prefixed([b"one"]) + b"GET ") == [b"one"]
         with pytest.raises(RecordError, match=r"^record 2 at byte 7: .* --max-msg-size"):
-            splitter.feed(b"")
+            reader.feed(b"")
 
 
 def test_a_whole_input_is_one_record_and_too_much_of_it_is_refused_at_once() -> None:
     assert split(Whole(), [b"one\n", b"", b"two\0"]) == [b"one\ntwo\0"]
     assert split(Whole(), []) == [b""]
-    splitter = Whole(max_size=4)
-    assert splitter.feed(b"1234") == []
+    reader = Whole(max_size=4)
+    assert reader.feed(b"1234") == []
     with pytest.raises(RecordError, match="over 4 bytes"):
-        splitter.feed(b"5")
+        reader.feed(b"5")
 
 
 class TestJsonLines:
@@ -183,16 +184,20 @@ class TestJsonLines:
         data = b'{"timestamp":5,"body":""}\n\n{"body":"b","timestamp":9223372036854775807}\n[]\n'
         for chunks in cuts(data):
             timestamps: list[int] = []
-            splitter = JsonLines(timestamps=timestamps)
+
+            def note(envelope: dict[str, Any], known: list[int] = timestamps) -> None:
+                known.append(timestamp_of(envelope))
+
+            reader = JsonLines(observe=note)
             returned = 0
             for chunk in chunks:
                 try:
-                    returned += len(splitter.feed(chunk))
+                    returned += len(reader.feed(chunk))
                 except RecordError:
                     break
                 assert len(timestamps) == returned
             with pytest.raises(RecordError, match="line 4: "):
-                splitter.feed(b"")
+                reader.feed(b"")
             assert timestamps == [5, 9223372036854775807]
 
     @pytest.mark.parametrize(
@@ -201,7 +206,7 @@ class TestJsonLines:
     def test_a_timestamp_that_is_needed_and_none_is_named(self, value: str) -> None:
         line = f'{{"body":"a","timestamp":{value}}}\n' if value else '{"body":"a"}\n'
         assert split(JsonLines(), [line.encode()]) == [b"a"]
-        records, error = until_error(JsonLines(timestamps=[]), [line.encode()])
+        records, error = until_error(JsonLines(observe=timestamp_of), [line.encode()])
         assert records == []
         assert error.startswith("line 1: expected a timestamp, ")
 
@@ -209,7 +214,7 @@ class TestJsonLines:
         for chunks in cuts(b'{"body":"a"}\n{"body":"b"}'):
             records, error = until_error(JsonLines(complete=True), chunks)
             assert records == [b"a"]
-            assert error.startswith("line 2 at byte 13 ")
+            assert error.startswith("line 2: it is torn")
 
     def test_an_endless_line_is_refused_before_its_end(self) -> None:
         records, error = until_error(JsonLines(max_size=10), itertools.repeat(b" " * 1000))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.files.manifest import LatestLink, Manifest
+from nsqtools.sinks.files.aftercare import LatestLink, Manifest
 from tests.support.archiving import published
 from tests.support.faults import broken
 from tests.support.neighbour import neighbour

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from nsqtools.engine.handler import Batch, Message
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
-from nsqtools.sinks.formats import escape_controls, make_format
-from nsqtools.sinks.records import JsonLines, LengthPrefixed
+from nsqtools.records.layout import Layout
+from nsqtools.records.readers import JsonLines, LengthPrefixed
+from nsqtools.records.template import Template
+from nsqtools.records.writers import Writer, escape_controls, make_writer
 from tests.support.archiving import Settled
 
 NOON = 1_700_000_000_123_456_789  # 2023-11-14T22:13:20.123456789Z
+RAW, JSON, PREFIXED = Layout(), Layout("json"), Layout("length-prefixed")
 HOSTILE = b"a\x1b[2Jb"
 
 
@@ -27,8 +30,13 @@ def batch(*bodies: bytes, host: str = "db1") -> Batch:
     return Batch(messages, Settled(), source=Address(host, 4150), **place)
 
 
-def render(*bodies: bytes, **options: Any) -> bytes:
-    return make_format(**options).render(batch(*bodies))
+def rendered(writer: Writer, *bodies: bytes) -> bytes:
+    messages = batch(*bodies)
+    return writer.render(messages, messages)
+
+
+def render(*bodies: bytes, layout: Layout = RAW, **options: Any) -> bytes:
+    return rendered(make_writer(layout, **options), *bodies)
 
 
 class TestLines:
@@ -37,7 +45,7 @@ class TestLines:
         self, delimiter: bytes
     ) -> None:
         every = bytes(range(256))
-        data = render(b"one", b"", every, delimiter=delimiter)
+        data = render(b"one", b"", every, layout=Layout("raw", delimiter))
         assert data == b"one" + delimiter + delimiter + every + delimiter
 
     @pytest.mark.parametrize(
@@ -75,14 +83,14 @@ class TestTemplate:
         ],
     )
     def test_verbs_and_escapes_are_replaced(self, template: str, expected: bytes) -> None:
-        assert render(b"body", template=template) == expected
+        assert rendered(Template(template), b"body") == expected
 
     def test_each_message_is_written_without_a_delimiter(self) -> None:
-        assert render(b"one", b"two", template="%a=%s;") == b"1=one;2=two;"
-        assert render(b"one", b"two", template=r"100%% %t\n") == b"100% events\n" * 2
+        assert rendered(Template("%a=%s;"), b"one", b"two") == b"1=one;2=two;"
+        assert rendered(Template(r"100%% %t\n"), b"one", b"two") == b"100% events\n" * 2
 
     def test_percent_signs_in_data_are_data(self) -> None:
-        assert make_format(template="%h %s").render(batch(b"%s%d%", host="%s")) == b"%s:4150 %s%d%"
+        assert Template("%h %s").render(batch(host="%s"), batch(b"%s%d%")) == b"%s:4150 %s%d%"
 
     @pytest.mark.parametrize(
         ("template", "fault", "place"),
@@ -102,14 +110,14 @@ class TestTemplate:
         self, template: str, fault: str, place: int
     ) -> None:
         with pytest.raises(ConfigError) as caught:
-            make_format(template=template)
+            Template(template)
         assert str(caught.value).startswith("--format: ")
         assert (f"{fault} at character {place}" if place else fault) in str(caught.value)
 
 
 class TestJSON:
     def test_an_envelope_is_one_object_a_line(self) -> None:
-        lines = render(b"one", b"t\xc3\xbc\n", json=True).split(b"\n")
+        lines = render(b"one", b"t\xc3\xbc\n", layout=JSON).split(b"\n")
         assert lines.pop() == b""
         assert [json.loads(line) for line in lines] == [
             {
@@ -126,23 +134,23 @@ class TestJSON:
 
     @pytest.mark.parametrize("body", [b"\xff", b"\xed\xa0\x80", b"ab\xc3"])
     def test_a_body_that_is_not_utf_8_is_base64(self, body: bytes) -> None:
-        assert json.loads(render(body, json=True)).keys() >= {"body_b64"}
-        assert JsonLines().feed(render(body, json=True)) == [body]
+        assert json.loads(render(body, layout=JSON)).keys() >= {"body_b64"}
+        assert JsonLines().feed(render(body, layout=JSON)) == [body]
 
     @given(st.lists(st.binary() | st.text().map(str.encode)), st.booleans())
     def test_bodies_come_back_byte_for_byte(self, bodies: list[bytes], escape: bool) -> None:
-        data = render(*bodies, json=True, escape=escape)
+        data = render(*bodies, layout=JSON, escape=escape)
         assert data.count(b"\n") == len(bodies)
-        splitter = JsonLines()
-        assert splitter.feed(data) + splitter.finish() == bodies
+        reader = JsonLines()
+        assert reader.feed(data) + reader.finish() == bodies
 
 
 @given(st.lists(st.binary()))
 def test_length_prefixed_bodies_come_back_byte_for_byte(bodies: list[bytes]) -> None:
-    assert render(b"one", b"", length_prefix=True) == b"\0\0\0\3one\0\0\0\0"
-    splitter = LengthPrefixed()
-    data = render(*bodies, length_prefix=True)
-    assert splitter.feed(data) + splitter.finish() == bodies
+    assert render(b"one", b"", layout=PREFIXED) == b"\0\0\0\3one\0\0\0\0"
+    reader = LengthPrefixed()
+    data = render(*bodies, layout=PREFIXED)
+    assert reader.feed(data) + reader.finish() == bodies
 
 
 class TestEscape:
@@ -172,36 +180,39 @@ class TestEscape:
         assert not set(text) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
     @pytest.mark.parametrize(
-        "options",
+        ("writer", "allowed"),
         [
-            {},
-            {"delimiter": b"\0"},
-            {"print_topic": True, "timestamps": True},
-            {"template": "%s %h"},
-            {"json": True},
-            {"length_prefix": True},
+            (make_writer(RAW, escape=True), b""),
+            (make_writer(Layout("raw", b"\0"), escape=True), b"\0"),
+            (make_writer(RAW, print_topic=True, timestamps=True, escape=True), b""),
+            (Template("%s %h", escape=True), b""),
+            (make_writer(JSON, escape=True), b""),
+            (make_writer(PREFIXED, escape=True), b""),
         ],
     )
     @pytest.mark.parametrize("body", [HOSTILE, "\x9b2J \u202e \x7f".encode(), b"\xff\x1b"])
     def test_no_layout_lets_a_body_drive_the_terminal(
-        self, options: dict[str, Any], body: bytes
+        self, writer: Writer, allowed: bytes, body: bytes
     ) -> None:
-        data = make_format(escape=True, **options).render(batch(body, host="\x1bhost"))
-        allowed = options.get("delimiter", b"")
-        assert escape_controls(data.replace(allowed, b"")) == data.replace(allowed, b"")
+        data = writer.render(batch(host="\x1bhost"), batch(body)).replace(allowed, b"")
+        assert escape_controls(data) == data
 
     @pytest.mark.parametrize(
-        ("body", "options", "shown"),
+        ("body", "writer", "shown"),
         [
-            (HOSTILE, {"delimiter": b"\x1b[0m\n"}, rb"a\x1b[2Jb" + b"\x1b[0m\n"),
-            (HOSTILE, {"template": r"\x1b[1m%s"}, b"\x1b[1m" + rb"a\x1b[2Jb"),
-            (HOSTILE, {"template": "%S"}, b"6"),
-            (HOSTILE, {"escape": False}, HOSTILE + b"\n"),
-            (b"x" * 27, {"length_prefix": True}, rb"\x00\x00\x00\x1b" + b"x" * 27),
-            (b"x" * 27, {"template": "%R%s"}, rb"\x00\x00\x00\x1b" + b"x" * 27),
+            (
+                HOSTILE,
+                make_writer(Layout("raw", b"\x1b[0m\n"), escape=True),
+                rb"a\x1b[2Jb" + b"\x1b[0m\n",
+            ),
+            (HOSTILE, Template(r"\x1b[1m%s", escape=True), b"\x1b[1m" + rb"a\x1b[2Jb"),
+            (HOSTILE, Template("%S", escape=True), b"6"),
+            (HOSTILE, make_writer(RAW), HOSTILE + b"\n"),
+            (b"x" * 27, make_writer(PREFIXED, escape=True), rb"\x00\x00\x00\x1b" + b"x" * 27),
+            (b"x" * 27, Template("%R%s", escape=True), rb"\x00\x00\x00\x1b" + b"x" * 27),
         ],
     )
     def test_a_size_is_escaped_and_what_the_user_gave_is_not(
-        self, body: bytes, options: dict[str, Any], shown: bytes
+        self, body: bytes, writer: Writer, shown: bytes
     ) -> None:
-        assert render(body, **{"escape": True, **options}) == shown
+        assert rendered(writer, body) == shown

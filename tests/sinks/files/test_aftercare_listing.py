@@ -10,7 +10,8 @@ import pytest
 
 from nsqtools.policy.filenames import NamePattern
 from nsqtools.policy.matcher import NameMatcher
-from nsqtools.sinks.files.listing import Found, find
+from nsqtools.policy.retention import Kept
+from nsqtools.sinks.files.aftercare import find
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ def touch(path: Path, mtime: int = 0, text: str = "") -> None:
 
 
 def names(root: Path, matcher: NameMatcher) -> list[str]:
-    return sorted(os.path.relpath(each.path, root) for each in find(str(root), matcher))
+    return sorted(os.path.relpath(kept.path, root) for _, kept in find(str(root), matcher))
 
 
 def test_published_files_are_found_and_others_are_not(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_published_files_are_found_and_others_are_not(tmp_path: Path) -> None:
         touch(tmp_path / name)
     touch(tmp_path / "a-000002.log", 1000, "four")
     (found,) = find(str(tmp_path), FLAT)
-    assert found == Found(str(tmp_path / "a-000002.log"), "a", 4, 1000)
+    assert found == ("a", Kept(str(tmp_path / "a-000002.log"), 4, 1000))
     for end in (".part", ".torn", ".copy"):
         touch(tmp_path / f"a{end}")
     anything = NamePattern(filename_format="<TOPIC>")

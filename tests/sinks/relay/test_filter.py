@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.topic.members import is_equal, join, members_of, text_of
-from nsqtools.sinks.topic.rules import destinations, find_loops, make_rules
+from nsqtools.sinks.relay.filter import destinations, find_loops, make_filter
+from nsqtools.sinks.relay.objects import is_equal, join, members_of, text_of
 
 BIG = b'{"z": 12345678901234567890.10, "a": "<\\u003c", "b": [1,  2], "c": null}'
 VALUES = st.recursive(
@@ -38,7 +38,7 @@ NOT_JSON = [
 
 
 def applied(body: bytes, **options: Any) -> bytes | None:
-    return make_rules(**options).apply(body)
+    return make_filter(**options).apply(body)
 
 
 class TestMembers:
@@ -121,7 +121,7 @@ class TestMembers:
 class TestFields:
     @given(st.binary())
     def test_without_rules_every_body_goes_as_it_is(self, body: bytes) -> None:
-        rules = make_rules(pass_invalid=True)
+        rules = make_filter(pass_invalid=True)
         assert rules.passes_all
         assert rules.apply(body) == body
 
@@ -220,7 +220,7 @@ class TestJq:
     def test_a_faulty_expression_is_an_error_of_one_line(self, program: str) -> None:
         for flag, options in (("--where", {"where": program}), ("--set", {"edits": [program]})):
             with pytest.raises(ConfigError) as caught:
-                make_rules(**options)
+                make_filter(**options)
             assert str(caught.value).startswith(f"{flag} {program!r}: ")
             assert "\n" not in str(caught.value)
 
@@ -230,8 +230,8 @@ class TestJq:
         monkeypatch.setitem(sys.modules, "jq", None)
         for options in ({"where": "."}, {"edits": ["."]}):
             with pytest.raises(ConfigError, match="pip install jq"):
-                make_rules(**options)
-        make_rules(whitelist=["a"])
+                make_filter(**options)
+        make_filter(whitelist=["a"])
 
 
 class TestDestinations:

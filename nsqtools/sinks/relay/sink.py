@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.pace import Pace
+from nsqtools.sinks.relay.counts import Counts, metrics_of
+from nsqtools.sinks.relay.work import Work
 from nsqtools.sinks.repeats import Repeats
-from nsqtools.sinks.topic.counts import Counts, metrics_of
-from nsqtools.sinks.topic.work import Work
+from nsqtools.sinks.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
     from nsqtools.sinks.deadletters import DeadLetters
-    from nsqtools.sinks.topic.rules import Rules
+    from nsqtools.sinks.relay.filter import Filter
 
 log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.status")
@@ -60,7 +61,7 @@ class Guard(Protocol):
         """The error for a topic that is consumed from this nsqd, which is asked for each batch."""
 
 
-class TopicSink(Handler):
+class RelaySink(Handler):
     """A handler that publishes topics to others, by the topic's name in ``destinations``.
 
     ``defer`` is in seconds. What the rules refuse, and what no nsqd can take, goes to
@@ -75,7 +76,7 @@ class TopicSink(Handler):
         self,
         publisher: Publisher,
         destinations: Mapping[str, str],
-        rules: Rules,
+        rules: Filter,
         dead_letters: DeadLetters,
         *,
         guard: Guard | None = None,
@@ -84,6 +85,7 @@ class TopicSink(Handler):
         status_every: int = 0,
         is_away: Callable[[], bool] = lambda: False,
         on_close: Callable[[], Awaitable[None]] | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self.publisher = publisher
         self.rules = rules
@@ -101,6 +103,8 @@ class TopicSink(Handler):
         self._next_status = 0.0
         self._is_open = False
         self.repeats = Repeats(log)
+        self.threads = threads or Threads(1, "rules")
+        """In which rules are applied: a program of jq may take long."""
 
     async def open(self) -> None:
         """Raises ConfigError for a loop, UnreachableError, and OutputError of dead letters."""
@@ -123,12 +127,10 @@ class TopicSink(Handler):
             batch.requeue(delay=0, backoff=False)
             self.fail(OutputError(str(error)))  # a ConfigError would mean that nothing was done
             return
-        batch.hold()
         self._topics[batch.topic].add(batch)
 
     async def gave_up(self, batch: Batch) -> None:
         """Take the batch; it is settled when it is in the dead letters, or its loss was logged."""
-        batch.hold()
         self._topics[batch.topic].bury(batch)
 
     async def drain(self, topic: str) -> None:
@@ -145,6 +147,7 @@ class TopicSink(Handler):
             await work.leave()
         self._topics.clear()
         self.repeats.close()
+        self.threads.close()
         await self.publisher.close()
         await self.dead_letters.close()
         if self._on_close:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.config import ConsumerConfig, ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
-from nsqtools.sinks.topic.rules import Rules
-from nsqtools.sinks.topic.sink import TopicSink
+from nsqtools.sinks.relay.filter import Filter
+from nsqtools.sinks.relay.sink import RelaySink
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import Letters
 from tests.support.scripted import Network, ScriptedNsqd, flatten, running
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 @contextlib.asynccontextmanager
 async def relay(
     source: ScriptedNsqd, destination: ScriptedNsqd, *, publish_timeout: float = 60.0
-) -> AsyncIterator[TopicSink]:
+) -> AsyncIterator[RelaySink]:
     config = ProducerConfig(publish_timeout=publish_timeout)
     letters = Letters()
     letters.is_lossy = True
     producer = Producer([destination.address], config, rng=Random(1))
-    sink = TopicSink(producer, {"t": "T"}, Rules(), letters)
+    sink = RelaySink(producer, {"t": "T"}, Filter(), letters)
     consuming = ConsumerConfig(max_attempts=0, max_in_flight=100)
     runner = Runner(["t"], "c", sink, consuming, nsqds=[source.address], rng=Random(1))
     async with running(runner):

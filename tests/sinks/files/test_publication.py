@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.policy.retention import Retention
+from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.journal import Journal
-from nsqtools.sinks.files.manifest import Manifest, Published
 from tests.support.archiving import (
     COMPRESSIONS,
     FORMATS,
@@ -31,6 +30,7 @@ from tests.support.faults import file_limit, other_disk
 from tests.support.neighbour import holding
 
 if TYPE_CHECKING:
+    from nsqtools.records.manifest import Published
     from nsqtools.sinks.files.rules import Rules
 
 NAME = "events.host-000000.2026-11-20_19.log"
@@ -166,15 +166,9 @@ class TestHeldFiles:
 class Crashing(Care):
     """A Care with a manifest whose process ends before, or after, the line is written."""
 
-    def __init__(self, manifest: Manifest, moment: str) -> None:
-        super().__init__(
-            manifest=manifest,
-            link=None,
-            retention=Retention(),
-            hook=None,
-            journal=Journal("/nowhere", ""),
-            found=lambda: (),
-        )
+    def __init__(self, rules: Rules, moment: str) -> None:
+        matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=("events",))
+        super().__init__(rules, Journal("/nowhere", ""), matcher)
         self.moment = moment
 
     def record(self, published: Published) -> None:
@@ -195,10 +189,13 @@ class TestPublishedTwice:
         with other_disk(tmp_path) as other:
             out = other if way == "copy" else tmp_path / "out"
             manifest = tmp_path / "manifest"
-            care = Crashing(Manifest(str(manifest)), moment)
             rules = make_rules(
-                tmp_path, output_dir=str(out), work_dir=str(tmp_path / "work"), digest=True
+                tmp_path,
+                output_dir=str(out),
+                work_dir=str(tmp_path / "work"),
+                manifest=str(manifest),
             )
+            care = Crashing(rules, moment)
             archiving = Archiving(tmp_path, rules=rules, notes=care)  # type: ignore[arg-type]
             archiving.write(b"one")
             out.mkdir(exist_ok=True)

@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.sinks.compression import METHODS, Encoder, load_zstd, make_encoder
-from nsqtools.sinks.members import plain_chunks
+from nsqtools.records.compression import (
+    METHODS,
+    Encoder,
+    load_zstd,
+    make_encoder,
+    plain_chunks,
+)
 from tests.support.binaries import needs
 
 COMPRESSED = [name for name, method in METHODS.items() if method.levels]

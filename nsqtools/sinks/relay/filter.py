@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.names import check_name
-from nsqtools.sinks.topic.members import is_equal, join, members_of, text_of
-from nsqtools.sinks.topic.programs import condition, edit
+from nsqtools.sinks.relay.objects import is_equal, join, members_of, text_of
+from nsqtools.sinks.relay.programs import condition, edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Filter:
     """What is asked of a body, in this order, and done to it.
 
     ``require_field``: a member of the object, which with ``require_value`` has that value; of
@@ -41,6 +41,16 @@ class Rules:
     def passes_all(self) -> bool:
         """Whether every body goes as it is."""
         return not (self.require_field or self.whitelist or self.where or self.edit)
+
+    def apply_all(self, bodies: Sequence[bytes]) -> list[bytes | RecordError | None]:
+        """As ``apply`` of each, with the error of a body that raises one; for a thread."""
+        found: list[bytes | RecordError | None] = []
+        for body in bodies:
+            try:
+                found.append(self.apply(body))
+            except RecordError as error:
+                found.append(error.bare())
+        return found
 
     def apply(self, body: bytes) -> bytes | None:
         """The body to publish, or None for a message that is filtered out.
@@ -68,7 +78,7 @@ class Rules:
         return self.edit(body.decode()) if self.edit else body
 
 
-def make_rules(
+def make_filter(
     *,
     require_field: str = "",
     require_value: str = "",
@@ -76,9 +86,9 @@ def make_rules(
     pass_invalid: bool = False,
     where: str = "",
     edits: Sequence[str] = (),
-) -> Rules:
-    """The rules of these options; raises ConfigError, also where the package jq is missing."""
-    return Rules(
+) -> Filter:
+    """The filter of these options; raises ConfigError, also where the package jq is missing."""
+    return Filter(
         require_field,
         require_value,
         frozenset(whitelist),

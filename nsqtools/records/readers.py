@@ -1,0 +1,341 @@
+"""Bytes in, records out. No I/O here."""
+
+from __future__ import annotations
+
+import math
+import struct
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.errors import ConfigError, RecordError
+from nsqtools.records.envelope import CONTROLS, NEVER_IN_JSON, body_of, envelope_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nsqtools.records.layout import Layout
+
+__all__ = [
+    "Delimited",
+    "JsonLines",
+    "LengthPrefixed",
+    "Reader",
+    "TooBigError",
+    "Whole",
+    "drop_empty",
+    "make_reader",
+]
+
+_ENVELOPE = 65536
+"""Bytes of a line of JSON besides its body, at most."""
+_ESCAPED = 6
+"""Bytes of JSON that a byte of a body takes, at most."""
+
+
+class TooBigError(RecordError):
+    """A record is over the limit that the reader was given."""
+
+
+class Reader(ABC):
+    """Splits a stream into records; empty records are records.
+
+    What comes before something malformed is returned first, and RecordError raised by the next
+    call: which records get through does not depend on how the stream was cut into chunks.
+    ``max_size`` is the most bytes of a record, 0 for no limit; a record over it is refused before
+    all of it is in memory. ``complete`` is for what a program wrote: what breaks off is then torn.
+    """
+
+    def __init__(self, *, max_size: int = 0, complete: bool = False) -> None:
+        self.max_size = max_size
+        self.complete = complete
+        self.records = 0
+        """Whole records so far."""
+        self.end = 0
+        """Where the last of them ends, in bytes of the stream."""
+        self.error: RecordError | None = None
+        """Why what follows ``end`` is no record, however much may come."""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The records that this chunk completes."""
+        return self._guarded(chunk)
+
+    def finish(self) -> list[bytes]:
+        """The records that the end of the stream completes."""
+        return self._guarded(None)
+
+    def _guarded(self, chunk: bytes | None) -> list[bytes]:
+        if self.error:
+            raise self.error
+        records: list[bytes] = []
+        try:
+            if chunk is None:
+                self._end(records)
+            else:
+                self._split(chunk, records)
+        except RecordError as error:
+            self.error = error
+            if chunk is None or not records:
+                raise
+        return records
+
+    @abstractmethod
+    def _split(self, chunk: bytes, records: list[bytes]) -> None:
+        """Append the records that the chunk completes."""
+
+    @abstractmethod
+    def _end(self, records: list[bytes]) -> None:
+        """Append the last record, if there is one."""
+
+    def _place(self) -> str:
+        """Of the record after the last whole one."""
+        return f"record {self.records + 1} at byte {self.end}"
+
+    def _fault(self, what: str) -> RecordError:
+        return RecordError(f"{self._place()}: {what}")
+
+
+class Delimited(Reader):
+    """Records that end in a delimiter; the last one need not, unless all are to be ``complete``.
+
+    ``counting`` holds none of them: what is returned are then as many bytes objects, and of what a
+    record is only whether it is empty is in them. Empty records that zeros make, because the
+    delimiter is made of zeros, are none with ``fillers`` where they end the stream: a disk that
+    lost power leaves zeros for what it had not written.
+    """
+
+    def __init__(
+        self,
+        delimiter: bytes = b"\n",
+        *,
+        max_size: int = 0,
+        complete: bool = False,
+        counting: bool = False,
+        fillers: bool = False,
+    ) -> None:
+        super().__init__(max_size=max_size, complete=complete)
+        if not delimiter:
+            raise ConfigError("the delimiter is empty: records could not be told apart")
+        self._delimiter = delimiter
+        self._counting = counting
+        self._fillers = fillers and not delimiter.strip(b"\0")
+        self._empty = 0  # records at the end of what was read, if they may be fillers
+        self._total = 0  # bytes fed
+        self._start: list[bytes] = []  # of the record under way; holds no part of a delimiter
+        self._start_size = 0
+        self._tail = b""  # what follows it, and may begin a delimiter
+
+    def _split(self, chunk: bytes, records: list[bytes]) -> None:
+        self._total += len(chunk)
+        parts = (self._tail + chunk).split(self._delimiter)
+        last = parts.pop()
+        if parts:
+            if self._start:
+                parts[0] = b"".join((*self._start, parts[0]))
+                self._start.clear()
+                self._start_size = 0
+            good = self._before_large(parts, len(chunk))
+            self._take(parts[:good], records)
+            large = parts[good:]
+            behind = sum(len(part) + len(self._delimiter) for part in large)
+            self.end = self._total - len(last) - behind
+            if large:
+                raise self._too_big()
+        cut = max(len(last) - len(self._delimiter) + 1, 0)
+        if cut and not (self._counting and self._start):
+            self._start.append(last[:cut])
+        self._start_size += cut
+        self._tail = last[cut:]
+        if self._start_size > self.max_size > 0:
+            raise self._too_big()
+
+    def _before_large(self, parts: Sequence[bytes], chunk_size: int) -> int:
+        """How many records come before the first one that is over the limit."""
+        limit = self.max_size
+        suspects = parts if chunk_size > limit else parts[:1]  # others lie within the chunk
+        if limit and max(map(len, suspects)) > limit:
+            return next(i for i, part in enumerate(suspects) if len(part) > limit)
+        return len(parts)
+
+    def _take(self, parts: Sequence[bytes], records: list[bytes]) -> None:
+        records += parts
+        self.records += len(parts)
+        if self._fillers and any(parts):
+            self._empty = next(n for n, part in enumerate(reversed(parts)) if part)
+        elif self._fillers:
+            self._empty += len(parts)
+
+    def _end(self, records: list[bytes]) -> None:
+        last = b"".join((*self._start, self._tail))
+        if len(last) > self.max_size > 0:
+            raise self._too_big()
+        if self._empty:
+            self.records -= self._empty
+            self.end -= self._empty * len(self._delimiter)
+            raise self._fault("it is torn, zeros follow")
+        if last and self.complete:
+            raise self._fault("it is torn, no delimiter follows")
+        if last:
+            self._take([last], records)
+
+    def _too_big(self) -> TooBigError:
+        return TooBigError(f"{self._place()} {_over(self.max_size)}")
+
+
+class JsonLines(Delimited):
+    """Envelopes, one a line, as the JSON writer writes them; blank lines are no records.
+
+    Only the body is looked at, but ``observe`` is called with each envelope, and may refuse it with
+    RecordError. ``max_line`` is the most bytes of a line, by default what a body of ``max_size``
+    may take.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_size: int = 0,
+        max_line: int = 0,
+        complete: bool = False,
+        observe: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
+        bound = _ESCAPED * max_size + _ENVELOPE if max_size else 0
+        super().__init__(max_size=max_line or bound, complete=complete)
+        self._max_body = max_size
+        self._observe = observe
+        self._lines = 0
+
+    def _split(self, chunk: bytes, records: list[bytes]) -> None:
+        super()._split(chunk, records)
+        if NEVER_IN_JSON.search(chunk, chunk.rfind(b"\n") + 1):  # or it might grow without an end
+            raise self._fault(CONTROLS)
+
+    def _take(self, parts: Sequence[bytes], records: list[bytes]) -> None:
+        for line in parts:
+            if line.strip():
+                try:
+                    records.append(self._body(line))
+                except RecordError as error:
+                    raise self._fault(str(error)) from None
+                self.records += 1
+            self._lines += 1
+            self.end += len(line) + 1
+
+    def _body(self, line: bytes) -> bytes:
+        envelope = envelope_of(line)
+        body = body_of(envelope)
+        if len(body) > self._max_body > 0:
+            raise RecordError(f"the body {_over(self._max_body)}")
+        if self._observe:
+            self._observe(envelope)
+        return body
+
+    def _place(self) -> str:
+        return f"line {self._lines + 1}"
+
+
+class LengthPrefixed(Reader):
+    """Records with their size before them: 4 bytes, big-endian.
+
+    ``counting`` holds no record: what is returned are then as many bytes objects. None may be empty
+    then, because no message is (``nsqd/protocol_v2.go``): zeros are no records.
+    """
+
+    _size = struct.Struct(">I")
+
+    def __init__(
+        self, *, max_size: int = 0, complete: bool = False, counting: bool = False
+    ) -> None:
+        super().__init__(max_size=max_size, complete=complete)
+        self._counting = counting
+        self._held: list[bytes] = []
+        self._have = 0  # bytes after ``end``
+        self._body = -1  # the size of the record under way, if it is known
+
+    def _split(self, chunk: bytes, records: list[bytes]) -> None:
+        self._have += len(chunk)
+        if self._have < 4 + max(self._body, 0):
+            if self._body < 0 or not self._counting:
+                self._held.append(chunk)
+            return
+        data = b"".join((*self._held, chunk))
+        start = at = len(data) - self._have  # before ``data`` if some of the record was let go
+        size, fault = self._body, ""
+        limit = self.max_size or math.inf
+        least = 1 if self._counting else 0
+        read_size = self._size.unpack_from
+        while True:
+            if size < 0:
+                if len(data) - at < 4:
+                    break
+                (size,) = read_size(data, at)
+                if not least <= size <= limit:
+                    fault = self._wrong(size)
+                    break
+            end = at + 4 + size
+            if end > len(data):
+                break
+            records.append(data[at + 4 : end])
+            at, size = end, -1
+        self.records += len(records)
+        self.end += at - start
+        self._have, self._body = len(data) - at, size
+        self._held = [] if self._counting and size >= 0 else [data[at:]]
+        if fault:
+            raise self._fault(fault)
+
+    def _wrong(self, size: int) -> str:
+        if not size:
+            return "its size is 0, and no message is empty"
+        return f"its size {size} {_over(self.max_size)}; is this length-prefixed data?"
+
+    def _end(self, records: list[bytes]) -> None:
+        if self._have:
+            size = 4 + max(self._body, 0)
+            raise self._fault(
+                f"it is torn, it should have {size} bytes with its size: found {self._have}"
+            )
+
+
+class Whole(Reader):
+    """All of the stream as one record."""
+
+    def __init__(self, *, max_size: int = 0) -> None:
+        super().__init__(max_size=max_size)
+        self._chunks: list[bytes] = []
+        self._have = 0
+
+    def _split(self, chunk: bytes, records: list[bytes]) -> None:
+        self._chunks.append(chunk)
+        self._have += len(chunk)
+        if self._have > self.max_size > 0:
+            raise TooBigError(f"the input {_over(self.max_size)}")
+
+    def _end(self, records: list[bytes]) -> None:
+        records.append(b"".join(self._chunks))
+
+
+def _over(max_size: int) -> str:
+    return f"is over {max_size} bytes (see --max-msg-size)"
+
+
+def make_reader(
+    layout: Layout,
+    *,
+    max_size: int = 0,
+    complete: bool = False,
+    observe: Callable[[dict[str, Any]], object] | None = None,
+) -> Reader:
+    """What reads the records that ``writers.make_writer`` writes.
+
+    ``observe`` is that of ``JsonLines``, and left alone by all others. Raises ConfigError.
+    """
+    match layout.format:
+        case "json":
+            return JsonLines(max_size=max_size, complete=complete, observe=observe)
+        case "length-prefixed":
+            return LengthPrefixed(max_size=max_size, complete=complete)
+    return Delimited(layout.delimiter, max_size=max_size, complete=complete)
+
+
+def drop_empty(records: Sequence[bytes]) -> Sequence[bytes]:
+    """The records that are not empty; nsqd takes no empty message (``nsqd/protocol_v2.go``)."""
+    return [record for record in records if record] if b"" in records else records

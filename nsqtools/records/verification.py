@@ -1,0 +1,220 @@
+"""Whether archives and manifests hold what they should: read once, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import RecordError
+from nsqtools.records.compression import METHODS, method_of
+from nsqtools.records.inspection import Inspection, inspect
+from nsqtools.records.manifest import LINE, Published, is_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator
+    from typing import BinaryIO
+
+    from nsqtools.records.layout import Layout
+
+__all__ = ["Report", "check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found of one file, or of one line of a manifest.
+
+    ``records`` and ``size``, in bytes on disk, are those of what is good; of a manifest, those of
+    all its files together, which are ``files``. ``deleted`` are its files that retention may have
+    deleted. ``problem`` is empty, or one line on what is wrong and where. ``unreadable`` says that
+    it is about the reading: whether the file is good is not known. ``waiting`` counts the files
+    with which ``--on-rotate`` has not succeeded yet.
+    """
+
+    records: int = 0
+    size: int = 0
+    problem: str = ""
+    unreadable: bool = False
+    files: int | None = None
+    deleted: int | None = None
+    waiting: int = 0
+
+
+def check(
+    path: str,
+    layout: Layout,
+    *,
+    max_msg_size: int = 64 << 20,
+    waiting_near: Callable[[str], Container[str]] = lambda _: (),
+) -> Iterator[Report]:
+    """Read a file, and if it is a manifest the files that it lists.
+
+    An archive is unpacked as its name's end tells and read as ``layout`` tells; it gives one
+    report. A manifest, which is known by its first line, gives one for each line that is wrong,
+    and if none is wrong one for all; its lines tell the layout of their files. Of the lines of one
+    name the last counts: a file that is continued gets another, as does one that takes its name.
+    ``waiting_near`` gives the real paths of the files beside a path that wait for ``--on-rotate``.
+
+    Retention deletes the oldest files of a topic and never the newest. So files of a topic that
+    are gone are counted up to the first that is there, and any other that is gone is a problem.
+    """
+    try:
+        with open(path, "rb") as file:
+            if method_of(path) == "none" and is_manifest(file):
+                yield from _Manifest(
+                    file, os.path.dirname(path), max_msg_size, waiting_near
+                ).check()
+                return
+            file.seek(0)
+            found = _inspect(file, layout, method_of(path), max_msg_size)
+            path = os.path.realpath(path)
+            waiting = int(path in waiting_near(path))
+            yield Report(found.records, found.good, found.problem, waiting=waiting)
+    except OSError as error:
+        yield Report(problem=_reason(error), unreadable=True)
+
+
+def _inspect(file: BinaryIO, layout: Layout, compression: str, max_msg_size: int) -> Inspection:
+    """As ``inspect``, but a compressed file without a member has a problem.
+
+    No encoder leaves one so, and readers such as ``gzip`` refuse it.
+    """
+    found = inspect(file, layout, compression=compression, max_msg_size=max_msg_size)
+    if compression == "none" or found.good or found.problem:
+        return found
+    return replace(found, problem=f"empty: not even one {METHODS[compression].noun}")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+@dataclass(slots=True)
+class _Topic:
+    """Which files of a topic were there so far; ``last`` is the place of the last that was not."""
+
+    there: bool = False
+    gone: int = 0
+    last: str = ""
+
+
+@dataclass(slots=True)
+class _Manifest:
+    """A manifest under inspection, and what its good lines have given so far."""
+
+    file: BinaryIO
+    folder: str
+    max_msg_size: int
+    waiting_near: Callable[[str], Container[str]]
+    records: int = 0
+    size: int = 0
+    files: int = 0
+    waiting: int = 0
+    topics: dict[str, _Topic] = field(default_factory=dict)
+
+    def check(self) -> Iterator[Report]:
+        good = True
+        for report in self._faults():
+            good = False
+            yield report
+        for topic in self.topics.values():
+            if not topic.there:
+                good = False
+                yield Report(problem=f"{topic.last}: gone, though the newest file of its topic")
+        if good:
+            deleted = sum(topic.gone for topic in self.topics.values())
+            yield Report(
+                self.records, self.size, files=self.files, deleted=deleted, waiting=self.waiting
+            )
+
+    def _faults(self) -> Iterator[Report]:
+        """What is wrong with single lines."""
+        last = {each.name: at for at, _, each in self._lines() if isinstance(each, Published)}
+        waiting = self.waiting_near(os.path.join(os.path.realpath(self.folder), "manifest"))
+        for number, offset, told in self._lines():
+            if not isinstance(told, Published):
+                yield Report(problem=f"line {number} at byte {offset}: {told}")
+                continue
+            if number < last[told.name]:
+                continue
+            place = f"line {number}: {told.name}"
+            topic = self.topics.setdefault(told.topic, _Topic())
+            report = self._look(told)
+            if report:
+                topic.there = True
+                self.files += 1
+                self.waiting += os.path.realpath(told.path) in waiting
+                self.records += report.records
+                self.size += report.size
+            elif topic.there:
+                report = Report(problem="gone, though an older file of its topic is there")
+            else:
+                topic.gone += 1
+                topic.last = place
+                continue
+            if report.problem:
+                yield replace(report, problem=f"{place}: {report.problem}")
+
+    def _lines(self) -> Iterator[tuple[int, int, Published | str]]:
+        """Number, from 1, offset, and content or fault of all lines, up to one without an end."""
+        number = offset = 0
+        self.file.seek(0)
+        while line := self.file.readline(LINE):
+            number += 1
+            if not line.endswith(b"\n"):
+                is_torn = len(line) < LINE
+                yield (
+                    number,
+                    offset,
+                    "it is torn" if is_torn else "too long for a line of a manifest",
+                )
+                return
+            try:
+                yield number, offset, Published.parse(line, self.folder)
+            except RecordError as error:
+                yield number, offset, str(error)
+            offset += len(line)
+
+    def _look(self, told: Published) -> Report | None:
+        """What the file of a line holds; None if there is none."""
+        try:
+            with open(told.path, "rb") as file:
+                hashed = _Hashed(file)
+                found = _inspect(hashed, told.layout, told.compression, self.max_msg_size)  # type: ignore[arg-type]
+                size = os.fstat(file.fileno()).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return Report(problem=_reason(error), unreadable=True)
+        problem = found.problem or _difference(told, size, found.records, hashed.sha256)
+        return Report(found.records, found.good, problem)
+
+
+def _difference(told: Published, size: int, records: int, sha256: str) -> str:
+    if size != told.size:
+        return f"{size} bytes, expected {told.size}"
+    if sha256 != told.sha256:
+        return f"its sha256 is {sha256}, expected {told.sha256}"
+    if told.records < 0 or records == told.records:
+        return ""
+    if told.format == "raw" and records > told.records:
+        return ""  # there are bodies with the delimiter in them
+    return f"{records} records, expected {told.records}"
+
+
+class _Hashed:
+    """As much of a file as ``inspect`` needs, with a checksum of what was read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._digest.update(data)
+        return data
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()

@@ -1,0 +1,102 @@
+"""Batches that a sink holds until their messages are safe: TOUCHed in time, and settled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.engine.handler import Batch, Message
+
+__all__ = ["Held"]
+
+_SHARE = 0.55
+"""Part of msg_timeout after which a batch is TOUCHed; what is settled within half of it is not."""
+
+
+class Held:
+    """The batches of a topic that a sink settles later, all of them through this object.
+
+    nsqd is kept from sending again what is held for long. What it takes back all the same, as when
+    the connection was lost, is forgotten in place of being requeued.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[Batch, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._settled = asyncio.Event()
+
+    def add(self, batch: Batch) -> None:
+        """Hold a batch: returning from ``handle`` does not finish it."""
+        batch.hold()
+        due = self._loop.time() + _SHARE * batch.msg_timeout
+        self._due[batch] = due
+        if self._timer is None or due < self._timer.when():
+            self._look_at(due)
+
+    def finish(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
+        """FIN these messages, or all that are not settled."""
+        whole = messages is None or len(messages) == len(batch)
+        batch.finish(None if whole else messages)
+        self._release(batch)
+
+    def requeue(
+        self,
+        batch: Batch,
+        messages: Sequence[Message] | None = None,
+        *,
+        delay: float | None = None,
+        backoff: bool = True,
+    ) -> None:
+        """REQ these, or all that are not settled, as ``Batch.requeue``."""
+        if not self.forget_lost(batch, messages):
+            batch.requeue(messages, delay=delay, backoff=backoff)
+            self._release(batch)
+
+    def give_back(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
+        """Have another consumer get these, or all that are not settled, at once."""
+        self.requeue(batch, messages, delay=0, backoff=False)
+
+    def forget_lost(self, batch: Batch, messages: Sequence[Message] | None = None) -> bool:
+        """Whether nsqd has taken the batch back; these are forgotten then, or all of it."""
+        if not batch.is_lost():
+            return False
+        batch.forget(messages)
+        self._release(batch)
+        return True
+
+    async def settled(self) -> None:
+        """Wait until nothing is held."""
+        while self._due:
+            self._settled.clear()
+            await self._settled.wait()
+
+    def close(self) -> None:
+        """TOUCH nothing more."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _release(self, batch: Batch) -> None:
+        if batch.is_settled:
+            self._due.pop(batch, None)
+            if not self._due:
+                self._settled.set()
+
+    def _look_at(self, due: float) -> None:
+        self.close()
+        self._timer = self._loop.call_at(due, self._touch)
+
+    def _touch(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for batch, due in self._due.items():
+            if due <= now:
+                if not batch.is_lost():
+                    batch.touch()
+                self._due[batch] = now + _SHARE * batch.msg_timeout
+        if self._due:
+            self._look_at(min(self._due.values()))
