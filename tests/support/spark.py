@@ -23,7 +23,7 @@ PACKAGES = ("pyspark", "pyarrow")
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of Java for JVMs that live for seconds: they start in three quarters of the time."""
 
-START = 120.0
+START = 400.0
 """Seconds that Spark may take to begin on a busy machine."""
 
 SHARED = "NSQTOOLS_TEST_JAVA"
