@@ -22,46 +22,60 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "tail": Entry("nsqtools.cli.tail:tail", "Print the messages of a topic.", "Consume"),
-    "to-file": Entry("nsqtools.cli.to_file:to_file", "Archive topics in files.", "Consume"),
+    "tail": Entry("nsqtools.cli.commands.tail:tail", "Print the messages of a topic.", "Consume"),
+    "to-file": Entry(
+        "nsqtools.cli.commands.to_file:to_file", "Archive topics in files.", "Consume"
+    ),
     "to-http": Entry(
-        "nsqtools.cli.to_http:to_http", "Deliver messages to HTTP endpoints.", "Consume"
+        "nsqtools.cli.commands.to_http:to_http", "Deliver messages to HTTP endpoints.", "Consume"
     ),
     "relay": Entry(
-        "nsqtools.cli.relay:relay", "Relay topics to topics of another nsqd.", "Consume"
+        "nsqtools.cli.commands.relay:relay", "Relay topics to topics of another nsqd.", "Consume"
     ),
     "pipeline": Entry(
-        "nsqtools.cli.pipeline:pipeline",
+        "nsqtools.cli.commands.pipeline:pipeline",
         "Carry topics into a data lake and back, with Spark.",
         "Consume",
     ),
-    "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
+    "pub": Entry("nsqtools.cli.commands.pub:pub", "Publish messages to a topic.", "Publish"),
     "stats": Entry(
-        "nsqtools.cli.stats:stats",
+        "nsqtools.cli.commands.stats:stats",
         "Report depths, rates and consumers of topics and channels.",
         "Look",
     ),
-    "verify": Entry("nsqtools.cli.verify:verify", "Check archives and manifests.", "Look"),
-    "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
-    "doctor": Entry("nsqtools.cli.doctor:doctor", "Find out why a consumer sees nothing.", "Look"),
+    "verify": Entry("nsqtools.cli.commands.verify:verify", "Check archives and manifests.", "Look"),
+    "lookup": Entry("nsqtools.cli.commands.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
+    "doctor": Entry(
+        "nsqtools.cli.commands.doctor:doctor", "Find out why a consumer sees nothing.", "Look"
+    ),
     "topic": Entry(
-        "nsqtools.cli.topic:topic", "Make, empty, pause and delete topics.", "Administer"
+        "nsqtools.cli.commands.topic:topic", "Make, empty, pause and delete topics.", "Administer"
     ),
     "channel": Entry(
-        "nsqtools.cli.channel:channel", "Make, empty, pause and delete channels.", "Administer"
+        "nsqtools.cli.commands.channel:channel",
+        "Make, empty, pause and delete channels.",
+        "Administer",
     ),
-    "node": Entry("nsqtools.cli.node:node", "Take an nsqd out of a topic.", "Administer"),
+    "node": Entry("nsqtools.cli.commands.node:node", "Take an nsqd out of a topic.", "Administer"),
     "demo": Entry(
-        "nsqtools.cli.demo:demo", "Show the main commands at work on an embedded nsqd.", "Try out"
+        "nsqtools.cli.commands.demo:demo",
+        "Show the main commands at work on an embedded nsqd.",
+        "Try out",
     ),
     "sandbox": Entry(
-        "nsqtools.cli.sandbox:sandbox", "Run an embedded nsqd and nsqlookupd, in memory.", "Try out"
+        "nsqtools.cli.commands.sandbox:sandbox",
+        "Run an embedded nsqd and nsqlookupd, in memory.",
+        "Try out",
     ),
     "config": Entry(
-        "nsqtools.cli.config:config", "Show, check or begin a configuration file.", "Set up"
+        "nsqtools.cli.commands.config:config",
+        "Show, check or begin a configuration file.",
+        "Set up",
     ),
     "completion": Entry(
-        "nsqtools.cli.completion:completion", "Print the completion script of a shell.", "Set up"
+        "nsqtools.cli.commands.completion:completion",
+        "Print the completion script of a shell.",
+        "Set up",
     ),
 }
 

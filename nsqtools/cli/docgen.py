@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli import cli
-from nsqtools.cli.completion import scripts
+from nsqtools.cli.commands.completion import scripts
+from nsqtools.cli.commands.pipeline.guide import guide
 from nsqtools.cli.facts import about
 from nsqtools.cli.manpages import page
 from nsqtools.cli.options import ConfigOption
-from nsqtools.cli.pipeline.guide import guide
 from nsqtools.cli.tomlpage import toml_page
 from nsqtools.cli.tree import walk
 

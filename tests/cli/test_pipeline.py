@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli.pipeline import querying
-from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.sources import layout, source_options
-from nsqtools.cli.pipeline.streaming import Places
-from nsqtools.cli.pipeline.views import StreamView
+from nsqtools.cli.commands.pipeline import querying
+from nsqtools.cli.commands.pipeline.running import Run
+from nsqtools.cli.commands.pipeline.sources import layout, source_options
+from nsqtools.cli.commands.pipeline.streaming import Places
+from nsqtools.cli.commands.pipeline.views import StreamView
 from nsqtools.config import (
     InputOptions,
     StreamConfig,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from nsqtools.cli.completion import scripts
+from nsqtools.cli.commands.completion import scripts
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.examples import LINES

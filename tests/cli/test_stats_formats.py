@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli.stats.formats import Csv, JsonLines, Lines
-from nsqtools.cli.stats.report import Consumer, ConsumerRates, latencies
-from nsqtools.cli.stats.tables import aligned
+from nsqtools.cli.commands.stats.formats import Csv, JsonLines, Lines
+from nsqtools.cli.commands.stats.report import Consumer, ConsumerRates, latencies
+from nsqtools.cli.commands.stats.tables import aligned
 from nsqtools.engine.cluster import Snapshot
 from nsqtools.net.replies import ChannelStats, ClientStats, Latency, NsqdStats, TopicStats
 from tests.support.reports import LOOKUPD, NSQD, SILENT, report, row
 
 if TYPE_CHECKING:
-    from nsqtools.cli.stats.report import Report
+    from nsqtools.cli.commands.stats.report import Report
 
 # As nsq_stat 1.3.0 prints it.
 HEADER = """\

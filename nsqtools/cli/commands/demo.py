@@ -30,7 +30,7 @@ _NSQTOOLS = (
     sys.executable,
     "-P",
     "-c",
-    f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+    f"import sys; sys.path.append({str(Path(__file__).parents[3])!r}); "
     "from nsqtools.__main__ import main; main()",
 )
 

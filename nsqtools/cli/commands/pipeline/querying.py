@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsqtools.cli.exits import Exit
-from nsqtools.cli.pipeline.preflight import check_inputs, locked
-from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.sources import (
+from nsqtools.cli.commands.pipeline.preflight import check_inputs, locked
+from nsqtools.cli.commands.pipeline.running import Run
+from nsqtools.cli.commands.pipeline.sources import (
     connection_options,
     layout,
     schema_text,
     servers,
     source_options,
 )
-from nsqtools.cli.pipeline.streaming import Places, StreamJob, run_stream
-from nsqtools.cli.pipeline.views import StepView
+from nsqtools.cli.commands.pipeline.streaming import Places, StreamJob, run_stream
+from nsqtools.cli.commands.pipeline.views import StepView
+from nsqtools.cli.exits import Exit
 from nsqtools.cli.tables import print_rows
 from nsqtools.errors import ConfigError
 from nsqtools.spark.interrupts import StoppedError
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.cli.pipeline.running import Work
+    from nsqtools.cli.commands.pipeline.running import Work
     from nsqtools.config import (
         BodyOptions,
         InputOptions,

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from math import ceil, nan
 from typing import TYPE_CHECKING, NamedTuple
 
+from nsqtools.cli.commands.stats.formats import noted, style_of
+from nsqtools.cli.commands.stats.sparks import ASCII, BLOCKS, short, sparkline
 from nsqtools.cli.exits import one_line
-from nsqtools.cli.stats.formats import noted, style_of
-from nsqtools.cli.stats.sparks import ASCII, BLOCKS, short, sparkline
 from nsqtools.config.option import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nsqtools.cli.stats.report import Report
+    from nsqtools.cli.commands.stats.report import Report
     from nsqtools.policy.rates import Key, Row
 
     Line = list[tuple[str, str]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.commands.pipeline.notes import STREAM_SIGNALS, SYSTEMD
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.pipeline.notes import STREAM_SIGNALS, SYSTEMD
 from nsqtools.config import (
     BodyOptions,
     LakeOptions,
@@ -98,8 +98,8 @@ def archive(
     """
     from functools import partial
 
-    from nsqtools.cli.pipeline.sources import schema_text, source_options
-    from nsqtools.cli.pipeline.streaming import Places, StreamJob, run_stream
+    from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
+    from nsqtools.cli.commands.pipeline.streaming import Places, StreamJob, run_stream
     from nsqtools.spark.session import require_spark
 
     require_spark()

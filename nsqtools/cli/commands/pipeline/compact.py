@@ -71,8 +71,8 @@ def compact(
     from nsqtools.spark.session import require_spark
 
     require_spark()
-    from nsqtools.cli.pipeline.jobs import run_compact
-    from nsqtools.cli.pipeline.sources import layout
+    from nsqtools.cli.commands.pipeline.jobs import run_compact
+    from nsqtools.cli.commands.pipeline.sources import layout
     from nsqtools.spark.compact import CompactSettings
 
     settings = CompactSettings(

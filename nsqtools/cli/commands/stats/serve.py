@@ -8,10 +8,10 @@ from signal import SIGINT
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.cluster import open_cluster
+from nsqtools.cli.commands.stats.exporting import cluster_metrics
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.metrics import served
 from nsqtools.cli.signals import first_signal
-from nsqtools.cli.stats.exporting import cluster_metrics
 from nsqtools.metrics import Metric, Sample
 from nsqtools.net.systemd import Notifier
 

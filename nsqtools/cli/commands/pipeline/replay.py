@@ -76,10 +76,10 @@ def replay(
     from nsqtools.spark.session import require_spark
 
     require_spark()
+    from nsqtools.cli.commands.pipeline.jobs import replay_staging, run_replay
+    from nsqtools.cli.commands.pipeline.preflight import locked
+    from nsqtools.cli.commands.pipeline.sources import layout
     from nsqtools.cli.peers import addresses, with_secret
-    from nsqtools.cli.pipeline.jobs import replay_staging, run_replay
-    from nsqtools.cli.pipeline.preflight import locked
-    from nsqtools.cli.pipeline.sources import layout
     from nsqtools.spark.replay import ReplaySettings
 
     settings = ReplaySettings(

@@ -15,10 +15,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.cli.cluster import open_cluster
+from nsqtools.cli.commands.stats.report import Reporter
+from nsqtools.cli.commands.stats.stream import Pace, until_signal
+from nsqtools.cli.commands.stats.view import ViewState
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.stats.report import Reporter
-from nsqtools.cli.stats.stream import Pace, until_signal
-from nsqtools.cli.stats.view import ViewState
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsqtools.cli.commands.pipeline.preflight import check_sink, check_staging, locked, waiting
+from nsqtools.cli.commands.pipeline.running import Run
+from nsqtools.cli.commands.pipeline.views import StreamView, conclude, counted
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.pipeline.preflight import check_sink, check_staging, locked, waiting
-from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.views import StreamView, conclude, counted
 from nsqtools.errors import NSQError, PeerError
 from nsqtools.spark.checkpoints import (
     check_staged,
@@ -33,7 +33,7 @@ from nsqtools.spark.stores import make_store
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.cli.pipeline.running import Work
+    from nsqtools.cli.commands.pipeline.running import Work
     from nsqtools.config import MetricsOptions, SparkOptions, StreamOptions
 
 log = logging.getLogger(__name__)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.commands.pipeline.archive import archive
+from nsqtools.cli.commands.pipeline.compact import compact
+from nsqtools.cli.commands.pipeline.replay import replay
+from nsqtools.cli.commands.pipeline.sql import sql
 from nsqtools.cli.options import CommandGroup
-from nsqtools.cli.pipeline.archive import archive
-from nsqtools.cli.pipeline.compact import compact
-from nsqtools.cli.pipeline.replay import replay
-from nsqtools.cli.pipeline.sql import sql
 
 
 @click.group("pipeline", cls=CommandGroup)

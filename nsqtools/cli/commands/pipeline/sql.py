@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.commands.pipeline.notes import STREAM_SIGNALS
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.pipeline.notes import STREAM_SIGNALS
 from nsqtools.config import (
     BodyOptions,
     MetricsOptions,
@@ -102,7 +102,7 @@ def sql(
     from nsqtools.spark.session import require_spark
 
     require_spark()
-    from nsqtools.cli.pipeline import querying
+    from nsqtools.cli.commands.pipeline import querying
 
     if not inputs.input:
         for name in ("topic", "channel"):

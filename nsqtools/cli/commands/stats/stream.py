@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsqtools.cli.cluster import open_cluster
+from nsqtools.cli.commands.stats.formats import Csv, JsonLines, Lines
+from nsqtools.cli.commands.stats.report import Reporter
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.signals import first_signal
-from nsqtools.cli.stats.formats import Csv, JsonLines, Lines
-from nsqtools.cli.stats.report import Reporter
 from nsqtools.errors import NSQError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from nsqtools.cli.stats.report import Report
+    from nsqtools.cli.commands.stats.report import Report
     from nsqtools.config import ClusterOptions, StatsOptions
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def _printer(asked: StatsOptions) -> Callable[[Report], object]:
     single = bool(asked.topic and asked.channel)
     rows_alike = single and not asked.clients  # a table each time would be mostly headers
     if not (asked.json or asked.csv or rows_alike) and sys.stdout.isatty():
-        from nsqtools.cli.stats.tables import Tables
+        from nsqtools.cli.commands.stats.tables import Tables
 
         return Tables(consumers=asked.clients).print
     form: JsonLines | Csv | Lines

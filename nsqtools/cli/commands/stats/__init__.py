@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.commands.stats.check import PluginCommand
+from nsqtools.cli.commands.stats.notes import CHECK_EXAMPLES, CHECK_NOTES
 from nsqtools.cli.options import options
-from nsqtools.cli.stats.check import PluginCommand
-from nsqtools.cli.stats.notes import CHECK_EXAMPLES, CHECK_NOTES
 from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
 
 
@@ -85,15 +85,15 @@ def stats(*, where: ClusterOptions, asked: StatsOptions, check: CheckOptions) ->
     part in; if none answers at the start the exit status is 3.
     """
     if check.serve:
-        from nsqtools.cli.stats.serve import serve
+        from nsqtools.cli.commands.stats.serve import serve
 
         return serve(where, asked, check)
     if check.check:
-        from nsqtools.cli.stats.check import run as run_check
+        from nsqtools.cli.commands.stats.check import run as run_check
 
         return run_check(where, asked, check)
     if asked.watch:
-        from nsqtools.cli.stats.watch import run
+        from nsqtools.cli.commands.stats.watch import run
     else:
-        from nsqtools.cli.stats.stream import run
+        from nsqtools.cli.commands.stats.stream import run
     return run(where, asked)

@@ -14,7 +14,7 @@ from nsqtools.config.option import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from nsqtools.cli.stats.report import Consumer, Percentiles, Report
+    from nsqtools.cli.commands.stats.report import Consumer, Percentiles, Report
     from nsqtools.net.http import ChannelStats, ClientStats, Latency, TopicStats
     from nsqtools.policy.rates import Row
 

@@ -80,7 +80,7 @@ def _asked(args: Sequence[str]) -> bool:
 
 def _tell(verdict: Verdict) -> int:
     """Print a result; the exit status."""
-    from nsqtools.cli.stats.results import nagios
+    from nsqtools.cli.commands.stats.results import nagios
 
     click.echo(nagios(verdict), nl=False)
     return int(verdict.status)

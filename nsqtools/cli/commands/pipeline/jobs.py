@@ -6,10 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs
+from nsqtools.cli.commands.pipeline.running import Run
+from nsqtools.cli.commands.pipeline.views import StepView, conclude, counted
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.pipeline.preflight import check_free, check_inputs
-from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.views import StepView, conclude, counted
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark import compact, replay
 from nsqtools.spark.folders import check_output

@@ -9,9 +9,9 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nsqtools.cli.commands.pipeline.views import on_terminal
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.metrics import served
-from nsqtools.cli.pipeline.views import on_terminal
 from nsqtools.cli.signals import Signals
 from nsqtools.net.systemd import Notifier
 from nsqtools.spark.interrupts import StoppedError
@@ -21,7 +21,7 @@ from nsqtools.spark.shipping import check_executors, ship
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from nsqtools.cli.pipeline.views import View
+    from nsqtools.cli.commands.pipeline.views import View
     from nsqtools.config import MetricsOptions, SparkOptions
     from nsqtools.metrics import Metric
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.commands.topic import CONSENT, NOTES, TOPIC
 from nsqtools.cli.options import Command, CommandGroup, ValueType, options
-from nsqtools.cli.topic import CONSENT, NOTES, TOPIC
 from nsqtools.config import ChangeOptions, LossOptions
 from nsqtools.config.option import Option
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from nsqtools.cli.commands.stats.formats import compression, noted, style_of
 from nsqtools.cli.exits import one_line
-from nsqtools.cli.stats.formats import compression, noted, style_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.cli.stats.report import Consumer, Report
+    from nsqtools.cli.commands.stats.report import Consumer, Report
     from nsqtools.policy.rates import Row
 
     Cells = Sequence[str]
