@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.cli.docgen import documents, main
+from nsqtools.cli.docs.__main__ import documents, main
+from nsqtools.cli.docs.tomlpage import EXAMPLE
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.settings import variables
-from nsqtools.cli.tomlpage import EXAMPLE
 from nsqtools.cli.tree import Node, walk
 from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
@@ -45,7 +45,7 @@ def files(root: Path) -> dict[str, str]:
 
 
 def test_what_is_committed_is_what_is_generated() -> None:
-    assert main(["--check", str(ROOT)]) == 0, "run python -m nsqtools.cli.docgen"
+    assert main(["--check", str(ROOT)]) == 0, "run python -m nsqtools.cli.docs"
 
 
 def test_what_is_written_passes_the_check_and_what_differs_is_named_and_left(

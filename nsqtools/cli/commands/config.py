@@ -250,7 +250,7 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
 @click.pass_context
 def init(ctx: click.Context) -> int:
     """Print a configuration file with every option, commented out."""
-    from nsqtools.cli.starter import starting_file
+    from nsqtools.cli.docs.starter import starting_file
 
     click.echo(starting_file(ctx.find_root()), nl=False)
     return Exit.DONE

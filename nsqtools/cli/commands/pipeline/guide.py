@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.manpages import assemble, named
-from nsqtools.cli.roff import paragraphs, xr
+from nsqtools.cli.docs.manpages import assemble, named
+from nsqtools.cli.docs.roff import paragraphs, xr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

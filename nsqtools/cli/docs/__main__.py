@@ -1,4 +1,4 @@
-"""Generated documents: ``python -m nsqtools.cli.docgen [--check] [ROOT]`` writes or compares them.
+"""Generated documents: ``python -m nsqtools.cli.docs [--check] [ROOT]`` writes or compares them.
 
 They are the manual pages in ``man/``, which is laid out as ``share/man`` is, the completions in
 ``completions/`` and two parts of ``README.md``. ``ROOT`` is the top of the checkout. With
@@ -19,10 +19,10 @@ import click
 from nsqtools.cli import cli
 from nsqtools.cli.commands.completion import scripts
 from nsqtools.cli.commands.pipeline.guide import guide
-from nsqtools.cli.facts import about
-from nsqtools.cli.manpages import page
+from nsqtools.cli.docs.facts import about
+from nsqtools.cli.docs.manpages import page
+from nsqtools.cli.docs.tomlpage import toml_page
 from nsqtools.cli.options import ConfigOption
-from nsqtools.cli.tomlpage import toml_page
 from nsqtools.cli.tree import walk
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nsqtools.cli.tree import Node
 
 _PATH = re.compile(r"\S*[/_]\S*\w")
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 def documents(root: Path) -> dict[str, str]:
@@ -153,7 +153,7 @@ def _read(path: Path) -> str | None:
 
 def main(argv: Sequence[str]) -> int:
     """Write or compare; an exit code."""
-    parser = argparse.ArgumentParser(prog="python -m nsqtools.cli.docgen", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m nsqtools.cli.docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("root", nargs="?", type=Path, default=_ROOT, help="top of the checkout")
     given = parser.parse_args(argv)

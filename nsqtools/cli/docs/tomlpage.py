@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.facts import common_keys, keys
-from nsqtools.cli.manpages import FILES, assemble, bare, explained, named, values_macro
-from nsqtools.cli.roff import argument, inline, listed, macro, paragraphs, prose, verbatim, xr
+from nsqtools.cli.docs.facts import common_keys, keys
+from nsqtools.cli.docs.manpages import FILES, assemble, bare, explained, named, values_macro
+from nsqtools.cli.docs.roff import argument, inline, listed, macro, paragraphs, prose, verbatim, xr
 from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from json import dumps
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.facts import about, common_keys, keys
+from nsqtools.cli.docs.facts import about, common_keys, keys
 from nsqtools.cli.tree import Node, contexts
 from nsqtools.config.option import flag_name
 

@@ -1,0 +1,1 @@
+"""Generated documents: manual pages, README tables and the page of the configuration file."""
