@@ -18,18 +18,6 @@ _LEAVE_TIMEOUT = 0.5
 # timeout(1) sends its signal to the command and then to the group, in which it is, too.
 _SAME = 0.1
 
-STOPPING = """\
-SIGINT, SIGTERM, SIGHUP
-  Take no more messages, finish those received within --drain-timeout, and give the rest back to
-  nsqd. The exit status is 130 after SIGINT; after the others it is that of a run that is done.
-A second signal
-  Leave at once. nsqd delivers what was in flight again. The exit status is 130 if the first signal
-  was SIGINT, else 1.
-
-A signal that was ignored when the command started, as by nohup, stays ignored. When the reader of
-standard output goes away the command ends as by SIGPIPE, without waiting for another message."""
-"""For the manual pages of commands that consume."""
-
 
 class Signals:
     """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once, unless it is the first again.

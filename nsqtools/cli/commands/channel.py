@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from nsqtools.cli.commands.topic import CONSENT, NOTES, TOPIC
+from nsqtools.cli.commands.topic import TOPIC
 from nsqtools.cli.options import Command, CommandGroup, ValueType, options
 from nsqtools.config import ChangeOptions, LossOptions
 from nsqtools.config.option import Option
@@ -30,7 +30,7 @@ def channel() -> None:
             "nsqtools channel create events archive",
         ),
     ),
-    notes=NOTES,
+    guide="change",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @click.argument("channel", type=ValueType(CHANNEL), help="A name for a channel of it.")
@@ -53,7 +53,7 @@ def create(*, topic: str, channel: str, where: ChangeOptions) -> int:
     examples=(
         ("Delete a channel that nobody reads", "nsqtools channel delete events archive --yes"),
     ),
-    notes=CONSENT,
+    guide="loss",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @click.argument("channel", type=ValueType(CHANNEL), help=CHANNEL.help)
@@ -78,7 +78,7 @@ def delete(*, topic: str, channel: str, where: LossOptions) -> int:
             "nsqtools channel empty events archive --yes --json",
         ),
     ),
-    notes=CONSENT,
+    guide="loss",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @click.argument("channel", type=ValueType(CHANNEL), help=CHANNEL.help)
@@ -97,7 +97,7 @@ def empty(*, topic: str, channel: str, where: LossOptions) -> int:
     "pause",
     cls=Command,
     examples=(("Let a channel fill up", "nsqtools channel pause events archive"),),
-    notes=NOTES,
+    guide="change",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @click.argument("channel", type=ValueType(CHANNEL), help=CHANNEL.help)
@@ -113,7 +113,7 @@ def pause(*, topic: str, channel: str, where: ChangeOptions) -> int:
     "unpause",
     cls=Command,
     examples=(("Deliver again", "nsqtools channel unpause events archive"),),
-    notes=NOTES,
+    guide="change",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @click.argument("channel", type=ValueType(CHANNEL), help=CHANNEL.help)

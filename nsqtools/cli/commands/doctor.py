@@ -24,44 +24,7 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
 @click.command(
     "doctor",
     cls=Command,
-    examples=(
-        ("Find out why tail prints nothing", "nsqtools doctor --topic events"),
-        (
-            "Ask as a consumer that finds its nsqds by nsqlookupd",
-            "nsqtools doctor --topic events --channel archive "
-            "--lookupd-http-address 127.0.0.1:4161",
-        ),
-    ),
-    notes={
-        "FINDINGS": """\
-Each line begins with ok, warning or failure; the line below a warning or failure says what to do. \
-For many this is a command or ends in one; others are an option for the command that sees nothing.
-
-nsqlookupd
-  Whether each answers, and is one: the ports for HTTP and for nsqds are easily mistaken.
-listing, tombstone
-  Whether consumers are sent to all nsqds that have the topic.
-tcp, tls, auth
-  Whether each nsqd lets us in where consumers are sent to, its broadcast address. All that a \
-consumer does is tried but SUB: no channel is made and no message taken. So two things are not \
-tested: whether AUTH permits this very topic and channel, and nsqd's --max-channel-consumers.
-http
-  Whether its HTTP API answers, without which the rest cannot be known.
-clock, version
-  Whether servers agree with each other and with this host.
-max-in-flight
-  Whether --max-in-flight leaves something for every nsqd, within what it allows.
-topic, topic-paused, depth
-  Whether the topic is there and written to, and where messages wait.
-channel, channel-paused
-  The channel, or without --channel all of the topic.
-consumers
-  Who else takes messages of the channel, and who takes none: each one that is full, or has RDY 0, \
-is looked at twice, a second apart. One that is full and finishes nothing meanwhile may be slow: a \
-warning. It is a failure that messages time out, or that all have RDY 0 while messages wait.
-
-These words are the values of check in the output of --json.""",
-    },
+    guide="doctor",
 )
 @options(where=DoctorOptions, config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}))
 def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> int:

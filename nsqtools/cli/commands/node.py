@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from nsqtools.cli.commands.topic import CONSENT, TOPIC
+from nsqtools.cli.commands.topic import TOPIC
 from nsqtools.cli.options import Command, CommandGroup, ValueType, options
 from nsqtools.config import TombstoneOptions
 from nsqtools.config.option import Option
@@ -30,7 +30,7 @@ def node() -> None:
             "nsqtools node tombstone events 127.0.0.1:4151 --lookupd-http-address 127.0.0.1:4161",
         ),
     ),
-    notes=CONSENT,
+    guide="loss",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @click.argument("node", type=ValueType(NODE), help=NODE.help)

@@ -13,36 +13,7 @@ from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
 @click.command(
     "pub",
     cls=Command,
-    examples=(
-        ("Publish one message", "nsqtools pub --topic events hello"),
-        ("Publish each line of a file", "nsqtools pub --topic events --file events.log"),
-        (
-            "Copy a topic, whatever bytes it holds",
-            "nsqtools tail --topic a --json | nsqtools pub --topic b --json",
-        ),
-        (
-            "Publish what an archive holds, ten times as fast as it came",
-            "nsqtools pub --topic events --from-archive --json --pace 10x events.log.gz",
-        ),
-    ),
-    notes={
-        "ARCHIVES": """\
-With --from-archive the arguments are files that to-file or nsq_to_file wrote, and are published
-one after another. Those whose names end in .gz and .zst are decompressed, and are read twice:
-first to see how much of them is good. The options of the format say how records stand in them. Of a
-file that is torn or damaged the records before that place are published; the command then says
-where it is, publishes no later file, and exits with 1.
-
---pace keeps the distance in time of every record from the first one, divided by the factor. A
-record that is late, or older than the one before it, is published at once.""",
-        "SIGNALS": """\
-SIGINT, SIGTERM, SIGHUP
-  Read no more, publish what was read, and exit with 130 after SIGINT, else with 1.
-A second signal
-  Leave at once. What was on its way may or may not have been published.
-
-A signal that was ignored when the command started, as by nohup, stays ignored.""",
-    },
+    guide="pub",
 )
 @click.argument(
     "messages",

@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 @click.command(
     "sandbox",
     cls=Command,
-    examples=(
-        ("Try things out, with events to look at", "nsqtools sandbox --seed-topic events"),
-        ("Take free ports, for a test", "nsqtools sandbox --port 0"),
-    ),
-    notes={
-        "SIGNALS": """\
-SIGINT, SIGTERM, SIGHUP
-  End. The exit status is 130 after SIGINT, else 0."""
-    },
+    guide="sandbox",
 )
 @options(where=SandboxOptions, nsqd=NsqdOptions)
 def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:

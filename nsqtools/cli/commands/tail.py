@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.signals import STOPPING
 from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions, TailOptions
 
 if TYPE_CHECKING:
@@ -20,15 +19,7 @@ _STDOUT = 1
 @click.command(
     "tail",
     cls=Command,
-    examples=(
-        ("Print five messages", "nsqtools tail --topic events -n 5"),
-        ("Pipe every body to jq", "nsqtools tail --topic events | jq .user"),
-        (
-            "Print what a channel still holds, with times, and stop",
-            "nsqtools tail --topic events --channel archive --timestamps --until-empty",
-        ),
-    ),
-    notes={"SIGNALS": STOPPING},
+    guide="tail",
 )
 @options(
     source=SourceOptions,

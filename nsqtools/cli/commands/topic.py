@@ -10,25 +10,6 @@ from nsqtools.config.option import Option
 
 TOPIC = Option("text", "A topic.", values="topic")
 
-NOTES = {
-    "FAILURES": """\
-All servers are asked at once, nsqlookupds before nsqds, and one that fails keeps no other from \
-being asked. Standard error names those that failed; the exit status is 4 if others did it. So it \
-is if nsqlookupds are given and none answers: then only nsqds that are given are paused, unpaused \
-or emptied.
-
-An nsqd that does not answer counts as failed if nsqlookupd lists it with the topic, or if it was \
-given. Where no server has what was named, the exit status is 1.""",
-}
-"""Of the manual pages of all commands that change something."""
-
-CONSENT = {
-    "CONFIRMATION": """\
-On a terminal the command says on standard error how many messages would be lost, and goes on when \
-yes or the name is typed. Where there is none it changes nothing without --yes.""",
-    **NOTES,
-}
-
 
 @click.group("topic", cls=CommandGroup)
 def topic() -> None:
@@ -48,7 +29,7 @@ def topic() -> None:
             "nsqtools topic create events --lookupd-http-address 127.0.0.1:4161",
         ),
     ),
-    notes=NOTES,
+    guide="change",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @options(where=ChangeOptions)
@@ -73,7 +54,7 @@ def create(*, topic: str, where: ChangeOptions) -> int:
         ),
         ("Delete a topic without being asked", "nsqtools topic delete events --yes"),
     ),
-    notes=CONSENT,
+    guide="loss",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @options(where=LossOptions)
@@ -92,7 +73,7 @@ def delete(*, topic: str, where: LossOptions) -> int:
     "empty",
     cls=Command,
     examples=(("Drop what no channel has taken", "nsqtools topic empty events --yes"),),
-    notes=CONSENT,
+    guide="loss",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @options(where=LossOptions)
@@ -111,7 +92,7 @@ def empty(*, topic: str, where: LossOptions) -> int:
     "pause",
     cls=Command,
     examples=(("Keep what is published away from the channels", "nsqtools topic pause events"),),
-    notes=NOTES,
+    guide="change",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @options(where=ChangeOptions)
@@ -129,7 +110,7 @@ def pause(*, topic: str, where: ChangeOptions) -> int:
     "unpause",
     cls=Command,
     examples=(("Let messages through to the channels again", "nsqtools topic unpause events"),),
-    notes=NOTES,
+    guide="change",
 )
 @click.argument("topic", type=ValueType(TOPIC), help=TOPIC.help)
 @options(where=ChangeOptions)

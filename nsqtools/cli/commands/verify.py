@@ -20,30 +20,7 @@ _FILE = Option("path", "An archive, or a manifest.")
 @click.command(
     "verify",
     cls=Command,
-    examples=(
-        ("Check compressed archives", "nsqtools verify events.*.log.gz"),
-        ("Check archives of to-file --format json", "nsqtools verify --format json *.json.zst"),
-        (
-            "Check all files that a manifest lists, and say what is bad",
-            "nsqtools verify -q manifest",
-        ),
-    ),
-    notes={
-        "MANIFESTS": """\
-A file whose first line is one of to-file --manifest is a manifest. For each of its lines the file \
-is read, with the format of that line, and its size, sha256 and records are compared. In files of \
---format raw, records may be more than messages: those of bodies that contain the delimiter.
-
-Of the lines of one name only the last counts. A file whose name has no <REV> gets another each \
-time it is continued, and so does one that takes the name of a file that was moved away.
-
-Retention (--keep, --max-age and --max-total of to-file) deletes the oldest files of a topic and \
-never the newest. Files that are gone are therefore counted, up to the first of their topic that \
-is there. A file that is gone after that, or all files of a topic, are bad.""",
-        "FILES THAT WAIT": """\
-The line of a file with which to-file --on-rotate has not succeeded yet says so. The next run of \
-to-file runs the command with it again. The exit status does not change for such a file.""",
-    },
+    guide="verify",
 )
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", type=ValueType(_FILE), help=_FILE.help

@@ -1,1 +1,45 @@
-"""Generated documents: manual pages, README tables and the page of the configuration file."""
+"""Documents: what help and manual pages say beyond the options, and the generators of the pages.
+
+The prose is in text files: ``commands/`` has examples and sections of each command's page,
+``guides/`` whole pages, ``shared/`` what several of them include. They are read only when they
+are shown.
+
+A line ``# TITLE`` begins a section, and ``%include NAME`` stands for ``shared/NAME.txt``. Blank
+lines part paragraphs; a line with indented ones below it is a term and its explanation; lines
+indented by four spaces are shown as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HERE = Path(__file__).parent
+_INCLUDE = re.compile(r"^%include (\S+)\n", re.MULTILINE)
+_TITLE = re.compile(r"^# (.+)\n", re.MULTILINE)
+
+EXAMPLES = "EXAMPLES"
+"""The section of a command's examples: sentences without full stops, each above a command line."""
+
+
+@cache
+def sections(name: str, folder: str = "commands") -> Mapping[str, str]:
+    """The text of each section of a file, by title."""
+    _, *parts = _TITLE.split(_read(f"{folder}/{name}"))
+    return {title: text.strip("\n") for title, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def examples(name: str) -> tuple[tuple[str, str], ...]:
+    """The examples of a command's file, as pairs of a sentence and a command line."""
+    pairs = (block.split("\n") for block in sections(name)[EXAMPLES].split("\n\n"))
+    return tuple((sentence, line.strip()) for sentence, line in pairs)
+
+
+def _read(name: str) -> str:
+    text = (_HERE / f"{name}.txt").read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda match: _read(f"shared/{match[1]}"), text)

@@ -1,8 +1,7 @@
-"""Manual pages of the commands, in mdoc(7), out of the click tree and the option classes."""
+"""Manual pages in mdoc(7): of commands, out of the click tree, and of guides, out of their text."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import Counter
 from datetime import date
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools import __date__, __version__
+from nsqtools.cli.docs import sections
 from nsqtools.cli.docs.facts import about, flagless
 from nsqtools.cli.docs.roff import (
     argument,
-    enumerated,
-    inline,
     listed,
     macro,
     paragraphs,
@@ -26,15 +24,6 @@ from nsqtools.cli.docs.roff import (
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.settings import variables
-from nsqtools.config import (
-    ChangeOptions,
-    CompactOptions,
-    ConsumerConfig,
-    DoctorOptions,
-    ProducerConfig,
-    QueryOptions,
-    VerifyOptions,
-)
 from nsqtools.config.option import flag_name
 
 if TYPE_CHECKING:
@@ -42,54 +31,59 @@ if TYPE_CHECKING:
 
     from nsqtools.cli.tree import Node
 
-_MAY_BE_PARTIAL = (ConsumerConfig, ProducerConfig, VerifyOptions, CompactOptions, ChangeOptions)
-_NEVER_PARTIAL = {QueryOptions, DoctorOptions}
-
 _EXITS = "EXIT STATUS"
-
-_FILE_VARIABLES = (
-    ("NSQTOOLS_CONFIG", "The configuration file, or none for no file."),
-    ("NSQTOOLS_PROFILE", "The profile of that file to use."),
-)
-_VARIABLES = (
-    ("NSQTOOLS_DEBUG", "With any value but 0, errors come with their tracebacks."),
-    ("NO_COLOR", "With any value, no colours."),
-    ("FORCE_COLOR", "With any value, colours although the output is not a terminal."),
-)
-
-FILES = (
-    ("$XDG_CONFIG_HOME/nsqtools/config.toml", "The user's; ~/.config stands for $XDG_CONFIG_HOME."),
-    ("/etc/nsqtools/config.toml", "The system's, read if there is none of the user's."),
-)
+_SEE_ALSO = "SEE ALSO"
+_REFERENCE = re.compile(r"([\w.-]+)\((\d)\)")
 
 
 def page(node: Node, nodes: Sequence[Node]) -> str:
     """The page of a command; ``nodes`` are all there are, for cross references."""
-    notes: Mapping[str, str] = getattr(node.command, "notes", {})
-    sections: dict[str, list[str]] = {
-        "NAME": named(node.page, node.summary),
-        "SYNOPSIS": _synopsis(node),
-        "DESCRIPTION": _description(node),
-        "COMMANDS": _commands(node, nodes),
-        "ARGUMENTS": _arguments(node),
-        "OPTIONS": _options(node),
-        "SIGNALS": [],
-        **{title: paragraphs(text) for title, text in notes.items() if title != _EXITS},
-        "ENVIRONMENT": _environment(node),
-        "FILES": _files(node),
-        _EXITS: _exits(node, nodes),
-        "EXAMPLES": _examples(node, nodes),
-        "SEE ALSO": _see_also(node, nodes),
-    }
-    return assemble(node.page, 1, sections)
+    notes = dict(getattr(node.command, "notes", {}))
+    about_exits = notes.pop(_EXITS, "")
+    return _assemble(
+        node.page,
+        1,
+        {
+            "NAME": _named(node.page, node.summary),
+            "SYNOPSIS": _synopsis(node),
+            "DESCRIPTION": paragraphs(node.help),
+            "COMMANDS": _commands(node, nodes),
+            "ARGUMENTS": _arguments(node),
+            "OPTIONS": _options(node),
+            "SIGNALS": paragraphs(notes.pop("SIGNALS", "")),
+            **{title: paragraphs(text) for title, text in notes.items()},
+            "ENVIRONMENT": _environment(node),
+            "FILES": [] if node.ctx.parent else paragraphs(sections("program")["FILES"]),
+            _EXITS: _exits(node, about_exits),
+            "EXAMPLES": _examples(node, nodes),
+            _SEE_ALSO: _see_also(node, nodes),
+        },
+    )
 
 
-def named(page: str, summary: str) -> list[str]:
+def guide_page(file: str) -> str:
+    """The page of ``guides/FILE.txt``, which is named after it: ``nsqtools-pipeline.7``."""
+    texts = dict(sections(file, "guides"))
+    name, _, number = file.rpartition(".")
+    summary, references = texts.pop("NAME"), texts.pop(_SEE_ALSO)
+    pages = [(each[1], int(each[2])) for each in _REFERENCE.finditer(references)]
+    return _assemble(
+        name,
+        int(number),
+        {
+            "NAME": _named(name, summary),
+            **{title: paragraphs(text) for title, text in texts.items()},
+            _SEE_ALSO: xr(pages),
+        },
+    )
+
+
+def _named(page: str, summary: str) -> list[str]:
     """What makes the NAME section, which programs read: no escapes of hyphens in the name."""
     return [f".Nm {page}", f".Nd {' '.join(prose(summary))}"]
 
 
-def assemble(name: str, number: int, sections: Mapping[str, Sequence[str]]) -> str:
+def _assemble(name: str, number: int, sections: Mapping[str, Sequence[str]]) -> str:
     """A page of sections by title; empty ones are left out."""
     released = date.fromisoformat(__date__)
     lines = [
@@ -110,30 +104,22 @@ def _synopsis(node: Node) -> list[str]:
         return [*lines, ".Ar COMMAND", ".Op Ar ARGUMENT ..."]
     for each in node.arguments:
         dots = " ..." if each.make_metavar(node.ctx).endswith("...") else ""
-        lines.append(f".{'' if each.required else 'Op '}{values_macro(bare(each, node.ctx))}{dots}")
+        lines.append(f".{'' if each.required else 'Op '}{_values(_bare(each, node.ctx))}{dots}")
     return lines
 
 
-def bare(param: click.Parameter, ctx: click.Context) -> str:
+def _bare(param: click.Parameter, ctx: click.Context) -> str:
     """``NAME`` or ``a|b`` out of click's ``[NAME]...`` or ``[a|b]``."""
     metavar = param.make_metavar(ctx).removesuffix("...")
     return metavar[1:-1] if metavar[:1] in "[{" and metavar[-1:] in "]}" else metavar
 
 
-def values_macro(metavar: str) -> str:
+def _values(metavar: str) -> str:
     """``Ar NAME``, or ``Cm a Ns | Ns Cm b`` where the values are what is typed."""
     choices = [choice for choice in metavar.split("|") if choice]
     if len(choices) == 1:
         return f"Ar {argument(metavar)}"
     return " Ns | Ns ".join(f"Cm {argument(choice)}" for choice in choices)
-
-
-def _description(node: Node) -> list[str]:
-    command = node.command
-    texts = [node.help, inspect.cleandoc(command.epilog or "")]
-    if command.deprecated:
-        texts.insert(1, "This command is deprecated.")
-    return paragraphs("\n\n".join(filter(None, texts)))
 
 
 def _commands(node: Node, nodes: Sequence[Node]) -> list[str]:
@@ -155,7 +141,7 @@ def _commands(node: Node, nodes: Sequence[Node]) -> list[str]:
 def _arguments(node: Node) -> list[str]:
     return listed(
         [
-            (values_macro(bare(each, node.ctx)), prose(str(getattr(each, "help", None) or "")))
+            (_values(_bare(each, node.ctx)), prose(str(getattr(each, "help", None) or "")))
             for each in node.arguments
         ]
     )
@@ -195,8 +181,6 @@ def _units(node: Node) -> list[str]:
         text += "A DURATION is written 500ms, 30s or 1h30m. "
     if "size" in kinds:
         text += "A SIZE is written 65536, 64KiB or 5MB. "
-    if kinds:
-        text += "The key is the option's name in nsqtools.toml(5)."
     return prose(text)
 
 
@@ -206,12 +190,12 @@ def _flags(option: click.Option, ctx: click.Context) -> str:
     flags = " , ".join(f"Fl {argument(name[1:])}" for name in names)
     if option.is_flag or option.count:
         return flags
-    return f"{flags} {values_macro(bare(option, ctx))}"
+    return f"{flags} {_values(_bare(option, ctx))}"
 
 
 def _flagless(option: ConfigOption, ctx: click.Context) -> str:
     flag = option.declared.kind == "flag"
-    values = "Cm true Ns | Ns Cm false" if flag else values_macro(bare(option, ctx))
+    values = "Cm true Ns | Ns Cm false" if flag else _values(_bare(option, ctx))
     return f"Cm {argument(option.name)} {values}"
 
 
@@ -224,84 +208,41 @@ def _about_flagless(node: Node) -> list[str]:
     return prose(text)
 
 
-def explained(option: click.Option, *facts: str) -> list[str]:
-    """Help, then a line of default, range and other facts, where there are any."""
+def _option(node: Node, option: click.Option) -> list[str]:
+    """Help, then a line of default, range and whatever no rule tells."""
     known = about(option)
     lines = prose("Required.") if known.required else []
     if known.default:
         lines += prose(f"Default: {known.default}.", literal=not known.is_phrase)
     lines += prose(f"Range: {known.range}.") if known.range else []
-    lines += [line for fact in facts for line in prose(fact)]
+    if isinstance(option, ConfigOption):
+        lines += prose("Shared.") if option.shared else []
+        lines += prose("Not in the configuration file.") if not option.declared.in_file else []
     return [*prose(known.help), *([".br", *lines] if lines else [])]
 
 
-def _option(node: Node, option: click.Option) -> list[str]:
-    """What it means, then its variables and its key."""
-    lines = explained(option)
-    if not isinstance(option, ConfigOption):
-        return lines
-    names = variables(node.ctx, option.name, shared=option.shared)
-    lines += [".br", "Variable:" if len(names) == 1 else "Variables:", *enumerated("Ev", names)]
-    if option.declared.in_file:
-        lines += ["Key:", macro("Cm", flag_name(option.name)) + " ."]
-    return lines
-
-
 def _environment(node: Node) -> list[str]:
-    lines = []
-    if any(isinstance(each, ConfigOption) for each in node.options):
-        text = (
-            "Each option has a variable of this command's own, and those that commands share "
-            "have one for all of them; the former is stronger. An option that may be repeated "
-            "takes values with white space between them, or where they may have spaces, as headers "
-            "do, a value a line. An empty variable counts as unset."
-        )
-        lines = prose(text)
-    known = (*_FILE_VARIABLES, *_VARIABLES) if _reads_file(node) else _VARIABLES
-    return [*lines, *listed([(inline("Ev", name), prose(text)) for name, text in known])]
-
-
-def _reads_file(node: Node) -> bool:
-    """Whether the configuration file matters to the command."""
-    if isinstance(node.command, click.Group) or "configuration file" in node.help:
-        return True
-    return any(option.name == "config" for option in node.options)
-
-
-def _files(node: Node) -> list[str]:
-    if not _reads_file(node):
+    """The rule by which variables and keys derive from flags; of all commands, what is read."""
+    if not node.ctx.parent:
+        return paragraphs(sections("program")["ENVIRONMENT"])
+    declared = [each for each in node.options if isinstance(each, ConfigOption)]
+    if not declared:
         return []
-    text = (
-        "The configuration file is that of --config or $NSQTOOLS_CONFIG, or else the first of "
-        "these that exists. nsqtools.toml(5) describes it."
+    example = min(declared, key=lambda each: (not each.declared.in_file, each.shared))
+    own = variables(node.ctx, example.name, shared=False)[0]
+    return prose(
+        f"The variable of {example.opts[-1]} is {own}, and its key is {flag_name(example.name)} in "
+        f"the table [{node.table}] of nsqtools.toml(5); those of all other options are formed "
+        "likewise. A shared option also has a variable without the command's name, and may stand "
+        "in [defaults]. nsqtools(1) tells how variables are written, and which others are read."
     )
-    return [
-        *prose(text),
-        *listed([(inline("Pa", name), prose(meaning)) for name, meaning in FILES]),
-    ]
 
 
-def exits(node: Node, nodes: Sequence[Node]) -> list[Exit]:
-    """What the command can return; for a group what any of its commands can."""
-    below = [each for each in nodes if each.ctx.parent is node.ctx]
-    if below:
-        found = {code for each in below for code in exits(each, nodes)}
-        return [code for code in Exit if code in found]
-    left_out = set()
-    classes = [cls for cls, _ in node.groups]
-    partial = any(issubclass(cls, _MAY_BE_PARTIAL) for cls in classes)
-    if not partial or _NEVER_PARTIAL.intersection(classes):
-        left_out.add(Exit.PARTIAL)
-    if CompactOptions not in classes and all(each.name != "lock" for each in node.options):
-        left_out.add(Exit.LOCKED)
-    if not any(option.name.startswith(("nsqd_", "lookupd_")) for option in node.options):
-        left_out.add(Exit.UNREACHABLE)
-    return [code for code in Exit if code not in left_out]
-
-
-def _exits(node: Node, nodes: Sequence[Node]) -> list[str]:
-    lines = listed([(str(int(code)), prose(code.meaning)) for code in exits(node, nodes)])
-    more = getattr(node.command, "notes", {}).get(_EXITS)
+def _exits(node: Node, more: str) -> list[str]:
+    """The table on the page of nsqtools, to which all others lead."""
+    if not node.ctx.parent:
+        return listed([(str(int(code)), prose(code.meaning)) for code in Exit])
+    lines = prose("The codes are those of nsqtools(1).")
     return [*lines, ".Pp", *paragraphs(more)] if more else lines
 
 

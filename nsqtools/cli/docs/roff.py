@@ -26,6 +26,7 @@ _NAME = re.compile(r"^-|^nsq|-\w+-|[/_{}$=\\.:]\w")  # of a file or an option: n
 _SENTENCE_END = re.compile(r"""[.!?]['")\]]*$""")
 _MACRO = re.compile(r"%?[A-Z][A-Za-z0-9]{1,2}$")
 _ENTRY = re.compile(r"^(\S.*\n)((?:[ \t]+.*(?:\n|\Z))+)", re.MULTILINE)
+_VERBATIM = " " * 4
 _DELIMITERS = frozenset(".,:;()[]?!|")
 
 
@@ -88,20 +89,9 @@ def argument(text: str) -> str:
     return f'"{shown}"' if " " in shown else shown
 
 
-def inline(name: str, *args: str) -> str:
-    """A macro within a macro line."""
-    return " ".join([name, *map(argument, args)])
-
-
 def macro(name: str, *args: str) -> str:
     """A macro line."""
-    return f".{inline(name, *args)}"
-
-
-def enumerated(name: str, words: Iterable[str]) -> list[str]:
-    """A line with the macro for each word, commas between them and a full stop at the end."""
-    *others, last = (macro(name, word) for word in words)
-    return [*(f"{line} ," for line in others), f"{last} ."]
+    return " ".join([f".{name}", *map(argument, args)])
 
 
 def xr(pages: Iterable[tuple[str, int]]) -> list[str]:
@@ -111,21 +101,32 @@ def xr(pages: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """A docstring or a help text: blocks parted by blank lines.
+    """A docstring or a text of ``docs``: blocks parted by blank lines.
 
-    One that begins with click's ``\\b`` stays unfilled. One of lines at the margin, each with
+    What is indented by four spaces stays unfilled. A block of lines at the margin, each with
     indented lines below it, is a list of terms and what they mean.
     """
     lines: list[str] = []
-    for block in re.split(r"\n[ \t]*\n", text.strip("\n")):
+    for block in _blocks(text.strip("\n")):
         entries = _ENTRY.findall(block)
-        if block.startswith("\b\n"):
-            lines += verbatim(block.split("\n")[1:])
+        if block.startswith(_VERBATIM):
+            lines += verbatim(line.removeprefix(_VERBATIM) for line in block.split("\n"))
         elif "".join(map("".join, entries)) == block:
             lines += listed([(_term(term), prose(body)) for term, body in entries])
         else:
             lines += [".Pp", *prose(block)] if lines else prose(block)
     return lines
+
+
+def _blocks(text: str) -> list[str]:
+    """What blank lines part, but lines that are shown as they are stay together."""
+    blocks: list[str] = []
+    for block in filter(None, re.split(r"\n[ \t]*\n", text)):
+        if blocks and blocks[-1].startswith(_VERBATIM) and block.startswith(_VERBATIM):
+            blocks[-1] += f"\n\n{block}"
+        else:
+            blocks.append(block)
+    return blocks
 
 
 def _term(text: str) -> str:

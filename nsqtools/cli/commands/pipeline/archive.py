@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from nsqtools.cli.commands.pipeline.notes import STREAM_SIGNALS, SYSTEMD
 from nsqtools.cli.options import Command, options
 from nsqtools.config import (
     BodyOptions,
@@ -20,56 +19,7 @@ from nsqtools.config import (
 @click.command(
     "archive",
     cls=Command,
-    examples=(
-        (
-            "Archive what waits on a channel and stop, as from cron",
-            "nsqtools pipeline archive --topic events --channel lake --output lake "
-            "--lock events.lock -q",
-        ),
-        (
-            "Go on with it as a service, with the fields of JSON bodies as columns",
-            "nsqtools pipeline archive --topic events --channel lake --output lake --continuous "
-            "--trigger 30s --schema 'user INT, action STRING' --where 'user IS NOT NULL'",
-        ),
-    ),
-    notes={
-        "FILES OF THE ARCHIVE": """\
-The columns are topic, channel, nsqd (HOST:PORT), message_id, timestamp (of publishing, UTC),
-timestamp_ns (since the epoch), attempts and body, then those of --schema and _corrupt, which has
-the text of a body that does not parse. A field that has the name of a column before it, or of a
-directory, is called body_<field>. With --format json, body is text, and bodies that are no UTF-8
-are in body_b64 instead.
-
---select replaces all of that. Keep topic, message_id and timestamp_ns, if pipeline compact is to
-tell messages apart, and body, if pipeline replay is to publish them.
-
-A batch has a directory of its own, so that its files appear and are replaced together: date, hour
-(both of the timestamp) and batch, which is 16 digits of the checkpoint's id and a number.
-With a new checkpoint nothing that is there is overwritten. Readers that do not skip names with a
-dot or an underscore before, such as DuckDB, are given 'lake/date=*/*/*/*.parquet'. Few large
-batches make few files; pipeline compact merges them.""",
-        "EXACTLY ONCE": """\
-nsqd has no positions that one could read from again, so messages are written to --staging first,
-synced, and finished then. What a batch consists of is in the log of --checkpoint. A run that ends
-anyhow in the midst of a batch is followed by one that repeats it with the same messages, from the
-staging, in the same directories. --output and --checkpoint belong together: without the latter,
-messages of the last batch may be in the staging alone.
-
-A message that comes again, since its run was killed or its connection broke before nsqd knew that
-it is finished, is not written twice. One that nsqd hands out as new, after a crash of its own, is:
-both have the same message_id and timestamp_ns, and pipeline compact keeps one of them.""",
-        "SIGNALS": STREAM_SIGNALS,
-        "CRON": """\
-This line archives what came since the last run, and says nothing when all is well. While nothing
-waits it ends at once, without starting Spark. Into a file or a mail a run writes warnings alone,
-which -q leaves out, too, and with -v what it did. The exit status is 75 while the last run still
-goes on.
-
-\b
-*/10 * * * * cd /srv && nsqtools pipeline archive --topic events --channel lake \
---output lake --lock events.lock -q""",
-        "SYSTEMD": SYSTEMD,
-    },
+    guide="pipeline-archive",
 )
 @options(
     source=StreamSourceOptions,

@@ -18,38 +18,7 @@ from nsqtools.config import (
 @click.command(
     "replay",
     cls=Command,
-    examples=(
-        (
-            "Publish what an archive has of a day, in its order and slowly",
-            "nsqtools pipeline replay --input lake --topic orders --order-by timestamp --rate 100 "
-            "--where \"date = '2026-11-21'\"",
-        ),
-    ),
-    notes={
-        "MESSAGES": """\
-Bodies are published as they are; ids, timestamps and attempts are new ones. --where knows the
-columns topic, channel, nsqd, message_id, timestamp (UTC), timestamp_ns, attempts and body, and
-date, hour, source_file and source_record, and whatever else the archives have. Records without
-metadata, as those of to-file --format raw, have no more than body and the last two, and the time of
-their file.
-
-Spark chooses the messages and orders them, once, into --staging; then it ends, and they are
-published from there. How far that is, is noted there after each OK of nsqd. A run that ended early
-is continued by the next one with the same --input, --where, --order-by and --topic; the messages
-that were on their way then, at most a MiB, may be published again. Without --order-by messages come
-in no particular order, but always in the same.
-
-Empty bodies are left out, since nsqd takes none. One that nsqd refuses for its size is left out,
-too, and the exit status is then 4.""",
-        "SIGNALS": """\
-SIGINT, SIGTERM, SIGHUP
-  Stop when what is on its way is published, with exit status 0. The next run goes on. If nothing
-  was published yet the exit status is 130 after SIGINT, else 1.
-A second signal
-  Leave at once. The exit status is 130 if the first signal was SIGINT, else 1.
-
-A signal that was ignored when the command started, as by nohup, stays ignored.""",
-    },
+    guide="pipeline-replay",
 )
 @options(
     target=TargetOptions,
