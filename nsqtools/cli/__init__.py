@@ -49,14 +49,14 @@ COMMANDS = {
         "nsqtools.cli.commands.doctor:doctor", "Find out why a consumer sees nothing.", "Look"
     ),
     "topic": Entry(
-        "nsqtools.cli.commands.topic:topic", "Make, empty, pause and delete topics.", "Administer"
+        "nsqtools.cli.commands.admin:topic", "Create, empty, pause and delete topics.", "Administer"
     ),
     "channel": Entry(
-        "nsqtools.cli.commands.channel:channel",
-        "Make, empty, pause and delete channels.",
+        "nsqtools.cli.commands.admin:channel",
+        "Create, empty, pause and delete channels.",
         "Administer",
     ),
-    "node": Entry("nsqtools.cli.commands.node:node", "Take an nsqd out of a topic.", "Administer"),
+    "node": Entry("nsqtools.cli.commands.admin:node", "Take an nsqd out of a topic.", "Administer"),
     "demo": Entry(
         "nsqtools.cli.commands.demo:demo",
         "Show the main commands at work on an embedded nsqd.",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.commands.stats.exporting import cluster_metrics
-from nsqtools.cli.commands.stats.serve import Exporter
+from nsqtools.cli.commands.stats.exporter import Exporter, cluster_metrics
 from nsqtools.cli.metrics import render, served
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError, UnreachableError

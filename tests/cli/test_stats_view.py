@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsqtools.cli.commands.stats import watch
-from nsqtools.cli.commands.stats.sparks import short, sparkline
-from nsqtools.cli.commands.stats.view import ViewState
+from nsqtools.cli.commands.stats.view import ViewState, short, sparkline
 from nsqtools.cli.commands.stats.watch import Keys
 from tests.support.clock import elapse, virtual
 from tests.support.reports import report, row

@@ -11,13 +11,13 @@ from click.core import ParameterSource
 from nsqtools.cli.configfile import load
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, CommandGroup, ConfigOption, ValueType, options
+from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.settings import (
     Chosen,
     Settings,
     allowed,
     command_names,
 )
-from nsqtools.cli.tables import print_json, print_rows
 from nsqtools.cli.tree import contexts, groups_of, words
 from nsqtools.config import ALL, FileOptions, ShowOptions
 from nsqtools.config.option import Option, flag_name, nearest

@@ -84,7 +84,7 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def _print_json(where: DoctorOptions, findings: Sequence[Finding]) -> None:
-    from nsqtools.cli.tables import print_json
+    from nsqtools.cli.output import print_json
 
     print_json(
         {

@@ -8,7 +8,7 @@ import click
 
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, CommandGroup, ValueType, options
-from nsqtools.cli.tables import print_json, print_rows
+from nsqtools.cli.output import print_json, print_rows
 from nsqtools.config import ClientConfig, LookupOptions
 from nsqtools.config.option import Option
 from nsqtools.errors import NSQError

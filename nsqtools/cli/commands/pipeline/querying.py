@@ -31,7 +31,7 @@ from nsqtools.cli.commands.pipeline.sources import (
 from nsqtools.cli.commands.pipeline.streaming import Places, StreamJob, run_stream
 from nsqtools.cli.commands.pipeline.views import StepView
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.tables import print_rows
+from nsqtools.cli.output import print_rows
 from nsqtools.errors import ConfigError
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.places import below, local

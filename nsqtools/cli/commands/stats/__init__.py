@@ -23,7 +23,7 @@ def stats(*, where: ClusterOptions, asked: StatsOptions, check: CheckOptions) ->
     part in; if none answers at the start the exit status is 3.
     """
     if check.serve:
-        from nsqtools.cli.commands.stats.serve import serve
+        from nsqtools.cli.commands.stats.exporter import serve
 
         return serve(where, asked, check)
     if check.check:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from nsqtools.cli.exits import cause, debugging, words
+from nsqtools.cli.exits import cause, debugging, one_line, words
 from nsqtools.cli.options import Command
 from nsqtools.config.option import flag_name
 
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
 
     from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
-    from nsqtools.policy.checks import Limits, Peers, Verdict
+    from nsqtools.policy.checks import Datum, Limits, Peers, Verdict
 
 _FLAG = "check"
 _VARIABLE = "NSQTOOLS_STATS_CHECK"
 _REPORTS = ("count", "once", "clients", "watch", "json", "csv")
 """Options of reports, of which a check is none."""
+
+_MOST_LINES = 50  # Nagios keeps 8 KiB of an output
+_NOT_IN_LABELS = re.compile(r"[='|]")
 
 _ELSEWHERE = (KeyboardInterrupt, BrokenPipeError, click.Abort, click.exceptions.Exit)
 """What ends a check as it ends any command: a signal, a reader that went away, --help."""
@@ -80,8 +85,6 @@ def _asked(args: Sequence[str]) -> bool:
 
 def _tell(verdict: Verdict) -> int:
     """Print a result; the exit status."""
-    from nsqtools.cli.commands.stats.results import nagios
-
     click.echo(nagios(verdict), nl=False)
     return int(verdict.status)
 
@@ -195,3 +198,39 @@ async def _look(where: ClusterOptions, asked: StatsOptions, limits: Limits) -> V
             snapshot = await look()
             rows = rates.record(snapshot.samples(), snapshot.topics())
     return judge(limits, rows, peers_of(snapshot), topic=asked.topic, channel=asked.channel)
+
+
+def nagios(verdict: Verdict) -> str:
+    """A line of state and numbers, then one for each finding if there are several.
+
+    As the Monitoring Plugins Development Guidelines want it (Plugin Output, Performance data).
+    """
+    data = " ".join(map(_datum, verdict.data))
+    first = f"NSQ {verdict.status.name} - {_plain(verdict.summary)}"
+    lines = [f"{first} | {data}" if data else first]
+    if len(verdict.findings) > 1:
+        shown = verdict.findings[:_MOST_LINES]
+        lines += [f"{each.status.name}: {_plain(str(each))}" for each in shown]
+        if more := len(verdict.findings) - len(shown):
+            lines.append(f"and {more} more")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _datum(datum: Datum) -> str:
+    """``'label'=value[UOM];[warn];[crit];[min];[max]``; U is a value that could not be had."""
+    from nsqtools.policy.checks import number
+
+    known = datum.value is not None and math.isfinite(datum.value)
+    value = f"{number(datum.value or 0)}{datum.unit}" if known else "U"
+    limits = [
+        "" if limit is None else f"{number(limit)}{':' if datum.at_least else ''}"
+        for limit in (datum.limit.warn, datum.limit.crit)
+    ]
+    most = "" if datum.maximum is None else number(datum.maximum)
+    label = _NOT_IN_LABELS.sub("_", one_line(datum.label))
+    return f"'{label}'={';'.join((value, *limits, '0', most))}".rstrip(";")
+
+
+def _plain(text: str) -> str:
+    """A line of text that does not end where the numbers begin."""
+    return one_line(text).replace("|", "/")

@@ -1,4 +1,4 @@
-"""Reports as text for the next program in the pipe: nsq_stat's columns, CSV, JSON."""
+"""Reports as text: tables for a terminal; nsq_stat's columns, CSV and JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import csv
 import io
 import json
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from nsqtools.cli.exits import one_line
+from nsqtools.cli.output import Layout, table
 from nsqtools.config.option import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from nsqtools.cli.commands.stats.report import Consumer, Percentiles, Report
-    from nsqtools.net.http import ChannelStats, ClientStats, Latency, TopicStats
+    from nsqtools.cli.commands.stats.report import Consumer, Report
+    from nsqtools.engine.cluster import Snapshot
+    from nsqtools.net.http import ChannelStats, ClientStats, TopicStats
     from nsqtools.policy.rates import Row
+
+    Columns = Mapping[str, Callable[[Any], Any]]
+    """What CSV and JSON call a value, and how it is had."""
 
 HEADER_EVERY = 25
 """Lines from one header to the next (``nsq_stat.go``)."""
@@ -51,7 +59,7 @@ class Lines:
     def add(self, report: Report) -> str:
         """The text of a report, each line with its end."""
         if self._consumers:
-            lines = [consumer_line(each) for each in report.consumers or ()]
+            lines = [_consumer_line(each) for each in report.consumers or ()]
             header = [_CONSUMER_RULE, _CONSUMER_TITLES]
         else:
             lines = [self._line(row, report) for row in report.rows]
@@ -71,14 +79,14 @@ class Lines:
         return "".join(f"{line}\n" for line in (*header, *lines, *end))
 
     def _line(self, row: Row, report: Report) -> str:
-        notes = noted(row, report.latencies.get((row.topic, row.channel), ()))
+        notes = noted(row, report)
         names = "" if self._single else f" | {one_line(row.topic)} {one_line(row.channel) or '-'}"
         if notes and self._single:
             names = " |"
-        return f"{numbers(row)}{names}{''.join(f' {note}' for note in notes)}"
+        return f"{_numbers(row)}{names}{''.join(f' {note}' for note in notes)}"
 
 
-def numbers(row: Row) -> str:
+def _numbers(row: Row) -> str:
     """nsq_stat's columns; a rate that is not known yet is ``-``."""
     own = row.totals
     return (
@@ -89,12 +97,13 @@ def numbers(row: Row) -> str:
     )
 
 
-def noted(row: Row, percentiles: Percentiles) -> list[str]:
+def noted(row: Row, report: Report) -> list[str]:
     """What no column tells: ``paused``, ``missing=1`` (nsqds), ``p99=1.5s`` (to FIN)."""
+    percentiles = report.latencies.get((row.topic, row.channel), ())
     return [
         *(["paused"] if row.totals.paused else []),
         *([f"missing={row.missing}"] if row.missing else []),
-        *(f"{percentile(q)}={rough(seconds)}" for q, seconds in percentiles),
+        *(f"{_percentile(q)}={_rough(seconds)}" for q, seconds in percentiles),
     ]
 
 
@@ -105,12 +114,12 @@ def style_of(row: Row) -> str:
     return "yellow" if row.totals.paused else "" if row.channel else "dim"
 
 
-def percentile(quantile: float) -> str:
+def _percentile(quantile: float) -> str:
     """``p99`` or ``p99.9``."""
     return f"p{quantile * 100:g}"
 
 
-def rough(seconds: float) -> str:
+def _rough(seconds: float) -> str:
     """A duration of three digits."""
     return format_duration(float(f"{seconds:.3g}")) if seconds < 60 else f"{seconds:.0f}s"
 
@@ -119,19 +128,19 @@ def _rate(rate: float | None) -> str:
     return "-" if rate is None else str(round(rate))
 
 
-def compression(client: ClientStats) -> str:
+def _compression(client: ClientStats) -> str:
     """What packs the connection, or nothing."""
     return "snappy" if client.snappy else "deflate" if client.deflate else ""
 
 
-def consumer_line(each: Consumer) -> str:
+def _consumer_line(each: Consumer) -> str:
     """A consumer in columns; what it calls itself last, as it may hold spaces."""
     own = each.stats
     return (
         f"{own.ready_count:>6} {own.in_flight:>5} | "
         f"{_rate(each.finish_rate):>7} {_rate(each.requeue_rate):>7} | "
         f"{own.finish_count:>9} {own.requeue_count:>7} | "
-        f"{'yes' if own.tls else '-':>3} {compression(own) or '-':>7} "
+        f"{'yes' if own.tls else '-':>3} {_compression(own) or '-':>7} "
         f"{'yes' if own.authed else '-':>4} | "
         f"{one_line(each.topic)} {one_line(each.channel)} {each.nsqd} "
         f"{one_line(own.hostname) or '-'} "
@@ -139,72 +148,68 @@ def consumer_line(each: Consumer) -> str:
     )
 
 
-class Csv:
-    """RFC 4180 but for the line ends; a rate that is not known is empty."""
+class Tables:
+    """Each report as a table for a terminal, with a line for each nsqd that does not answer."""
 
     def __init__(self, *, consumers: bool = False) -> None:
         self._consumers = consumers
-        self._begun = False
 
     def add(self, report: Report) -> str:
-        """The text of a report, the first time after a header."""
-        rows = _consumer_cells(report) if self._consumers else _cells(report)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        if not self._begun:
-            writer.writerow(_CONSUMER_COLUMNS if self._consumers else _COLUMNS)
-        self._begun = True
-        writer.writerows(rows)
-        return text.getvalue()
+        """The text of a report, which ends in a blank line."""
+        if self._consumers:
+            cells = [_consumer_cells(each) for each in report.consumers or ()]
+            text = table(_CONSUMER_HEADER, cells, Layout(range(2, 8), cut=2))
+        else:
+            cells = [_cells(row, report) for row in report.rows]
+            styles = [_STYLES[style_of(row)] for row in report.rows]
+            text = table(_HEADER, cells, Layout(range(2, 12), cut=2), styles)
+        silent = (click.style(f"no answer: {one_line(e)}", fg="red") for e in report.silent)
+        return "".join([text, *(f"{line}\n" for line in silent), "\n"])
 
 
-_COLUMNS = (
-    *("time", "topic", "channel", "ingress", "egress", "depth", "memory_depth", "backend_depth"),
-    *("in_flight", "deferred", "requeues", "timeouts", "messages", "clients"),
-    *("requeue_rate", "timeout_rate", "paused", "nsqds", "missing"),
+_STYLES: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "dim": {"dim": True},
+    "red": {"fg": "red"},
+    "yellow": {"fg": "yellow"},
+}
+_HEADER = (
+    *("topic", "channel", "in/s", "out/s", "depth", "disk", "inflt", "def"),
+    *("req", "t-o", "msgs", "clients", "notes"),
 )
-_CONSUMER_COLUMNS = (
-    *("time", "topic", "channel", "nsqd", "hostname", "client_id", "user_agent", "remote_address"),
-    *("state", "ready_count", "in_flight", "finish_rate", "requeue_rate"),
-    *("messages", "finished", "requeued", "connected", "tls", "compression", "authed"),
+_CONSUMER_HEADER = (
+    *("topic", "channel", "rdy", "inflt", "fin/s", "req/s", "fin", "req"),
+    *("tls", "comp", "auth", "nsqd", "host", "agent"),
 )
 
 
-def _cells(report: Report) -> Iterator[Sequence[object]]:
-    time = clock(report.at)
-    for row in report.rows:
-        own = row.totals
-        yield (
-            *(
-                time,
-                one_line(row.topic),
-                one_line(row.channel),
-                _decimal(row.ingress),
-                _decimal(row.egress),
-            ),
-            *(own.depth, own.depth - own.backend_depth, own.backend_depth),
-            *(own.in_flight, own.deferred, own.requeues, own.timeouts, own.messages, own.clients),
-            *(_decimal(row.requeue_rate), _decimal(row.timeout_rate)),
-            *(str(own.paused).lower(), row.nodes, row.missing),
-        )
+def _cells(row: Row, report: Report) -> Sequence[str]:
+    own = row.totals
+    counts = (own.depth, own.backend_depth, own.in_flight, own.deferred)
+    since = (own.requeues, own.timeouts, own.messages, own.clients)
+    return (
+        *(one_line(row.topic), one_line(row.channel) or "-"),
+        *map(_exact_rate, (row.ingress, row.egress)),
+        *(f"{each:,}" for each in (*counts, *since)),
+        " ".join(noted(row, report)),
+    )
 
 
-def _consumer_cells(report: Report) -> Iterator[Sequence[object]]:
-    time = clock(report.at)
-    for each in report.consumers or ():
-        own = each.stats
-        yield (
-            *(time, one_line(each.topic), one_line(each.channel), each.nsqd),
-            *map(one_line, (own.hostname, own.client_id, own.user_agent, own.remote_address)),
-            *(own.state, own.ready_count, own.in_flight),
-            *(_decimal(each.finish_rate), _decimal(each.requeue_rate)),
-            *(own.message_count, own.finish_count, own.requeue_count, clock(own.connect_ts)),
-            *(str(own.tls).lower(), compression(own), str(own.authed).lower()),
-        )
+def _consumer_cells(each: Consumer) -> Sequence[str]:
+    own = each.stats
+    return (
+        *(one_line(each.topic), one_line(each.channel)),
+        *(f"{own.ready_count:,}", f"{own.in_flight:,}"),
+        *map(_exact_rate, (each.finish_rate, each.requeue_rate)),
+        *(f"{own.finish_count:,}", f"{own.requeue_count:,}"),
+        *("yes" if own.tls else "", _compression(own), "yes" if own.authed else ""),
+        *(each.nsqd, one_line(own.hostname), one_line(own.user_agent)),
+    )
 
 
-def _decimal(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:.3f}"
+def _exact_rate(value: float | None) -> str:
+    """Per second, with a decimal where it is low; ``-`` while it is not known."""
+    return "-" if value is None else f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
 
 
 def clock(at: float) -> str:
@@ -212,30 +217,130 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
+_ROW: Columns = {
+    "ingress": attrgetter("ingress"),
+    "egress": attrgetter("egress"),
+    "depth": attrgetter("totals.depth"),
+    "memory_depth": lambda row: row.totals.depth - row.totals.backend_depth,
+    "backend_depth": attrgetter("totals.backend_depth"),
+    "in_flight": attrgetter("totals.in_flight"),
+    "deferred": attrgetter("totals.deferred"),
+    "requeues": attrgetter("totals.requeues"),
+    "timeouts": attrgetter("totals.timeouts"),
+    "messages": attrgetter("totals.messages"),
+    "clients": attrgetter("totals.clients"),
+    "requeue_rate": attrgetter("requeue_rate"),
+    "timeout_rate": attrgetter("timeout_rate"),
+    "paused": attrgetter("totals.paused"),
+}
+_CONSUMER: Columns = {
+    "nsqd": attrgetter("nsqd"),
+    "hostname": attrgetter("stats.hostname"),
+    "client_id": attrgetter("stats.client_id"),
+    "user_agent": attrgetter("stats.user_agent"),
+    "remote_address": attrgetter("stats.remote_address"),
+    "state": attrgetter("stats.state"),
+    "ready_count": attrgetter("stats.ready_count"),
+    "in_flight": attrgetter("stats.in_flight"),
+    "finish_rate": attrgetter("finish_rate"),
+    "requeue_rate": attrgetter("requeue_rate"),
+    "messages": attrgetter("stats.message_count"),
+    "finished": attrgetter("stats.finish_count"),
+    "requeued": attrgetter("stats.requeue_count"),
+    "connected": lambda each: clock(each.stats.connect_ts),
+    "tls": attrgetter("stats.tls"),
+    "compression": lambda each: _compression(each.stats) or None,
+    "authed": attrgetter("stats.authed"),
+}
+_TOPIC_PART: Columns = {
+    "depth": attrgetter("depth"),
+    "backend_depth": attrgetter("backend_depth"),
+    "messages": attrgetter("message_count"),
+    "message_bytes": attrgetter("message_bytes"),
+    "paused": attrgetter("paused"),
+}
+_CHANNEL_PART: Columns = {
+    "depth": attrgetter("depth"),
+    "backend_depth": attrgetter("backend_depth"),
+    "in_flight": attrgetter("in_flight"),
+    "deferred": attrgetter("deferred"),
+    "requeues": attrgetter("requeue_count"),
+    "timeouts": attrgetter("timeout_count"),
+    "messages": attrgetter("message_count"),
+    "clients": attrgetter("client_count"),
+    "paused": attrgetter("paused"),
+}
+_NAMES: Columns = {"topic": attrgetter("topic"), "channel": attrgetter("channel")}
+_NSQDS: Columns = {"nsqds": attrgetter("nodes"), "missing": attrgetter("missing")}
+
+
+def _values(columns: Columns, each: object) -> dict[str, Any]:
+    return {name: value(each) for name, value in columns.items()}
+
+
+class Csv:
+    """RFC 4180 but for the line ends; a rate that is not known is empty."""
+
+    def __init__(self, *, consumers: bool = False) -> None:
+        self._consumers = consumers
+        self._columns = {**_NAMES, **(_CONSUMER if consumers else {**_ROW, **_NSQDS})}
+        self._begun = False
+
+    def add(self, report: Report) -> str:
+        """The text of a report, the first time after a header."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if not self._begun:
+            writer.writerow(("time", *self._columns))
+        self._begun = True
+        time = clock(report.at)
+        for each in (report.consumers or ()) if self._consumers else report.rows:
+            values = _values(self._columns, each).values()
+            writer.writerow((time, *map(_csv_cell, values)))
+        return text.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    match value:
+        case str():
+            return one_line(value)
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:.3f}"
+    return value
+
+
 class JsonLines:
     """An object a line, with all that is known."""
 
     def add(self, report: Report) -> str:
         """The text of a report."""
-        return json.dumps(as_json(report)) + "\n"
+        return json.dumps(_as_json(report)) + "\n"
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: Report) -> dict[str, Any]:
     """Topics with their channels, each with its parts by nsqd; all nsqds and nsqlookupds."""
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     consumers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for name, stats in report.snapshot.stats.items():
         for topic in stats.topics:
-            parts.setdefault((topic.name, ""), []).append(_topic_part(name, topic))
+            part = _part(name, _TOPIC_PART, topic)
+            parts.setdefault((topic.name, ""), []).append(part)
             for channel in topic.channels:
-                part = _channel_part(name, channel)
+                part = _part(name, _CHANNEL_PART, channel)
                 parts.setdefault((topic.name, channel.name), []).append(part)
     for each in report.consumers or ():
-        consumers.setdefault((each.topic, each.channel), []).append(_consumer(each))
+        consumers.setdefault((each.topic, each.channel), []).append(_values(_CONSUMER, each))
     found: dict[str, dict[str, Any]] = {}
     for row in report.rows:
         key = (row.topic, row.channel)
-        entry = _row(row, report.latencies.get(key, ())) | {"nsqds": parts.get(key, [])}
+        entry = {
+            **_values(_ROW, row),
+            "missing": row.missing,
+            "latency": _percentiles(report.latencies.get(key, ())),
+            "nsqds": parts.get(key, []),
+        }
         above = found.setdefault(row.topic, {"topic": row.topic, "channels": []})
         if row.channel:
             more = {"consumers": consumers.get(key, [])} if report.consumers is not None else {}
@@ -247,105 +352,35 @@ def as_json(report: Report) -> dict[str, Any]:
         "time": clock(report.at),
         "interval": None if report.elapsed is None else round(report.elapsed, 6),
         "topics": list(found.values()),
-        "nsqds": [
-            {
-                "nsqd": name,
-                "broadcast": str(node.tcp) if node.tcp else None,
-                "hostname": node.hostname,
-                "version": snapshot.stats[name].version if name in snapshot.stats else node.version,
-                "health": snapshot.stats[name].health if name in snapshot.stats else None,
-                "start_time": snapshot.stats[name].start_time if name in snapshot.stats else None,
-                "error": _text(snapshot.failures.get(name)),
-            }
-            for name, node in snapshot.nodes.items()
-        ],
+        "nsqds": [_nsqd(name, snapshot) for name in snapshot.nodes],
         "lookupds": [
             {"lookupd": name, "error": _text(error)} for name, error in snapshot.lookupds.items()
         ],
     }
 
 
+def _nsqd(name: str, snapshot: Snapshot) -> dict[str, Any]:
+    node, said = snapshot.nodes[name], snapshot.stats.get(name)
+    return {
+        "nsqd": name,
+        "broadcast": str(node.tcp) if node.tcp else None,
+        "hostname": node.hostname,
+        "version": said.version if said else node.version,
+        "health": said.health if said else None,
+        "start_time": said.start_time if said else None,
+        "error": _text(snapshot.failures.get(name)),
+    }
+
+
+def _part(nsqd: str, columns: Columns, each: TopicStats | ChannelStats) -> dict[str, Any]:
+    measured = each.latency.percentiles if each.latency and each.latency.count else ()
+    return {"nsqd": nsqd, **_values(columns, each), "latency": _percentiles(measured)}
+
+
 def _text(error: object) -> str | None:
     return None if error is None else str(error)
 
 
-def _row(row: Row, percentiles: Percentiles) -> dict[str, Any]:
-    own = row.totals
-    return {
-        "ingress": row.ingress,
-        "egress": row.egress,
-        "requeue_rate": row.requeue_rate,
-        "timeout_rate": row.timeout_rate,
-        "depth": own.depth,
-        "memory_depth": own.depth - own.backend_depth,
-        "backend_depth": own.backend_depth,
-        "in_flight": own.in_flight,
-        "deferred": own.deferred,
-        "requeues": own.requeues,
-        "timeouts": own.timeouts,
-        "messages": own.messages,
-        "clients": own.clients,
-        "paused": own.paused,
-        "missing": row.missing,
-        "latency": _percentiles(percentiles),
-    }
-
-
 def _percentiles(percentiles: Iterable[tuple[float, float]]) -> dict[str, float] | None:
     """Seconds by ``p99``, or None."""
-    return {percentile(q): seconds for q, seconds in percentiles} or None
-
-
-def _of(latency: Latency | None) -> dict[str, float] | None:
-    return _percentiles(latency.percentiles) if latency and latency.count else None
-
-
-def _topic_part(nsqd: str, topic: TopicStats) -> dict[str, Any]:
-    return {
-        "nsqd": nsqd,
-        "depth": topic.depth,
-        "backend_depth": topic.backend_depth,
-        "messages": topic.message_count,
-        "message_bytes": topic.message_bytes,
-        "paused": topic.paused,
-        "latency": _of(topic.latency),
-    }
-
-
-def _channel_part(nsqd: str, channel: ChannelStats) -> dict[str, Any]:
-    return {
-        "nsqd": nsqd,
-        "depth": channel.depth,
-        "backend_depth": channel.backend_depth,
-        "in_flight": channel.in_flight,
-        "deferred": channel.deferred,
-        "requeues": channel.requeue_count,
-        "timeouts": channel.timeout_count,
-        "messages": channel.message_count,
-        "clients": channel.client_count,
-        "paused": channel.paused,
-        "latency": _of(channel.latency),
-    }
-
-
-def _consumer(each: Consumer) -> dict[str, Any]:
-    own = each.stats
-    return {
-        "nsqd": each.nsqd,
-        "hostname": own.hostname,
-        "client_id": own.client_id,
-        "user_agent": own.user_agent,
-        "remote_address": own.remote_address,
-        "state": own.state,
-        "ready_count": own.ready_count,
-        "in_flight": own.in_flight,
-        "finish_rate": each.finish_rate,
-        "requeue_rate": each.requeue_rate,
-        "messages": own.message_count,
-        "finished": own.finish_count,
-        "requeued": own.requeue_count,
-        "connected": clock(own.connect_ts),
-        "tls": own.tls,
-        "compression": compression(own) or None,
-        "authed": own.authed,
-    }
+    return {_percentile(q): seconds for q, seconds in percentiles} or None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsqtools.cli.cluster import open_cluster
-from nsqtools.cli.commands.stats.formats import Csv, JsonLines, Lines
+from nsqtools.cli.commands.stats.formats import Csv, JsonLines, Lines, Tables
 from nsqtools.cli.commands.stats.report import Reporter
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.signals import first_signal
@@ -115,25 +115,22 @@ class Absence:
         return Exit.DONE if self._seen else Exit.FAILURE
 
 
-def _printer(asked: StatsOptions) -> Callable[[Report], object]:
+def _printer(asked: StatsOptions) -> Callable[[Report], None]:
     """What prints a report: for a program what it asks for, for a person a table."""
     single = bool(asked.topic and asked.channel)
     rows_alike = single and not asked.clients  # a table each time would be mostly headers
-    if not (asked.json or asked.csv or rows_alike) and sys.stdout.isatty():
-        from nsqtools.cli.commands.stats.tables import Tables
-
-        return Tables(consumers=asked.clients).print
-    form: JsonLines | Csv | Lines
+    form: JsonLines | Csv | Lines | Tables
     if asked.json:
         form = JsonLines()
     elif asked.csv:
         form = Csv(consumers=asked.clients)
+    elif sys.stdout.isatty() and not rows_alike:
+        form = Tables(consumers=asked.clients)
     else:
         form = Lines(single=single, consumers=asked.clients)
 
     def show(report: Report) -> None:
-        text = form.add(report)
-        if text:
+        if text := form.add(report):
             click.echo(text, nl=False)
             sys.stdout.flush()
 

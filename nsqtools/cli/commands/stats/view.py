@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from array import array
 from dataclasses import dataclass, field
-from math import ceil, nan
+from math import ceil, isnan, nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsqtools.cli.commands.stats.formats import noted, style_of
-from nsqtools.cli.commands.stats.sparks import ASCII, BLOCKS, short, sparkline
 from nsqtools.cli.exits import one_line
 from nsqtools.config.option import format_duration
 
@@ -244,13 +243,13 @@ class ViewState:
             column = _COLUMNS[number]
             if column.spark:
                 values = past[_SPARKS.index(number)] if past else ()
-                cells.append(sparkline(values, wide, ASCII if self.ascii else BLOCKS))
+                cells.append(sparkline(values, wide, _ASCII if self.ascii else _BLOCKS))
             elif number < _NAMES:
                 name = one_line(str(column.value(row))) or "-"
                 cells.append(_fit(name, wide, self.ascii).ljust(wide))
             else:
                 cells.append(short(column.value(row)).rjust(wide))  # type: ignore[arg-type]
-        text = " ".join([*cells, *_notes(row, seen.report)])
+        text = " ".join([*cells, *noted(row, seen.report)])
         return [(_fit(text, width, self.ascii), style_of(row))]
 
     def _footer(self, width: int) -> Line:
@@ -283,13 +282,9 @@ def _silent(report: Report) -> list[Line]:
     return [[(f"no answer: {one_line(errors[0])}{more}", "red")]]
 
 
-def _notes(row: Row, report: Report) -> list[str]:
-    return noted(row, report.latencies.get((row.topic, row.channel), ()))
-
-
 def _notes_width(rows: Sequence[Row], report: Report) -> int:
     """What the longest note wants, so that columns do not move while one scrolls."""
-    longest = max((len(" ".join(_notes(row, report))) for row in rows), default=0)
+    longest = max((len(" ".join(noted(row, report))) for row in rows), default=0)
     return min(longest + 1, 20) if longest else 0
 
 
@@ -343,3 +338,46 @@ def _cut(line: Line, width: int) -> Line:
         cut.append((text[:width], style))
         width -= len(cut[-1][0])
     return cut
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII = "_.-=+*%#"
+
+
+def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
+    """The newest value on the right, scaled to the highest; nan is a gap.
+
+    More values than characters share them, the highest of each group showing.
+    """
+    if len(values) > width:
+        values = [_highest(values, n, width) for n in range(width)]
+    top = max((each for each in values if not isnan(each)), default=0.0)
+    return "".join(_block(each, top, blocks) for each in values).rjust(width)
+
+
+def _highest(values: Sequence[float], number: int, groups: int) -> float:
+    first, after = (len(values) * n // groups for n in (number, number + 1))
+    return max((each for each in values[first:after] if not isnan(each)), default=nan)
+
+
+def _block(value: float, top: float, blocks: str) -> str:
+    if isnan(value):
+        return " "
+    # Only nothing is as low as nothing.
+    return blocks[ceil(value * (len(blocks) - 1) / top) if top else 0]
+
+
+def short(value: float | None) -> str:
+    """At most 6 characters: ``99999``, ``123k``, ``1.23M``; ``-`` for what is not known."""
+    if value is None:
+        return "-"
+    if 0 < value < 10 and value != int(value):
+        return f"{value:.1f}"
+    if value < 99999.5:
+        return str(round(value))
+    scaled = value
+    for unit in "kMGTPE":
+        scaled /= 1000
+        if scaled < 999.5:
+            return f"{scaled:.3g}{unit}"
+    return f"{value:.0e}"

@@ -1,4 +1,4 @@
-"""What ``topic``, ``channel`` and ``node`` share: asking, confirming, changing and telling."""
+"""A change of topics and channels: who has them, whether it is wanted, and how it went."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ import click
 
 from nsqtools.cli.cluster import client_limits
 from nsqtools.cli.exits import Exit, describe, one_line
-from nsqtools.cli.tables import print_json, print_rows
+from nsqtools.cli.output import print_json, print_rows
 from nsqtools.config import LossOptions
 from nsqtools.config.option import counted, nearest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
-from nsqtools.engine.changes import Target, find_producer, loss, plan, plan_tombstone, producers
+from nsqtools.engine.changes import (
+    REGISTERED,
+    Target,
+    find_producer,
+    loss,
+    plan,
+    plan_tombstone,
+    producers,
+)
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import check_name
 
@@ -30,8 +38,46 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OF_LOOKUPDS = ("create", "delete")
-_LOSING = ("delete", "empty")
+
+def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
+    """Do it everywhere, and print who did what.
+
+    The exit code is PARTIAL if some servers failed, and where nsqlookupds are given and none
+    answers: who else has it is not known. Raises ConfigError where nobody can be asked to confirm,
+    UnreachableError if no server answers, and NSQError if none has the topic or channel.
+    """
+    target = _target(topic, channel)
+    request = Request(f"{target.kind} {verb}", target, where)
+    if isinstance(where, LossOptions):
+        _require_consent(request)
+    found = request.survey()
+    stages = plan(verb, target, found)
+    if channel or verb != "create":
+        _require_known(request, found, Target(topic) if verb == "create" else target)
+    if verb not in REGISTERED:
+        if not any(stages):
+            raise NSQError(f"no nsqd has {target}; nsqlookupd alone knows of it")
+        _warn_of_lookupds(found)
+    if isinstance(where, LossOptions):
+        _confirm(request, _what_is_lost(verb, target, found), verb)
+    _do(request, stages)
+    if found.blind and not where.dry_run:
+        raise click.exceptions.Exit(Exit.PARTIAL)
+
+
+def hide(topic: str, node: str, where: TombstoneOptions) -> None:
+    """Hide an nsqd from a topic's lookups; as ``change``."""
+    request = Request("node tombstone", _target(topic), where)
+    if where.delete:
+        _require_consent(request)
+    found = request.survey()
+    producer = _find_node(found, topic, node)
+    stages = plan_tombstone(topic, producer, found, delete=where.delete)
+    if where.delete:
+        mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
+        lost = _describe(loss("delete", request.target, mine))
+        _confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}", "delete")
+    _do(request, stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,73 +86,34 @@ class Request:
 
     words: str
     target: Target
-    servers: Servers
     where: ChangeOptions
 
+    def survey(self) -> Survey:
+        """Who has the topic; raises UnreachableError if no server answers."""
+        return asyncio.run(survey(self.servers, self.target.topic))
 
-def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> int:
-    """Do it everywhere, and print who did what; the exit code.
-
-    It is PARTIAL too where nsqlookupds are given and none answers: who else has it is not known.
-    Raises ConfigError where nobody can be asked to confirm, UnreachableError if no server
-    answers, and NSQError if none has the topic or channel.
-    """
-    target = _target(topic, channel)
-    request = Request(f"{target.kind} {verb}", target, _servers(where), where)
-    losing = verb in _LOSING
-    if losing:
-        _require_consent(request)
-    found = asyncio.run(survey(request.servers, topic))
-    stages = plan(verb, target, found)
-    if not (verb == "create" and not channel):
-        _require_known(request, found, Target(topic) if verb == "create" else target)
-    if verb not in _OF_LOOKUPDS:
-        if not any(stages):
-            raise NSQError(f"no nsqd has {target}; nsqlookupd alone knows of it")
-        _tell_of_lookupds(found)
-    if losing and not _confirmed(request, _what_is_lost(request, verb, found), verb):
-        return Exit.FAILURE
-    code = _do(request, stages)
-    return Exit.PARTIAL if code == Exit.DONE and found.blind and not where.dry_run else code
+    @property
+    def servers(self) -> Servers:
+        """Whom to ask."""
+        where = self.where
+        limits = client_limits(where)
+        return Servers(where.lookupd_http_address, where.nsqds, limits, where.timeout)
 
 
-def _tell_of_lookupds(found: Survey) -> None:
-    """Who of those that are only asked does not answer."""
-    for registry in found.registries:
-        if registry.error:
-            log.warning("nsqlookupd %s", registry.error)
-    if found.blind:
-        log.error("no nsqlookupd answers: nsqds that were not given are not asked")
-
-
-def tombstone(topic: str, node: str, where: TombstoneOptions) -> int:
-    """Hide an nsqd from a topic's lookups; as ``change``."""
-    target = _target(topic, "")
-    request = Request("node tombstone", target, _servers(where), where)
-    if where.delete:
-        _require_consent(request)
-    found = asyncio.run(survey(request.servers, topic))
-    producer = _require_node(request, found, node)
-    stages = plan_tombstone(topic, producer, found, delete=where.delete)
-    if where.delete:
-        mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
-        lost = _describe(loss("delete", target, mine))
-        about = f"topic {topic} on nsqd {producer.http}: {lost}"
-        if not _confirmed(request, about, "delete"):
-            return Exit.FAILURE
-    return _do(request, stages)
-
-
-def _target(topic: str, channel: str) -> Target:
+def _target(topic: str, channel: str = "") -> Target:
     check_name("topic", topic)
     if channel:
         check_name("channel", channel)
     return Target(topic, channel)
 
 
-def _servers(where: ChangeOptions) -> Servers:
-    limits = client_limits(where)
-    return Servers(where.lookupd_http_address, where.nsqds, limits, where.timeout)
+def _warn_of_lookupds(found: Survey) -> None:
+    """Who of those that are only asked does not answer."""
+    for registry in found.registries:
+        if registry.error:
+            log.warning("nsqlookupd %s", registry.error)
+    if found.blind:
+        log.error("no nsqlookupd answers: nsqds that were not given are not asked")
 
 
 def _require_known(request: Request, found: Survey, target: Target) -> None:
@@ -130,9 +137,9 @@ def _silent(found: Survey) -> Iterator[tuple[str, HTTPError]]:
     yield from (("nsqd", each.error) for each in found.holdings if each.error)
 
 
-def _require_node(request: Request, found: Survey, text: str) -> Producer:
+def _find_node(found: Survey, topic: str, text: str) -> Producer:
     """The nsqd of that name, which nsqlookupd lists with the topic; raises NSQError."""
-    topic = request.target.topic
+
     known = producers(found.registries)
     if not known and all(each.error for each in found.registries):
         raise UnreachableError(f"no nsqlookupd answers: {found.registries[0].error}")
@@ -146,39 +153,36 @@ def _require_node(request: Request, found: Survey, text: str) -> Producer:
     return producer
 
 
+def _is_settled(where: ChangeOptions) -> bool:
+    """Whether nobody has to confirm a loss."""
+    return where.dry_run or (isinstance(where, LossOptions) and where.yes)
+
+
 def _require_consent(request: Request) -> None:
     """Raise ConfigError if messages are lost and there is nobody to confirm that."""
-    where = request.where
-    assert isinstance(where, LossOptions)
-    if not (where.yes or where.dry_run or _has_terminal()):
+    if not (_is_settled(request.where) or (sys.stdin.isatty() and sys.stderr.isatty())):
         raise ConfigError(
             f"{request.words} loses messages: give --yes, as there is no terminal to ask on"
         )
 
 
-def _has_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _confirmed(request: Request, about: str, verb: str) -> bool:
-    where = request.where
-    assert isinstance(where, LossOptions)
-    if where.yes or where.dry_run:
-        return True
+def _confirm(request: Request, about: str, verb: str) -> None:
+    """Ask whether to go on, and end the command if not."""
+    if _is_settled(request.where):
+        return
     name = request.target.channel or request.target.topic
     click.echo(one_line(about), err=True)
     click.echo(f"Type yes or {name} to {verb} it: ", err=True, nl=False)
-    if sys.stdin.readline().strip() in ("yes", name):
-        return True
-    click.echo("nothing was done", err=True)
-    return False
+    if sys.stdin.readline().strip() not in ("yes", name):
+        click.echo("nothing was done", err=True)
+        raise click.exceptions.Exit(Exit.FAILURE)
 
 
-def _what_is_lost(request: Request, verb: Verb, found: Survey) -> str:
-    text = f"{request.target}: {_describe(loss(verb, request.target, found.holdings))}"
-    if verb == "empty" and not request.target.channel:
+def _what_is_lost(verb: Verb, target: Target, found: Survey) -> str:
+    text = f"{target}: {_describe(loss(verb, target, found.holdings))}"
+    if verb == "empty" and not target.channel:
         text += "; its channels keep theirs"
-    silent = [each.node.name for each in found.holdings if each.may_have(request.target)]
+    silent = [each.node.name for each in found.holdings if each.may_have(target)]
     return f"{text}; no answer from {', '.join(silent)}" if silent else text
 
 
@@ -191,21 +195,21 @@ def _describe(lost: Loss) -> str:
     return f"{text} ({parts}){ends}{uses}"
 
 
-def _do(request: Request, stages: Stages) -> int:
+def _do(request: Request, stages: Stages) -> None:
+    """Ask the servers, or only print what they would be asked; a failure of any is an exit code."""
     if request.where.dry_run:
         _print_plan(request, [step for steps in stages for step in steps])
-        return Exit.DONE
+        return
     outcomes = asyncio.run(carry_out(request.servers, stages))
     _print_outcomes(request, outcomes)
     failed = [outcome for outcome in outcomes if outcome.error]
     for outcome in failed:
         log.error("%s %s", outcome.step.server, outcome.error)
-    if not failed:
-        return Exit.DONE
-    if len(failed) < len(outcomes):
-        return Exit.PARTIAL
-    reached = any(outcome.error and outcome.error.status for outcome in failed)
-    return Exit.FAILURE if reached else Exit.UNREACHABLE
+    if failed and len(failed) < len(outcomes):
+        raise click.exceptions.Exit(Exit.PARTIAL)
+    if failed:
+        reached = any(outcome.error and outcome.error.status for outcome in failed)
+        raise click.exceptions.Exit(Exit.FAILURE if reached else Exit.UNREACHABLE)
 
 
 def _print_plan(request: Request, steps: Sequence[Step]) -> None:
@@ -221,7 +225,11 @@ def _print_plan(request: Request, steps: Sequence[Step]) -> None:
 
 def _print_outcomes(request: Request, outcomes: Iterable[Outcome]) -> None:
     if request.where.json:
-        _print_as_json(request, [_outcome_entry(each) for each in outcomes])
+        entries = [
+            _entry(each.step, "unchanged" if each.note else "done", each.note, each.error)
+            for each in outcomes
+        ]
+        _print_as_json(request, entries)
         return
     rows = [
         [
@@ -236,11 +244,6 @@ def _print_outcomes(request: Request, outcomes: Iterable[Outcome]) -> None:
 
 def _failure(error: NSQError) -> str:
     return f"failed: {getattr(error, 'text', '') or describe(error)}"
-
-
-def _outcome_entry(outcome: Outcome) -> dict[str, Any]:
-    result = "failed" if outcome.error else "unchanged" if outcome.note else "done"
-    return _entry(outcome.step, result, outcome.note, outcome.error)
 
 
 def _entry(step: Step, result: str, note: str, error: NSQError | None) -> dict[str, Any]:

@@ -1,0 +1,213 @@
+"""``nsqtools topic``, ``channel`` and ``node``: changes on all servers that they concern."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from nsqtools.cli.options import Command, CommandGroup, ValueType, options
+from nsqtools.config import ChangeOptions, LossOptions, TombstoneOptions
+from nsqtools.config.option import Option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nsqtools.engine.changes import Verb
+
+
+class Row(NamedTuple):
+    """A command of a group; LossOptions are those of a change by which messages are lost."""
+
+    verb: Verb
+    options: type[ChangeOptions]
+    help: str
+    example: str
+    line: str
+
+
+TOPIC = (
+    Row(
+        "create",
+        ChangeOptions,
+        """Create a topic.
+
+        It is created on the nsqlookupds and on the nsqds that are given; other nsqds create it when
+        something is published to it. A topic that exists is left as it is.""",
+        "Make a topic known before anything is published",
+        "nsqtools topic create events --lookupd-http-address 127.0.0.1:4161",
+    ),
+    Row(
+        "delete",
+        LossOptions,
+        """Delete a topic, with its channels and messages.
+
+        nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
+        that comes back, or a message that is published, creates it again.""",
+        "See which servers would be asked",
+        "nsqtools topic delete events --dry-run",
+    ),
+    Row(
+        "empty",
+        LossOptions,
+        """Discard the messages that no channel has taken yet.
+
+        A topic has such messages while it is paused or has no channel. nsqtools channel empty
+        empties a channel.""",
+        "Discard what no channel has taken",
+        "nsqtools topic empty events --yes",
+    ),
+    Row(
+        "pause",
+        ChangeOptions,
+        """Pause a topic: its channels get no more messages.
+
+        Publishing goes on; messages stay in the topic until it is unpaused.""",
+        "Keep what is published away from the channels",
+        "nsqtools topic pause events",
+    ),
+    Row(
+        "unpause",
+        ChangeOptions,
+        """Resume a paused topic: its channels get messages again.""",
+        "Let messages through to the channels again",
+        "nsqtools topic unpause events",
+    ),
+)
+CHANNEL = (
+    Row(
+        "create",
+        ChangeOptions,
+        """Create a channel of an existing topic.
+
+        It is created on the nsqlookupds that are given, and on all nsqds that have the topic; an
+        nsqd that creates the topic later asks nsqlookupd and creates the channel too. A channel
+        that exists is left as it is.""",
+        "Create a channel before its consumer comes, so that it misses nothing",
+        "nsqtools channel create events archive",
+    ),
+    Row(
+        "delete",
+        LossOptions,
+        """Delete a channel, with its messages.
+
+        nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
+        that comes back creates it again, empty.""",
+        "Delete a channel that nobody reads",
+        "nsqtools channel delete events archive --yes",
+    ),
+    Row(
+        "empty",
+        LossOptions,
+        """Discard the messages of a channel, also those in flight and deferred.
+
+        Its consumers stay connected.""",
+        "Discard what waits in a channel, and print as JSON who did",
+        "nsqtools channel empty events archive --yes --json",
+    ),
+    Row(
+        "pause",
+        ChangeOptions,
+        """Pause a channel: its consumers get no more messages, and it fills.""",
+        "Let a channel fill up",
+        "nsqtools channel pause events archive",
+    ),
+    Row(
+        "unpause",
+        ChangeOptions,
+        """Resume a paused channel: its consumers get messages again.""",
+        "Deliver again",
+        "nsqtools channel unpause events archive",
+    ),
+)
+
+
+def _argument(name: str, about: str) -> Callable[[Any], Any]:
+    """A positional argument whose values servers know."""
+    declared = Option("text", about, values=name)  # type: ignore[arg-type] # each is one of these
+    return click.argument(name, type=ValueType(declared), help=about)
+
+
+_TOPIC = _argument("topic", "A topic.")
+
+
+def _group(kind: str, rows: Sequence[Row], about: str) -> click.Group:
+    group = CommandGroup(kind, help=about)
+    for row in rows:
+        group.add_command(_command(kind, row))
+    return group
+
+
+def _command(kind: str, row: Row) -> click.Command:
+    verb = row.verb
+
+    @options(where=row.options)
+    def run(*, topic: str, where: ChangeOptions, channel: str = "") -> None:
+        from nsqtools.cli.commands.admin.change import change
+
+        change(verb, topic, channel, where)
+
+    if kind == "channel":
+        run = _argument("channel", "A name for it." if verb == "create" else "A channel of it.")(
+            run
+        )
+    decorate = click.command(
+        verb,
+        cls=Command,
+        help=row.help,
+        guide="loss" if row.options is LossOptions else "change",
+        examples=((row.example, row.line),),
+    )
+    return decorate(_TOPIC(run))
+
+
+topic = _group(
+    "topic",
+    TOPIC,
+    """Create, empty, pause and delete topics.
+
+    All nsqds that have the topic are asked, and where it applies all nsqlookupds. The nsqlookupds
+    and nsqds that are given tell who has it.""",
+)
+channel = _group(
+    "channel",
+    CHANNEL,
+    """Create, empty, pause and delete channels.
+
+    All nsqds that have the channel are asked, and where it applies all nsqlookupds. The nsqlookupds
+    and nsqds that are given tell who has it.""",
+)
+
+
+@click.group("node", cls=CommandGroup)
+def node() -> None:
+    """Take an nsqd out of a topic."""
+
+
+@node.command(
+    "tombstone",
+    cls=Command,
+    guide="loss",
+    examples=(
+        (
+            "Let no consumer find a topic on an nsqd any more",
+            "nsqtools node tombstone events 127.0.0.1:4151 --lookupd-http-address 127.0.0.1:4161",
+        ),
+    ),
+)
+@_TOPIC
+@_argument(
+    "node", "The nsqd, as nsqlookupd lists it: host:http-port, or a host name if it is its alone."
+)
+@options(where=TombstoneOptions)
+def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
+    """Hide an nsqd from those who look a topic up.
+
+    All given nsqlookupds leave it out of their answers for this topic until the tombstone lapses:
+    after 45 seconds by default. In that time publishers are to go elsewhere and the topic be
+    deleted on that nsqd, which --delete does at once. Consumers that are connected to it stay
+    connected.
+    """
+    from nsqtools.cli.commands.admin.change import hide
+
+    hide(topic, node, where)
