@@ -43,6 +43,10 @@ class Exit(IntEnum):
     PIPE_CLOSED = 141, "The reader of standard output went away (killed by SIGPIPE)."
 
 
+class Ended(click.exceptions.Exit):
+    """Ends the command with an exit code, after whatever there is to say was said."""
+
+
 def debugging() -> bool:
     """Whether NSQTOOLS_DEBUG asks for tracebacks."""
     return os.environ.get("NSQTOOLS_DEBUG", "") not in ("", "0")

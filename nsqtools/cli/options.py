@@ -278,6 +278,11 @@ def _about_variables(ctx: click.Context, declared: Sequence[ConfigOption]) -> st
     return text
 
 
+def argument(name: str, declared: Option, **attrs: Any) -> Decorator:
+    """A positional argument of a declared kind, whose help is the declaration's."""
+    return click.argument(name, type=ValueType(declared), help=declared.help, **attrs)
+
+
 def options(
     **groups: type[Options] | tuple[type[Options], Mapping[str, Any]],
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import click
 
-from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command
 
 _BASH = r"""# bash completion for nsqtools, for bash 4.4 or later
@@ -99,7 +98,7 @@ def scripts() -> dict[str, str]:
     ),
 )
 @click.argument("shell", type=click.Choice(tuple(_SHELLS)), help="The shell that is to complete.")
-def completion(shell: str) -> int:
+def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
     With it TAB completes commands, options and their values; topics and channels are those that
@@ -107,4 +106,3 @@ def completion(shell: str) -> int:
     them, TAB works already. bash has to be 4.4 or later.
     """
     click.echo(_SHELLS[shell], nl=False)
-    return Exit.DONE

@@ -9,8 +9,8 @@ import click
 from click.core import ParameterSource
 
 from nsqtools.cli.configfile import load
-from nsqtools.cli.exits import Exit
-from nsqtools.cli.options import Command, CommandGroup, ConfigOption, ValueType, options
+from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.options import Command, CommandGroup, ConfigOption, argument, options
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.cli.settings import (
     Chosen,
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 @click.pass_context
 def show(
     ctx: click.Context, *, form: ShowOptions, file: FileOptions, command_line: tuple[str, ...]
-) -> int:
+) -> None:
     """Print the value of every option and where it comes from.
 
     The columns are option, value, source (flag, environment, profile, file or default) and the
@@ -89,10 +89,9 @@ def show(
         _log().warning(warning)
     if form.json:
         print_json([row._asdict() for row in rows])
-        return Exit.DONE
+        return
     header = [name for name in Row._fields if name != "command" or not command_line]
     print_rows(header, [[_text(getattr(row, name)) for name in header] for row in rows])
-    return Exit.DONE
 
 
 def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
@@ -181,15 +180,10 @@ def _log() -> Logger:
     cls=Command,
     examples=(("Check the file that commands read", "nsqtools config check"),),
 )
-@click.argument(
-    "file",
-    required=False,
-    type=ValueType(Option("path", "A file; without, the one that commands read.")),
-    help="A file; without, the one that commands read.",
-)
+@argument("file", Option("path", "A file; without, the one that commands read."), required=False)
 @options(where=FileOptions)
 @click.pass_context
-def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> int:
+def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> None:
     """Check every table and profile of a configuration file.
 
     Each problem is a line on standard error; the exit status is then 2.
@@ -201,14 +195,13 @@ def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> int:
     log = _log()
     for warning in found.warnings:
         log.warning(warning)
-    problems = list(
-        dict.fromkeys(_problems(ctx.find_root(), found, next(iter(where.profile), None)))
-    )
+    profile = next(iter(where.profile), None)
+    problems = dict.fromkeys(_problems(ctx.find_root(), found, profile))
     for problem in problems:
         log.error(problem)
-    if not problems:
-        click.echo(f"{found.name}: ok")
-    return Exit.USAGE if problems else Exit.DONE
+    if problems:
+        raise Ended(Exit.USAGE)
+    click.echo(f"{found.name}: ok")
 
 
 def _problems(root: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
@@ -248,9 +241,8 @@ def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> I
     examples=(("Begin a file, to be named with --config", "nsqtools config init > nsqtools.toml"),),
 )
 @click.pass_context
-def init(ctx: click.Context) -> int:
+def init(ctx: click.Context) -> None:
     """Print a configuration file with every option, commented out."""
     from nsqtools.cli.docs.starter import starting_file
 
     click.echo(starting_file(ctx.find_root()), nl=False)
-    return Exit.DONE

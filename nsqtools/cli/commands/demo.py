@@ -103,7 +103,7 @@ STEPS = (
 
 
 @click.command("demo", cls=Command, examples=(("See it work", "nsqtools demo"),))
-def demo() -> int:
+def demo() -> None:
     """Show the main commands at work on an embedded nsqd.
 
     It starts a sandbox on free ports, runs command lines as you would type them, and cleans up
@@ -122,7 +122,6 @@ def demo() -> int:
             _prompt(step.line)
             stage.run(step)
     _tell("That was all; nothing is left behind. 'nsqtools sandbox' gives you one to play with.")
-    return Exit.DONE
 
 
 def steps() -> Sequence[Step]:

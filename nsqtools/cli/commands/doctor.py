@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.exits import Exit, one_line
+from nsqtools.cli.exits import Ended, Exit, one_line
 from nsqtools.cli.options import Command, options
 from nsqtools.config import ConsumerConfig, DoctorOptions
 from nsqtools.names import NSQD_TCP_PORT
@@ -27,7 +27,7 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
     guide="doctor",
 )
 @options(where=DoctorOptions, config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}))
-def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> int:
+def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
     """Find out why a consumer sees nothing.
 
     Give it the options of the command that sees nothing, such as tail. It asks the servers behind
@@ -47,9 +47,9 @@ def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> int:
     else:
         _print(findings)
     if not facts.anybody:
-        return Exit.UNREACHABLE
-    failed = any(finding.level == "failure" for finding in findings)
-    return Exit.FAILURE if failed else Exit.DONE
+        raise Ended(Exit.UNREACHABLE)
+    if any(finding.level == "failure" for finding in findings):
+        raise Ended(Exit.FAILURE)
 
 
 def _question(where: DoctorOptions) -> Question:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nsqtools.cli.exits import Exit
-from nsqtools.cli.options import Command, CommandGroup, ValueType, options
+from nsqtools.cli.options import Command, CommandGroup, argument, options
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.config import ClientConfig, LookupOptions
 from nsqtools.config.option import Option
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_TOPIC = Option("text", "A topic.", values="topic")
+_topic = argument("topic", Option("text", "A topic.", values="topic"))
 
 
 @click.group("lookup", cls=CommandGroup)
@@ -39,10 +38,10 @@ def lookup() -> None:
     examples=(("All topics, one a line", "nsqtools lookup topics"),),
 )
 @options(where=LookupOptions)
-def topics(*, where: LookupOptions) -> int:
+def topics(*, where: LookupOptions) -> None:
     """List all topics."""
     names = _ask(where, lambda client: client.topics())
-    return _print_names("topics", _united(names), where)
+    _print_names("topics", _united(names), where)
 
 
 @lookup.command(
@@ -50,12 +49,12 @@ def topics(*, where: LookupOptions) -> int:
     cls=Command,
     examples=(("The channels of a topic", "nsqtools lookup channels events"),),
 )
-@click.argument("topic", type=ValueType(_TOPIC), help=_TOPIC.help)
+@_topic
 @options(where=LookupOptions)
-def channels(*, topic: str, where: LookupOptions) -> int:
+def channels(*, topic: str, where: LookupOptions) -> None:
     """List the channels of a topic."""
     found = _look_up(where, topic)
-    return _print_names("channels", _united(reply.channels for reply in found), where)
+    _print_names("channels", _united(reply.channels for reply in found), where)
 
 
 @lookup.command(
@@ -63,14 +62,14 @@ def channels(*, topic: str, where: LookupOptions) -> int:
     cls=Command,
     examples=(("The nsqds that have a topic", "nsqtools lookup producers events"),),
 )
-@click.argument("topic", type=ValueType(_TOPIC), help=_TOPIC.help)
+@_topic
 @options(where=LookupOptions)
-def producers(*, topic: str, where: LookupOptions) -> int:
+def producers(*, topic: str, where: LookupOptions) -> None:
     """List the nsqds that have a topic."""
     from nsqtools.net.http import union_producers
 
     found = _look_up(where, topic)
-    return _print_producers(union_producers(reply.producers for reply in found).values(), where)
+    _print_producers(union_producers(reply.producers for reply in found).values(), where)
 
 
 @lookup.command(
@@ -79,12 +78,12 @@ def producers(*, topic: str, where: LookupOptions) -> int:
     examples=(("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),),
 )
 @options(where=LookupOptions)
-def nodes(*, where: LookupOptions) -> int:
+def nodes(*, where: LookupOptions) -> None:
     """List all nsqds, their topics and which of those are tombstoned."""
     from nsqtools.net.http import union_producers
 
     found = _ask(where, lambda client: client.nodes())
-    return _print_producers(union_producers(found).values(), where, topics=True)
+    _print_producers(union_producers(found).values(), where, topics=True)
 
 
 def _look_up(where: LookupOptions, topic: str) -> list[Lookup]:
@@ -123,22 +122,21 @@ def _united(names: Iterable[Sequence[str]]) -> list[str]:
     return sorted({name for some in names for name in some})
 
 
-def _print_names(key: str, names: list[str], where: LookupOptions) -> int:
+def _print_names(key: str, names: list[str], where: LookupOptions) -> None:
     if where.json:
         print_json({key: names})
     else:
         click.echo("".join(f"{name}\n" for name in names), nl=False)
-    return Exit.DONE
 
 
 def _print_producers(
     found: Iterable[Producer], where: LookupOptions, *, topics: bool = False
-) -> int:
+) -> None:
     """A table on a terminal; in a pipe the TCP address first, so that ``cut -f1`` gives it."""
     ordered = sorted(found, key=lambda producer: producer.tcp)
     if where.json:
         print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
-        return Exit.DONE
+        return
     header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]
     rows = [
         [
@@ -151,7 +149,6 @@ def _print_producers(
         for producer in ordered
     ]
     print_rows(header, rows)
-    return Exit.DONE
 
 
 def _topics(producer: Producer) -> str:

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.exits import Exit, one_line
-from nsqtools.cli.options import Command, ValueType, options
+from nsqtools.cli.exits import Ended, Exit, one_line
+from nsqtools.cli.options import Command, argument, options
 from nsqtools.config import LogOptions, VerifyOptions
 from nsqtools.config.option import Option, counted
 
 if TYPE_CHECKING:
     from nsqtools.sinks.verification import Report
-
-_FILE = Option("path", "An archive, or a manifest.")
 
 
 @click.command(
@@ -22,11 +20,15 @@ _FILE = Option("path", "An archive, or a manifest.")
     cls=Command,
     guide="verify",
 )
-@click.argument(
-    "files", nargs=-1, required=True, metavar="FILE...", type=ValueType(_FILE), help=_FILE.help
+@argument(
+    "files",
+    Option("path", "An archive, or a manifest."),
+    nargs=-1,
+    required=True,
+    metavar="FILE...",
 )
 @options(how=VerifyOptions, say=LogOptions)
-def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> int:
+def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> None:
     """Check archives and manifests.
 
     Each file gets a line: ok, or the first fault and its place; a manifest gets one for every bad
@@ -51,9 +53,8 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> in
             bad = bad or bool(report.problem)
             if report.problem or not say.quiet:
                 click.echo(_json(file, report) if how.json else _line(file, report))
-    if bad:
-        return Exit.PARTIAL
-    return Exit.FAILURE if unreadable else Exit.DONE
+    if bad or unreadable:
+        raise Ended(Exit.PARTIAL if bad else Exit.FAILURE)
 
 
 def _line(file: str, report: Report) -> str:

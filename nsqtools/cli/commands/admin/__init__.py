@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from nsqtools.cli.options import Command, CommandGroup, ValueType, options
+from nsqtools.cli.options import Command, CommandGroup, argument, options
 from nsqtools.config import ChangeOptions, LossOptions, TombstoneOptions
 from nsqtools.config.option import Option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from nsqtools.engine.changes import Verb
 
@@ -122,13 +122,16 @@ CHANNEL = (
 )
 
 
-def _argument(name: str, about: str) -> Callable[[Any], Any]:
-    """A positional argument whose values servers know."""
-    declared = Option("text", about, values=name)  # type: ignore[arg-type] # each is one of these
-    return click.argument(name, type=ValueType(declared), help=about)
-
-
-_TOPIC = _argument("topic", "A topic.")
+_topic = argument("topic", Option("text", "A topic.", values="topic"))
+_channel = argument("channel", Option("text", "A channel of it.", values="channel"))
+_node = argument(
+    "node",
+    Option(
+        "text",
+        "The nsqd, as nsqlookupd lists it: host:http-port, or a host name if it is its alone.",
+        values="node",
+    ),
+)
 
 
 def _group(kind: str, rows: Sequence[Row], about: str) -> click.Group:
@@ -148,9 +151,7 @@ def _command(kind: str, row: Row) -> click.Command:
         change(verb, topic, channel, where)
 
     if kind == "channel":
-        run = _argument("channel", "A name for it." if verb == "create" else "A channel of it.")(
-            run
-        )
+        run = _channel(run)
     decorate = click.command(
         verb,
         cls=Command,
@@ -158,7 +159,7 @@ def _command(kind: str, row: Row) -> click.Command:
         guide="loss" if row.options is LossOptions else "change",
         examples=((row.example, row.line),),
     )
-    return decorate(_TOPIC(run))
+    return decorate(_topic(run))
 
 
 topic = _group(
@@ -195,10 +196,8 @@ def node() -> None:
         ),
     ),
 )
-@_TOPIC
-@_argument(
-    "node", "The nsqd, as nsqlookupd lists it: host:http-port, or a host name if it is its alone."
-)
+@_topic
+@_node
 @options(where=TombstoneOptions)
 def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
     """Hide an nsqd from those who look a topic up.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsqtools.cli.cluster import client_limits
-from nsqtools.cli.exits import Exit, describe, one_line
+from nsqtools.cli.exits import Ended, Exit, describe, one_line
 from nsqtools.cli.output import print_json, print_rows
 from nsqtools.config import LossOptions
 from nsqtools.config.option import counted, nearest
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
     """Do it everywhere, and print who did what.
 
-    The exit code is PARTIAL if some servers failed, and where nsqlookupds are given and none
+    Raises Ended with PARTIAL if some servers failed, and where nsqlookupds are given and none
     answers: who else has it is not known. Raises ConfigError where nobody can be asked to confirm,
     UnreachableError if no server answers, and NSQError if none has the topic or channel.
     """
@@ -62,7 +62,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
         _confirm(request, _what_is_lost(verb, target, found), verb)
     _do(request, stages)
     if found.blind and not where.dry_run:
-        raise click.exceptions.Exit(Exit.PARTIAL)
+        raise Ended(Exit.PARTIAL)
 
 
 def hide(topic: str, node: str, where: TombstoneOptions) -> None:
@@ -175,7 +175,7 @@ def _confirm(request: Request, about: str, verb: str) -> None:
     click.echo(f"Type yes or {name} to {verb} it: ", err=True, nl=False)
     if sys.stdin.readline().strip() not in ("yes", name):
         click.echo("nothing was done", err=True)
-        raise click.exceptions.Exit(Exit.FAILURE)
+        raise Ended(Exit.FAILURE)
 
 
 def _what_is_lost(verb: Verb, target: Target, found: Survey) -> str:
@@ -206,10 +206,10 @@ def _do(request: Request, stages: Stages) -> None:
     for outcome in failed:
         log.error("%s %s", outcome.step.server, outcome.error)
     if failed and len(failed) < len(outcomes):
-        raise click.exceptions.Exit(Exit.PARTIAL)
+        raise Ended(Exit.PARTIAL)
     if failed:
         reached = any(outcome.error and outcome.error.status for outcome in failed)
-        raise click.exceptions.Exit(Exit.FAILURE if reached else Exit.UNREACHABLE)
+        raise Ended(Exit.FAILURE if reached else Exit.UNREACHABLE)
 
 
 def _print_plan(request: Request, steps: Sequence[Step]) -> None:

@@ -1,4 +1,4 @@
-"""The jobs of ``compact`` and ``replay``: run, told of, and turned into exit codes."""
+"""The jobs of ``compact`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -6,40 +6,58 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs
-from nsqtools.cli.commands.pipeline.running import Run
-from nsqtools.cli.commands.pipeline.views import StepView, conclude, counted
-from nsqtools.cli.exits import Exit
+from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, locked
+from nsqtools.cli.commands.pipeline.run import Run
+from nsqtools.cli.commands.pipeline.sources import layout
+from nsqtools.cli.commands.pipeline.views import StepView, conclude
+from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.peers import addresses, with_secret
+from nsqtools.config.option import counted
 from nsqtools.errors import ConfigError, RecordError
-from nsqtools.spark import compact, replay
+from nsqtools.spark import compact as compacting
+from nsqtools.spark import replay as replaying
+from nsqtools.spark.compact import CompactSettings
 from nsqtools.spark.folders import check_output
-from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.places import OURS, local
-from nsqtools.spark.replay import Replayed
+from nsqtools.spark.replay import Replayed, ReplaySettings
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from nsqtools.config import MetricsOptions, SparkOptions
-    from nsqtools.spark.compact import Compacted, CompactSettings
-    from nsqtools.spark.replay import ReplaySettings
+    from nsqtools.config import (
+        CompactOptions,
+        InputOptions,
+        MetricsOptions,
+        ProducerConfig,
+        ReplayOptions,
+        SparkOptions,
+        TargetOptions,
+    )
+    from nsqtools.spark.compact import Compacted
 
 log = logging.getLogger(__name__)
 
 
-def run_compact(settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions) -> int:
-    """Compact; an exit code."""
+def compact(
+    inputs: InputOptions, compaction: CompactOptions, spark: SparkOptions, metrics: MetricsOptions
+) -> None:
+    """Merge archives; raises Ended with PARTIAL if inputs are left that were to be deleted."""
+    settings = CompactSettings(
+        inputs=inputs.input,
+        output=compaction.output,
+        layout=layout(inputs),
+        older_than=compaction.older_than,
+        delete_inputs=compaction.delete_inputs,
+        file_size=compaction.file_size,
+    )
     check_inputs(settings.inputs)
-    compact.check_apart(settings)
+    compacting.check_apart(settings)
     root = local(settings.output)
     if root is not None:
         check_output(settings.output, "--output")
-        check_free(str(root / OURS / compact.LOCK))
-    code, done = asyncio.run(_compact(settings, spark, metrics))
-    if not done:
-        log.warning("stopped: the output is as it was")
-        return code
+        check_free(str(root / OURS / compacting.LOCK))
+    done = asyncio.run(_compact(settings, spark, metrics))
     conclude(
         f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
         f"{counted(done.duplicates, 'duplicate')} left out: {counted(done.hours, 'hour')} now "
@@ -48,34 +66,58 @@ def run_compact(settings: CompactSettings, spark: SparkOptions, metrics: Metrics
     )
     if done.kept:
         log.error("%s of --input could not be deleted", counted(done.kept, "file"))
-        return Exit.PARTIAL
-    return code
+        raise Ended(Exit.PARTIAL)
 
 
 async def _compact(
     settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions
-) -> tuple[int, Compacted | None]:
-    """An exit code, and what was done unless it was stopped."""
-    run = Run(spark, metrics, StepView())
-    done: Compacted | None = None
+) -> Compacted:
+    done: Compacted
 
     def work(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
         nonlocal done
-        done = compact.compact(spark, settings, stop, _steps(report))
+        done = compacting.compact(spark, settings, stop, _steps(report))
 
     try:
-        code = await run.until_done(work)
-    except StoppedError:
-        return run.signals.exit_code(Exit.FAILURE), None
+        run = Run(spark, metrics, StepView())
+        await run.until_done(work, if_stopped="stopped: the output is as it was")
     except RecordError as error:
         raise RecordError(
             f"{error}; nothing was changed or deleted: move that file away, or leave it out"
         ) from error
-    return code, done
+    return done
 
 
-def replay_staging(place: str, topic: str) -> str:
-    """Where a replay is staged unless told; raises ConfigError if that has no place."""
+def replay(
+    target: TargetOptions,
+    inputs: InputOptions,
+    asked: ReplayOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: ProducerConfig,
+) -> None:
+    """Choose messages, unless an earlier run did, and publish them.
+
+    Raises Ended with PARTIAL if some were refused.
+    """
+    settings = ReplaySettings(
+        inputs=inputs.input,
+        topic=target.topic,
+        nsqds=addresses(target.nsqd_tcp_address),
+        staging=asked.staging or _replay_staging(inputs.input[0], target.topic),
+        config=with_secret(config),
+        layout=layout(inputs),
+        where=asked.where,
+        order_by=asked.order_by,
+        rate=asked.rate,
+    )
+    with locked(asked.lock):
+        check_free(f"{settings.staging}/{replaying.LOCK}")
+        asyncio.run(_replay(settings, spark, metrics))
+
+
+def _replay_staging(place: str, topic: str) -> str:
+    """Where a replay is staged by default; raises ConfigError if that has no place."""
     check_inputs([place])
     path = local(place)
     if path is None or not path.is_dir():
@@ -83,13 +125,23 @@ def replay_staging(place: str, topic: str) -> str:
     return str(path / OURS / f"replay-{topic}")
 
 
-def run_replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> int:
-    """Choose, unless an earlier run did, and publish; an exit code."""
-    check_free(f"{settings.staging}/{replay.LOCK}")
-    code, done = asyncio.run(_replay(settings, spark, metrics))
-    if not done:
-        log.warning("stopped before the messages were chosen: none is published")
-        return code
+async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> None:
+    run = Run(spark, metrics, StepView())
+    done = Replayed()
+
+    def choose(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
+        replaying.stage(spark, settings, stop, _steps(report))
+
+    def send(report: Callable[[Any], None]) -> None:
+        nonlocal done
+        done = replaying.publish(settings, run.stop, _steps(report))
+
+    if not replaying.is_staged(settings):
+        check_inputs(settings.inputs)
+        await replaying.reach(settings)
+        none_chosen = "stopped before the messages were chosen: none is published"
+        await run.until_done(choose, if_stopped=none_chosen)
+    await run.without_spark(send)
     now = done.published - done.before
     told = f"{counted(now, 'message')} published"
     if done.before:
@@ -101,37 +153,10 @@ def run_replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOp
     conclude(told)
     if done.refused:
         log.error("%s refused: %s", counted(done.refused, "message"), done.reason)
-        return Exit.PARTIAL
+        raise Ended(Exit.PARTIAL)
     if done.stopped and not now:
         log.warning("stopped before a message was published: %s are left", f"{done.left:,}")
-    return code
-
-
-async def _replay(
-    settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions
-) -> tuple[int, Replayed | None]:
-    """An exit code, and what was done unless it was stopped before there was what to publish."""
-    run = Run(spark, metrics, StepView())
-    done = Replayed()
-
-    def choose(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
-        replay.stage(spark, settings, stop, _steps(report))
-
-    def send(report: Callable[[Any], None]) -> None:
-        nonlocal done
-        done = replay.publish(settings, run.stop, _steps(report))
-
-    if not replay.is_staged(settings):
-        check_inputs(settings.inputs)
-        await replay.reach(settings)
-        try:
-            await run.until_done(choose)
-        except StoppedError:
-            return run.signals.exit_code(Exit.FAILURE), None
-    code = await run.without_spark(send)
-    if done.stopped and done.published == done.before:
-        code = run.signals.exit_code(Exit.FAILURE)
-    return code, done
+        raise Ended(run.signals.exit_code(Exit.FAILURE))
 
 
 def _steps(report: Callable[[Any], None]) -> Callable[[str, int, int], None]:

@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nsqtools.config.option import counted
 from nsqtools.metrics import Metric, Sample
 
 if TYPE_CHECKING:
@@ -133,11 +134,6 @@ class StepView:
         yield _metric(f"{name}_done", "gauge", "How much of this step is done.", self._done)
         if self._total:
             yield _metric(f"{name}_size", "gauge", "How much this step has to do.", self._total)
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """``1 file``, ``2,000 files``."""
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
 def _details(last: Progress) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nsqtools.cli.commands.pipeline.views import on_terminal
-from nsqtools.cli.exits import Exit
+from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.metrics import served
 from nsqtools.cli.signals import Signals
 from nsqtools.net.systemd import Notifier
@@ -69,20 +69,27 @@ class Run:
         self._show: Callable[[str], None] = lambda _: None
         self._state = "starting Spark"
 
-    async def until_done(self, work: Work) -> int:
-        """Have Spark do the work; an exit code.
+    async def until_done(self, work: Work, *, if_stopped: str = "") -> None:
+        """Have Spark do the work.
 
-        A signal, after which the job has ended well, is no failure. Raises StoppedError if one came
-        before the job began, and if the job does.
+        Raises StoppedError if a signal came before the job began, and if the job does; where there
+        is something to say ``if_stopped``, Ended instead, after that was logged.
         """
-        return await self._supervise(partial(self._in_spark, work))
+        try:
+            await self._supervise(partial(self._in_spark, work))
+        except StoppedError:
+            if not if_stopped:
+                raise
+            log.warning("%s", if_stopped)
+            raise Ended(self.signals.exit_code(Exit.FAILURE)) from None
 
-    async def without_spark(self, work: Callable[[Callable[[Any], None]], object]) -> int:
+    async def without_spark(self, work: Callable[[Callable[[Any], None]], object]) -> None:
         """As ``until_done``, for work that is given only whom to report to."""
         self._began()
-        return await self._supervise(work)
+        await self._supervise(work)
 
-    async def _supervise(self, work: Callable[[Callable[[Any], None]], object]) -> int:
+    async def _supervise(self, work: Callable[[Callable[[Any], None]], object]) -> None:
+        """Raises Ended if the work ended well, but a second signal asked to leave at once."""
         loop = asyncio.get_running_loop()
 
         def told(fact: Any) -> None:
@@ -97,7 +104,8 @@ class Run:
         finally:
             self._show = lambda _: None
             reporting.cancel()
-        return self.signals.exit_code(Exit.DONE) if self.signals.urgent else Exit.DONE
+        if self.signals.urgent:
+            raise Ended(self.signals.exit_code(Exit.DONE))
 
     def _in_spark(self, work: Work, told: Callable[[Any], None]) -> None:
         """In a thread of its own."""

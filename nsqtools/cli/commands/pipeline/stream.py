@@ -1,4 +1,4 @@
-"""What ``archive`` and ``sql`` share: a stream's places, and its life from lock to summary."""
+"""The streaming queries of ``archive`` and ``sql``, from lock to summary."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.cli.commands.pipeline.preflight import check_sink, check_staging, locked, waiting
-from nsqtools.cli.commands.pipeline.running import Run
-from nsqtools.cli.commands.pipeline.views import StreamView, conclude, counted
-from nsqtools.cli.exits import Exit
+from nsqtools.cli.commands.pipeline.run import Run
+from nsqtools.cli.commands.pipeline.sources import schema_text, source_options
+from nsqtools.cli.commands.pipeline.views import StreamView, conclude
+from nsqtools.config.option import counted
 from nsqtools.errors import NSQError, PeerError
+from nsqtools.spark.archive import ArchiveSettings, Shape
+from nsqtools.spark.archive import archive as archive_topics
 from nsqtools.spark.checkpoints import (
     check_staged,
     committed,
@@ -29,12 +33,21 @@ from nsqtools.spark.options import parse_source
 from nsqtools.spark.places import OURS, below, local
 from nsqtools.spark.shipping import packages_of
 from nsqtools.spark.stores import make_store
+from nsqtools.spark.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.cli.commands.pipeline.running import Work
-    from nsqtools.config import MetricsOptions, SparkOptions, StreamOptions
+    from nsqtools.cli.commands.pipeline.run import Work
+    from nsqtools.config import (
+        BodyOptions,
+        LakeOptions,
+        MetricsOptions,
+        SparkOptions,
+        StreamConfig,
+        StreamOptions,
+        StreamSourceOptions,
+    )
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +104,32 @@ class StreamJob(NamedTuple):
         return "streamName" in self.source
 
 
+def archive(
+    source: StreamSourceOptions,
+    lake: LakeOptions,
+    bodies: BodyOptions,
+    stream: StreamOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: StreamConfig,
+) -> None:
+    """Archive topics."""
+    places = Places.of(stream, lake.output)
+    settings = ArchiveSettings(
+        source=source_options(source, stream, config, master=spark.master, staging=places.staging),
+        output=places.output,
+        stream=Stream(places.checkpoint, stream.trigger if stream.continuous else None),
+        shape=Shape(lake.format, schema_text(bodies.schema), lake.where, lake.select),
+    )
+    work = partial(archive_topics, settings=settings)
+    job = StreamJob(work, "archived", settings.source, places, settings.stamp)
+    run_stream(job, stream, spark, metrics)
+
+
 def run_stream(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
-) -> int:
-    """Run it, one at a time; an exit code.
+) -> None:
+    """Run it, one at a time.
 
     What cannot be is said before anything is made, and where nothing came of a run nothing is left.
     """
@@ -103,7 +138,8 @@ def run_stream(
     make_store(job.places.staging)
     with locked(stream.lock), only_one(job.held, "--staging" if job.is_kept else "--checkpoint"):
         if job.is_kept:
-            return _run_kept(job, stream, spark, metrics)
+            _run_kept(job, stream, spark, metrics)
+            return
         check_stamp(job.places.checkpoint, job.stamp)
         check_staged(job.places.checkpoint, job.places.staging)
         if has_orphans(job.places.checkpoint, job.places.staging):
@@ -113,19 +149,19 @@ def run_stream(
                 job.places.staging,
                 job.places.checkpoint,
             )
-        return asyncio.run(_run(job, stream, spark, metrics))
+        asyncio.run(_run(job, stream, spark, metrics))
 
 
 def _run_kept(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
-) -> int:
+) -> None:
     """As ``run_stream``, with a staging that is for this user, and for the next run if one fails.
 
     What is in it is nowhere else, and was not shown unless Spark has committed it.
     """
     staging, mask = job.places.staging, os.umask(0o077)
     try:
-        return asyncio.run(_run(job, stream, spark, metrics))
+        asyncio.run(_run(job, stream, spark, metrics))
     finally:
         os.umask(mask)
         with contextlib.suppress(OSError, ValueError, LookupError):
@@ -141,7 +177,7 @@ def _run_kept(
 
 async def _run(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
-) -> int:
+) -> None:
     """Look ahead, which is cheap, and have Spark do the work unless there is none."""
     view = StreamView(job.verb)
     packages = packages_of(job.source, job.sink or {})
@@ -162,23 +198,21 @@ async def _run(
     if idle:
         log.info("no message waits")
     if idle or run.stop.is_set():
-        return Exit.DONE
+        return
     check_staging(job.places.staging)
 
     def work(spark: Any, **given: Any) -> None:
         note_java(job.held, spark)
         job.work(spark, **given)
 
-    code: int = Exit.DONE
     watching = asyncio.ensure_future(_watch(job.source)) if stream.continuous else None
     try:
         with contextlib.suppress(StoppedError):  # before it began: no message was taken
-            code = await run.until_done(work)
+            await run.until_done(work)
     finally:
         if watching:
             watching.cancel()
     conclude(view.summary)
-    return code
 
 
 async def _watch(source: Mapping[str, str]) -> None:

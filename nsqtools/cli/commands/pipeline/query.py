@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsqtools.cli.commands.pipeline.preflight import check_inputs, locked
-from nsqtools.cli.commands.pipeline.running import Run
+from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import (
     connection_options,
     layout,
@@ -28,12 +28,10 @@ from nsqtools.cli.commands.pipeline.sources import (
     servers,
     source_options,
 )
-from nsqtools.cli.commands.pipeline.streaming import Places, StreamJob, run_stream
+from nsqtools.cli.commands.pipeline.stream import Places, StreamJob, run_stream
 from nsqtools.cli.commands.pipeline.views import StepView
-from nsqtools.cli.exits import Exit
 from nsqtools.cli.output import print_rows
 from nsqtools.errors import ConfigError
-from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.places import below, local
 from nsqtools.spark.shipping import packages_of
 from nsqtools.spark.sql import (
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.cli.commands.pipeline.running import Work
+    from nsqtools.cli.commands.pipeline.run import Work
     from nsqtools.config import (
         BodyOptions,
         InputOptions,
@@ -79,8 +77,8 @@ def of_topics(
     metrics: MetricsOptions,
     config: StreamConfig,
     target: ProducerConfig,
-) -> int:
-    """Run a streaming query; an exit code."""
+) -> None:
+    """Run a streaming query."""
     if asked.kind == "topic" and not stream.checkpoint:
         raise ConfigError("--checkpoint is required with --format topic, to go on from there")
     if asked.kind in ("parquet", "json") and asked.output_mode != "append":
@@ -111,12 +109,13 @@ def of_topics(
             ),
         )
         if asked.explain:
-            return _explain(settings, spark, metrics)
+            _explain(settings, spark, metrics)
+            return
         work = partial(query_stream, settings=settings)
         prints = asked.kind == "console"
         sink = settings.target.sink if asked.kind == "topic" else None
         job = StreamJob(work, "", settings.source, places, settings.stamp, prints, sink)
-        return run_stream(job, stream, spark, metrics)
+        run_stream(job, stream, spark, metrics)
 
 
 def _kept(source: QuerySourceOptions, staging: str) -> str:
@@ -140,8 +139,8 @@ def of_archives(
     metrics: MetricsOptions,
     source: QuerySourceOptions,
     target: ProducerConfig,
-) -> int:
-    """Run a query once; an exit code."""
+) -> None:
+    """Run a query once."""
     settings = ArchivesSettings(
         query=_query(asked, bodies),
         target=_target(asked, source, spark, target),
@@ -150,21 +149,22 @@ def of_archives(
     )
     check_inputs(inputs.input)
     if asked.explain:
-        return _explain(settings, spark, metrics)
+        _explain(settings, spark, metrics)
+        return
 
     with locked(stream.lock):
         work = partial(query_archives, settings=settings)
         packages = packages_of(settings.target.sink)
-        return _once(work, spark, metrics, packages, prints=asked.kind == "console")
+        _once(work, spark, metrics, packages, prints=asked.kind == "console")
 
 
 def _explain(
     settings: StreamSettings | ArchivesSettings, spark: SparkOptions, metrics: MetricsOptions
-) -> int:
+) -> None:
     def work(spark: Any, *, stop: threading.Event, report: object) -> None:
         click.echo(explain(spark, settings, stop=stop).strip())
 
-    return _once(work, spark, metrics, packages_of(), prints=True)
+    _once(work, spark, metrics, packages_of(), prints=True)
 
 
 def _once(
@@ -174,16 +174,12 @@ def _once(
     packages: Sequence[str],
     *,
     prints: bool,
-) -> int:
-    async def run() -> int:
+) -> None:
+    async def run() -> None:
         running = Run(spark, metrics, StepView(), packages=packages, prints=prints)
-        try:
-            return await running.until_done(work)
-        except StoppedError:
-            log.warning("stopped before all was done")
-            return running.signals.exit_code(Exit.FAILURE)
+        await running.until_done(work, if_stopped="stopped before all was done")
 
-    return asyncio.run(run())
+    asyncio.run(run())
 
 
 def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
