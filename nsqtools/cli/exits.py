@@ -117,7 +117,7 @@ def run(cli: click.Group, args: Sequence[str]) -> int:
 def _invoke(cli: click.Group, args: list[str]) -> int:
     instruction = os.environ.get(COMPLETE)
     if instruction:
-        from nsqtools.cli.tab import answer
+        from nsqtools.cli.complete import answer
 
         answer(cli, instruction)
     try:

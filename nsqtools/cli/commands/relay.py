@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from nsqtools.cli.options import Command, options
@@ -14,6 +16,15 @@ from nsqtools.config import (
     SourceOptions,
     StopOptions,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqtools.engine.loops import LoopGuard
+    from nsqtools.sinks.topic.sink import TopicSink
+
+_AHEAD = 10.0
+"""Seconds that messages may wait here for their turn when there is a rate."""
 
 
 @click.command(
@@ -49,7 +60,6 @@ def relay(
 
     from nsqtools.cli.exits import Exit
     from nsqtools.cli.logs import show_status
-    from nsqtools.cli.relaying import slowed, topic_sink
     from nsqtools.cli.run import consume
 
     config = config.beside_producer()
@@ -57,9 +67,102 @@ def relay(
         show_status()
 
     async def work() -> int:
-        sink = topic_sink(source, relaying, dead, stop, config, target)
-        consuming = slowed(config, relaying)
+        sink = _sink(source, relaying, dead, stop, config, target)
+        consuming = _slowed(config, relaying)
         code = await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
         return Exit.PARTIAL if code == Exit.DONE and sink.left_behind else code
 
     return asyncio.run(work())
+
+
+def _sink(
+    source: SourceOptions,
+    options: RelayOptions,
+    dead: DeadLetterOptions,
+    stop: StopOptions,
+    config: ConsumerConfig,
+    target: ProducerConfig,
+) -> TopicSink:
+    """The sink that relays these topics; raises ConfigError, having connected nowhere."""
+    from nsqtools.cli.peers import addresses, with_secret
+    from nsqtools.cli.postbox import Postbox, check_dead_letter_topic, letters_over_http
+    from nsqtools.engine.producer import Producer
+    from nsqtools.policy.pace import Pace
+    from nsqtools.sinks.deadletters import make_dead_letters
+    from nsqtools.sinks.topic.rules import destinations, make_rules
+    from nsqtools.sinks.topic.sink import TopicSink
+
+    config, target = with_secret(config), with_secret(target)
+    goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
+    check_dead_letter_topic(source, dead)
+    rules = make_rules(
+        require_field=options.require_json_field,
+        require_value=options.require_json_value,
+        whitelist=options.whitelist_json_field,
+        pass_invalid=options.pass_invalid,
+        where=options.where,
+        edits=options.set,
+    )
+    postbox = Postbox(source, config)
+    post, close_post = letters_over_http() if dead.dead_letter_url else (None, None)
+
+    async def close() -> None:
+        await postbox.close()
+        if close_post:
+            await close_post()
+
+    return TopicSink(
+        Producer(addresses(options.destination_nsqd_tcp_address), target),
+        goals,
+        rules,
+        make_dead_letters(dead, publish=postbox.publish, post=post),
+        guard=_guard(goals, source, options, stop, config, target),
+        defer=options.defer or None,
+        pace=Pace(options.rate),
+        status_every=options.status_every,
+        on_close=close,
+    )
+
+
+def _slowed(config: ConsumerConfig, options: RelayOptions) -> ConsumerConfig:
+    """With a rate: no more in flight than soon have their turn."""
+    from math import ceil
+
+    if not options.rate:
+        return config
+    most = max(1, ceil(options.rate * _AHEAD))
+    return config.with_values(max_in_flight=min(config.max_in_flight, most))
+
+
+def _guard(
+    goals: Mapping[str, str],
+    source: SourceOptions,
+    options: RelayOptions,
+    stop: StopOptions,
+    config: ConsumerConfig,
+    target: ProducerConfig,
+) -> LoopGuard | None:
+    """Who looks whether source and destination are one, if that would be a loop."""
+    from nsqtools.cli.peers import addresses
+    from nsqtools.sinks.topic.rules import find_loops
+
+    loops = find_loops(goals)
+    if not loops:
+        return None
+    from nsqtools.engine.loops import LoopGuard, Side  # loads httpx
+
+    lookupds = source.lookupd_http_address
+    return LoopGuard(
+        loops,
+        Side(
+            config,
+            () if lookupds else addresses(source.nsqd_tcp_address),
+            lookupds,
+            stop.nsqd_http_address,
+        ),
+        Side(
+            target,
+            addresses(options.destination_nsqd_tcp_address),
+            http=options.destination_nsqd_http_address,
+        ),
+    )

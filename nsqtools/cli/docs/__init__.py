@@ -1,8 +1,8 @@
 """Documents: what help and manual pages say beyond the options, and the generators of the pages.
 
 The prose is in text files: ``commands/`` has examples and sections of each command's page,
-``guides/`` whole pages, ``shared/`` what several of them include. They are read only when they
-are shown.
+``guides/`` whole pages, ``shared/`` what several of them include, and ``completions/`` the scripts
+of shells. They are read only when they are shown.
 
 A line ``# TITLE`` begins a section, and ``%include NAME`` stands for ``shared/NAME.txt``. Blank
 lines part paragraphs; a line with indented ones below it is a term and its explanation; lines
@@ -38,6 +38,12 @@ def examples(name: str) -> tuple[tuple[str, str], ...]:
     """The examples of a command's file, as pairs of a sentence and a command line."""
     pairs = (block.split("\n") for block in sections(name)[EXAMPLES].split("\n\n"))
     return tuple((sentence, line.strip()) for sentence, line in pairs)
+
+
+def completions() -> dict[str, str]:
+    """The completion scripts of shells, by the names of their files."""
+    folder = _HERE / "completions"
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}
 
 
 def _read(name: str) -> str:

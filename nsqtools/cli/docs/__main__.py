@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli import cli
-from nsqtools.cli.commands.completion import scripts
+from nsqtools.cli.docs import completions
 from nsqtools.cli.docs.manpages import guide_page, page
 from nsqtools.cli.tree import walk
 
@@ -34,7 +34,7 @@ def documents(root: Path) -> dict[str, str]:
     found = {f"man/{node.page}.1": page(node, nodes) for node in nodes}
     guides = (path.name.removesuffix(".txt") for path in sorted(_GUIDES.iterdir()))
     found |= {f"man/{name}": guide_page(name) for name in guides}
-    found |= {f"completions/{name}": text for name, text in scripts().items()}
+    found |= {f"completions/{name}": text for name, text in completions().items()}
     readme = root / "README.md"
     if readme.exists():
         found["README.md"] = fill(readme.read_text(encoding="utf-8"), nodes)

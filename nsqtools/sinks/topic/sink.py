@@ -37,6 +37,10 @@ _STATUS_INTERVAL = 1.0
 class Publisher(Protocol):
     """How messages reach the destination, as Producer."""
 
+    @property
+    def is_away(self) -> bool:
+        """Whether there is no destination to publish to now."""
+
     async def connect(self) -> None:
         """Raises UnreachableError."""
 
@@ -81,7 +85,6 @@ class TopicSink:
         defer: float | None = None,
         pace: Pace | None = None,
         status_every: int = 0,
-        is_away: Callable[[], bool] = lambda: False,
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.publisher = publisher
@@ -89,8 +92,6 @@ class TopicSink:
         self.dead_letters = dead_letters
         self.defer = defer
         self.pace = pace or Pace(0)
-        self.is_away = is_away
-        """Whether there is no destination to publish to now."""
         self.lost = 0
         """Messages that were given up, and are in no dead letter."""
         self.left_behind = 0

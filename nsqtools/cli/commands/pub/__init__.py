@@ -24,7 +24,7 @@ from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
 @options(target=TargetOptions, form=PubOptions, config=ProducerConfig)
 def pub(
     *, messages: tuple[str, ...], target: TargetOptions, form: PubOptions, config: ProducerConfig
-) -> int:
+) -> None:
     """Publish messages to a topic.
 
     Messages are arguments, or else the records of files or of standard input; with --from-archive
@@ -33,15 +33,16 @@ def pub(
     """
     import asyncio
 
-    from nsqtools.cli.publishing import Publishing
+    from nsqtools.cli.commands.pub.publication import Publication
 
     if messages and form.file:
         raise click.UsageError("messages and --file exclude each other: give one kind")
     if form.from_archive and not messages:
         raise click.UsageError("--from-archive: no file is given")
-    job = Publishing(target, form, config)
+    job = Publication(target, form, config)
     if form.from_archive:
-        return asyncio.run(job.run(archives=messages))
+        asyncio.run(job.run(archives=messages))
+        return
     if messages and form.pace != "max":
         raise click.UsageError("--pace: messages have no timestamps")
-    return asyncio.run(job.run([os.fsencode(message) for message in messages]))
+    asyncio.run(job.run([os.fsencode(message) for message in messages]))

@@ -11,7 +11,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.exits import Exit
+from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.peers import addresses, with_secret
 from nsqtools.cli.signals import Signals
 from nsqtools.engine.producer import Producer
@@ -43,7 +43,7 @@ _WINDOW = 8
 _PROGRESS_INTERVAL = 0.25
 
 
-class Publishing:
+class Publication:
     """One run of ``pub``; raises ConfigError for options that cannot be."""
 
     def __init__(self, target: TargetOptions, form: PubOptions, config: ProducerConfig) -> None:
@@ -69,12 +69,12 @@ class Publishing:
         self._reading: asyncio.Task[None] | None = None
         self._new_splitter()
 
-    async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> int:
-        """Publish the messages, the records of the archives, or else of the input; an exit code.
+    async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> None:
+        """Publish the messages, the records of the archives, or else of the input.
 
-        Raises ConfigError, before anything is published, for a file that cannot be read or a
-        message that is not JSON as it should be. The first signal ends reading, and what was read
-        is published; the second ends that too.
+        Raises Ended if some were refused or not read; ConfigError, before anything is published,
+        for a file that cannot be read or a message that is not JSON as it should be. The first
+        signal ends reading, and what was read is published; the second ends that too.
         """
         files = () if messages else archives or self._form.file or ("-",)
         _check(files, archived=bool(archives))
@@ -105,10 +105,9 @@ class Publishing:
             )
         if signals.seen:
             log.error("stopped before the end of the input, %d published", self._published)
-            return signals.exit_code(Exit.FAILURE)
-        if self._cut_off:
-            return Exit.FAILURE
-        return Exit.PARTIAL if self._refused else Exit.DONE
+            raise Ended(signals.exit_code(Exit.FAILURE))
+        if self._refused or self._cut_off:
+            raise Ended(Exit.FAILURE if self._cut_off else Exit.PARTIAL)
 
     def _bodies(self, messages: Sequence[bytes]) -> list[bytes]:
         """Those of messages that are lines of JSON."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli.delivering import http_sink
+from nsqtools.cli.commands.to_http import http_sink
 from nsqtools.config import ConsumerConfig, DeadLetterOptions, HttpOptions, SourceOptions
 from nsqtools.errors import ConfigError, OutputError
 
