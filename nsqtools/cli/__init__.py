@@ -1,4 +1,4 @@
-"""The command line. This module loads click and nothing else: a TAB press starts a process."""
+"""The command line. This module loads only click, since each TAB press starts a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A command that is not loaded yet: ``module:attribute``, first sentence of help, section."""
+    """A command that is not loaded yet: ``module:attribute``, a sentence of help, a heading."""
 
     target: str
     help: str
@@ -81,7 +81,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that answers for its commands from a table and loads only the one that runs."""
+    """A group that lists its commands from a table and imports only the one that runs."""
 
     def __init__(self, *, table: dict[str, Entry], **attrs: object) -> None:
         super().__init__(**attrs)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ class LazyGroup(click.Group):
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command, or None if there is none of that name."""
+        """Import a command; None if the table has none of that name."""
         if cmd_name not in self.table:
             return None
         from importlib import import_module
@@ -112,7 +112,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with suggestions from the table."""
+        """Find the command as click does, and suggest names of the table for an unknown one."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
@@ -121,7 +121,7 @@ class LazyGroup(click.Group):
             ) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Commands first: they are what the reader came for."""
+        """List the commands before the options of the program."""
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
 
@@ -138,7 +138,7 @@ class LazyGroup(click.Group):
     def shell_complete(
         self, ctx: click.Context, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Names that begin like this, with their help from the table."""
+        """Commands that begin with this text, with their help from the table."""
         from click.shell_completion import CompletionItem
 
         found = [

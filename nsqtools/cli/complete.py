@@ -1,4 +1,4 @@
-"""What a TAB press can go on with: the line up to the cursor in, a line for each candidate out."""
+"""Answers a TAB press: takes the line up to the cursor, prints a line for each candidate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CURSOR = "\0"  # in no line, as a variable cannot hold it
 
 
 class Answer(NamedTuple):
-    """The last word of a line can become ``kept`` and one of the items; it is ``kept + typed``."""
+    """Completions of the last word: ``kept``, then one of the items in place of ``typed``."""
 
     kept: str
     typed: str
@@ -57,7 +57,7 @@ def answer(cli: click.Group, instruction: str) -> NoReturn:
 
 
 def _skipped(shell: str, found: Answer) -> str:
-    """The beginning of the word that is no part of the text that the shell completes."""
+    """The beginning of the word that the shell does not complete, and so must not get again."""
     if shell == "zsh":
         return found.kept  # the script leaves it out
     text = os.environ.get(TEXT)
@@ -80,7 +80,7 @@ def _text(found: Answer, skipped: str) -> bytes:
 
 
 def candidates(cli: click.Group, line: str) -> Answer:
-    """What can stand at the end of a line, which begins with the name of the program."""
+    """The completions of a line, which begins with the name of the program."""
     _, *words, word = split_arg_string(line + _CURSOR)
     word = word.removesuffix(_CURSOR)
     if words[:1] == ["help"]:
@@ -107,7 +107,7 @@ def _after(
 def _context(cli: click.Group, words: Sequence[str]) -> tuple[click.Context, list[str]] | None:
     """The context of the command that the words lead to, and its arguments; None if there is none.
 
-    Errors of what was typed so far are not heard.
+    Errors in what was typed so far are ignored.
     """
     command: click.Command | None = cli
     name, rest = PROGRAM, list(words)
@@ -153,7 +153,7 @@ def _of_command(ctx: click.Context, args: list[str], word: str) -> Answer:
 def _receiver(
     ctx: click.Context, args: Sequence[str], word: str
 ) -> tuple[click.Parameter | None, str]:
-    """The parameter that parsing gives the word to, as a next argument, and the text it gets."""
+    """The parameter that would get the word as the next argument, and the text it would get."""
     params = ctx.command.get_params(ctx)
     spelt = gnu_spelling(ctx, [*args, word + _CURSOR], params)
     opts, _, _ = ctx.command.make_parser(ctx).parse_args(spelt)

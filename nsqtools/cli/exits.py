@@ -1,4 +1,4 @@
-"""How a run ends: the exit codes, and the one place where an outcome becomes one of them."""
+"""The exit codes, and the one place where the outcome of a run becomes one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPLETE = "_NSQTOOLS_COMPLETE"
 
 
 class Exit(IntEnum):
-    """Every exit code, with what it tells a script."""
+    """The exit codes, each with its meaning."""
 
     meaning: str
 
@@ -44,7 +44,7 @@ class Exit(IntEnum):
 
 
 class Ended(click.exceptions.Exit):
-    """Ends the command with an exit code, after whatever there is to say was said."""
+    """Ends the command with an exit code; nothing more is printed."""
 
 
 def debugging() -> bool:
@@ -95,7 +95,7 @@ def report_through(report: Callable[[str], None] | None) -> None:
 
 
 def run(cli: click.Group, args: Sequence[str]) -> int:
-    """Run the command line and return its exit code, having said what there is to say.
+    """Run the command line, print its error if there is one, and return its exit code.
 
     Does not return when the reader of stdout is gone: the process then dies of SIGPIPE. click's
     own ``main`` is not used because it prints a line on Ctrl-C.
@@ -169,7 +169,7 @@ def cause(error: BaseException) -> BaseException:
 
 
 def words(error: BaseException) -> str:
-    """One line for who reads how a run ended."""
+    """The line that tells the user how a run ended."""
     from nsqtools.errors import NSQError
 
     match error:

@@ -18,7 +18,7 @@ _SHORTEST = 12  # what is left of a cell that is cut
 
 
 class Layout(NamedTuple):
-    """How columns of a table are set: which hold numbers, and how many of the first may be cut."""
+    """Which columns of a table hold numbers, and how many of the first ones may be cut."""
 
     numbers: range = range(0)
     cut: int = 0

@@ -24,7 +24,7 @@ _POST_TIMEOUT = 20.0  # seconds
 
 
 def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> None:
-    """Raise ConfigError if dead letters would be consumed, and be dead letters again."""
+    """Raise ConfigError if the dead-letter topic is consumed by the same command."""
     if dead.dead_letter_topic in source.topic:
         raise ConfigError(
             f"--dead-letter-topic {dead.dead_letter_topic}: is consumed itself, its messages would "
@@ -33,10 +33,10 @@ def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> N
 
 
 class Postbox:
-    """Connects at the first message; then it is a Producer.
+    """A producer for the cluster that is consumed from, which connects at the first message.
 
-    The nsqds are those that are consumed from or, with nsqlookupd, all that it knows. What they
-    delivered they may take again: how big that can be is theirs to say.
+    The nsqds are those that are consumed from or, with nsqlookupd, all that it lists. A body may be
+    as large as the consumer accepts, since these nsqds delivered it.
     """
 
     def __init__(self, source: SourceOptions, config: ConsumerConfig) -> None:
@@ -46,14 +46,14 @@ class Postbox:
         self._opening = asyncio.Lock()
 
     async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """As Producer; raises UnreachableError, too."""
+        """Publish as Producer does; raises UnreachableError as well."""
         async with self._opening:
             if self._producer is None:
                 self._producer = await self._open()
         await self._producer.publish(topic, bodies)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         if self._producer:
             await self._producer.close()
 
@@ -89,7 +89,7 @@ class Postbox:
 
 
 def make_transport(options: HttpOptions) -> AnyTransport:
-    """How requests leave: over our own connections, or httpx's where there is a proxy."""
+    """The transport of requests: our own connections, or httpx's where there is a proxy."""
     from nsqtools.net.tls import explain
     from nsqtools.sinks.http.proxies import with_proxies
     from nsqtools.sinks.http.transport import Transport
@@ -110,7 +110,7 @@ def make_transport(options: HttpOptions) -> AnyTransport:
 
 
 def letters_over_http() -> tuple[Post, Callable[[], Awaitable[None]]]:
-    """What POSTs dead letters, and how it is closed."""
+    """A function that POSTs dead letters, and one that closes its connections."""
     from nsqtools.sinks.http.post import post_letters
 
     transport = make_transport(HttpOptions())

@@ -1,1 +1,1 @@
-"""One module for each command: its options, and the few lines that lead from them to the work."""
+"""The commands: one module, or one package, for each."""

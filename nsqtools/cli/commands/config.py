@@ -1,4 +1,4 @@
-"""``nsqtools config``: what is configured, whether a file is right, and a file to begin with."""
+"""``nsqtools config``: show the values of options, check a file, print a file to start from."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def show(
 
 
 def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
-    """The --config and --profile of ``show`` itself, for the commands that are shown."""
+    """The --config and --profile that ``show`` was given, as flags for the command it shows."""
     given = {"config": [file.config], "profile": file.profile}
     return [
         word
@@ -107,7 +107,7 @@ def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
 
 
 def _find(root: click.Context, command_line: Sequence[str]) -> tuple[click.Context, Sequence[str]]:
-    """The context of the command that is meant, and the rest of the line."""
+    """The context of the command that the line names, and the rest of the line."""
     ctx, rest = root, list(command_line)
     while isinstance(ctx.command, click.Group) and rest:
         name = rest.pop(0)
@@ -129,7 +129,7 @@ def _leaves(ctx: click.Context) -> list[click.Context]:
 
 
 def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
-    """The context of a command line, whatever its positional arguments, which are left out."""
+    """The context of a parsed command line, without the command's positional arguments."""
     shadow = copy.copy(ctx.command)
     shadow.params = [param for param in shadow.params if isinstance(param, ConfigOption)]
     shadow.allow_extra_args = True
@@ -156,7 +156,7 @@ def _rows(ctx: click.Context, chosen: Chosen) -> Iterator[Row]:
 
 
 def _shown(declared: Option, value: Any) -> Any:
-    """The value as TOML would have it, or its mask."""
+    """The value as it is written in TOML; a secret is masked."""
     if declared.multiple:
         return [declared.show(each) for each in value]
     text = declared.show(value)
@@ -218,7 +218,7 @@ def _problems(root: click.Context, file: ConfigFile, profile: str | None) -> Ite
 
 
 def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
-    """What is wrong for one command: in single values, or else in all of them together."""
+    """What is wrong for one command: single values, or if these are right their combination."""
     groups = groups_of(ctx.command)
     classes = [cls for cls, _ in groups.values()]
     try:

@@ -1,4 +1,4 @@
-"""``nsqtools demo``: the main job in a few seconds, on the sandbox."""
+"""``nsqtools demo``: the main commands at work, on the sandbox."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NSQTOOLS = (
 
 
 class Step(NamedTuple):
-    """What is told, the command line that is run, and the text that it must print, if any."""
+    """A story to print, the command line to run, and the text that it must print, if any."""
 
     story: str
     line: str
@@ -136,11 +136,11 @@ def steps() -> Sequence[Step]:
 
 
 class _Stage:
-    """A folder and processes in it, which are gone when this context ends, whatever ends it.
+    """A context manager: a folder and processes in it, all removed however the context ends.
 
-    Every process leads a group of its own, so that its children end with it. A signal is noted,
-    kills them, and is an error where ``check`` is called: raised by a handler, it could fall
-    between a process and the note of it, or into the cleaning up.
+    Every process leads its own group, so that its children are killed with it. The handler of a
+    signal kills the processes and records the signal; ``check`` raises the error. Raised by the
+    handler, the error could come between the start of a process and its entry in the list.
     """
 
     folder: Path
@@ -190,7 +190,7 @@ class _Stage:
         return line.rstrip("\n")
 
     def know(self, addresses: dict[str, str]) -> None:
-        """Have the commands find the servers, in a file and in variables."""
+        """Write the addresses of the servers to the configuration file; keep them as variables."""
         _write_configuration(self.folder / _CONFIG, addresses)
         self._addresses = {
             "NSQD_TCP": addresses["nsqd_tcp_address"],
@@ -198,7 +198,7 @@ class _Stage:
         }
 
     def run(self, step: Step) -> None:
-        """Run a command line in a shell; raises ClickException if it does not do its job."""
+        """Run a command line in a shell; raises ClickException if it fails or prints other text."""
         from shlex import join
 
         capture = bool(step.expected)

@@ -1,4 +1,4 @@
-"""``nsqtools doctor``: why a consumer sees nothing."""
+"""``nsqtools doctor``: finds out why a consumer receives no messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``nsqtools lookup``: what nsqlookupd knows, from all of them together."""
+"""``nsqtools lookup``: the united answers of several nsqlookupds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _topic = argument("topic", Option("text", "A topic.", values="topic"))
 def lookup() -> None:
     """Ask nsqlookupd who has what.
 
-    All given nsqlookupds are asked and their answers united. One that does not answer is a
-    warning; if none answers the exit status is 3, and 1 if none knows the topic asked about.
+    All given nsqlookupds are asked, and their answers united. An nsqlookupd that does not answer is
+    a warning. If none answers the exit status is 3; if none knows the topic it is 1.
     """
 
 
@@ -87,7 +87,7 @@ def nodes(*, where: LookupOptions) -> None:
 
 
 def _look_up(where: LookupOptions, topic: str) -> list[Lookup]:
-    """What nsqlookupds say of a topic; raises NSQError if none that answers knows it."""
+    """The answers about a topic; raises NSQError if no nsqlookupd knows it."""
     check_name("topic", topic)
     found = _ask(where, lambda client: client.lookup(topic))
     if not any(reply.known for reply in found):
@@ -96,7 +96,7 @@ def _look_up(where: LookupOptions, topic: str) -> list[Lookup]:
 
 
 def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
-    """What the nsqlookupds that answer say; raises UnreachableError if none does."""
+    """The answers of all nsqlookupds; raises UnreachableError if none answers."""
     import asyncio
     import logging
 
@@ -132,7 +132,7 @@ def _print_names(key: str, names: list[str], where: LookupOptions) -> None:
 def _print_producers(
     found: Iterable[Producer], where: LookupOptions, *, topics: bool = False
 ) -> None:
-    """A table on a terminal; in a pipe the TCP address first, so that ``cut -f1`` gives it."""
+    """Print nsqds. The TCP address is first, for ``cut -f1``."""
     ordered = sorted(found, key=lambda producer: producer.tcp)
     if where.json:
         print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
@@ -152,7 +152,7 @@ def _print_producers(
 
 
 def _topics(producer: Producer) -> str:
-    """Topics, a tombstoned one marked; old nsqlookupds send no marks."""
+    """Topics with commas between, tombstoned ones marked; old nsqlookupds send no tombstones."""
     marks = (*producer.tombstones, *[False] * len(producer.topics))
     return ",".join(
         f"{topic} (tombstoned)" if mark else topic

@@ -83,7 +83,7 @@ def _sink(
     config: ConsumerConfig,
     target: ProducerConfig,
 ) -> TopicSink:
-    """The sink that relays these topics; raises ConfigError, having connected nowhere."""
+    """The sink that relays these topics; connects nowhere yet. Raises ConfigError."""
     from nsqtools.cli.peers import addresses, with_secret
     from nsqtools.cli.postbox import Postbox, check_dead_letter_topic, letters_over_http
     from nsqtools.engine.producer import Producer
@@ -125,7 +125,7 @@ def _sink(
 
 
 def _slowed(config: ConsumerConfig, options: RelayOptions) -> ConsumerConfig:
-    """With a rate: no more in flight than soon have their turn."""
+    """With --rate, no more messages in flight than can be published in ten seconds."""
     from math import ceil
 
     if not options.rate:
@@ -142,7 +142,7 @@ def _guard(
     config: ConsumerConfig,
     target: ProducerConfig,
 ) -> LoopGuard | None:
-    """Who looks whether source and destination are one, if that would be a loop."""
+    """A guard against loops, if a topic would come back from an nsqd on both sides."""
     from nsqtools.cli.peers import addresses
     from nsqtools.sinks.topic.rules import find_loops
 

@@ -38,9 +38,9 @@ def tail(
 ) -> int:
     """Print the messages of a topic.
 
-    Without --channel it makes an ephemeral channel of its own, so it sees a copy of what is
-    published from now on and takes nothing from anybody. On a channel with a name it consumes: a
-    message is finished once it was written.
+    Without --channel it creates its own ephemeral channel: it prints copies of the messages that
+    are published from now on, and takes none from other consumers. With --channel it consumes that
+    channel: a message is finished once it was written.
     """
     import asyncio
     import random

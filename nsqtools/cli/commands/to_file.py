@@ -1,4 +1,4 @@
-"""``nsqtools to-file``: topics to files that lose nothing."""
+"""``nsqtools to-file``: topics to files."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def to_file(
 ) -> int:
     """Archive topics in files.
 
-    A message is finished once it is on disk, in a file that a crash leaves readable. A file under
-    way ends in .part; one that has its name is complete. What a crash left behind is published
-    when the command starts again.
+    A message is finished once it is on disk, in a file that stays readable after a crash. The name
+    of a file that is being written ends in .part; a file without it is complete. After a crash the
+    next start publishes the files that were left.
     """
     import asyncio
 

@@ -81,7 +81,7 @@ def to_http(
 def http_sink(
     source: SourceOptions, options: HttpOptions, dead: DeadLetterOptions, config: ConsumerConfig
 ) -> HttpSink:
-    """The sink that delivers to these endpoints; raises ConfigError, having connected nowhere."""
+    """The sink that delivers to these endpoints; connects nowhere yet. Raises ConfigError."""
     from random import Random
     from time import time
 
@@ -135,10 +135,11 @@ def http_sink(
 
 
 def _beside(source: SourceOptions, stop: StopOptions) -> Dial:
-    """Dials for an ephemeral channel of copies, where that takes nothing from anybody.
+    """Connects for an ephemeral channel, unless that would take messages from other channels.
 
-    A topic without a channel keeps its messages for the first one, which would take them along
-    when it goes. So the nsqd is asked over HTTP whether the topic has a channel that stays.
+    A topic without a channel keeps its messages for its first channel; were that the ephemeral one,
+    they would be lost with it. So nsqd is asked over HTTP whether the topic has a channel that
+    stays.
     """
     import logging
 

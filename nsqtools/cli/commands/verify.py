@@ -1,4 +1,4 @@
-"""``nsqtools verify``: are archives whole, and is what a manifest lists all there."""
+"""``nsqtools verify``: checks archives, and the files that manifests list."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> None:
     """Check archives and manifests.
 
-    Each file gets a line: ok, or the first fault and its place; a manifest gets one for every bad
-    line it has. With -q only bad ones do. A file is unpacked as the end of its name tells: .gz
-    or .zst. Exit status 4 says that a file is bad, and else 1 that one could not be read.
+    Each file gets a line: ok, or its first fault and the place of that. A manifest gets a line for
+    each of its bad lines. With -q only faults are printed. Files whose names end in .gz or .zst are
+    decompressed. The exit status is 4 if a file is bad, else 1 if a file could not be read.
     """
     import logging
 

@@ -11,15 +11,15 @@ indented by four spaces are shown as they are.
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_HERE = Path(__file__).parent
+_HERE = os.path.dirname(__file__)
 _INCLUDE = re.compile(r"^%include (\S+)\n", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+)\n", re.MULTILINE)
 
@@ -42,10 +42,15 @@ def examples(name: str) -> tuple[tuple[str, str], ...]:
 
 def completions() -> dict[str, str]:
     """The completion scripts of shells, by the names of their files."""
-    folder = _HERE / "completions"
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir())}
+    names = sorted(os.listdir(os.path.join(_HERE, "completions")))
+    return {name: _text("completions", name) for name in names}
 
 
 def _read(name: str) -> str:
-    text = (_HERE / f"{name}.txt").read_text(encoding="utf-8")
-    return _INCLUDE.sub(lambda match: _read(f"shared/{match[1]}"), text)
+    """The text of a file, with what it includes."""
+    return _INCLUDE.sub(lambda match: _read(f"shared/{match[1]}"), _text(f"{name}.txt"))
+
+
+def _text(*path: str) -> str:
+    with open(os.path.join(_HERE, *path), encoding="utf-8") as file:
+        return file.read()

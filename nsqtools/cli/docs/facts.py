@@ -1,4 +1,4 @@
-"""What documents say of options: the manual pages, README's tables and the starting file."""
+"""What manual pages and the starting file say about options."""
 
 from __future__ import annotations
 

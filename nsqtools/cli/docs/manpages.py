@@ -79,7 +79,7 @@ def guide_page(file: str) -> str:
 
 
 def _named(page: str, summary: str) -> list[str]:
-    """What makes the NAME section, which programs read: no escapes of hyphens in the name."""
+    """The NAME section. Programs read it, so hyphens of the name are not escaped."""
     return [f".Nm {page}", f".Nd {' '.join(prose(summary))}"]
 
 
@@ -160,7 +160,7 @@ def _options(node: Node) -> list[str]:
 
 
 def _without_flags(node: Node) -> list[str]:
-    """Those that have no flag; what is different for each side under the title of the side."""
+    """Options without a flag; one that each side of relay has is under the title of its side."""
     found = flagless(node)
     times = Counter(each.name for each in found)
     sections: dict[str, list[ConfigOption]] = {}
@@ -209,7 +209,7 @@ def _about_flagless(node: Node) -> list[str]:
 
 
 def _option(node: Node, option: click.Option) -> list[str]:
-    """Help, then a line of default, range and whatever no rule tells."""
+    """Help, then a line with default, range, and exceptions to the rule of variables and keys."""
     known = about(option)
     lines = prose("Required.") if known.required else []
     if known.default:
@@ -222,7 +222,7 @@ def _option(node: Node, option: click.Option) -> list[str]:
 
 
 def _environment(node: Node) -> list[str]:
-    """The rule by which variables and keys derive from flags; of all commands, what is read."""
+    """The rule by which variables and keys derive from flags; at the top, all other variables."""
     if not node.ctx.parent:
         return paragraphs(sections("program")["ENVIRONMENT"])
     declared = [each for each in node.options if isinstance(each, ConfigOption)]
@@ -239,7 +239,7 @@ def _environment(node: Node) -> list[str]:
 
 
 def _exits(node: Node, more: str) -> list[str]:
-    """The table on the page of nsqtools, to which all others lead."""
+    """The table of codes at the top, and a reference to it on other pages."""
     if not node.ctx.parent:
         return listed([(str(int(code)), prose(code.meaning)) for code in Exit])
     lines = prose("The codes are those of nsqtools(1).")
@@ -247,7 +247,7 @@ def _exits(node: Node, more: str) -> list[str]:
 
 
 def _examples(node: Node, nodes: Sequence[Node]) -> list[str]:
-    """Its own, and for a group the first of each command below."""
+    """The command's examples, or for a group the first of each command below."""
     shown = list(node.examples)
     for child in (each for each in nodes if each.ctx.parent is node.ctx):
         below = [each for each in nodes if f"{each.words} ".startswith(f"{child.words} ")]
@@ -265,7 +265,7 @@ def _see_also(node: Node, nodes: Sequence[Node]) -> list[str]:
 
 
 def _related(node: Node, other: Node) -> bool:
-    """Whether the other is below, beside, or named in a text of this command."""
+    """Whether the other command is below or beside this one, or named in its text."""
     if other.ctx.parent is node.ctx:
         return True
     if not other.ctx.parent:

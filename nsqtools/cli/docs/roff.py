@@ -31,7 +31,7 @@ _DELIMITERS = frozenset(".,:;()[]?!|")
 
 
 def escape(text: str, *, literal: bool = False) -> str:
-    """Text that shows as it stands, for the middle of a line.
+    """Text that is rendered as it stands, for the middle of a line.
 
     A hyphen can be copied as ``-`` (and not as U+2010) where it begins a word, as in options, or
     everywhere in ``literal`` text.
@@ -119,7 +119,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def _blocks(text: str) -> list[str]:
-    """What blank lines part, but lines that are shown as they are stay together."""
+    """The blocks between blank lines; neighbours that are shown as they are become one block."""
     blocks: list[str] = []
     for block in filter(None, re.split(r"\n[ \t]*\n", text)):
         if blocks and blocks[-1].startswith(_VERBATIM) and block.startswith(_VERBATIM):

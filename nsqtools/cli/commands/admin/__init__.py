@@ -1,4 +1,4 @@
-"""``nsqtools topic``, ``channel`` and ``node``: changes on all servers that they concern."""
+"""``nsqtools topic``, ``channel`` and ``node``: changes on every server that has the topic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """A command of a group; LossOptions are those of a change by which messages are lost."""
+    """A command of a group. One that loses messages has LossOptions, and asks for consent."""
 
     verb: Verb
     options: type[ChangeOptions]
@@ -200,12 +200,11 @@ def node() -> None:
 @_node
 @options(where=TombstoneOptions)
 def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
-    """Hide an nsqd from those who look a topic up.
+    """Hide an nsqd from consumers that look up a topic.
 
-    All given nsqlookupds leave it out of their answers for this topic until the tombstone lapses:
-    after 45 seconds by default. In that time publishers are to go elsewhere and the topic be
-    deleted on that nsqd, which --delete does at once. Consumers that are connected to it stay
-    connected.
+    All given nsqlookupds leave it out of their answers for this topic until the tombstone expires,
+    by default after 45 seconds. Until then, publish elsewhere and delete the topic on that nsqd;
+    --delete does the latter at once. Consumers that are connected to the nsqd stay connected.
     """
     from nsqtools.cli.commands.admin.change import hide
 

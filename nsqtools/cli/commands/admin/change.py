@@ -1,4 +1,4 @@
-"""A change of topics and channels: who has them, whether it is wanted, and how it went."""
+"""Changes of topics and channels: find the servers, ask for consent, print the outcome."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ log = logging.getLogger(__name__)
 
 
 def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
-    """Do it everywhere, and print who did what.
+    """Change a topic or channel on all servers that have it, and print each server's outcome.
 
-    Raises Ended with PARTIAL if some servers failed, and where nsqlookupds are given and none
-    answers: who else has it is not known. Raises ConfigError where nobody can be asked to confirm,
-    UnreachableError if no server answers, and NSQError if none has the topic or channel.
+    Raises Ended with PARTIAL if some servers failed, or if nsqlookupds are given and none answers,
+    since other nsqds may have the topic then. Raises ConfigError if messages would be lost and
+    there is no terminal to confirm that on, UnreachableError if no server answers, and NSQError if
+    no server has the topic or channel.
     """
     target = _target(topic, channel)
     request = Request(f"{target.kind} {verb}", target, where)
@@ -66,7 +67,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
 
 
 def hide(topic: str, node: str, where: TombstoneOptions) -> None:
-    """Hide an nsqd from a topic's lookups; as ``change``."""
+    """Tombstone an nsqd for a topic; raises as ``change`` does."""
     request = Request("node tombstone", _target(topic), where)
     if where.delete:
         _require_consent(request)
@@ -82,19 +83,19 @@ def hide(topic: str, node: str, where: TombstoneOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A change: its words as they were typed, such as ``topic delete``, and what it is for."""
+    """What the user asked for; ``words`` are the command as typed, such as ``topic delete``."""
 
     words: str
     target: Target
     where: ChangeOptions
 
     def survey(self) -> Survey:
-        """Who has the topic; raises UnreachableError if no server answers."""
+        """Find out which servers have the topic; raises UnreachableError if none answers."""
         return asyncio.run(survey(self.servers, self.target.topic))
 
     @property
     def servers(self) -> Servers:
-        """Whom to ask."""
+        """The servers that the options name."""
         where = self.where
         limits = client_limits(where)
         return Servers(where.lookupd_http_address, where.nsqds, limits, where.timeout)
@@ -108,7 +109,7 @@ def _target(topic: str, channel: str = "") -> Target:
 
 
 def _warn_of_lookupds(found: Survey) -> None:
-    """Who of those that are only asked does not answer."""
+    """Log each nsqlookupd that does not answer."""
     for registry in found.registries:
         if registry.error:
             log.warning("nsqlookupd %s", registry.error)
@@ -117,7 +118,7 @@ def _warn_of_lookupds(found: Survey) -> None:
 
 
 def _require_known(request: Request, found: Survey, target: Target) -> None:
-    """Raise NSQError with the nearest name if nobody has the topic or channel."""
+    """Raise NSQError, which suggests the nearest name, if no server has the topic or channel."""
     if found.is_known(target):
         return
     for kind, error in _silent(found):
@@ -132,13 +133,13 @@ def _require_known(request: Request, found: Survey, target: Target) -> None:
 
 
 def _silent(found: Survey) -> Iterator[tuple[str, HTTPError]]:
-    """Who did not answer, and could have what is looked for."""
+    """The servers that did not answer, each with its kind."""
     yield from (("nsqlookupd", each.error) for each in found.registries if each.error)
     yield from (("nsqd", each.error) for each in found.holdings if each.error)
 
 
 def _find_node(found: Survey, topic: str, text: str) -> Producer:
-    """The nsqd of that name, which nsqlookupd lists with the topic; raises NSQError."""
+    """The nsqd of this name; raises NSQError if nsqlookupd does not list it with the topic."""
 
     known = producers(found.registries)
     if not known and all(each.error for each in found.registries):
@@ -154,12 +155,12 @@ def _find_node(found: Survey, topic: str, text: str) -> Producer:
 
 
 def _is_settled(where: ChangeOptions) -> bool:
-    """Whether nobody has to confirm a loss."""
+    """Whether the options make a confirmation needless."""
     return where.dry_run or (isinstance(where, LossOptions) and where.yes)
 
 
 def _require_consent(request: Request) -> None:
-    """Raise ConfigError if messages are lost and there is nobody to confirm that."""
+    """Raise ConfigError if a confirmation is needed and there is no terminal to ask on."""
     if not (_is_settled(request.where) or (sys.stdin.isatty() and sys.stderr.isatty())):
         raise ConfigError(
             f"{request.words} loses messages: give --yes, as there is no terminal to ask on"
@@ -167,7 +168,7 @@ def _require_consent(request: Request) -> None:
 
 
 def _confirm(request: Request, about: str, verb: str) -> None:
-    """Ask whether to go on, and end the command if not."""
+    """Ask on the terminal whether to go on; raises Ended if the answer is no."""
     if _is_settled(request.where):
         return
     name = request.target.channel or request.target.topic
@@ -196,7 +197,7 @@ def _describe(lost: Loss) -> str:
 
 
 def _do(request: Request, stages: Stages) -> None:
-    """Ask the servers, or only print what they would be asked; a failure of any is an exit code."""
+    """Send the requests, or with --dry-run print them; raises Ended if any server failed."""
     if request.where.dry_run:
         _print_plan(request, [step for steps in stages for step in steps])
         return

@@ -182,7 +182,7 @@ def sql(
 
 
 def _require_spark() -> None:
-    """Raise ConfigError with what is missing, before what needs it is loaded."""
+    """Raise ConfigError if Spark or Java is missing, before a module imports it."""
     from nsqtools.spark.session import require_spark
 
     require_spark()

@@ -1,4 +1,4 @@
-"""The jobs of ``compact`` and ``replay``."""
+"""The jobs of ``pipeline compact`` and ``pipeline replay``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 def compact(
     inputs: InputOptions, compaction: CompactOptions, spark: SparkOptions, metrics: MetricsOptions
 ) -> None:
-    """Merge archives; raises Ended with PARTIAL if inputs are left that were to be deleted."""
+    """Merge archives; raises Ended with PARTIAL if an input could not be deleted."""
     settings = CompactSettings(
         inputs=inputs.input,
         output=compaction.output,
@@ -117,7 +117,7 @@ def replay(
 
 
 def _replay_staging(place: str, topic: str) -> str:
-    """Where a replay is staged by default; raises ConfigError if that has no place."""
+    """The default of --staging; raises ConfigError if the input is no local directory."""
     check_inputs([place])
     path = local(place)
     if path is None or not path.is_dir():
@@ -160,5 +160,5 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
 
 
 def _steps(report: Callable[[Any], None]) -> Callable[[str, int, int], None]:
-    """What a job reports through, as one fact."""
+    """A job's report of a step, passed on as the fact that StepView takes."""
     return lambda step, done, total: report((step, done, total))

@@ -1,4 +1,4 @@
-"""What can be known to fail before Spark is started, which takes seconds."""
+"""Checks before Spark is started, which takes seconds."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def locked(path: str) -> Iterator[None]:
 
 
 def check_free(path: str) -> None:
-    """Raise LockedError if another process has this lock now, which a job takes later."""
+    """Raise LockedError if another process holds this lock, which the job takes later."""
     if os.path.exists(path):
         with Lock(path, keep=True):
             pass
 
 
 def check_inputs(inputs: Iterable[str]) -> None:
-    """Raise ConfigError for an input of this machine that is not there."""
+    """Raise ConfigError for a local input that does not exist."""
     for place in inputs:
         path = local(place)
         if path is not None:
@@ -96,7 +96,7 @@ async def check_sink(options: Mapping[str, str], master: str) -> None:
 
 
 async def _greet(nsqds: Sequence[Address], config: ClientConfig) -> None:
-    """Connect to each; raises the first's error if none lets us in."""
+    """Connect to each nsqd; raises the first error if all refuse."""
     errors = [each for each in await asyncio.gather(*(_try(n, config) for n in nsqds)) if each]
     if errors and len(errors) == len(nsqds):
         raise errors[0]

@@ -1,4 +1,4 @@
-"""Queries as the options of ``pipeline sql`` describe them."""
+"""The queries of ``pipeline sql``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def of_topics(
     config: StreamConfig,
     target: ProducerConfig,
 ) -> None:
-    """Run a streaming query."""
+    """Run a streaming query over topics."""
     if asked.kind == "topic" and not stream.checkpoint:
         raise ConfigError("--checkpoint is required with --format topic, to go on from there")
     if asked.kind in ("parquet", "json") and asked.output_mode != "append":
@@ -119,7 +119,7 @@ def of_topics(
 
 
 def _kept(source: QuerySourceOptions, staging: str) -> str:
-    """Where messages are until the console has shown them: the same for one channel."""
+    """The staging of a query without a checkpoint: the same directory for the same channel."""
     home = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):  # then it is to be ignored (XDG Base Directory Specification)
         home = os.path.expanduser("~/.local/state")
@@ -140,7 +140,7 @@ def of_archives(
     source: QuerySourceOptions,
     target: ProducerConfig,
 ) -> None:
-    """Run a query once."""
+    """Run a query over archives, once."""
     settings = ArchivesSettings(
         query=_query(asked, bodies),
         target=_target(asked, source, spark, target),
@@ -210,7 +210,7 @@ def _target(
 
 
 def _show(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
-    """Print rows; on a terminal as tables of many."""
+    """Print rows, on a terminal as tables of up to a thousand."""
     while some := list(islice(rows, _ROWS)):
         print_rows(columns, [[_text(value) for value in row] for row in some])
     if stat.S_ISFIFO(os.fstat(1).st_mode):
@@ -218,9 +218,9 @@ def _show(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
 
 
 def _await_reader() -> None:
-    """Wait until what was written to the pipe is read; raises BrokenPipeError if its reader goes.
+    """Wait until the reader of the pipe has read everything.
 
-    As head does, which goes once it has read some.
+    Raises BrokenPipeError if the reader goes away before, as head does once it has enough.
     """
     poll = select.poll()
     poll.register(1, 0)
@@ -250,7 +250,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value in which JSON has everything; rows are objects."""
+    """A value of types that JSON has; rows become objects."""
     if hasattr(value, "asDict"):
         value = value.asDict()
     if isinstance(value, dict):

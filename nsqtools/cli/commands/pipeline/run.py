@@ -1,4 +1,4 @@
-"""Runs a job of Spark for a command: in a thread, while the event loop sees to all else."""
+"""Runs a job of Spark in a thread; signals, metrics and systemd stay in the event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """A job: it reports facts, and ends early, with all well, once the event is set.
+    """A job. It reports facts, and ends early, without an error, once the event is set.
 
     ``spark`` is a SparkSession.
     """
@@ -35,7 +35,7 @@ class Work(Protocol):
     def __call__(
         self, spark: Any, *, stop: threading.Event, report: Callable[[Any], None]
     ) -> object:
-        """Called in a thread; what it returns is not looked at."""
+        """Called in a thread; the result is ignored."""
 
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ _CODEC = "spark.sql.parquet.compression.codec"
 
 
 class Run:
-    """One job; made inside the running loop."""
+    """One job; create it inside the running loop."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class Run:
         self._state = "starting Spark"
 
     async def until_done(self, work: Work, *, if_stopped: str = "") -> None:
-        """Have Spark do the work.
+        """Run the job in Spark.
 
-        Raises StoppedError if a signal came before the job began, and if the job does; where there
-        is something to say ``if_stopped``, Ended instead, after that was logged.
+        Raises StoppedError if a signal came before the job began, or if the job raises it. With
+        ``if_stopped`` that text is logged instead, and Ended raised.
         """
         try:
             await self._supervise(partial(self._in_spark, work))
@@ -84,12 +84,12 @@ class Run:
             raise Ended(self.signals.exit_code(Exit.FAILURE)) from None
 
     async def without_spark(self, work: Callable[[Callable[[Any], None]], object]) -> None:
-        """As ``until_done``, for work that is given only whom to report to."""
+        """Run work that needs no Spark; it is given the function to report facts to."""
         self._began()
         await self._supervise(work)
 
     async def _supervise(self, work: Callable[[Callable[[Any], None]], object]) -> None:
-        """Raises Ended if the work ended well, but a second signal asked to leave at once."""
+        """Raises Ended if a second signal asked to leave at once, even if the work is done."""
         loop = asyncio.get_running_loop()
 
         def told(fact: Any) -> None:
@@ -108,7 +108,7 @@ class Run:
             raise Ended(self.signals.exit_code(Exit.DONE))
 
     def _in_spark(self, work: Work, told: Callable[[Any], None]) -> None:
-        """In a thread of its own."""
+        """Called in a thread."""
         with open_session(
             self._spark.master,
             session_conf(self._spark),
@@ -136,7 +136,7 @@ class Run:
         return self._view.metrics()
 
     async def _report(self) -> None:
-        """Tell systemd, if that started us, how we are."""
+        """Send the status to systemd, if it started the command."""
         interval = self._notifier.interval
         while interval:
             self._notifier.beat(self._state or self._view.line)

@@ -1,4 +1,4 @@
-"""The options of Spark's source and sink ``nsq``, as a command line gives them."""
+"""Options of Spark's source and sink ``nsq``, made of those of a command."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def source_options(
     master: str,
     staging: str,
 ) -> dict[str, str]:
-    """Options of the source. A secret is left in the environment, for executors of this machine.
+    """Options of the source. A secret is put into the environment, for local executors.
 
-    Raises ConfigError if there is one and they are elsewhere.
+    Raises ConfigError if there is a secret and the executors are elsewhere.
     """
     found = {
         "subscribe": ",".join(source.topic),
@@ -65,9 +65,9 @@ def servers(source: StreamSourceOptions) -> dict[str, str]:
 def connection_options(
     config: ClientConfig, master: str, *, leave_out: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """``nsq.NAME`` for what is not its default; paths are absolute, since executors run elsewhere.
+    """``nsq.NAME`` for each option that differs from its default; paths are made absolute.
 
-    As for secrets see ``source_options``. Errors of what follows from them will name flags.
+    Secrets are treated as in ``source_options``. ``flags`` has errors name flags.
     """
     found = {"flags": "true"}
     for name, declared in config.declared().items():
@@ -91,14 +91,14 @@ def connection_options(
 
 
 def layout(inputs: InputOptions) -> Layout | None:
-    """How records stand in files of ``to-file``; None if it is not said."""
+    """The record format of files of ``to-file``; None if --input-format is not given."""
     if not inputs.input_format:
         return None
     return Layout(inputs.input_format, delimiter_bytes(inputs.delimiter, null=False))
 
 
 def schema_text(text: str) -> str:
-    """What ``--schema`` says, or what is in the file that it names; raises ConfigError."""
+    """The schema, or the text of the file that ``--schema`` names; raises ConfigError."""
     if not os.path.isfile(text):
         if re.fullmatch(r"[^\s:{]+", text):  # a column has a space, or a colon, before its type
             raise ConfigError(f"--schema {text}: no such file")

@@ -63,7 +63,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, stream: StreamOptions, output: str) -> Places:
-        """Those of the options, or else in the output; without one in the checkpoint."""
+        """The places that the options name; by default below the output, or else the checkpoint."""
         home = below(output, OURS) if output else stream.checkpoint
         return cls(
             _absolute(output) if output else "",
@@ -78,11 +78,11 @@ def _absolute(place: str) -> str:
 
 
 class StreamJob(NamedTuple):
-    """A streaming query as its command knows it.
+    """A streaming query.
 
-    ``verb`` is that of ``StreamView``, ``stamp`` what makes a run another one; one that ``prints``
-    has the terminal to itself.
-    ``source`` and ``sink`` are options of these.
+    ``verb`` is that of ``StreamView``. A checkpoint may only be continued with the same ``stamp``.
+    A query that ``prints`` has the terminal to itself. ``source`` and ``sink`` are options of
+    Spark's source and sink.
     """
 
     work: Work
@@ -95,12 +95,12 @@ class StreamJob(NamedTuple):
 
     @property
     def held(self) -> str:
-        """What one run at a time has: the checkpoint, or a staging that outlives that."""
+        """What only one run at a time may use: the checkpoint, or a staging that outlives it."""
         return self.places.staging if self.is_kept else self.places.checkpoint
 
     @property
     def is_kept(self) -> bool:
-        """Whether the staging outlives the checkpoint, which is temporary then."""
+        """Whether the checkpoint is temporary and the staging outlives it."""
         return "streamName" in self.source
 
 
@@ -129,9 +129,9 @@ def archive(
 def run_stream(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
 ) -> None:
-    """Run it, one at a time.
+    """Run a query while no other run uses its checkpoint.
 
-    What cannot be is said before anything is made, and where nothing came of a run nothing is left.
+    Options are checked before anything is created, and a run that does nothing leaves no files.
     """
     if job.places.output:
         check_output(job.places.output, "--output")
@@ -155,9 +155,9 @@ def run_stream(
 def _run_kept(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
 ) -> None:
-    """As ``run_stream``, with a staging that is for this user, and for the next run if one fails.
+    """As ``run_stream``, with a private staging that the next run continues from.
 
-    What is in it is nowhere else, and was not shown unless Spark has committed it.
+    Messages in the staging are nowhere else; those that Spark has not committed were not shown.
     """
     staging, mask = job.places.staging, os.umask(0o077)
     try:
@@ -178,7 +178,7 @@ def _run_kept(
 async def _run(
     job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
 ) -> None:
-    """Look ahead, which is cheap, and have Spark do the work unless there is none."""
+    """Ask nsqd how many messages wait, and start Spark only if there is work."""
     view = StreamView(job.verb)
     packages = packages_of(job.source, job.sink or {})
     run = Run(spark, metrics, view, packages=packages, prints=job.prints)
@@ -216,9 +216,9 @@ async def _run(
 
 
 async def _watch(source: Mapping[str, str]) -> None:
-    """Have servers warned of that fall silent while a service runs.
+    """Warn of servers that stop answering while a service runs.
 
-    What the planner of its batches says of them is in Spark's log alone.
+    The planner of the batches warns, too, but only in Spark's log.
     """
     depths = Depths(parse_source(source))
     while True:

@@ -1,4 +1,4 @@
-"""How a run of Spark is shown: a line that changes on a terminal, lines in a log, and metrics."""
+"""The progress of a run of Spark: a line on a terminal, lines in a log, and metrics."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STATUS = logging.getLogger("nsqtools.status.pipeline")
 
 
 class View(Protocol):
-    """What a run has told so far; used in the event loop."""
+    """What a run has reported so far; used in the event loop."""
 
     def add(self, fact: Any) -> str:
-        """Take what the job reports; one line about it, for a log."""
+        """Take a fact that the job reports; returns a line for the log, or nothing."""
 
     @property
     def line(self) -> str:
-        """What a terminal shows of it all."""
+        """The line that a terminal shows."""
 
     def metrics(self) -> Iterator[Metric]:
         """The values of now."""
@@ -39,8 +39,8 @@ class View(Protocol):
 class StreamView:
     """Batches of a streaming query.
 
-    ``verb`` is what becomes of messages, such as ``archived``; without one rows come out that are
-    no messages.
+    ``verb`` is what becomes of messages, such as ``archived``. Without it, rows are counted that
+    need not be messages.
     """
 
     def __init__(self, verb: str = "") -> None:
@@ -51,7 +51,7 @@ class StreamView:
         self._told: set[str] = set()
 
     def add(self, fact: Progress) -> str:
-        """As View; what went wrong is logged here, once."""
+        """As View; logs each note of a batch once."""
         self.totals.add(fact)
         for note in fact.notes:
             if note not in self._told:
@@ -70,7 +70,7 @@ class StreamView:
 
     @property
     def summary(self) -> str:
-        """Of the run."""
+        """One line about the whole run."""
         totals = self.totals
         what = self._done(totals.received, totals.written)
         left_out = totals.received - totals.written
@@ -84,7 +84,7 @@ class StreamView:
         return f"{counted(received, 'message')} read, {counted(written, 'row')} written"
 
     def metrics(self) -> Iterator[Metric]:
-        """As View; what is not known is left out."""
+        """As View, without what is not known yet."""
         totals, last = self.totals, self.totals.last
         name = "nsqtools_pipeline"
         yield _metric(f"{name}_batches_total", "counter", "Batches that are done.", totals.batches)
@@ -109,7 +109,7 @@ class StreamView:
 
 
 class StepView:
-    """What a job does, one step after another, each perhaps with how much of it is done."""
+    """The steps of a job, and how much of each is done, where that is known."""
 
     def __init__(self) -> None:
         self.line = ""
@@ -117,7 +117,7 @@ class StepView:
         self._done = self._total = 0
 
     def add(self, fact: tuple[str, int, int]) -> str:
-        """As View: a step, how much is done and of how much, with 0 for what is not known."""
+        """Take a step, how much of it is done, and its size; 0 is not known."""
         step, done, total = fact
         is_new = step != self._step
         self._step, self._done, self._total = fact
@@ -137,7 +137,7 @@ class StepView:
 
 
 def _details(last: Progress) -> str:
-    """Of a batch, or of a look that found nothing."""
+    """Rate, backlog, duration and lag of a batch, as far as they are known."""
     parts = [f"{last.rate:,.0f}/s"] if last.rows else []
     if last.backlog is not None:
         parts.append(f"backlog {last.backlog:,}")
@@ -154,10 +154,10 @@ def _metric(name: str, kind: Kind, text: str, value: float) -> Metric:
 
 @contextmanager
 def on_terminal(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
-    """Yields what shows a line on a terminal in place of the last; without a terminal nothing.
+    """Yields a function that shows a line on the terminal in place of the last one.
 
-    Log lines go above it. With -q, or with log lines in JSON, nothing is shown. It has a descriptor
-    of its own, since that of standard error is another file while Spark starts.
+    Log lines appear above it. Without a terminal, with -q and with log lines in JSON nothing is
+    shown. The line has its own descriptor, since standard error is redirected while Spark starts.
     """
     if not (wanted and is_watched()):
         yield lambda _: None
@@ -175,7 +175,7 @@ def on_terminal(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
 
 
 def is_watched() -> bool:
-    """Whether somebody looks at a terminal, and wants to see more than errors and data."""
+    """Whether standard error is a terminal and progress is wanted there."""
     from nsqtools.cli.logs import JsonFormatter
 
     handlers = logging.getLogger().handlers
@@ -184,7 +184,7 @@ def is_watched() -> bool:
 
 
 def conclude(summary: str) -> None:
-    """Say how it ended: with -v, or on a terminal."""
+    """Print the summary of a run, on a terminal or with -v."""
     if is_watched():
         from nsqtools.cli.logs import show_status
 

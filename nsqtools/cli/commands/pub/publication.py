@@ -1,4 +1,4 @@
-"""The work of ``nsqtools pub``: reads records and has them published, a window at a time."""
+"""The work of ``nsqtools pub``: reads records and publishes them, a window at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PROGRESS_INTERVAL = 0.25
 
 
 class Publication:
-    """One run of ``pub``; raises ConfigError for options that cannot be."""
+    """One run of ``pub``; raises ConfigError for options that contradict each other."""
 
     def __init__(self, target: TargetOptions, form: PubOptions, config: ProducerConfig) -> None:
         self._topic = target.topic
@@ -110,7 +110,7 @@ class Publication:
             raise Ended(Exit.FAILURE if self._cut_off else Exit.PARTIAL)
 
     def _bodies(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Those of messages that are lines of JSON."""
+        """The bodies of messages that are lines of JSON."""
         try:
             return [*self._splitter.feed(b"\n".join(messages)), *self._splitter.finish()]
         except RecordError as error:
@@ -158,7 +158,7 @@ class Publication:
         await self._send(self._splitter.finish())
 
     async def _send(self, records: Sequence[bytes]) -> None:
-        """Publish records when it is time, a window of batches at a time."""
+        """Publish records at the pace that the options set, a window of batches at a time."""
         kept = drop_empty(records)
         timestamps = self._take_timestamps(records)
         empty = self._form.keep_empty and len(kept) < len(records)
@@ -181,13 +181,13 @@ class Publication:
             raise RecordError(f"message {self._read + 1} is empty: nsqd takes no empty messages")
 
     def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
-        """Those of the records that are not empty, if they are to be replayed."""
+        """The timestamps of records that are not empty; none unless they are to be replayed."""
         taken = self._timestamps[:]
         self._timestamps.clear()  # the splitter has it too
         return [at for at, record in zip(taken, records, strict=True) if record] if taken else taken
 
     async def _rest(self, seconds: float) -> None:
-        """Let time pass, but no more of it when nothing can be published."""
+        """Wait, but stop waiting when nothing can be published any more."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0 and self._under_way and not self._cut_off:
@@ -207,7 +207,7 @@ class Publication:
         self._published += len(bodies) - refused
 
     async def _settle(self, most: int) -> None:
-        """Wait until at most so many batches are under way."""
+        """Wait until at most this many batches are under way."""
         while len(self._under_way) > most:
             await self._one_done()
 
@@ -241,7 +241,7 @@ class Publication:
 
 
 def _check(files: Sequence[str], *, archived: bool) -> None:
-    """Raise ConfigError if one cannot be read, or nothing can decompress it."""
+    """Raise ConfigError for a file that cannot be read or decompressed."""
     for file in files:
         name = f"{'--from-archive' if archived else '--file'} {file}"
         try:
@@ -343,7 +343,7 @@ def _open(file: str) -> BinaryIO:
 
 
 def _whole(source: BinaryIO, compression: str) -> tuple[int, str]:
-    """Plain bytes in members that are whole, and the fault of the one after them, if any."""
+    """Count the plain bytes of whole members; with the fault of the next member, if it has one."""
     good = total = 0
     try:
         for data, end in unpacked(source, compression, strict=False):

@@ -1,4 +1,4 @@
-"""``nsqtools stats --check``: one result for monitoring, whatever happens."""
+"""``nsqtools stats --check``: one result, as monitoring plugins print it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _ELSEWHERE = (KeyboardInterrupt, BrokenPipeError, click.Abort, click.exceptions.
 
 
 class PluginCommand(Command):
-    """A command that with ``--check`` ends as a monitoring plugin does, also if that is wrong.
+    """A command that with ``--check`` ends as a monitoring plugin does, also after an error.
 
-    The guidelines want UNKNOWN, 3, for what other commands end with 1, 2 or 3 for.
+    The guidelines want UNKNOWN (3) where other commands end with 1, 2 or 3.
     """
 
     def make_context(
@@ -47,7 +47,7 @@ class PluginCommand(Command):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """As click's, but with --check a usage error is UNKNOWN."""
+        """Parse as click does, but with --check a usage error is UNKNOWN."""
         if not _asked(args) or extra.get("resilient_parsing"):
             return super().make_context(info_name, args, parent, **extra)
         try:
@@ -58,7 +58,7 @@ class PluginCommand(Command):
             raise click.exceptions.Exit(_unknown(error)) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's, but with --check each error is UNKNOWN."""
+        """Run as click does, but with --check every error is UNKNOWN."""
         if not ctx.params["check"]:
             _refuse_idle(ctx)
             return super().invoke(ctx)
@@ -72,7 +72,7 @@ class PluginCommand(Command):
 
 
 def _asked(args: Sequence[str]) -> bool:
-    """Whether arguments that may be wrong ask for a check, or else the environment does."""
+    """Whether --check is given, in arguments that may be wrong or in the environment."""
     own = args[: args.index("--")] if "--" in args else args
     for arg in reversed(own):
         name, _, value = arg.partition("=")
@@ -84,13 +84,13 @@ def _asked(args: Sequence[str]) -> bool:
 
 
 def _tell(verdict: Verdict) -> int:
-    """Print a result; the exit status."""
+    """Print a result; returns the exit status."""
     click.echo(nagios(verdict), nl=False)
     return int(verdict.status)
 
 
 def _unknown(error: BaseException) -> int:
-    """Tell why there is no result; the exit status."""
+    """Print why there is no result; returns the exit status."""
     from nsqtools.errors import OutputClosedError
     from nsqtools.policy.checks import unknown
 
@@ -112,7 +112,7 @@ def _unknown(error: BaseException) -> int:
 
 
 def _refuse_idle(ctx: click.Context) -> None:
-    """Raise UsageError for an option of --check without it: it looks as if that were watched."""
+    """Raise UsageError for a threshold without --check, which would not be looked at."""
     from nsqtools.config import CheckOptions
 
     for name in CheckOptions.declared():
@@ -123,7 +123,7 @@ def _refuse_idle(ctx: click.Context) -> None:
 
 
 def _refuse_reports(ctx: click.Context, mode: str = "--check", more: Sequence[str] = ()) -> None:
-    """Raise UsageError for an option of reports; in the configuration file it may stand."""
+    """Raise UsageError for an option of reports on the command line."""
     for name in (*_REPORTS, *more):
         if _typed(ctx, name):
             raise click.UsageError(f"{mode} and --{flag_name(name)} exclude each other", ctx)
@@ -135,7 +135,7 @@ def _typed(ctx: click.Context, name: str) -> bool:
 
 
 def run(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
-    """Look at the cluster once, or twice for rates, and tell the result; the exit status."""
+    """Ask the cluster once, or twice for rates, and print the result; returns the exit status."""
     import asyncio
 
     return _tell(asyncio.run(_look(where, asked, limits_of(check))))
@@ -162,7 +162,7 @@ def limits_of(check: CheckOptions) -> Limits:
 
 
 def peers_of(snapshot: Snapshot) -> Peers:
-    """Who was asked, and who answered."""
+    """Which servers were asked, and the errors of those that did not answer."""
     from nsqtools.policy.checks import Peers
 
     def error(found: Exception | None) -> str | None:
@@ -232,5 +232,5 @@ def _datum(datum: Datum) -> str:
 
 
 def _plain(text: str) -> str:
-    """A line of text that does not end where the numbers begin."""
+    """One line without the bar that separates text from performance data."""
     return one_line(text).replace("|", "/")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Told(NamedTuple):
-    """How a field of a reply is published."""
+    """The metric of a field of a reply."""
 
     field: str
     name: str
@@ -65,7 +65,7 @@ _LATENCY = "end-to-end processing latency, from publishing to FIN, over nsqd's w
 
 
 def cluster_metrics(snapshot: Snapshot) -> list[Metric]:
-    """All that a snapshot holds: whatever comes of a topic or channel is labelled with its nsqd."""
+    """All metrics of a snapshot; those of topics and channels are labelled with their nsqd."""
     topics = [
         ({"topic": topic.name, "nsqd": node}, topic)
         for node, said in snapshot.stats.items()
@@ -153,7 +153,7 @@ def _percentiles(latency: Latency | None) -> Iterator[tuple[float, float]]:
 
 
 class Exporter:
-    """Polls when somebody scrapes, one poll at a time: who comes while one runs gets its result."""
+    """Polls the cluster for each scrape; scrapes that come during a poll share its result."""
 
     def __init__(self, look: Callable[[], Awaitable[Snapshot]]) -> None:
         self._look = look
@@ -163,18 +163,18 @@ class Exporter:
 
     @property
     def status(self) -> str:
-        """What the last poll found, in a line."""
+        """One line about the last poll."""
         return self._status
 
     async def collect(self) -> list[Metric]:
-        """The metrics of now; a scrape that is given up takes nothing from the others."""
+        """The current metrics; cancelling one scrape does not affect the others."""
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._poll())
             self._running.add_done_callback(self._ended)
         return await asyncio.shield(self._running)
 
     async def close(self) -> None:
-        """End the poll that runs."""
+        """Cancel the poll under way."""
         if self._running:
             self._running.cancel()
             await asyncio.wait((self._running,))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqtools.policy.rates import Row
 
     Columns = Mapping[str, Callable[[Any], Any]]
-    """What CSV and JSON call a value, and how it is had."""
+    """The names that CSV and JSON have for values, and how each value is read."""
 
 HEADER_EVERY = 25
 """Lines from one header to the next (``nsq_stat.go``)."""
@@ -98,7 +98,7 @@ def _numbers(row: Row) -> str:
 
 
 def noted(row: Row, report: Report) -> list[str]:
-    """What no column tells: ``paused``, ``missing=1`` (nsqds), ``p99=1.5s`` (to FIN)."""
+    """Notes without a column: ``paused``, ``missing=1`` (nsqds), ``p99=1.5s`` (to FIN)."""
     percentiles = report.latencies.get((row.topic, row.channel), ())
     return [
         *(["paused"] if row.totals.paused else []),
@@ -108,7 +108,7 @@ def noted(row: Row, report: Report) -> list[str]:
 
 
 def style_of(row: Row) -> str:
-    """On a terminal what is wrong stands out; a topic's own row, which adds little, steps back."""
+    """The colour of a row on a terminal: trouble stands out, a topic's own row is dim."""
     if row.missing:
         return "red"
     return "yellow" if row.totals.paused else "" if row.channel else "dim"
@@ -129,12 +129,12 @@ def _rate(rate: float | None) -> str:
 
 
 def _compression(client: ClientStats) -> str:
-    """What packs the connection, or nothing."""
+    """The compression of the connection, or nothing."""
     return "snappy" if client.snappy else "deflate" if client.deflate else ""
 
 
 def _consumer_line(each: Consumer) -> str:
-    """A consumer in columns; what it calls itself last, as it may hold spaces."""
+    """A consumer in columns; names with spaces come last."""
     own = each.stats
     return (
         f"{own.ready_count:>6} {own.in_flight:>5} | "

@@ -1,4 +1,4 @@
-"""One report of a cluster: rows with rates, consumers, and who does not answer."""
+"""One report of a cluster: rows with rates, consumers, and the errors of silent nsqds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def silent(self) -> list[str]:
-        """What is wrong with each nsqd that does not answer."""
+        """The errors of nsqds that do not answer."""
         return [str(error) for error in self.snapshot.failures.values()]
 
 
@@ -65,7 +65,7 @@ class Reporter:
         self._before: float | None = None
 
     async def report(self) -> Report:
-        """Ask once; the first time raises UnreachableError if nobody answers or is listed."""
+        """Ask once. The first time raises UnreachableError if no nsqd answers or is listed."""
         topic, channel = self._asked.topic or None, self._asked.channel or None
         look = self._cluster.poll if self._before is None else self._cluster.look
         at = time.time()
@@ -87,7 +87,7 @@ class Reporter:
 
 
 class ConsumerRates:
-    """Compares what each connection has done with what it had done before."""
+    """Rates of each connection, from its counts in two reports."""
 
     def __init__(self) -> None:
         self._before: dict[object, tuple[float, ClientStats]] = {}
@@ -127,7 +127,7 @@ def channels_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats, ChannelSt
 
 
 def latencies(snapshot: Snapshot) -> dict[Key, Percentiles]:
-    """The highest of each percentile over all nsqds: percentiles cannot be added up."""
+    """The highest value of each percentile over all nsqds, since percentiles do not add up."""
     worst: dict[Key, dict[float, float]] = {}
 
     def add(key: Key, latency: Latency | None) -> None:

@@ -1,4 +1,4 @@
-"""Reports one after another on stdout, until a signal or the last that is asked for."""
+"""Reports on standard output, one after another, until a signal or --count."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def _stream(where: ClusterOptions, asked: StatsOptions) -> int:
 
 
 async def _report(reporter: Reporter, asked: StatsOptions) -> int:
-    """Print reports. The first sample is for the rates alone, unless there are to be none."""
+    """Print reports. Without --once the first sample only serves to compute rates."""
     show = _printer(asked)
     absence = Absence(asked)
     count = 1 if asked.once else asked.count
@@ -79,20 +79,20 @@ async def _report(reporter: Reporter, asked: StatsOptions) -> int:
 
 
 class Pace:
-    """Turns at an even distance, in seconds; one that took too long delays those after it."""
+    """Turns at an even interval, in seconds; a late turn delays those after it."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
         self._next = time.monotonic() + interval
 
     async def turn(self) -> None:
-        """Wait for the next."""
+        """Wait for the next turn."""
         await asyncio.sleep(max(0.0, self._next - time.monotonic()))
         self._next = max(self._next + self._interval, time.monotonic())
 
 
 class Absence:
-    """Whether what was asked for is anywhere: told once, until it is."""
+    """Whether the named topic or channel exists; its absence is logged once."""
 
     def __init__(self, asked: StatsOptions) -> None:
         names = {"topic": asked.topic, "channel": asked.channel}
@@ -101,7 +101,7 @@ class Absence:
         self._told = False
 
     def heard(self, report: Report) -> None:
-        """Tell if it is nowhere now."""
+        """Take a report, and log if no nsqd has the topic or channel now."""
         if not self._name:
             return
         if not report.rows and not self._told:
@@ -111,12 +111,12 @@ class Absence:
 
     @property
     def exit_code(self) -> int:
-        """It is a failure if it was never there."""
+        """FAILURE if no report had the topic or channel."""
         return Exit.DONE if self._seen else Exit.FAILURE
 
 
 def _printer(asked: StatsOptions) -> Callable[[Report], None]:
-    """What prints a report: for a program what it asks for, for a person a table."""
+    """A function that prints reports in the form that options and terminal call for."""
     single = bool(asked.topic and asked.channel)
     rows_alike = single and not asked.clients  # a table each time would be mostly headers
     form: JsonLines | Csv | Lines | Tables

@@ -1,4 +1,4 @@
-"""The live view as data: keys and reports go in, lines to draw come out."""
+"""The live view as data: takes keys and reports, returns lines to draw."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAME = 10  # least width of a topic or channel that does not fit
 
 
 class Column(NamedTuple):
-    """A column; ``value`` sorts, and is what a cell shows unless it is a sparkline."""
+    """A column; ``value`` is what rows are sorted by, and what a cell shows."""
 
     title: str
     value: Callable[[Row], str | float | None]
@@ -64,7 +64,7 @@ SORTABLE = tuple(n for n, column in enumerate(_COLUMNS) if not column.spark)
 
 
 class _Seen(NamedTuple):
-    """What is drawn: a report, the past of its rows, and how long that is, in seconds."""
+    """What is drawn: a report, the history of its rows, and the span of that in seconds."""
 
     report: Report
     history: History
@@ -73,7 +73,7 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True)
 class ViewState:
-    """What is shown and how. ``interval`` is that of reports, in seconds."""
+    """The state of the view. ``interval`` is the time between reports, in seconds."""
 
     interval: float
     ascii: bool = False
@@ -89,7 +89,7 @@ class ViewState:
     _times: array[float] = field(default_factory=lambda: array("d"))
 
     def update(self, report: Report) -> None:
-        """Take a report; what is in it no more is forgotten."""
+        """Take a report; rows that it lacks are forgotten."""
         self._report = report
         gone = array("f", [nan]) * len(self._times)  # one that is new was not there before
         self._times.append(report.snapshot.at)
@@ -112,7 +112,7 @@ class ViewState:
         return _Seen(self._report, self._history, span) if self._report else None
 
     def _hold(self) -> None:
-        """What is held is a copy: the past of each row goes on."""
+        """Hold the view, or go on. The held history is a copy, since recording continues."""
         seen = self._seen()
         if self.held or not seen:
             self.held = None
@@ -143,7 +143,7 @@ class ViewState:
         return True
 
     def _sort_by(self, step: int) -> None:
-        """Numbers begin with the highest, names with the first."""
+        """Sort by another column: numbers descending, names ascending."""
         place = (SORTABLE.index(self.sort) + step) % len(SORTABLE)
         self.sort = SORTABLE[place]
         self.descending = self.sort >= _NAMES
@@ -273,7 +273,7 @@ def _rough(span: float) -> str:
 
 
 def _silent(report: Report) -> list[Line]:
-    """A line about who does not answer, if there is anybody."""
+    """A line about servers that do not answer, if there are any."""
     lookupds = [str(error) for error in report.snapshot.lookupds.values() if error]
     errors = [*report.silent, *lookupds]
     if not errors:
@@ -283,7 +283,7 @@ def _silent(report: Report) -> list[Line]:
 
 
 def _notes_width(rows: Sequence[Row], report: Report) -> int:
-    """What the longest note wants, so that columns do not move while one scrolls."""
+    """The width of the longest note, so that columns stay in place while scrolling."""
     longest = max((len(" ".join(noted(row, report))) for row in rows), default=0)
     return min(longest + 1, 20) if longest else 0
 

@@ -1,4 +1,4 @@
-"""``stats --watch``: the view on the alternate screen, which is left as it was found."""
+"""``stats --watch``: the live view on the alternate screen of the terminal."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Screen:
             self._loop.add_signal_handler(number, self._guarded(call))
 
     def _guarded(self, call: Callable[[], object]) -> Callable[[], None]:
-        """The call as one of the event loop: its error ends the view."""
+        """A callback for the event loop whose error ends the view."""
 
         def guarded() -> None:
             try:
@@ -193,7 +193,7 @@ class Screen:
 
 
 class Keys:
-    """What a terminal sends, as keys: characters, or names such as ``up`` and ``escape``."""
+    """Parses what a terminal sends into keys: characters, or names such as ``up``."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -201,11 +201,11 @@ class Keys:
 
     @property
     def waiting(self) -> bool:
-        """Whether an Escape came that may be the beginning of another key."""
+        """Whether an Escape is pending that may begin another key."""
         return bool(self._begun)
 
     def feed(self, data: bytes) -> list[str]:
-        """The keys of these bytes; what is the beginning of a character or key waits for more."""
+        """The keys of these bytes; an incomplete character or sequence waits for more."""
         data = self._rest + data
         try:
             text, self._rest = data.decode(), b""
@@ -221,7 +221,7 @@ class Keys:
         ]
 
     def release(self) -> list[str]:
-        """The key that waits, if one does: no more of it came."""
+        """The pending key, if there is one, since no more of it came."""
         begun, self._begun = self._begun, ""
         return [_NAMED.get(begun, "unknown")] if begun else []
 
@@ -250,7 +250,7 @@ def _key(text: str) -> str:
 
 @contextlib.contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """Keys come without Enter and are not shown; signals come as always."""
+    """Read keys at once and without echo; signals are delivered as always."""
     if not sys.stdin.isatty():
         yield
         return
@@ -267,7 +267,7 @@ def _keys_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logs_held() -> Iterator[None]:
-    """What is logged is shown afterwards, where it would stand in the view."""
+    """Hold log lines until the view is left."""
     if not sys.stderr.isatty():
         yield
         return
