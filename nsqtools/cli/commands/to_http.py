@@ -22,12 +22,7 @@ if TYPE_CHECKING:
     from nsqtools.config import StopOptions
     from nsqtools.names import Address
     from nsqtools.net.connection import Connection, Dial, Listener
-    from nsqtools.sinks.http.courier import Courier
-    from nsqtools.sinks.http.dryrun import DryRun
-    from nsqtools.sinks.http.requests import Endpoint
     from nsqtools.sinks.http.sink import HttpSink
-
-_STDOUT = 1
 
 
 @click.command(
@@ -82,56 +77,17 @@ def http_sink(
     source: SourceOptions, options: HttpOptions, dead: DeadLetterOptions, config: ConsumerConfig
 ) -> HttpSink:
     """The sink that delivers to these endpoints; connects nowhere yet. Raises ConfigError."""
-    from random import Random
-    from time import time
-
+    from nsqtools.cli.peers import warn_if_public
     from nsqtools.cli.postbox import Postbox, check_dead_letter_topic, make_transport
-    from nsqtools.policy.endpoints import make_endpoints
-    from nsqtools.policy.pace import Pace
-    from nsqtools.policy.verdicts import Statuses
-    from nsqtools.sinks.deadletters import Nowhere, make_dead_letters
-    from nsqtools.sinks.http.courier import EachOf, OneOf
-    from nsqtools.sinks.http.post import Post, post_letters
-    from nsqtools.sinks.http.sink import HttpSink
+    from nsqtools.sinks.http.delivery import make_sink
 
     check_dead_letter_topic(source, dead)
-    statuses = Statuses(options.success_on, options.drop_on, options.retry_on)
-    transport = make_transport(options)
-    post = Post(
-        _endpoints(options),
-        _dry_run() if options.dry_run else transport,
-        statuses,
-        timeout=options.http_client_request_timeout,
-        wall=time,
-        in_batches=options.batch > 1,
-        follow_redirects=options.follow_redirects,
-        status_every=0 if options.dry_run else options.status_every,
-    )
-    rng = Random()  # noqa: S311
-    most = options.endpoint_concurrency or options.concurrency
-    courier: Courier
-    if options.mode == "all":
-        courier = EachOf(post, most=most, rng=rng)
-    else:
-        choice = make_endpoints(options.mode, list(post.endpoints))
-        courier = OneOf(post, choice, most=most, rng=rng)
     postbox = Postbox(source, config)
-    dead_letters = make_dead_letters(
-        dead,
-        publish=postbox.publish,
-        post=post_letters(transport, options.http_client_request_timeout),
-    )
-    return HttpSink(
-        courier,
-        Nowhere() if options.dry_run else dead_letters,
-        Pace(options.rate),
-        workers=options.concurrency,
-        size=options.batch,
-        wait=options.batch_wait,
-        share=options.sample,
-        rng=rng,
-        on_close=postbox.close,
-    )
+    transport = make_transport(options)
+    sink = make_sink(options, dead, transport, publish=postbox.publish, on_close=postbox.close)
+    for path in filter(None, (options.sign_secret_file, *options.header_file)):
+        warn_if_public(path)
+    return sink
 
 
 def _beside(source: SourceOptions, stop: StopOptions) -> Dial:
@@ -192,32 +148,3 @@ def _beside(source: SourceOptions, stop: StopOptions) -> Dial:
         )
 
     return dial
-
-
-def _dry_run() -> DryRun:
-    import os
-
-    from nsqtools.sinks.http.dryrun import DryRun
-    from nsqtools.sinks.stdout import Output
-
-    return DryRun(Output(_STDOUT, "standard output"), escape=os.isatty(_STDOUT))
-
-
-def _endpoints(options: HttpOptions) -> list[Endpoint]:
-    from nsqtools.cli.peers import warn_if_public
-    from nsqtools.sinks.http.arguments import make_endpoints, read_headers
-    from nsqtools.sinks.http.signing import Signer
-
-    signer = Signer.from_file(options.sign_secret_file) if options.sign_secret_file else None
-    headers = read_headers(options.header, options.header_file)
-    for path in filter(None, (options.sign_secret_file, *options.header_file)):
-        warn_if_public(path)
-    return make_endpoints(
-        post=options.post,
-        get=options.get,
-        headers=headers,
-        content_type=options.content_type,
-        batch_format=options.batch_format if options.batch > 1 else "",
-        compress=options.compress == "gzip",
-        signer=signer,
-    )
