@@ -28,28 +28,26 @@ _PLAIN = Layout()
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table with a header on a terminal; in a pipe rows of columns with tabs between.
+    """Print ``rows_text`` of cells that may hold anything.
 
     What is not printable in a cell is escaped: it neither drives a terminal nor breaks a row.
     """
-    rows = [[one_line(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        click.echo(table(header, rows), nl=False)
-    else:
-        click.echo("".join("\t".join(row) + "\n" for row in rows), nl=False)
+    click.echo(rows_text(header, [[one_line(cell) for cell in row] for row in rows]), nl=False)
 
 
-def table(
+def rows_text(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     layout: Layout = _PLAIN,
     styles: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """The lines of a table for a terminal: the header in bold, and each row in its style.
+    """Rows of printable cells: a table on a terminal; in a pipe with tabs between, and no header.
 
-    Cells are printable. A style is arguments of ``click.style``. Lines that are too long although
-    names were cut are left for the terminal to wrap.
+    In a table the header is bold, and each row in its style, arguments of ``click.style``. Lines
+    that are too long although names were cut are left for the terminal to wrap.
     """
+    if not sys.stdout.isatty():
+        return "".join("\t".join(row) + "\n" for row in rows)
     lines = aligned([header, *rows], layout, get_terminal_size().columns)
     looks = [{"bold": True}, *(styles or [{}] * len(rows))]
     return "".join(f"{click.style(t, **look)}\n" for t, look in zip(lines, looks, strict=True))

@@ -1,10 +1,11 @@
-"""Reports as text: tables for a terminal; nsq_stat's columns, CSV and JSON for programs."""
+"""Reports as text: tables, nsq_stat's columns, CSV and JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import sys
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsqtools.cli.exits import one_line
-from nsqtools.cli.output import Layout, table
+from nsqtools.cli.output import Layout, rows_text
 from nsqtools.config.option import format_duration
 
 if TYPE_CHECKING:
@@ -36,11 +37,6 @@ _TITLES = (
     f"{'ingress':>7} {'egress':>7} | {'total':>7} {'mem':>7} {'disk':>7} {'inflt':>5} {'def':>5} | "
     f"{'req':>7} {'t-o':>7} {'msgs':>12} {'clients':>7}"
 )
-_CONSUMER_RULE = "-----held----+------rate-------+----settled------+------link-------+"
-_CONSUMER_TITLES = (
-    f"{'rdy':>6} {'inflt':>5} | {'fin/s':>7} {'req/s':>7} | {'fin':>9} {'req':>7} | "
-    f"{'tls':>3} {'comp':>7} {'auth':>4} | topic channel nsqd host agent"
-)
 
 
 class Lines:
@@ -51,21 +47,16 @@ class Lines:
     line ends each report.
     """
 
-    def __init__(self, *, single: bool, consumers: bool = False) -> None:
+    def __init__(self, *, single: bool) -> None:
         self._single = single
-        self._consumers = consumers
         self._since: int | None = None
 
     def add(self, report: Report) -> str:
         """The text of a report, each line with its end."""
-        if self._consumers:
-            lines = [_consumer_line(each) for each in report.consumers or ()]
-            header = [_CONSUMER_RULE, _CONSUMER_TITLES]
-        else:
-            lines = [self._line(row, report) for row in report.rows]
-            header = [_RULE, _TITLES]
-            if not self._single:
-                header = [f"{_RULE}+", f"{_TITLES} | topic channel"]
+        lines = [self._line(row, report) for row in report.rows]
+        header = [_RULE, _TITLES]
+        if not self._single:
+            header = [f"{_RULE}+", f"{_TITLES} | topic channel"]
         if not lines:
             return ""
         if self._since is None:
@@ -75,7 +66,7 @@ class Lines:
         else:
             self._since = 0
         self._since += len(lines)
-        end = [] if self._single and not self._consumers else [""]
+        end = [] if self._single else [""]
         return "".join(f"{line}\n" for line in (*header, *lines, *end))
 
     def _line(self, row: Row, report: Report) -> str:
@@ -133,23 +124,8 @@ def _compression(client: ClientStats) -> str:
     return "snappy" if client.snappy else "deflate" if client.deflate else ""
 
 
-def _consumer_line(each: Consumer) -> str:
-    """A consumer in columns; names with spaces come last."""
-    own = each.stats
-    return (
-        f"{own.ready_count:>6} {own.in_flight:>5} | "
-        f"{_rate(each.finish_rate):>7} {_rate(each.requeue_rate):>7} | "
-        f"{own.finish_count:>9} {own.requeue_count:>7} | "
-        f"{'yes' if own.tls else '-':>3} {_compression(own) or '-':>7} "
-        f"{'yes' if own.authed else '-':>4} | "
-        f"{one_line(each.topic)} {one_line(each.channel)} {each.nsqd} "
-        f"{one_line(own.hostname) or '-'} "
-        f"{one_line(own.user_agent) or '-'}"
-    )
-
-
 class Tables:
-    """Each report as a table for a terminal, with a line for each nsqd that does not answer."""
+    """Each report as a table with a line for each silent nsqd, or in a pipe as rows."""
 
     def __init__(self, *, consumers: bool = False) -> None:
         self._consumers = consumers
@@ -158,12 +134,13 @@ class Tables:
         """The text of a report, which ends in a blank line."""
         if self._consumers:
             cells = [_consumer_cells(each) for each in report.consumers or ()]
-            text = table(_CONSUMER_HEADER, cells, Layout(range(2, 8), cut=2))
+            text = rows_text(_CONSUMER_HEADER, cells, Layout(range(2, 8), cut=2))
         else:
             cells = [_cells(row, report) for row in report.rows]
             styles = [_STYLES[style_of(row)] for row in report.rows]
-            text = table(_HEADER, cells, Layout(range(2, 12), cut=2), styles)
-        silent = (click.style(f"no answer: {one_line(e)}", fg="red") for e in report.silent)
+            text = rows_text(_HEADER, cells, Layout(range(2, 12), cut=2), styles)
+        errors = report.silent if sys.stdout.isatty() else ()
+        silent = (click.style(f"no answer: {one_line(error)}", fg="red") for error in errors)
         return "".join([text, *(f"{line}\n" for line in silent), "\n"])
 
 
@@ -199,9 +176,9 @@ def _consumer_cells(each: Consumer) -> Sequence[str]:
     own = each.stats
     return (
         *(one_line(each.topic), one_line(each.channel)),
-        *(f"{own.ready_count:,}", f"{own.in_flight:,}"),
-        *map(_exact_rate, (each.finish_rate, each.requeue_rate)),
-        *(f"{own.finish_count:,}", f"{own.requeue_count:,}"),
+        *map(str, (own.ready_count, own.in_flight)),
+        *map(_rate, (each.finish_rate, each.requeue_rate)),
+        *map(str, (own.finish_count, own.requeue_count)),
         *("yes" if own.tls else "", _compression(own), "yes" if own.authed else ""),
         *(each.nsqd, one_line(own.hostname), one_line(own.user_agent)),
     )

@@ -117,17 +117,16 @@ class Absence:
 
 def _printer(asked: StatsOptions) -> Callable[[Report], None]:
     """A function that prints reports in the form that options and terminal call for."""
-    single = bool(asked.topic and asked.channel)
-    rows_alike = single and not asked.clients  # a table each time would be mostly headers
+    single = bool(asked.topic and asked.channel)  # its tables would be mostly headers
     form: JsonLines | Csv | Lines | Tables
     if asked.json:
         form = JsonLines()
     elif asked.csv:
         form = Csv(consumers=asked.clients)
-    elif sys.stdout.isatty() and not rows_alike:
+    elif asked.clients or (sys.stdout.isatty() and not single):
         form = Tables(consumers=asked.clients)
     else:
-        form = Lines(single=single, consumers=asked.clients)
+        form = Lines(single=single)
 
     def show(report: Report) -> None:
         if text := form.add(report):
