@@ -102,8 +102,10 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read ``help tail`` as ``tail --help``, and Go's ``-version``."""
+        """Read ``help tail`` as ``tail --help``, print guides, and know Go's ``-version``."""
         if args[:1] == ["help"]:
+            if args[1:] and args[1] not in self.table and not ctx.resilient_parsing:
+                _show_guide(ctx, args[1])
             args = [*args[1:], "--help"]
         elif args[:1] in (["-version"], ["-help"]):
             args = [f"-{args[0]}", *args[1:]]
@@ -149,12 +151,22 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
+def _show_guide(ctx: click.Context, topic: str) -> None:
+    """Print a guide and end the command, if there is one about the topic."""
+    from nsqtools.cli.docs import guide
+
+    if text := guide(topic):
+        click.echo(text)
+        ctx.exit()
+
+
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
     name="nsqtools",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="'nsqtools help COMMAND' shows the options of a command, with examples.",
+    epilog="'nsqtools help COMMAND' shows the options of a command, with examples, and "
+    "'nsqtools help toml' the configuration file.",
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:

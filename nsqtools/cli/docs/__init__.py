@@ -40,6 +40,19 @@ def examples(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((sentence, line.strip()) for sentence, line in pairs)
 
 
+def guides() -> dict[str, str]:
+    """The names of the files in ``guides/`` by what each is about, such as ``pipeline``."""
+    names = sorted(name.removesuffix(".txt") for name in os.listdir(os.path.join(_HERE, "guides")))
+    return {name.removeprefix("nsqtools").rpartition(".")[0].strip("-."): name for name in names}
+
+
+def guide(topic: str) -> str:
+    """The text of a guide as ``nsqtools help TOPIC`` prints it; empty if there is none."""
+    name = guides().get(topic)
+    texts = sections(name, "guides") if name else {}
+    return "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())
+
+
 def completions() -> dict[str, str]:
     """The completion scripts of shells, by the names of their files."""
     names = sorted(os.listdir(os.path.join(_HERE, "completions")))

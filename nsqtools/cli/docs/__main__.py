@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import completions
+from nsqtools.cli.docs import completions, guides
 from nsqtools.cli.docs.manpages import guide_page, page
 from nsqtools.cli.tree import walk
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from nsqtools.cli.tree import Node
 
-_GUIDES = Path(__file__).parent / "guides"
 _ROOT = Path(__file__).parents[3]
 
 
@@ -32,8 +31,7 @@ def documents(root: Path) -> dict[str, str]:
     """The text of every generated file, by its name below ``root``; README.md if it is there."""
     nodes = walk(cli)
     found = {f"man/{node.page}.1": page(node, nodes) for node in nodes}
-    guides = (path.name.removesuffix(".txt") for path in sorted(_GUIDES.iterdir()))
-    found |= {f"man/{name}": guide_page(name) for name in guides}
+    found |= {f"man/{name}": guide_page(name) for name in guides().values()}
     found |= {f"completions/{name}": text for name, text in completions().items()}
     readme = root / "README.md"
     if readme.exists():
