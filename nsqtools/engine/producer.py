@@ -161,10 +161,10 @@ class Producer:
         await asyncio.gather(*(connection.close() for connection in connections))
 
     @property
-    def is_away(self) -> bool:
-        """Whether nothing can be published: no nsqd is connected, or in mode ``all`` one is not."""
-        live = sum(not connection.closing for connection in self._connections.values())
-        return live < (len(self._nsqds) if self._config.mode == "all" else 1)
+    def is_connected(self) -> bool:
+        """Whether a publish could be sent now; in mode ``all``, to every nsqd."""
+        live = [each for each in self._connections.values() if not each.closing]
+        return len(live) == len(self._nsqds) if self._config.mode == "all" else bool(live)
 
     async def publish(
         self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None

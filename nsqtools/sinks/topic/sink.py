@@ -38,8 +38,8 @@ class Publisher(Protocol):
     """How messages reach the destination, as Producer."""
 
     @property
-    def is_away(self) -> bool:
-        """Whether there is no destination to publish to now."""
+    def is_connected(self) -> bool:
+        """Whether a publish could be sent now."""
 
     async def connect(self) -> None:
         """Raises UnreachableError."""
