@@ -62,7 +62,7 @@ AT_HOME = {
 
 NO_SOCKET = "socket.gethostname"
 
-SANDBOX = ("sandbox", "cli.sandbox", "cli.demo")
+SANDBOX = ("sandbox", "cli.commands.sandbox", "cli.commands.demo")
 """Who may import the sandbox: itself with its pytest plugin, its command, and the demo."""
 
 GC_OWNERS = ("cli", "spark.receive")

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from nsqtools.cli import cli
-from nsqtools.cli.demo import STEPS
+from nsqtools.cli.commands.demo import STEPS
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import ConfigOption
 from nsqtools.cli.settings import variables

@@ -1,4 +1,4 @@
-"""The command line. This module loads click and nothing else: a TAB press starts a process."""
+"""The command line. This module loads only click, since each TAB press starts a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A command that is not loaded yet: ``module:attribute``, first sentence of help, section."""
+    """A command that is not loaded yet: ``module:attribute``, a sentence of help, a heading."""
 
     target: str
     help: str
@@ -22,52 +22,66 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "tail": Entry("nsqtools.cli.tail:tail", "Print the messages of a topic.", "Consume"),
-    "to-file": Entry("nsqtools.cli.to_file:to_file", "Archive topics in files.", "Consume"),
+    "tail": Entry("nsqtools.cli.commands.tail:tail", "Print the messages of a topic.", "Consume"),
+    "to-file": Entry(
+        "nsqtools.cli.commands.to_file:to_file", "Archive topics in files.", "Consume"
+    ),
     "to-http": Entry(
-        "nsqtools.cli.to_http:to_http", "Deliver messages to HTTP endpoints.", "Consume"
+        "nsqtools.cli.commands.to_http:to_http", "Deliver messages to HTTP endpoints.", "Consume"
     ),
     "relay": Entry(
-        "nsqtools.cli.relay:relay", "Relay topics to topics of another nsqd.", "Consume"
+        "nsqtools.cli.commands.relay:relay", "Relay topics to topics of another nsqd.", "Consume"
     ),
     "pipeline": Entry(
-        "nsqtools.cli.pipeline:pipeline",
+        "nsqtools.cli.commands.pipeline:pipeline",
         "Carry topics into a data lake and back, with Spark.",
         "Consume",
     ),
-    "pub": Entry("nsqtools.cli.pub:pub", "Publish messages to a topic.", "Publish"),
+    "pub": Entry("nsqtools.cli.commands.pub:pub", "Publish messages to a topic.", "Publish"),
     "stats": Entry(
-        "nsqtools.cli.stats:stats",
+        "nsqtools.cli.commands.stats:stats",
         "Report depths, rates and consumers of topics and channels.",
         "Look",
     ),
-    "verify": Entry("nsqtools.cli.verify:verify", "Check archives and manifests.", "Look"),
-    "lookup": Entry("nsqtools.cli.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
-    "doctor": Entry("nsqtools.cli.doctor:doctor", "Find out why a consumer sees nothing.", "Look"),
+    "verify": Entry("nsqtools.cli.commands.verify:verify", "Check archives and manifests.", "Look"),
+    "lookup": Entry("nsqtools.cli.commands.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
+    "doctor": Entry(
+        "nsqtools.cli.commands.doctor:doctor", "Find out why a consumer sees nothing.", "Look"
+    ),
     "topic": Entry(
-        "nsqtools.cli.topic:topic", "Make, empty, pause and delete topics.", "Administer"
+        "nsqtools.cli.commands.admin:topic", "Create, empty, pause and delete topics.", "Administer"
     ),
     "channel": Entry(
-        "nsqtools.cli.channel:channel", "Make, empty, pause and delete channels.", "Administer"
+        "nsqtools.cli.commands.admin:channel",
+        "Create, empty, pause and delete channels.",
+        "Administer",
     ),
-    "node": Entry("nsqtools.cli.node:node", "Take an nsqd out of a topic.", "Administer"),
+    "node": Entry("nsqtools.cli.commands.admin:node", "Take an nsqd out of a topic.", "Administer"),
     "demo": Entry(
-        "nsqtools.cli.demo:demo", "Show the main commands at work on an embedded nsqd.", "Try out"
+        "nsqtools.cli.commands.demo:demo",
+        "Show the main commands at work on an embedded nsqd.",
+        "Try out",
     ),
     "sandbox": Entry(
-        "nsqtools.cli.sandbox:sandbox", "Run an embedded nsqd and nsqlookupd, in memory.", "Try out"
+        "nsqtools.cli.commands.sandbox:sandbox",
+        "Run an embedded nsqd and nsqlookupd, in memory.",
+        "Try out",
     ),
     "config": Entry(
-        "nsqtools.cli.config:config", "Show, check or begin a configuration file.", "Set up"
+        "nsqtools.cli.commands.config:config",
+        "Show, check or begin a configuration file.",
+        "Set up",
     ),
     "completion": Entry(
-        "nsqtools.cli.completion:completion", "Print the completion script of a shell.", "Set up"
+        "nsqtools.cli.commands.completion:completion",
+        "Print the completion script of a shell.",
+        "Set up",
     ),
 }
 
 
 class LazyGroup(click.Group):
-    """A group that answers for its commands from a table and loads only the one that runs."""
+    """A group that lists its commands from a table and imports only the one that runs."""
 
     def __init__(self, *, table: dict[str, Entry], **attrs: object) -> None:
         super().__init__(**attrs)  # type: ignore[arg-type]
@@ -78,7 +92,7 @@ class LazyGroup(click.Group):
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command, or None if there is none of that name."""
+        """Import a command; None if the table has none of that name."""
         if cmd_name not in self.table:
             return None
         from importlib import import_module
@@ -88,8 +102,10 @@ class LazyGroup(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read ``help tail`` as ``tail --help``, and Go's ``-version``."""
+        """Read ``help tail`` as ``tail --help``, print guides, and know Go's ``-version``."""
         if args[:1] == ["help"]:
+            if args[1:] and args[1] not in self.table and not ctx.resilient_parsing:
+                _show_guide(ctx, args[1])
             args = [*args[1:], "--help"]
         elif args[:1] in (["-version"], ["-help"]):
             args = [f"-{args[0]}", *args[1:]]
@@ -98,7 +114,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with suggestions from the table."""
+        """Find the command as click does, and suggest names of the table for an unknown one."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
@@ -107,7 +123,7 @@ class LazyGroup(click.Group):
             ) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Commands first: they are what the reader came for."""
+        """List the commands before the options of the program."""
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
 
@@ -124,7 +140,7 @@ class LazyGroup(click.Group):
     def shell_complete(
         self, ctx: click.Context, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        """Names that begin like this, with their help from the table."""
+        """Commands that begin with this text, with their help from the table."""
         from click.shell_completion import CompletionItem
 
         found = [
@@ -135,12 +151,22 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
+def _show_guide(ctx: click.Context, topic: str) -> None:
+    """Print a guide and end the command, if there is one about the topic."""
+    from nsqtools.cli.docs import guide
+
+    if text := guide(topic):
+        click.echo(text)
+        ctx.exit()
+
+
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
     name="nsqtools",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="'nsqtools help COMMAND' shows the options of a command, with examples.",
+    epilog="'nsqtools help COMMAND' shows the options of a command, with examples, and "
+    "'nsqtools help toml' the configuration file.",
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:

@@ -1,4 +1,4 @@
-"""How a run ends: the exit codes, and the one place where an outcome becomes one of them."""
+"""The exit codes, and the one place where the outcome of a run becomes one of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPLETE = "_NSQTOOLS_COMPLETE"
 
 
 class Exit(IntEnum):
-    """Every exit code, with what it tells a script."""
+    """The exit codes, each with its meaning."""
 
     meaning: str
 
@@ -43,17 +43,8 @@ class Exit(IntEnum):
     PIPE_CLOSED = 141, "The reader of standard output went away (killed by SIGPIPE)."
 
 
-STOPPING = """\
-SIGINT, SIGTERM, SIGHUP
-  Take no more messages, finish those received within --drain-timeout, and give the rest back to
-  nsqd. The exit status is 130 after SIGINT; after the others it is that of a run that is done.
-A second signal
-  Leave at once. nsqd delivers what was in flight again. The exit status is 130 if the first signal
-  was SIGINT, else 1.
-
-A signal that was ignored when the command started, as by nohup, stays ignored. When the reader of
-standard output goes away the command ends as by SIGPIPE, without waiting for another message."""
-"""For the manual pages of commands that consume."""
+class Ended(click.exceptions.Exit):
+    """Ends the command with an exit code; nothing more is printed."""
 
 
 def debugging() -> bool:
@@ -104,7 +95,7 @@ def report_through(report: Callable[[str], None] | None) -> None:
 
 
 def run(cli: click.Group, args: Sequence[str]) -> int:
-    """Run the command line and return its exit code, having said what there is to say.
+    """Run the command line, print its error if there is one, and return its exit code.
 
     Does not return when the reader of stdout is gone: the process then dies of SIGPIPE. click's
     own ``main`` is not used because it prints a line on Ctrl-C.
@@ -126,7 +117,7 @@ def run(cli: click.Group, args: Sequence[str]) -> int:
 def _invoke(cli: click.Group, args: list[str]) -> int:
     instruction = os.environ.get(COMPLETE)
     if instruction:
-        from nsqtools.cli.tab import answer
+        from nsqtools.cli.complete import answer
 
         answer(cli, instruction)
     try:
@@ -178,7 +169,7 @@ def cause(error: BaseException) -> BaseException:
 
 
 def words(error: BaseException) -> str:
-    """One line for who reads how a run ended."""
+    """The line that tells the user how a run ended."""
     from nsqtools.errors import NSQError
 
     match error:

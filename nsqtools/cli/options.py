@@ -123,21 +123,37 @@ class ConfigOption(click.Option):
 class Command(click.Command):
     """A command of ``options``: sections in help, examples as data, Go's spelling of flags.
 
-    ``examples`` are pairs of a sentence without its full stop and a command line. ``notes`` are
-    sections of the manual page by title, such as SIGNALS: blank lines part paragraphs, and a line
-    with indented ones below it is a term and its explanation.
+    ``examples`` are pairs of a sentence without its full stop and a command line. They, and more
+    sections of the manual page, may also stand in the file ``docs/commands/GUIDE.txt``.
     """
 
     def __init__(
         self,
         *args: Any,
+        guide: str = "",
         examples: Sequence[tuple[str, str]] = (),
-        notes: Mapping[str, str] | None = None,
         **attrs: Any,
     ) -> None:
         super().__init__(*args, **_with_short_help(attrs))
-        self.examples = tuple(examples)
-        self.notes = notes or {}
+        self._guide = guide
+        self._examples = tuple(examples)
+
+    @property
+    def examples(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of a sentence and a command line."""
+        if self._examples or not self._guide:
+            return self._examples
+        from nsqtools.cli.docs import examples
+
+        return examples(self._guide)
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """More sections of the manual page, by title."""
+        from nsqtools.cli.docs import EXAMPLES, sections
+
+        found = sections(self._guide) if self._guide else {}
+        return {title: text for title, text in found.items() if title != EXAMPLES}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse after the variables got their names and Go's spellings were made GNU's."""
@@ -205,6 +221,11 @@ def _write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str
 def section_of(option: click.Option) -> str:
     """The heading of an option in help and in manual pages."""
     return option.known.section if isinstance(option, ConfigOption) else "Other options"
+
+
+def argument(name: str, declared: Option, **attrs: Any) -> Decorator:
+    """A positional argument of a declared kind, whose help is the declaration's."""
+    return click.argument(name, type=ValueType(declared), help=declared.help, **attrs)
 
 
 def options(

@@ -1,4 +1,4 @@
-"""Publishes to the cluster that a command consumes from, if it ever has to."""
+"""Where the dead letters of to-http and relay go: back to the cluster, or over HTTP."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.cluster import addresses, with_secret
-from nsqtools.config import ClientConfig, ProducerConfig
+from nsqtools.config import ClientConfig, HttpOptions, ProducerConfig
 from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from nsqtools.config import ConsumerConfig, DeadLetterOptions, SourceOptions
     from nsqtools.names import Address
+    from nsqtools.sinks.deadletters import Post
+    from nsqtools.sinks.http.proxies import AnyTransport
+
+_HTTP_FLAGS = "--http-tls"
+_POST_TIMEOUT = 20.0  # seconds
 
 
 def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> None:
-    """Raise ConfigError if dead letters would be consumed, and be dead letters again."""
+    """Raise ConfigError if the dead-letter topic is consumed by the same command."""
     if dead.dead_letter_topic in source.topic:
         raise ConfigError(
             f"--dead-letter-topic {dead.dead_letter_topic}: is consumed itself, its messages would "
@@ -28,10 +33,10 @@ def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> N
 
 
 class Postbox:
-    """Connects at the first message; then it is a Producer.
+    """A producer for the cluster that is consumed from, which connects at the first message.
 
-    The nsqds are those that are consumed from or, with nsqlookupd, all that it knows. What they
-    delivered they may take again: how big that can be is theirs to say.
+    The nsqds are those that are consumed from or, with nsqlookupd, all that it lists. A body may be
+    as large as the consumer accepts, since these nsqds delivered it.
     """
 
     def __init__(self, source: SourceOptions, config: ConsumerConfig) -> None:
@@ -41,14 +46,14 @@ class Postbox:
         self._opening = asyncio.Lock()
 
     async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """As Producer; raises UnreachableError, too."""
+        """Publish as Producer does; raises UnreachableError as well."""
         async with self._opening:
             if self._producer is None:
                 self._producer = await self._open()
         await self._producer.publish(topic, bodies)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         if self._producer:
             await self._producer.close()
 
@@ -66,9 +71,37 @@ class Postbox:
         urls = self._source.lookupd_http_address
         if not urls:
             return addresses(self._source.nsqd_tcp_address)
-
         timeout = self._config.lookupd_poll_timeout
         found = await nodes(urls, with_secret(self._config), (timeout, timeout))
         if not found:
             raise UnreachableError("nsqlookupd knows of no nsqd")
         return [node.tcp for node in found]
+
+
+def make_transport(options: HttpOptions) -> AnyTransport:
+    """The transport of requests: our own connections, or httpx's where there is a proxy."""
+    from nsqtools.net.tls import client_context, explain
+    from nsqtools.sinks.http.proxies import with_proxies
+    from nsqtools.sinks.http.transport import Transport
+
+    tls = ClientConfig(
+        tls_root_ca_file=options.http_tls_root_ca_file,
+        tls_cert=options.http_tls_cert,
+        tls_key=options.http_tls_key,
+        tls_insecure_skip_verify=options.http_tls_insecure_skip_verify,
+    )
+    context = client_context(tls, flags=_HTTP_FLAGS)
+    direct = Transport(
+        context,
+        connect_timeout=options.http_client_connect_timeout,
+        explain=lambda error: explain(error, flags=_HTTP_FLAGS),
+    )
+    return with_proxies(direct, options.proxy, context, [*options.post, *options.get])
+
+
+def letters_over_http() -> tuple[Post, Callable[[], Awaitable[None]]]:
+    """A function that POSTs dead letters, and one that closes its connections."""
+    from nsqtools.sinks.http.post import post_letters
+
+    transport = make_transport(HttpOptions())
+    return post_letters(transport, _POST_TIMEOUT), transport.aclose

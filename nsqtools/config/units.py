@@ -54,9 +54,9 @@ def format_duration(seconds: float) -> str:
     return text if text and rest == "0" else f"{text}{rest}s"
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 message``, ``2 messages``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 message``, ``2,000 messages``; the plural ends in s unless it is given."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def parse_size(text: str) -> int:

@@ -89,20 +89,20 @@ async def carry_out(servers: Servers, stages: Stages) -> list[Outcome]:
 
 
 async def _ask_lookupd(limits: Mapping[str, Any], url: str, topic: str) -> Registry:
+    name = str(parse_url(url, Lookupd.default_port).address)
     try:
         async with Lookupd(url, **limits) as client:
             topics, channels = await together(client.topics(), client.channels(topic))
     except HTTPError as error:
-        return Registry(url, error=error)
-    return Registry(url, tuple(topics), tuple(channels))
+        return Registry(name, url, error=error)
+    return Registry(name, url, tuple(topics), tuple(channels))
 
 
 def _registry(registry: Registry, snapshot: Snapshot) -> Registry:
     """With the nsqds that it lists, which the cluster was found by."""
-    name = str(parse_url(registry.url, Lookupd.default_port).address)
-    if error := registry.error or snapshot.lookupds.get(name):
-        return Registry(registry.url, error=error)
-    return replace(registry, producers=tuple(snapshot.listed.get(name, ())))
+    if error := registry.error or snapshot.lookupds.get(registry.name):
+        return Registry(registry.name, registry.url, error=error)
+    return replace(registry, producers=tuple(snapshot.listed.get(registry.name, ())))
 
 
 def _holding(node: Node, snapshot: Snapshot) -> Holding:

@@ -11,18 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlencode
 
-from nsqtools.net.http.api import parse_url
-from nsqtools.net.http.daemons import Lookupd, union_producers
+from nsqtools.net.http.daemons import union_producers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from nsqtools.engine.cluster import Node
     from nsqtools.errors import HTTPError
     from nsqtools.names import Address
     from nsqtools.net.http.replies import ChannelStats, Producer, TopicStats
 
+
 Verb = Literal["create", "delete", "empty", "pause", "unpause"]
+"""What is done to a topic or channel: the name of the endpoint, too."""
+
+REGISTERED: tuple[Verb, ...] = ("create", "delete")
+"""What is asked of nsqlookupds as well, before the nsqds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,11 @@ class Target:
         """``topic`` or ``channel``."""
         return "channel" if self.channel else "topic"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The topic and, of a channel, its name."""
+        return (self.topic, self.channel) if self.channel else (self.topic,)
+
     def __str__(self) -> str:
         topic = f"topic {self.topic}"
         return f"channel {self.channel} of {topic}" if self.channel else topic
@@ -44,8 +53,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What one nsqlookupd knows; ``error`` if it does not answer."""
+    """What one nsqlookupd, ``host:port``, knows; ``error`` if it does not answer."""
 
+    name: str
     url: str
     topics: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
@@ -183,11 +193,12 @@ Stages = list[list[Step]]
 
 def plan(verb: Verb, target: Target, survey: Survey) -> Stages:
     """What to ask of whom; nothing if there is nobody to ask."""
-    lookupds = [_lookupd_step(f"{target.kind}/{verb}", target, each) for each in survey.registries]
+    path = f"{target.kind}/{verb}"
+    lookupds = [_lookupd_step(path, target, each) for each in survey.registries]
     nsqds = [
         step for each in survey.holdings if (step := _nsqd_step(verb, target, each)) is not None
     ]
-    return [lookupds, nsqds] if verb in ("create", "delete") else [nsqds]
+    return [lookupds, nsqds] if verb in REGISTERED else [nsqds]
 
 
 def plan_tombstone(
@@ -234,10 +245,9 @@ def _lookupd_step(
         note = "is not there"
     elif node and not any(each.node == node for each in registry.producers):
         note = "does not know that nsqd"
-    name = str(parse_url(registry.url, Lookupd.default_port).address)
-    names = (target.topic, target.channel) if target.channel else (target.topic,)
     error = registry.error
-    return Step("nsqlookupd", name, registry.url, path, names, node, "" if error else note, error)
+    note = "" if error else note
+    return Step("nsqlookupd", registry.name, registry.url, path, target.names, node, note, error)
 
 
 def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
@@ -248,17 +258,14 @@ def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
         note = "is there already" if holding.has(target) else ""
     else:
         wanted = holding.has(target)
-        paused = holding.is_paused(target)
-        if verb == "pause" and paused:
+        if verb == "pause" and holding.is_paused(target):
             note = "is paused already"
-        elif verb == "unpause" and not paused:
+        elif verb == "unpause" and not holding.is_paused(target):
             note = "is not paused"
     if not (wanted or holding.may_have(target)):
         return None
-    names = (target.topic, target.channel) if target.channel else (target.topic,)
-    path = f"{target.kind}/{verb}"
-    node = holding.node
-    return Step("nsqd", node.name, node.http, path, names, note=note, error=holding.error)
+    path, node = f"{target.kind}/{verb}", holding.node
+    return Step("nsqd", node.name, node.http, path, target.names, note=note, error=holding.error)
 
 
 def find_producer(text: str, survey: Survey) -> Producer | None:
@@ -273,5 +280,5 @@ def find_producer(text: str, survey: Survey) -> Producer | None:
 
 def producers(registries: Iterable[Registry]) -> list[Producer]:
     """All nsqds that nsqlookupds list."""
-    united: Mapping[Address, Producer] = union_producers(each.producers for each in registries)
+    united = union_producers(each.producers for each in registries)
     return sorted(united.values(), key=lambda producer: producer.http)

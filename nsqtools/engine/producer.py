@@ -58,14 +58,13 @@ class _Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What goes to nsqd in one command; ``positions`` are those of the bodies in the publish."""
+    """What goes in one command to the ``target``, or to any nsqd; ``positions`` are of bodies."""
 
     topic: str
     positions: Sequence[int]
     bodies: Sequence[bytes]
     defer_ms: int | None
     target: Address | None
-    """The nsqd it is for; None for any."""
 
     def command(self) -> bytes:
         """An MPUB, or, since there is no deferred one, a DPUB for each body."""
@@ -131,8 +130,8 @@ class Producer(Listener):
     async def connect(self) -> None:
         """Connect to every nsqd, and keep trying those that do not answer.
 
-        Raises UnreachableError if none can be reached; in mode ``all``, if one cannot. Failed or
-        cancelled, it leaves no connection behind. Does nothing if it was called before.
+        Raises UnreachableError if none can be reached; in mode ``all``, if one cannot. It leaves no
+        connection behind then. Does nothing if it was called before.
         """
         if not self._closed:
             return
@@ -193,13 +192,10 @@ class Producer(Listener):
         if refusals:
             positions = sorted(set(chain.from_iterable(r.positions for r in refusals)))
             # A body is to blame only if bodies are to blame for all of it.
-            errors = [r.error for r in refusals if r.error]
-            cause = next(
-                (e for e in errors if not _blames_a_body(e)), errors[0] if errors else None
-            )
-            raise PublishError(
-                refusals[0].reason, positions, permanent=all(r.permanent for r in refusals)
-            ) from cause
+            errors = sorted(filter(None, (r.error for r in refusals)), key=_blames_a_body)
+            permanent = all(r.permanent for r in refusals)
+            reason, cause = refusals[0].reason, next(iter(errors), None)
+            raise PublishError(reason, positions, permanent=permanent) from cause
 
     def _split(
         self, bodies: Sequence[bytes], refusals: list[_Refusal]

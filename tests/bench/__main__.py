@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.complete import LINE
 from nsqtools.cli.exits import COMPLETE
-from nsqtools.cli.tab import LINE
 from tests.bench.archiving import archiving
 from tests.bench.delivering import delivering
 from tests.bench.lakes import Lakes

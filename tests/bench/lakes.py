@@ -47,7 +47,7 @@ class Lakes:
 
     @cached_property
     def spark(self) -> SparkSession:
-        from nsqtools.cli.pipeline.running import session_conf
+        from nsqtools.cli.commands.pipeline.run import session_conf
         from nsqtools.config import SparkOptions
         from nsqtools.spark import register
         from nsqtools.spark.session import open_session

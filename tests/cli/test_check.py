@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.cli.stats.check import limits_of
-from nsqtools.cli.stats.results import nagios
+from nsqtools.cli.commands.stats.check import limits_of, nagios
 from nsqtools.config import CheckOptions
 from nsqtools.policy.checks import (
     Datum,

@@ -8,9 +8,9 @@ import click
 import pytest
 
 from nsqtools.cli import COMMANDS, Entry, LazyGroup, cli
+from nsqtools.cli.complete import LINE, TEXT, candidates
 from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.options import Command, options
-from nsqtools.cli.tab import LINE, TEXT, candidates
 from nsqtools.cli.tree import walk
 from nsqtools.config.option import Options, choice, flag, integer, option, path, texts
 from tests.support.golden import nobody
@@ -199,7 +199,7 @@ def test_completing_an_option_loads_no_more_than_options() -> None:
         ([], {COMPLETE: "bash_complete", LINE: f"{words} --help"}) for words in LEAVES
     ]
     for words, modules in zip(LEAVES, loaded(runs), strict=True):
-        assert "nsqtools.cli.tab" in modules
+        assert "nsqtools.cli.complete" in modules
         assert "nsqtools.config" in modules or words == "nsqtools completion"
         # Nobody types options of the demo every day.
         spared = {"pathlib", "subprocess", "urllib"} if words == "nsqtools demo" else set()

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.cli.docgen import documents, main
+from nsqtools.cli.docs import sections
+from nsqtools.cli.docs.__main__ import documents, main
 from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.settings import variables
-from nsqtools.cli.tomlpage import EXAMPLE
 from nsqtools.cli.tree import Node, walk
 from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
@@ -26,9 +26,6 @@ MARKERS = """\
 <!-- commands -->
 <!-- /commands -->
 and
-<!-- options -->
-old
-<!-- /options -->
 """
 NODES = walk(cli)
 EACH_NODE = pytest.mark.parametrize("node", NODES, ids=lambda node: node.page)
@@ -45,7 +42,7 @@ def files(root: Path) -> dict[str, str]:
 
 
 def test_what_is_committed_is_what_is_generated() -> None:
-    assert main(["--check", str(ROOT)]) == 0, "run python -m nsqtools.cli.docgen"
+    assert main(["--check", str(ROOT)]) == 0, "run python -m nsqtools.cli.docs"
 
 
 def test_what_is_written_passes_the_check_and_what_differs_is_named_and_left(
@@ -115,7 +112,9 @@ def test_mandoc_has_nothing_to_say(name: str) -> None:
 
 
 @EACH_NODE
-def test_every_option_is_described_with_its_variables_and_key(node: Node) -> None:
+def test_every_option_is_described_and_marked_where_the_rule_of_its_names_is_another(
+    node: Node,
+) -> None:
     text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
     assert node.options
     for each in node.options:
@@ -124,10 +123,25 @@ def test_every_option_is_described_with_its_variables_and_key(node: Node) -> Non
         for name in (*each.opts, *each.secondary_opts):
             assert f"Fl {name[1:]}" in entry.split("\n")[0]
         if isinstance(each, ConfigOption):
-            for variable in variables(node.ctx, each.name, shared=each.known.shared):
-                assert f".Ev {variable} " in entry
-            assert (f".Cm {flag_name(each.name)} ." in entry) == each.known.declared.in_file
+            assert ("\nShared.\n" in f"{entry}\n") == each.known.shared
+            assert ("Not in the configuration file." in entry) != each.known.declared.in_file
     assert section(PAGES[f"{node.page}.1"], "ARGUMENTS").count(".It ") == len(node.arguments)
+
+
+@EACH_NODE
+def test_the_rule_of_variables_and_keys_is_told_by_an_example_that_is_true(node: Node) -> None:
+    text = " ".join(plain(section(PAGES[f"{node.page}.1"], "ENVIRONMENT")).split())
+    found = re.search(
+        r"variable of --(\S+) is (\S+), and its key is (\S+) in the table \[(.*?)\]", text
+    )
+    declared = [each for each in node.options if isinstance(each, ConfigOption)]
+    assert bool(found) == bool(declared)
+    if found:
+        flag, variable, key, table = found.groups()
+        (option,) = [each for each in declared if f"--{flag}" in each.opts]
+        assert variable == variables(node.ctx, option.name, shared=option.known.shared)[0]
+        assert (key, table) == (flag_name(option.name), ".".join(node.words.split()[1:]))
+        assert option.known.declared.in_file
 
 
 @EACH_PAGE
@@ -139,8 +153,9 @@ def test_every_reference_leads_to_a_page(name: str) -> None:
 
 
 def test_the_example_of_the_file_passes_the_check(tmp_path: Path) -> None:
+    text = sections("nsqtools.toml.5", "guides")["EXAMPLES"]
+    lines = [line.removeprefix("    ") for line in text.splitlines() if line[:4] in ("", "    ")]
     file = tmp_path / "config.toml"
-    file.write_text(EXAMPLE)
+    file.write_text("\n".join(lines))
     done = CliRunner().invoke(cli, ["config", "check", str(file)])
     assert (done.exit_code, done.stderr) == (0, "")
-    assert EXAMPLE in plain(PAGES["nsqtools.toml.5"])

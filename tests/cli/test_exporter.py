@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from nsqtools.cli.commands.stats.exporter import Exporter, cluster_metrics
 from nsqtools.cli.metrics import render, served
-from nsqtools.cli.stats.exporting import cluster_metrics
-from nsqtools.cli.stats.serve import Exporter
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address

@@ -98,6 +98,14 @@ def test_help_lists_every_command_under_its_section_as_the_command_does_itself()
     assert CliRunner().invoke(cli, ["tail", "--help"]).output == of_tail
 
 
+def test_help_prints_a_guide_unless_a_command_has_its_name() -> None:
+    done = CliRunner().invoke(cli, ["help", "toml"])
+    assert (done.exit_code, done.output.partition("\n")[0]) == (0, "NAME")
+    assert "[profile.NAME]" in done.output
+    assert CliRunner().invoke(cli, ["help", "pipeline"]).output.startswith("Usage:")
+    assert CliRunner().invoke(cli, ["help", "nothing"]).exit_code == 2
+
+
 def test_version_is_one_line_in_either_spelling(nsqtools_cli: Cli) -> None:
     for spelling in ("--version", "-version"):
         done = nsqtools_cli(spelling)

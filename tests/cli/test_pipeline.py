@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli.pipeline import querying
-from nsqtools.cli.pipeline.running import Run
-from nsqtools.cli.pipeline.sources import layout, source_options
-from nsqtools.cli.pipeline.streaming import Places
-from nsqtools.cli.pipeline.views import StreamView
+from nsqtools.cli.commands.pipeline import query
+from nsqtools.cli.commands.pipeline.run import Run
+from nsqtools.cli.commands.pipeline.sources import layout, source_options
+from nsqtools.cli.commands.pipeline.stream import Places
+from nsqtools.cli.commands.pipeline.views import StreamView
 from nsqtools.config import (
     InputOptions,
     StreamConfig,
@@ -156,7 +156,7 @@ class Pipeline:
                 raise count
             return count
 
-        self.patch("cli.pipeline.streaming.waiting", waiting)
+        self.patch("cli.commands.pipeline.stream.waiting", waiting)
         self.patch("spark.replay.reach", waiting)
 
     def spark(self, start: Callable[..., Any] | None = None) -> None:
@@ -165,9 +165,9 @@ class Pipeline:
         def unwanted(*_: object, **__: object) -> None:
             pytest.fail("Spark was started")
 
-        self.patch("cli.pipeline.running.open_session", start or unwanted)
+        self.patch("cli.commands.pipeline.run.open_session", start or unwanted)
         for name in ("ship", "check_executors"):
-            self.patch(f"cli.pipeline.running.{name}", lambda *_: None)
+            self.patch(f"cli.commands.pipeline.run.{name}", lambda *_: None)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ class Interrupted:
             told(run)
             self._known.set()
 
-        pipeline.patch("cli.pipeline.running.Run._interrupted", interrupted)
+        pipeline.patch("cli.commands.pipeline.run.Run._interrupted", interrupted)
 
     def signal(self, *_: object, **__: object) -> Any:
         self._known.clear()
@@ -319,7 +319,7 @@ def test_executors_are_asked_for_what_their_connections_need(
     os.mkdir("lake")
     pipeline.waits(1)
     pipeline.spark(session)
-    pipeline.patch("cli.pipeline.running.check_executors", check)
+    pipeline.patch("cli.commands.pipeline.run.check_executors", check)
     assert pipeline(*command)[0] == 2
     assert asked == packages
 
@@ -352,7 +352,7 @@ class TestConsole:
             assert pipeline(*command)[0] == 75
             return 0
 
-        pipeline.patch("cli.pipeline.streaming.waiting", note)
+        pipeline.patch("cli.commands.pipeline.stream.waiting", note)
         other = (*SQL, "--topic", "t", "--channel", "d")
         for asked in (ASK, (*ASK, "--query", "SELECT 2 FROM nsq"), other):
             command = (*asked, *staging)
@@ -373,7 +373,7 @@ class TestConsole:
 
         pipeline.waits(0)
         pipeline.spark(started)
-        pipeline.patch("cli.pipeline.streaming.only_one", only_one)
+        pipeline.patch("cli.commands.pipeline.stream.only_one", only_one)
         assert pipeline(*ASK) == (0, "", "")
         leave(f"{place[0]}/console")
         for answer in (0, UnreachableError("nobody")):
@@ -398,7 +398,7 @@ class TestConsole:
             if takes < 2:
                 threading.Timer(0.01, os.close, (reading,)).start()
             with pytest.raises(BrokenPipeError) if takes < 2 else nullcontext():
-                querying._await_reader()
+                query._await_reader()
         finally:
             os.dup2(before, 1)
             os.close(before)

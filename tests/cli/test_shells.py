@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from nsqtools.cli.completion import scripts
+from nsqtools.cli.docs import completions
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.examples import LINES
@@ -143,7 +143,9 @@ class Shell:
 def home(tmp_path: Path) -> Path:
     """A home with the scripts where shells look for them, for bash where its set-up names it."""
     home = tmp_path / "home"
-    script = {name.strip("_").partition(".")[2] or "zsh": text for name, text in scripts().items()}
+    script = {
+        name.strip("_").partition(".")[2] or "zsh": text for name, text in completions().items()
+    }
     files = {
         "bin/nsqtools": PROGRAM.format(python=sys.executable),
         ".bashrc": f"{BASHRC.format(prompt=PROMPT)}. ~/nsqtools.bash\n",

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli.stats.formats import Csv, JsonLines, Lines
-from nsqtools.cli.stats.report import Consumer, ConsumerRates, latencies
-from nsqtools.cli.stats.tables import aligned
+from nsqtools.cli.commands.stats.formats import Csv, JsonLines, Lines
+from nsqtools.cli.commands.stats.report import Consumer, ConsumerRates, latencies
+from nsqtools.cli.output import Layout, aligned
 from nsqtools.engine.cluster import Snapshot
 from nsqtools.net.http.replies import ChannelStats, ClientStats, Latency, NsqdStats, TopicStats
 from tests.support.reports import LOOKUPD, NSQD, SILENT, report, row
 
 if TYPE_CHECKING:
-    from nsqtools.cli.stats.report import Report
+    from nsqtools.cli.commands.stats.report import Report
 
 # As nsq_stat 1.3.0 prints it.
 HEADER = """\
@@ -208,10 +208,10 @@ def test_a_table_has_numbers_to_the_right_and_cuts_the_longest_names() -> None:
         ("t" * 30, "c" * 14, "12,345", "paused"),
         ("u", "-", "7", ""),
     ]
-    lines = aligned(rows, range(2, 3), 52, "…")
+    lines = aligned(rows, Layout(range(2, 3), cut=2), 52)
     assert lines == [
         f"{'topic':<20}  {'channel':<14}       n  notes",
         f"{'t' * 19}…  {'c' * 14}  12,345  paused",
         f"{'u':<20}  {'-':<14}       7",
     ]
-    assert aligned(rows, range(2, 3), 80, "…")[1].startswith("t" * 30)
+    assert aligned(rows, Layout(range(2, 3), cut=2), 80)[1].startswith("t" * 30)

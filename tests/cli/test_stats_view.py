@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.cli.stats import watch
-from nsqtools.cli.stats.sparks import short, sparkline
-from nsqtools.cli.stats.view import ViewState
-from nsqtools.cli.stats.watch import Keys
+from nsqtools.cli.commands.stats import watch
+from nsqtools.cli.commands.stats.view import ViewState, short, sparkline
+from nsqtools.cli.commands.stats.watch import Keys
 from tests.support.clock import elapse, virtual
 from tests.support.reports import report, row
 

@@ -44,7 +44,7 @@ def holding(
 
 
 def registry(*topics: str, channels: tuple[str, ...] = (), **rest: Any) -> Registry:
-    return Registry("lookup:4161", topics, channels, **rest)
+    return Registry("lookup:4161", "lookup:4161", topics, channels, **rest)
 
 
 def words(stages: Stages) -> list[list[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.cli.demo import steps
+from nsqtools.cli.commands.demo import steps
 from tests.support.eventually import eventually
 from tests.support.process import COMMAND
 

@@ -181,7 +181,7 @@ def test_a_terminal_that_is_closed_ends_it_without_a_word(
 
 FAILING = """import sys
 from nsqtools.cli import main
-from nsqtools.cli.stats.view import ViewState
+from nsqtools.cli.commands.stats.view import ViewState
 usual = getattr(ViewState, sys.argv[1])
 def fail(self, *args):
     if self._history:

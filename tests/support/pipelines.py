@@ -45,7 +45,7 @@ class Pipelines:
             session.createDataFrame([], "n INT")  # which makes it the one of this thread
             yield session
 
-        monkeypatch.setattr("nsqtools.cli.pipeline.running.open_session", opened)
+        monkeypatch.setattr("nsqtools.cli.commands.pipeline.run.open_session", opened)
         for name in [name for name in os.environ if name.startswith("NSQTOOLS_")]:
             monkeypatch.delenv(name)
         for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):

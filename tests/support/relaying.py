@@ -34,6 +34,7 @@ class Destination:
         self.answers.set()
         self.life: list[str] = []
         self.cancelled = 0
+        self.is_connected = True
 
     async def connect(self) -> None:
         self.life.append("connected")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsqtools.cli.stats.report import Report
+from nsqtools.cli.commands.stats.report import Report
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError
 from nsqtools.names import Address

@@ -39,6 +39,10 @@ _STATUS_INTERVAL = 1.0
 class Publisher(Protocol):
     """How messages reach the destination, as Producer."""
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a publish could be sent now."""
+
     async def connect(self) -> None:
         """Raises UnreachableError."""
 
@@ -83,7 +87,6 @@ class RelaySink(Handler):
         defer: float | None = None,
         pace: Pace | None = None,
         status_every: int = 0,
-        is_away: Callable[[], bool] = lambda: False,
         on_close: Callable[[], Awaitable[None]] | None = None,
         threads: Threads | None = None,
     ) -> None:
@@ -92,8 +95,6 @@ class RelaySink(Handler):
         self.dead_letters = dead_letters
         self.defer = defer
         self.pace = pace or Pace(0)
-        self.is_away = is_away
-        """Whether there is no destination to publish to now."""
         self.counts = {topic: Counts(topic, goal) for topic, goal in destinations.items()}
         self._guard = guard
         self._topics: dict[str, Work] = {}

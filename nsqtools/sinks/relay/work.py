@@ -112,7 +112,7 @@ class Work:
             looks = 0
             while self._working:
                 await asyncio.wait(self._working, timeout=_LOOK)
-                looks = looks + 1 if self._sink.is_away() else 0
+                looks = 0 if self._sink.publisher.is_connected else looks + 1
                 if looks == _LOOKS:
                     self._give_up_waiting()
                     self._publishes.cut()

@@ -1,0 +1,1 @@
+"""The commands: one module, or one package, for each."""

@@ -1,0 +1,211 @@
+"""``nsqtools topic``, ``channel`` and ``node``: changes on every server that has the topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from nsqtools.cli.options import Command, CommandGroup, argument, options
+from nsqtools.config import ChangeOptions, LossOptions, TombstoneOptions
+from nsqtools.config.option import Option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.engine.changes import Verb
+
+
+class Row(NamedTuple):
+    """A command of a group. One that loses messages has LossOptions, and asks for consent."""
+
+    verb: Verb
+    options: type[ChangeOptions]
+    help: str
+    example: str
+    line: str
+
+
+TOPIC = (
+    Row(
+        "create",
+        ChangeOptions,
+        """Create a topic.
+
+        It is created on the nsqlookupds and on the nsqds that are given; other nsqds create it when
+        something is published to it. A topic that exists is left as it is.""",
+        "Make a topic known before anything is published",
+        "nsqtools topic create events --lookupd-http-address 127.0.0.1:4161",
+    ),
+    Row(
+        "delete",
+        LossOptions,
+        """Delete a topic, with its channels and messages.
+
+        nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
+        that comes back, or a message that is published, creates it again.""",
+        "See which servers would be asked",
+        "nsqtools topic delete events --dry-run",
+    ),
+    Row(
+        "empty",
+        LossOptions,
+        """Discard the messages that no channel has taken yet.
+
+        A topic has such messages while it is paused or has no channel. nsqtools channel empty
+        empties a channel.""",
+        "Discard what no channel has taken",
+        "nsqtools topic empty events --yes",
+    ),
+    Row(
+        "pause",
+        ChangeOptions,
+        """Pause a topic: its channels get no more messages.
+
+        Publishing goes on; messages stay in the topic until it is unpaused.""",
+        "Keep what is published away from the channels",
+        "nsqtools topic pause events",
+    ),
+    Row(
+        "unpause",
+        ChangeOptions,
+        """Resume a paused topic: its channels get messages again.""",
+        "Let messages through to the channels again",
+        "nsqtools topic unpause events",
+    ),
+)
+CHANNEL = (
+    Row(
+        "create",
+        ChangeOptions,
+        """Create a channel of an existing topic.
+
+        It is created on the nsqlookupds that are given, and on all nsqds that have the topic; an
+        nsqd that creates the topic later asks nsqlookupd and creates the channel too. A channel
+        that exists is left as it is.""",
+        "Create a channel before its consumer comes, so that it misses nothing",
+        "nsqtools channel create events archive",
+    ),
+    Row(
+        "delete",
+        LossOptions,
+        """Delete a channel, with its messages.
+
+        nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
+        that comes back creates it again, empty.""",
+        "Delete a channel that nobody reads",
+        "nsqtools channel delete events archive --yes",
+    ),
+    Row(
+        "empty",
+        LossOptions,
+        """Discard the messages of a channel, also those in flight and deferred.
+
+        Its consumers stay connected.""",
+        "Discard what waits in a channel, and print as JSON who did",
+        "nsqtools channel empty events archive --yes --json",
+    ),
+    Row(
+        "pause",
+        ChangeOptions,
+        """Pause a channel: its consumers get no more messages, and it fills.""",
+        "Let a channel fill up",
+        "nsqtools channel pause events archive",
+    ),
+    Row(
+        "unpause",
+        ChangeOptions,
+        """Resume a paused channel: its consumers get messages again.""",
+        "Deliver again",
+        "nsqtools channel unpause events archive",
+    ),
+)
+
+
+_topic = argument("topic", Option("text", "A topic.", values="topic"))
+_channel = argument("channel", Option("text", "A channel of it.", values="channel"))
+_node = argument(
+    "node",
+    Option(
+        "text",
+        "The nsqd, as nsqlookupd lists it: host:http-port, or a host name if it is its alone.",
+        values="node",
+    ),
+)
+
+
+def _group(kind: str, rows: Sequence[Row], about: str) -> click.Group:
+    group = CommandGroup(kind, help=about)
+    for row in rows:
+        group.add_command(_command(kind, row))
+    return group
+
+
+def _command(kind: str, row: Row) -> click.Command:
+    verb = row.verb
+
+    @options(where=row.options)
+    def run(*, topic: str, where: ChangeOptions, channel: str = "") -> None:
+        from nsqtools.cli.commands.admin.change import change
+
+        change(verb, topic, channel, where)
+
+    if kind == "channel":
+        run = _channel(run)
+    decorate = click.command(
+        verb,
+        cls=Command,
+        help=row.help,
+        guide="loss" if row.options is LossOptions else "change",
+        examples=((row.example, row.line),),
+    )
+    return decorate(_topic(run))
+
+
+topic = _group(
+    "topic",
+    TOPIC,
+    """Create, empty, pause and delete topics.
+
+    All nsqds that have the topic are asked, and where it applies all nsqlookupds. The nsqlookupds
+    and nsqds that are given tell who has it.""",
+)
+channel = _group(
+    "channel",
+    CHANNEL,
+    """Create, empty, pause and delete channels.
+
+    All nsqds that have the channel are asked, and where it applies all nsqlookupds. The nsqlookupds
+    and nsqds that are given tell who has it.""",
+)
+
+
+@click.group("node", cls=CommandGroup)
+def node() -> None:
+    """Take an nsqd out of a topic."""
+
+
+@node.command(
+    "tombstone",
+    cls=Command,
+    guide="loss",
+    examples=(
+        (
+            "Let no consumer find a topic on an nsqd any more",
+            "nsqtools node tombstone events 127.0.0.1:4151 --lookupd-http-address 127.0.0.1:4161",
+        ),
+    ),
+)
+@_topic
+@_node
+@options(where=TombstoneOptions)
+def tombstone(*, topic: str, node: str, where: TombstoneOptions) -> None:
+    """Hide an nsqd from consumers that look up a topic.
+
+    All given nsqlookupds leave it out of their answers for this topic until the tombstone expires,
+    by default after 45 seconds. Until then, publish elsewhere and delete the topic on that nsqd;
+    --delete does the latter at once. Consumers that are connected to the nsqd stay connected.
+    """
+    from nsqtools.cli.commands.admin.change import hide
+
+    hide(topic, node, where)

@@ -1,0 +1,273 @@
+"""Changes of topics and channels: find the servers, ask for consent, print the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsqtools.cli.cluster import client_limits, nsqds_of
+from nsqtools.cli.exits import Ended, Exit, describe, one_line
+from nsqtools.cli.output import print_json, print_rows
+from nsqtools.config import LossOptions
+from nsqtools.config.units import counted, nearest
+from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
+from nsqtools.engine.changes import (
+    REGISTERED,
+    Target,
+    find_producer,
+    loss,
+    plan,
+    plan_tombstone,
+    producers,
+)
+from nsqtools.errors import ConfigError, NSQError, UnreachableError
+from nsqtools.names import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from nsqtools.config import ChangeOptions, TombstoneOptions
+    from nsqtools.engine.changes import Loss, Outcome, Stages, Step, Survey, Verb
+    from nsqtools.errors import HTTPError
+    from nsqtools.net.http.replies import Producer
+
+log = logging.getLogger(__name__)
+
+
+def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
+    """Change a topic or channel on all servers that have it, and print each server's outcome.
+
+    Raises Ended with PARTIAL if some servers failed, or if nsqlookupds are given and none answers,
+    since other nsqds may have the topic then. Raises ConfigError if messages would be lost and
+    there is no terminal to confirm that on, UnreachableError if no server answers, and NSQError if
+    no server has the topic or channel.
+    """
+    target = _target(topic, channel)
+    request = Request(f"{target.kind} {verb}", target, where)
+    if isinstance(where, LossOptions):
+        _require_consent(request)
+    found = request.survey()
+    stages = plan(verb, target, found)
+    if channel or verb != "create":
+        _require_known(request, found, Target(topic) if verb == "create" else target)
+    if verb not in REGISTERED:
+        if not any(stages):
+            raise NSQError(f"no nsqd has {target}; nsqlookupd alone knows of it")
+        _warn_of_lookupds(found)
+    if isinstance(where, LossOptions):
+        _confirm(request, _what_is_lost(verb, target, found), verb)
+    _do(request, stages)
+    if found.blind and not where.dry_run:
+        raise Ended(Exit.PARTIAL)
+
+
+def hide(topic: str, node: str, where: TombstoneOptions) -> None:
+    """Tombstone an nsqd for a topic; raises as ``change`` does."""
+    request = Request("node tombstone", _target(topic), where)
+    if where.delete:
+        _require_consent(request)
+    found = request.survey()
+    producer = _find_node(found, topic, node)
+    stages = plan_tombstone(topic, producer, found, delete=where.delete)
+    if where.delete:
+        mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
+        lost = _describe(loss("delete", request.target, mine))
+        _confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}", "delete")
+    _do(request, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for; ``words`` are the command as typed, such as ``topic delete``."""
+
+    words: str
+    target: Target
+    where: ChangeOptions
+
+    def survey(self) -> Survey:
+        """Find out which servers have the topic; raises UnreachableError if none answers."""
+        return asyncio.run(survey(self.servers, self.target.topic))
+
+    @property
+    def servers(self) -> Servers:
+        """The servers that the options name."""
+        where = self.where
+        limits = client_limits(where)
+        return Servers(where.lookupd_http_address, nsqds_of(where), limits, where.timeout)
+
+
+def _target(topic: str, channel: str = "") -> Target:
+    check_name("topic", topic)
+    if channel:
+        check_name("channel", channel)
+    return Target(topic, channel)
+
+
+def _warn_of_lookupds(found: Survey) -> None:
+    """Log each nsqlookupd that does not answer."""
+    for registry in found.registries:
+        if registry.error:
+            log.warning("nsqlookupd %s", registry.error)
+    if found.blind:
+        log.error("no nsqlookupd answers: nsqds that were not given are not asked")
+
+
+def _require_known(request: Request, found: Survey, target: Target) -> None:
+    """Raise NSQError, which suggests the nearest name, if no server has the topic or channel."""
+    if found.is_known(target):
+        return
+    for kind, error in _silent(found):
+        log.warning("%s %s", kind, error)
+    topic = Target(target.topic)
+    if target.channel and found.is_known(topic):
+        near = nearest(target.channel, sorted(found.channels))
+    else:
+        target = topic
+        near = nearest(target.topic, sorted(asyncio.run(all_topics(request.servers, found))))
+    raise NSQError(f"no server has {target}{near}")
+
+
+def _silent(found: Survey) -> Iterator[tuple[str, HTTPError]]:
+    """The servers that did not answer, each with its kind."""
+    yield from (("nsqlookupd", each.error) for each in found.registries if each.error)
+    yield from (("nsqd", each.error) for each in found.holdings if each.error)
+
+
+def _find_node(found: Survey, topic: str, text: str) -> Producer:
+    """The nsqd of this name; raises NSQError if nsqlookupd does not list it with the topic."""
+
+    known = producers(found.registries)
+    if not known and all(each.error for each in found.registries):
+        raise UnreachableError(f"no nsqlookupd answers: {found.registries[0].error}")
+    producer = find_producer(text, found)
+    if producer is None:
+        near = nearest(text, [str(each.http) for each in known])
+        raise NSQError(f"nsqlookupd lists no nsqd {text!r} (write it as host:http-port){near}")
+    if topic not in producer.topics:
+        near = nearest(topic, producer.topics)
+        raise NSQError(f"nsqlookupd does not list nsqd {producer.http} with topic {topic}{near}")
+    return producer
+
+
+def _is_settled(where: ChangeOptions) -> bool:
+    """Whether the options make a confirmation needless."""
+    return where.dry_run or (isinstance(where, LossOptions) and where.yes)
+
+
+def _require_consent(request: Request) -> None:
+    """Raise ConfigError if a confirmation is needed and there is no terminal to ask on."""
+    if not (_is_settled(request.where) or (sys.stdin.isatty() and sys.stderr.isatty())):
+        raise ConfigError(
+            f"{request.words} loses messages: give --yes, as there is no terminal to ask on"
+        )
+
+
+def _confirm(request: Request, about: str, verb: str) -> None:
+    """Ask on the terminal whether to go on; raises Ended if the answer is no."""
+    if _is_settled(request.where):
+        return
+    name = request.target.channel or request.target.topic
+    click.echo(one_line(about), err=True)
+    click.echo(f"Type yes or {name} to {verb} it: ", err=True, nl=False)
+    if sys.stdin.readline().strip() not in ("yes", name):
+        click.echo("nothing was done", err=True)
+        raise Ended(Exit.FAILURE)
+
+
+def _what_is_lost(verb: Verb, target: Target, found: Survey) -> str:
+    text = f"{target}: {_describe(loss(verb, target, found.holdings))}"
+    if verb == "empty" and not target.channel:
+        text += "; its channels keep theirs"
+    silent = [each.node.name for each in found.holdings if each.may_have(target)]
+    return f"{text}; no answer from {', '.join(silent)}" if silent else text
+
+
+def _describe(lost: Loss) -> str:
+    """``120 messages on 2 nsqds would be lost (depth 100, in flight 15, deferred 5)``."""
+    parts = f"depth {lost.depth}, in flight {lost.in_flight}, deferred {lost.deferred}"
+    text = f"{counted(lost.messages, 'message')} on {counted(lost.nsqds, 'nsqd')} would be lost"
+    ends = f", in {counted(lost.channels, 'channel')}" if lost.channels else ""
+    uses = f" with {counted(lost.clients, 'consumer')}" if lost.clients else ""
+    return f"{text} ({parts}){ends}{uses}"
+
+
+def _do(request: Request, stages: Stages) -> None:
+    """Send the requests, or with --dry-run print them; raises Ended if any server failed."""
+    if request.where.dry_run:
+        _print_plan(request, [step for steps in stages for step in steps])
+        return
+    outcomes = asyncio.run(carry_out(request.servers, stages))
+    _print_outcomes(request, outcomes)
+    failed = [outcome for outcome in outcomes if outcome.error]
+    for outcome in failed:
+        log.error("%s %s", outcome.step.server, outcome.error)
+    if failed and len(failed) < len(outcomes):
+        raise Ended(Exit.PARTIAL)
+    if failed:
+        reached = any(outcome.error and outcome.error.status for outcome in failed)
+        raise Ended(Exit.FAILURE if reached else Exit.UNREACHABLE)
+
+
+def _print_plan(request: Request, steps: Sequence[Step]) -> None:
+    if request.where.json:
+        _print_as_json(request, [_entry(each, "planned", each.note, each.error) for each in steps])
+        return
+    rows = [
+        [each.server, each.name, each.request, _failure(each.error) if each.error else each.note]
+        for each in steps
+    ]
+    print_rows(["server", "address", "request", "note"], rows)
+
+
+def _print_outcomes(request: Request, outcomes: Iterable[Outcome]) -> None:
+    if request.where.json:
+        entries = [
+            _entry(each.step, "unchanged" if each.note else "done", each.note, each.error)
+            for each in outcomes
+        ]
+        _print_as_json(request, entries)
+        return
+    rows = [
+        [
+            each.step.server,
+            each.step.name,
+            _failure(each.error) if each.error else each.note or "done",
+        ]
+        for each in outcomes
+    ]
+    print_rows(["server", "address", request.words], rows)
+
+
+def _failure(error: NSQError) -> str:
+    return f"failed: {getattr(error, 'text', '') or describe(error)}"
+
+
+def _entry(step: Step, result: str, note: str, error: NSQError | None) -> dict[str, Any]:
+    return {
+        "server": step.server,
+        "address": step.name,
+        "request": step.request,
+        "result": "failed" if error else result,
+        "note": note,
+        "error": str(error) if error else "",
+    }
+
+
+def _print_as_json(request: Request, entries: list[dict[str, Any]]) -> None:
+    kind, _, verb = request.words.partition(" ")
+    target = request.target
+    print_json(
+        {
+            "kind": kind,
+            "action": verb,
+            "topic": target.topic,
+            **({"channel": target.channel} if target.channel else {}),
+            "dry_run": request.where.dry_run,
+            "servers": entries,
+        }
+    )

@@ -1,0 +1,34 @@
+"""``nsqtools completion``: what makes a shell ask us at each TAB.
+
+The scripts know no command and no option, so they seldom change; ``cli.complete`` answers them.
+"""
+
+from __future__ import annotations
+
+import click
+
+from nsqtools.cli.options import Command
+
+_FILES = {"bash": "nsqtools.bash", "zsh": "_nsqtools", "fish": "nsqtools.fish"}
+
+
+@click.command(
+    "completion",
+    cls=Command,
+    examples=(
+        ("Complete in this fish", "nsqtools completion fish | source"),
+        ("Complete in each bash, from ~/.bashrc", "source <(nsqtools completion bash)"),
+        ("Complete in each zsh, from ~/.zshrc after compinit", "source <(nsqtools completion zsh)"),
+    ),
+)
+@click.argument("shell", type=click.Choice(tuple(_FILES)), help="The shell that is to complete.")
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    With it TAB completes commands, options and their values; topics and channels are those that
+    nsqlookupd or nsqd names within 0.3 s. Where the package put the scripts where shells look for
+    them, TAB works already. bash has to be 4.4 or later.
+    """
+    from nsqtools.cli.docs import completions
+
+    click.echo(completions()[_FILES[shell]], nl=False)

@@ -1,0 +1,247 @@
+"""``nsqtools config``: show the values of options, check a file, print a file to start from."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from nsqtools.cli.configfile import load
+from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.options import Command, CommandGroup, ConfigOption, argument, options
+from nsqtools.cli.output import print_json, print_rows
+from nsqtools.cli.settings import (
+    Chosen,
+    Settings,
+    allowed,
+    command_names,
+)
+from nsqtools.cli.tree import contexts, groups_of, words
+from nsqtools.config import FileOptions, ShowOptions
+from nsqtools.config.option import CLASSES, Option, flag_name
+from nsqtools.config.units import nearest
+from nsqtools.errors import ConfigError, ConfigFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from logging import Logger
+
+    from nsqtools.cli.configfile import ConfigFile, Source
+    from nsqtools.cli.settings import Setting
+
+
+@click.group("config", cls=CommandGroup)
+def config() -> None:
+    """Show, check or begin a configuration file.
+
+    nsqtools.toml(5) describes the file: options that commands share in [defaults], those of a
+    command in a table of its name, and either again below [profile.NAME].
+    """
+
+
+class Row(NamedTuple):
+    """One option of one command."""
+
+    command: str
+    option: str
+    value: Any
+    source: Source
+    where: str
+
+
+@config.command(
+    "show",
+    cls=Command,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    examples=(
+        ("Where each value of tail comes from", "nsqtools config show tail"),
+        ("What a command line would do", "nsqtools config show tail --topic events -n 5"),
+    ),
+)
+@click.argument(
+    "command_line",
+    metavar="[COMMAND [OPTIONS]]",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    help="A command, with options to try; all commands without.",
+)
+@options(form=ShowOptions, file=FileOptions)
+@click.pass_context
+def show(
+    ctx: click.Context, *, form: ShowOptions, file: FileOptions, command_line: tuple[str, ...]
+) -> None:
+    """Print the value of every option and where it comes from.
+
+    The columns are option, value, source (flag, environment, profile, file or default) and the
+    place within it; with all commands, the command comes first. Secrets are masked.
+    """
+    root = ctx.find_root()
+    targets = [_find(root, command_line)] if command_line else [(c, ()) for c in _leaves(root)]
+    rows: list[Row] = []
+    warnings: dict[str, None] = {}
+    for target, args in targets:
+        parsed = _parsed(target, [*_flags(ctx, file), *args])
+        chosen = Chosen.of(parsed)
+        warnings |= dict.fromkeys(chosen.warnings)
+        rows += _rows(parsed, chosen)
+    for warning in warnings:
+        _log().warning(warning)
+    if form.json:
+        print_json([row._asdict() for row in rows])
+        return
+    header = [name for name in Row._fields if name != "command" or not command_line]
+    print_rows(header, [[_text(getattr(row, name)) for name in header] for row in rows])
+
+
+def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
+    """The --config and --profile that ``show`` was given, as flags for the command it shows."""
+    return [
+        word
+        for name, value in (("config", file.config), ("profile", file.profile))
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        for word in (f"--{name}", value)
+    ]
+
+
+def _find(root: click.Context, command_line: Sequence[str]) -> tuple[click.Context, Sequence[str]]:
+    """The context of the command that the line names, and the rest of the line."""
+    ctx, rest = root, list(command_line)
+    while isinstance(ctx.command, click.Group) and rest:
+        name = rest.pop(0)
+        command = ctx.command.get_command(ctx, name)
+        if command is None:
+            near = nearest(name, ctx.command.list_commands(ctx))
+            raise click.UsageError(f"no such command {name!r}{near}", click.get_current_context())
+        ctx = click.Context(command, parent=ctx, info_name=name)
+    if not groups_of(ctx.command):
+        raise click.UsageError(
+            f"{' '.join(words(ctx))}: has no options to show", click.get_current_context()
+        )
+    return ctx, rest
+
+
+def _leaves(ctx: click.Context) -> list[click.Context]:
+    """Contexts of all commands that have options of ``nsqtools.config``."""
+    return [each for each in contexts(ctx) if groups_of(each.command)]
+
+
+def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
+    """The context of a parsed command line, without the command's positional arguments."""
+    shadow = copy.copy(ctx.command)
+    shadow.params = [param for param in shadow.params if isinstance(param, ConfigOption)]
+    shadow.allow_extra_args = True
+    return shadow.make_context(ctx.info_name, args, parent=ctx.parent)
+
+
+def _rows(ctx: click.Context, chosen: Chosen) -> Iterator[Row]:
+    path, groups = words(ctx), groups_of(ctx.command)
+    settings = Settings(ctx, groups, chosen.tables(ctx))
+    found: dict[str, tuple[Option, Setting]] = {}
+    for keyword, (cls, _) in groups.items():
+        for name, setting in settings.of(keyword).items():
+            found.setdefault(name, (cls.declared()[name], setting))
+    for name, setting in chosen.settings.items():
+        found.setdefault(name, (FileOptions.declared()[name], setting))
+    for name, (declared, setting) in found.items():
+        yield Row(
+            command=" ".join(path),
+            option=flag_name(name),
+            value=_shown(declared, setting.value),
+            source=setting.source,
+            where=setting.where,
+        )
+
+
+def _shown(declared: Option, value: Any) -> Any:
+    """The value as it is written in TOML; a secret is masked."""
+    if declared.multiple:
+        return [declared.show(each) for each in value]
+    text = declared.show(value)
+    return text if declared.kind in ("duration", "size") or isinstance(value, str) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _log() -> Logger:
+    import logging  # which a TAB press has no need of
+
+    return logging.getLogger(__name__)
+
+
+@config.command(
+    "check",
+    cls=Command,
+    examples=(("Check the file that commands read", "nsqtools config check"),),
+)
+@argument("file", Option("path", "A file; without, the one that commands read."), required=False)
+@options(where=FileOptions)
+@click.pass_context
+def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> None:
+    """Check every table and profile of a configuration file.
+
+    Each problem is a line on standard error; the exit status is then 2.
+    """
+    found = load(file or where.config or None, "" if file else "--config")
+    if not found:
+        raise ConfigFileError("there is no configuration file to check: name one")
+    log = _log()
+    for warning in found.warnings:
+        log.warning(warning)
+    problems = dict.fromkeys(_problems(ctx.find_root(), found, where.profile or None))
+    for problem in problems:
+        log.error(problem)
+    if problems:
+        raise Ended(Exit.USAGE)
+    click.echo(f"{found.name}: ok")
+
+
+def _problems(root: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
+    try:
+        file.check_top(command_names(root))
+        file.choose(profile, "--profile")
+    except ConfigFileError as error:
+        yield str(error)
+        return
+    commands = [each for each in contexts(root) if not isinstance(each.command, click.Group)]
+    for ctx in commands:
+        for each in (None, *file.profiles):
+            yield from _problems_of(ctx, file, each)
+
+
+def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
+    """What is wrong for one command: single values, or if these are right their combination."""
+    groups = groups_of(ctx.command)
+    classes = [cls for cls, _ in groups.values()]
+    try:
+        tables = list(file.tables(words(ctx), profile))
+        found = [
+            problem
+            for table in tables
+            for problem in table.problems(
+                *allowed(table, ctx), classes if table.command else CLASSES
+            )
+        ]
+        yield from found
+        if not found:
+            Settings(ctx, groups, tables, tables_only=True).made(complete=False)
+    except ConfigError as error:
+        yield str(error)
+
+
+@config.command(
+    "init",
+    cls=Command,
+    examples=(("Begin a file, to be named with --config", "nsqtools config init > nsqtools.toml"),),
+)
+@click.pass_context
+def init(ctx: click.Context) -> None:
+    """Print a configuration file with every option, commented out."""
+    from nsqtools.cli.docs.starter import starting_file
+
+    click.echo(starting_file(ctx.find_root()), nl=False)

@@ -1,0 +1,98 @@
+"""``nsqtools doctor``: finds out why a consumer receives no messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli.exits import Ended, Exit, one_line
+from nsqtools.cli.options import Command, options
+from nsqtools.config import ConsumerConfig, DoctorOptions
+from nsqtools.names import NSQD_TCP_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsqtools.engine.doctor.examine import Question
+    from nsqtools.engine.doctor.facts import Finding
+
+_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+_HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
+
+
+@click.command(
+    "doctor",
+    cls=Command,
+    guide="doctor",
+)
+@options(where=DoctorOptions, config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}))
+def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
+    """Find out why a consumer sees nothing.
+
+    Give it the options of the command that sees nothing, such as tail. It asks the servers behind
+    the topic and prints a line for all that is well, a warning or a failure, each with what to do.
+    It changes nothing. The exit status is 1 if there are failures, and 3 if no server answers.
+    """
+    import asyncio
+
+    from nsqtools.cli.cluster import with_secret
+    from nsqtools.engine.doctor.diagnosis import diagnose
+    from nsqtools.engine.doctor.examine import examine
+
+    facts = asyncio.run(examine(_question(where), with_secret(config)))
+    findings = diagnose(facts)
+    if where.json:
+        _print_json(where, findings)
+    else:
+        _print(findings)
+    if not facts.anybody:
+        raise Ended(Exit.UNREACHABLE)
+    if any(finding.level == "failure" for finding in findings):
+        raise Ended(Exit.FAILURE)
+
+
+def _question(where: DoctorOptions) -> Question:
+    from nsqtools.cli.cluster import addresses
+    from nsqtools.engine.doctor.examine import Question
+    from nsqtools.names import check_name
+
+    check_name("topic", where.topic)
+    if where.channel:
+        check_name("channel", where.channel)
+    # An HTTP address alone is of the nsqd in question, whose /info gives its TCP address.
+    alone = where.nsqd_http_address and where.nsqd_tcp_address == _HERE
+    return Question(
+        topic=where.topic,
+        channel=where.channel,
+        nsqds=() if where.lookupd_http_address or alone else addresses(where.nsqd_tcp_address),
+        lookupds=where.lookupd_http_address,
+        urls=where.nsqd_http_address,
+        connect_timeout=where.http_client_connect_timeout,
+        request_timeout=where.http_client_request_timeout,
+        timeout=where.timeout,
+    )
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    width = max(map(len, _COLOURS))
+    for each in findings:
+        level = click.style(each.level.ljust(width), fg=_COLOURS[each.level])
+        click.echo(f"{level}  {one_line(each.text)}")
+        if each.fix:
+            click.echo(f"{'':{width}}  fix: {one_line(each.fix)}")
+
+
+def _print_json(where: DoctorOptions, findings: Sequence[Finding]) -> None:
+    from nsqtools.cli.output import print_json
+
+    print_json(
+        {
+            "topic": where.topic,
+            "channel": where.channel,
+            "findings": [
+                {"level": each.level, "check": each.check, "text": each.text, "fix": each.fix}
+                for each in findings
+            ],
+        }
+    )

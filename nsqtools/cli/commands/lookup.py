@@ -1,0 +1,168 @@
+"""``nsqtools lookup``: the united answers of several nsqlookupds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from nsqtools.cli.cluster import client_limits
+from nsqtools.cli.options import Command, CommandGroup, argument, options
+from nsqtools.cli.output import print_json, print_rows
+from nsqtools.config import LookupOptions
+from nsqtools.config.option import Option
+from nsqtools.errors import NSQError
+from nsqtools.names import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from nsqtools.net.http.daemons import Lookupd
+    from nsqtools.net.http.replies import Lookup, Producer
+
+R = TypeVar("R")
+
+_topic = argument("topic", Option("text", "A topic.", values="topic"))
+
+
+@click.group("lookup", cls=CommandGroup)
+def lookup() -> None:
+    """Ask nsqlookupd who has what.
+
+    All given nsqlookupds are asked, and their answers united. An nsqlookupd that does not answer is
+    a warning. If none answers the exit status is 3; if none knows the topic it is 1.
+    """
+
+
+@lookup.command(
+    "topics",
+    cls=Command,
+    examples=(("All topics, one a line", "nsqtools lookup topics"),),
+)
+@options(where=LookupOptions)
+def topics(*, where: LookupOptions) -> None:
+    """List all topics."""
+    names = _ask(where, lambda client: client.topics())
+    _print_names("topics", _united(names), where)
+
+
+@lookup.command(
+    "channels",
+    cls=Command,
+    examples=(("The channels of a topic", "nsqtools lookup channels events"),),
+)
+@_topic
+@options(where=LookupOptions)
+def channels(*, topic: str, where: LookupOptions) -> None:
+    """List the channels of a topic."""
+    found = _look_up(where, topic)
+    _print_names("channels", _united(reply.channels for reply in found), where)
+
+
+@lookup.command(
+    "producers",
+    cls=Command,
+    examples=(("The nsqds that have a topic", "nsqtools lookup producers events"),),
+)
+@_topic
+@options(where=LookupOptions)
+def producers(*, topic: str, where: LookupOptions) -> None:
+    """List the nsqds that have a topic."""
+    from nsqtools.net.http.daemons import union_producers
+
+    found = _look_up(where, topic)
+    _print_producers(union_producers(reply.producers for reply in found).values(), where)
+
+
+@lookup.command(
+    "nodes",
+    cls=Command,
+    examples=(("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),),
+)
+@options(where=LookupOptions)
+def nodes(*, where: LookupOptions) -> None:
+    """List all nsqds, their topics and which of those are tombstoned."""
+    from nsqtools.net.http.daemons import union_producers
+
+    found = _ask(where, lambda client: client.nodes())
+    _print_producers(union_producers(found).values(), where, topics=True)
+
+
+def _look_up(where: LookupOptions, topic: str) -> list[Lookup]:
+    """The answers about a topic; raises NSQError if no nsqlookupd knows it."""
+    check_name("topic", topic)
+    found = _ask(where, lambda client: client.lookup(topic))
+    if not any(reply.known for reply in found):
+        raise NSQError(f"no nsqlookupd knows topic {topic}: see nsqtools lookup topics")
+    return found
+
+
+def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[R]:
+    """The answers of all nsqlookupds; raises UnreachableError if none answers."""
+    import asyncio
+    import logging
+
+    from nsqtools.engine.lookup import ask_lookupds
+
+    limits = client_limits(where)
+    limits["request_timeout"] = min(limits["request_timeout"], where.timeout)
+    answers = asyncio.run(ask_lookupds(where.lookupd_http_address, call, **limits))
+    for _, error in answers.failures:
+        logging.getLogger(__name__).warning("nsqlookupd %s", error)
+    return answers.values
+
+
+def _united(names: Iterable[Sequence[str]]) -> list[str]:
+    return sorted({name for some in names for name in some})
+
+
+def _print_names(key: str, names: list[str], where: LookupOptions) -> None:
+    if where.json:
+        print_json({key: names})
+    else:
+        click.echo("".join(f"{name}\n" for name in names), nl=False)
+
+
+def _print_producers(
+    found: Iterable[Producer], where: LookupOptions, *, topics: bool = False
+) -> None:
+    """Print nsqds. The TCP address is first, for ``cut -f1``."""
+    ordered = sorted(found, key=lambda producer: producer.tcp)
+    if where.json:
+        print_json({"producers": [_as_json(producer, topics=topics) for producer in ordered]})
+        return
+    header = ["tcp", "http", "hostname", "version", *(["topics"] if topics else [])]
+    rows = [
+        [
+            str(producer.tcp),
+            str(producer.http),
+            producer.hostname,
+            producer.version,
+            *([_topics(producer)] if topics else []),
+        ]
+        for producer in ordered
+    ]
+    print_rows(header, rows)
+
+
+def _topics(producer: Producer) -> str:
+    """Topics with commas between, tombstoned ones marked; old nsqlookupds send no tombstones."""
+    marks = (*producer.tombstones, *[False] * len(producer.topics))
+    return ",".join(
+        f"{topic} (tombstoned)" if mark else topic
+        for topic, mark in zip(producer.topics, marks, strict=False)
+    )
+
+
+def _as_json(producer: Producer, *, topics: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "broadcast_address": producer.broadcast_address,
+        "hostname": producer.hostname,
+        "remote_address": producer.remote_address,
+        "tcp_port": producer.tcp_port,
+        "http_port": producer.http_port,
+        "version": producer.version,
+    }
+    if topics:
+        entry |= {"topics": list(producer.topics), "tombstones": list(producer.tombstones)}
+    return entry

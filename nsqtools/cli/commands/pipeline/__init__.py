@@ -1,0 +1,188 @@
+"""``nsqtools pipeline``: topics, files and topics again, through Spark."""
+
+from __future__ import annotations
+
+import click
+
+from nsqtools.cli.options import Command, CommandGroup, options
+from nsqtools.config import (
+    BodyOptions,
+    CompactOptions,
+    InputOptions,
+    LakeOptions,
+    MetricsOptions,
+    ProducerConfig,
+    QueryInputOptions,
+    QueryOptions,
+    QuerySourceOptions,
+    ReplayOptions,
+    SparkOptions,
+    StreamConfig,
+    StreamOptions,
+    StreamSourceOptions,
+    TargetOptions,
+)
+from nsqtools.errors import ConfigError
+
+
+@click.group("pipeline", cls=CommandGroup)
+def pipeline() -> None:
+    """Carry topics into a data lake and back, with Spark.
+
+    Spark runs on this machine or on a cluster. A message is finished once it is on disk in the
+    staging of its batch; a batch that was not done is repeated with the same messages, so that a
+    run can be killed at any moment and the next one goes on.
+
+    These commands need Java 17 and pip install 'nsqtools[spark]'.
+    """
+
+
+@pipeline.command(
+    "archive",
+    cls=Command,
+    guide="pipeline-archive",
+)
+@options(
+    source=StreamSourceOptions,
+    lake=LakeOptions,
+    bodies=BodyOptions,
+    stream=StreamOptions,
+    spark=SparkOptions,
+    metrics=MetricsOptions,
+    config=StreamConfig,
+)
+def archive(
+    *,
+    source: StreamSourceOptions,
+    lake: LakeOptions,
+    bodies: BodyOptions,
+    stream: StreamOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: StreamConfig,
+) -> None:
+    """Archive topics in Parquet, each message once.
+
+    Files are in date=*/hour=*/batch=* below --output, by when messages were published (UTC). A
+    message is finished once it is on disk in --staging. A run that was killed is repeated by the
+    next one, file by file: whoever reads the files sees each message once.
+    """
+    _require_spark()
+    from nsqtools.cli.commands.pipeline import stream as work
+
+    work.archive(source, lake, bodies, stream, spark, metrics, config)
+
+
+@pipeline.command(
+    "compact",
+    cls=Command,
+    guide="pipeline-compact",
+)
+@options(
+    inputs=InputOptions,
+    compaction=CompactOptions,
+    spark=SparkOptions,
+    metrics=MetricsOptions,
+)
+def compact(
+    *,
+    inputs: InputOptions,
+    compaction: CompactOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+) -> None:
+    """Merge archives into few files, sorted, each message once.
+
+    Archives are those of pipeline archive and of to-file. Only what is new since the last run is
+    read, and only the hours that it falls into are written anew.
+    """
+    _require_spark()
+    from nsqtools.cli.commands.pipeline import jobs
+
+    jobs.compact(inputs, compaction, spark, metrics)
+
+
+@pipeline.command(
+    "replay",
+    cls=Command,
+    guide="pipeline-replay",
+)
+@options(
+    target=TargetOptions,
+    inputs=InputOptions,
+    replaying=ReplayOptions,
+    spark=SparkOptions,
+    metrics=MetricsOptions,
+    config=ProducerConfig,
+)
+def replay(
+    *,
+    target: TargetOptions,
+    inputs: InputOptions,
+    replaying: ReplayOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: ProducerConfig,
+) -> None:
+    """Publish archives to a topic.
+
+    Archives are those of pipeline archive, pipeline compact and to-file. Every message is published
+    at least once: a run that was killed is continued by the next one.
+    """
+    _require_spark()
+    from nsqtools.cli.commands.pipeline import jobs
+
+    jobs.replay(target, inputs, replaying, spark, metrics, config)
+
+
+@pipeline.command(
+    "sql",
+    cls=Command,
+    guide="pipeline-sql",
+)
+@options(
+    source=QuerySourceOptions,
+    asked=QueryOptions,
+    inputs=QueryInputOptions,
+    bodies=BodyOptions,
+    stream=StreamOptions,
+    spark=SparkOptions,
+    metrics=MetricsOptions,
+    target=ProducerConfig,
+    config=StreamConfig,
+)
+def sql(
+    *,
+    source: QuerySourceOptions,
+    asked: QueryOptions,
+    inputs: QueryInputOptions,
+    bodies: BodyOptions,
+    stream: StreamOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: StreamConfig,
+    target: ProducerConfig,
+) -> None:
+    """Query topics, or archives, with SQL.
+
+    The result goes to Parquet or JSON files, to another topic, or to standard output. Over topics
+    the query is a streaming one, with windows and watermarks, and messages are consumed: they are
+    finished once they are on disk in --staging.
+    """
+    _require_spark()
+    from nsqtools.cli.commands.pipeline import query
+
+    if inputs.input:
+        query.of_archives(asked, inputs, bodies, stream, spark, metrics, source, target)
+        return
+    for name in ("topic", "channel"):
+        if not getattr(source, name):
+            raise ConfigError(f"--{name} is required, unless --input names archives")
+    query.of_topics(source, asked, bodies, stream, spark, metrics, config, target)
+
+
+def _require_spark() -> None:
+    """Raise ConfigError if Spark or Java is missing, before a module imports it."""
+    from nsqtools.spark.session import require_spark
+
+    require_spark()

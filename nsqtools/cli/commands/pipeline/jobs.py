@@ -1,0 +1,164 @@
+"""The jobs of ``pipeline compact`` and ``pipeline replay``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from nsqtools.cli.cluster import addresses, with_secret
+from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, locked
+from nsqtools.cli.commands.pipeline.run import Run
+from nsqtools.cli.commands.pipeline.sources import layout
+from nsqtools.cli.commands.pipeline.views import StepView, conclude
+from nsqtools.cli.exits import Ended, Exit
+from nsqtools.config.units import counted
+from nsqtools.errors import ConfigError, RecordError
+from nsqtools.spark import compact as compacting
+from nsqtools.spark import replay as replaying
+from nsqtools.spark.compact import CompactSettings
+from nsqtools.spark.folders import check_output
+from nsqtools.spark.places import OURS, local
+from nsqtools.spark.replay import Replayed, ReplaySettings
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from nsqtools.config import (
+        CompactOptions,
+        InputOptions,
+        MetricsOptions,
+        ProducerConfig,
+        ReplayOptions,
+        SparkOptions,
+        TargetOptions,
+    )
+    from nsqtools.spark.compact import Compacted
+
+log = logging.getLogger(__name__)
+
+
+def compact(
+    inputs: InputOptions, compaction: CompactOptions, spark: SparkOptions, metrics: MetricsOptions
+) -> None:
+    """Merge archives; raises Ended with PARTIAL if an input could not be deleted."""
+    settings = CompactSettings(
+        inputs=inputs.input,
+        output=compaction.output,
+        layout=layout(inputs),
+        older_than=compaction.older_than,
+        delete_inputs=compaction.delete_inputs,
+        file_size=compaction.file_size,
+    )
+    check_inputs(settings.inputs)
+    compacting.check_apart(settings)
+    root = local(settings.output)
+    if root is not None:
+        check_output(settings.output, "--output")
+        check_free(str(root / OURS / compacting.LOCK))
+    done = asyncio.run(_compact(settings, spark, metrics))
+    conclude(
+        f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
+        f"{counted(done.duplicates, 'duplicate')} left out: {counted(done.hours, 'hour')} now "
+        f"of {counted(done.rows, 'record')} in {counted(done.files, 'file')}"
+        + (f"; {counted(done.deleted, 'file')} of --input deleted" if done.deleted else "")
+    )
+    if done.kept:
+        log.error("%s of --input could not be deleted", counted(done.kept, "file"))
+        raise Ended(Exit.PARTIAL)
+
+
+async def _compact(
+    settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions
+) -> Compacted:
+    done: Compacted
+
+    def work(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
+        nonlocal done
+        done = compacting.compact(spark, settings, stop, _steps(report))
+
+    try:
+        run = Run(spark, metrics, StepView())
+        await run.until_done(work, if_stopped="stopped: the output is as it was")
+    except RecordError as error:
+        raise RecordError(
+            f"{error}; nothing was changed or deleted: move that file away, or leave it out"
+        ) from error
+    return done
+
+
+def replay(
+    target: TargetOptions,
+    inputs: InputOptions,
+    asked: ReplayOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: ProducerConfig,
+) -> None:
+    """Choose messages, unless an earlier run did, and publish them.
+
+    Raises Ended with PARTIAL if some were refused.
+    """
+    settings = ReplaySettings(
+        inputs=inputs.input,
+        topic=target.topic,
+        nsqds=addresses(target.nsqd_tcp_address),
+        staging=asked.staging or _replay_staging(inputs.input[0], target.topic),
+        config=with_secret(config),
+        layout=layout(inputs),
+        where=asked.where,
+        order_by=asked.order_by,
+        rate=asked.rate,
+    )
+    with locked(asked.lock):
+        check_free(f"{settings.staging}/{replaying.LOCK}")
+        asyncio.run(_replay(settings, spark, metrics))
+
+
+def _replay_staging(place: str, topic: str) -> str:
+    """The default of --staging; raises ConfigError if the input is no local directory."""
+    check_inputs([place])
+    path = local(place)
+    if path is None or not path.is_dir():
+        raise ConfigError(f"--staging is required, since --input {place} is no directory")
+    return str(path / OURS / f"replay-{topic}")
+
+
+async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> None:
+    run = Run(spark, metrics, StepView())
+    done = Replayed()
+
+    def choose(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
+        replaying.stage(spark, settings, stop, _steps(report))
+
+    def send(report: Callable[[Any], None]) -> None:
+        nonlocal done
+        done = replaying.publish(settings, run.stop, _steps(report))
+
+    if not replaying.is_staged(settings):
+        check_inputs(settings.inputs)
+        await replaying.reach(settings)
+        none_chosen = "stopped before the messages were chosen: none is published"
+        await run.until_done(choose, if_stopped=none_chosen)
+    await run.without_spark(send)
+    now = done.published - done.before
+    told = f"{counted(now, 'message')} published"
+    if done.before:
+        told += f", and {done.before:,} by earlier runs"
+    if done.stopped:
+        told += f"; {done.left:,} are left, with which the next run goes on"
+    if done.empty:
+        told += f"; {done.empty:,} empty ones left out"
+    conclude(told)
+    if done.refused:
+        log.error("%s refused: %s", counted(done.refused, "message"), done.reason)
+        raise Ended(Exit.PARTIAL)
+    if done.stopped and not now:
+        log.warning("stopped before a message was published: %s are left", f"{done.left:,}")
+        raise Ended(run.signals.exit_code(Exit.FAILURE))
+
+
+def _steps(report: Callable[[Any], None]) -> Callable[[str, int, int], None]:
+    """A job's report of a step, passed on as the fact that StepView takes."""
+    return lambda step, done, total: report((step, done, total))

@@ -1,0 +1,112 @@
+"""Checks before Spark is started, which takes seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nsqtools.errors import ConfigError, PeerError
+from nsqtools.names import Address
+from nsqtools.net.connection import Connection
+from nsqtools.sinks.files.locks import Lock
+from nsqtools.spark.depths import Depths
+from nsqtools.spark.options import parse_sink, parse_source, with_secret
+from nsqtools.spark.places import local
+from nsqtools.spark.session import is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from nsqtools.config import ClientConfig
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold the lock of ``--lock``, if it is given.
+
+    Entering raises LockedError if another process has it, ConfigError if it cannot be.
+    """
+    if not path:
+        yield
+        return
+    lock = Lock(path, keep=True)
+    try:
+        held = lock.acquire()
+    except OSError as error:
+        raise ConfigError(f"--lock {path}: {error.strerror}") from error
+    if not held:
+        raise lock.refusal()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_free(path: str) -> None:
+    """Raise LockedError if another process holds this lock, which the job takes later."""
+    if os.path.exists(path):
+        with Lock(path, keep=True):
+            pass
+
+
+def check_inputs(inputs: Iterable[str]) -> None:
+    """Raise ConfigError for a local input that does not exist."""
+    for place in inputs:
+        path = local(place)
+        if path is not None:
+            try:
+                path.stat()
+            except OSError as error:
+                raise ConfigError(f"--input {place}: {error.strerror}") from error
+
+
+async def waiting(options: Mapping[str, str], master: str) -> int:
+    """How many messages wait for a source with these options.
+
+    Raises UnreachableError, or another PeerError, if no nsqd can be asked, or if executors of this
+    machine would be refused by all. ConfigError is for what the options name.
+    """
+    settings = replace(parse_source(options), wait_for_servers=False)
+    depths = await Depths(settings).ask()
+    if is_local(master):
+        found = {Address.parse(nsqd) for _, nsqd in depths}
+        await _greet(sorted(found), with_secret(settings))
+    return sum(depths.values())
+
+
+def check_staging(staging: str) -> None:
+    """Raise ConfigError or OutputError if the staging cannot be where it was asked for."""
+    from nsqtools.spark.stores import make_store, probe
+
+    probe(*make_store(staging))
+
+
+async def check_sink(options: Mapping[str, str], master: str) -> None:
+    """Raise a PeerError if executors of this machine would be refused by all nsqds of a sink."""
+    settings = parse_sink(options)
+    if is_local(master):
+        await _greet(settings.nsqds, with_secret(settings))
+
+
+async def _greet(nsqds: Sequence[Address], config: ClientConfig) -> None:
+    """Connect to each nsqd; raises the first error if all refuse."""
+    errors = [each for each in await asyncio.gather(*(_try(n, config) for n in nsqds)) if each]
+    if errors and len(errors) == len(nsqds):
+        raise errors[0]
+    for error in errors:
+        log.warning("nsqd %s", error)
+
+
+async def _try(nsqd: Address, config: ClientConfig) -> PeerError | None:
+    try:
+        connection = await Connection.open(nsqd, config, auth_secret=config.auth_secret)
+    except PeerError as error:
+        return error
+    await connection.close(drain=0)
+    return None

@@ -1,0 +1,262 @@
+"""The queries of ``pipeline sql``."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import select
+import stat
+import termios
+from datetime import UTC, date, datetime
+from functools import partial
+from itertools import islice
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsqtools.cli.cluster import beside_producer
+from nsqtools.cli.commands.pipeline.preflight import check_inputs, locked
+from nsqtools.cli.commands.pipeline.run import Run
+from nsqtools.cli.commands.pipeline.sources import (
+    connection_options,
+    layout,
+    schema_text,
+    servers,
+    source_options,
+)
+from nsqtools.cli.commands.pipeline.stream import Places, StreamJob, run_stream
+from nsqtools.cli.commands.pipeline.views import StepView
+from nsqtools.cli.output import print_rows
+from nsqtools.config.lake import result_format
+from nsqtools.errors import ConfigError
+from nsqtools.spark.places import below, local
+from nsqtools.spark.shipping import packages_of
+from nsqtools.spark.sql import (
+    ArchivesSettings,
+    Query,
+    StreamSettings,
+    Target,
+    explain,
+    query_archives,
+    query_stream,
+)
+from nsqtools.spark.streams import Stream
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Sequence
+
+    from nsqtools.cli.commands.pipeline.run import Work
+    from nsqtools.config import (
+        BodyOptions,
+        InputOptions,
+        MetricsOptions,
+        ProducerConfig,
+        QueryOptions,
+        QuerySourceOptions,
+        SparkOptions,
+        StreamConfig,
+        StreamOptions,
+    )
+
+log = logging.getLogger(__name__)
+
+_ROWS = 1000  # of a table on a terminal
+_GOES = 100  # milliseconds in which a reader that wants no more is gone
+
+
+def of_topics(
+    source: QuerySourceOptions,
+    asked: QueryOptions,
+    bodies: BodyOptions,
+    stream: StreamOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    config: StreamConfig,
+    target: ProducerConfig,
+) -> None:
+    """Run a streaming query over topics."""
+    if result_format(asked) == "topic" and not stream.checkpoint:
+        raise ConfigError("--checkpoint is required with --format topic, to go on from there")
+    if result_format(asked) in ("parquet", "json") and asked.output_mode != "append":
+        raise ConfigError(
+            f"--output-mode {asked.output_mode}: rows in files stay as they are: use append, with "
+            "--watermark for aggregations"
+        )
+    with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:
+        places, more = Places.of(stream, asked.output), {}
+        if result_format(asked) == "console" and not stream.checkpoint:
+            places = Places("", scratch, _kept(source, stream.staging))
+            more = {"streamName": "console"}
+        settings = StreamSettings(
+            query=_query(asked, bodies),
+            target=_target(asked, source, spark, target),
+            source=more
+            | source_options(
+                source,
+                stream,
+                beside_producer(config),
+                master=spark.master,
+                staging=places.staging,
+            ),
+            stream=Stream(
+                places.checkpoint,
+                stream.trigger if stream.continuous else None,
+                asked.output_mode,
+            ),
+        )
+        if asked.explain:
+            _explain(settings, spark, metrics)
+            return
+        work = partial(query_stream, settings=settings)
+        prints = result_format(asked) == "console"
+        sink = settings.target.sink if result_format(asked) == "topic" else None
+        job = StreamJob(work, "", settings.source, places, settings.stamp, prints, sink)
+        run_stream(job, stream, spark, metrics)
+
+
+def _kept(source: QuerySourceOptions, staging: str) -> str:
+    """The staging of a query without a checkpoint: the same directory for the same channel."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(home):  # then it is to be ignored (XDG Base Directory Specification)
+        home = os.path.expanduser("~/.local/state")
+    path = local(staging or below(home, "nsqtools"))
+    if path is None:  # no lock would keep another run out
+        raise ConfigError(f"--checkpoint is required with --staging {staging}")
+    of = json.dumps([sorted(set(source.topic)), source.channel, servers(source)])
+    return str(path / f"sql-{hashlib.sha256(of.encode()).hexdigest()[:16]}")
+
+
+def of_archives(
+    asked: QueryOptions,
+    inputs: InputOptions,
+    bodies: BodyOptions,
+    stream: StreamOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    source: QuerySourceOptions,
+    target: ProducerConfig,
+) -> None:
+    """Run a query over archives, once."""
+    settings = ArchivesSettings(
+        query=_query(asked, bodies),
+        target=_target(asked, source, spark, target),
+        inputs=inputs.input,
+        layout=layout(inputs),
+    )
+    check_inputs(inputs.input)
+    if asked.explain:
+        _explain(settings, spark, metrics)
+        return
+
+    with locked(stream.lock):
+        work = partial(query_archives, settings=settings)
+        packages = packages_of(settings.target.sink)
+        _once(work, spark, metrics, packages, prints=result_format(asked) == "console")
+
+
+def _explain(
+    settings: StreamSettings | ArchivesSettings, spark: SparkOptions, metrics: MetricsOptions
+) -> None:
+    def work(spark: Any, *, stop: threading.Event, report: object) -> None:
+        click.echo(explain(spark, settings, stop=stop).strip())
+
+    _once(work, spark, metrics, packages_of(), prints=True)
+
+
+def _once(
+    work: Work,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
+    packages: Sequence[str],
+    *,
+    prints: bool,
+) -> None:
+    async def run() -> None:
+        running = Run(spark, metrics, StepView(), packages=packages, prints=prints)
+        await running.until_done(work, if_stopped="stopped before all was done")
+
+    asyncio.run(run())
+
+
+def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
+    text = asked.query
+    if text.startswith("@"):
+        try:
+            with open(text[1:], encoding="utf-8") as file:
+                text = file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not text"
+            raise ConfigError(f"--query {asked.query}: {reason}") from error
+    return Query(text.strip().rstrip(";"), schema_text(bodies.schema), asked.watermark)
+
+
+def _target(
+    asked: QueryOptions, source: QuerySourceOptions, spark: SparkOptions, target: ProducerConfig
+) -> Target:
+    if result_format(asked) == "console":
+        return Target("console", show=_show)
+    if result_format(asked) != "topic":
+        return Target(result_format(asked), output=asked.output)
+    sink = {"topic": asked.destination_topic, **connection_options(target, spark.master)}
+    if asked.destination_nsqd_tcp_address:
+        sink["nsqd.tcp.addresses"] = ",".join(asked.destination_nsqd_tcp_address)
+    else:
+        sink |= servers(source)
+    return Target("topic", sink=sink)
+
+
+def _show(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
+    """Print rows, on a terminal as tables of up to a thousand."""
+    while some := list(islice(rows, _ROWS)):
+        print_rows(columns, [[_text(value) for value in row] for row in some])
+    if stat.S_ISFIFO(os.fstat(1).st_mode):
+        _await_reader()
+
+
+def _await_reader() -> None:
+    """Wait until the reader of the pipe has read everything.
+
+    Raises BrokenPipeError if the reader goes away before, as head does once it has enough.
+    """
+    poll = select.poll()
+    poll.register(1, 0)
+    unread = True
+    while unread:
+        unread = any(fcntl.ioctl(1, termios.FIONREAD, bytes(4)))
+        if poll.poll(_GOES):
+            raise BrokenPipeError
+
+
+def _text(value: Any) -> str:
+    """A value of a row; times are in UTC."""
+    match value:
+        case None:
+            return ""
+        case bytes() | bytearray():
+            return bytes(value).decode("utf-8", "backslashreplace")
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case date():
+            return value.isoformat()
+        case bool():
+            return str(value).lower()
+        case dict() | list() | tuple():
+            return json.dumps(_plain(value))
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value of types that JSON has; rows become objects."""
+    if hasattr(value, "asDict"):
+        value = value.asDict()
+    if isinstance(value, dict):
+        return {_text(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else _text(value)

@@ -1,0 +1,160 @@
+"""Runs a job of Spark in a thread; signals, metrics and systemd stay in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqtools.cli.commands.pipeline.views import on_terminal
+from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.service import Signals, supervised
+from nsqtools.names import listening_address
+from nsqtools.net.systemd import Notifier
+from nsqtools.spark.interrupts import StoppedError
+from nsqtools.spark.session import is_local, open_session
+from nsqtools.spark.shipping import check_executors, ship
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from nsqtools.cli.commands.pipeline.views import View
+    from nsqtools.config import MetricsOptions, SparkOptions
+
+
+class Work(Protocol):
+    """A job. It reports facts, and ends early, without an error, once the event is set.
+
+    ``spark`` is a SparkSession.
+    """
+
+    def __call__(
+        self, spark: Any, *, stop: threading.Event, report: Callable[[Any], None]
+    ) -> object:
+        """Called in a thread; the result is ignored."""
+
+
+log = logging.getLogger(__name__)
+
+_CODEC = "spark.sql.parquet.compression.codec"
+
+
+class Run:
+    """One job; create it inside the running loop."""
+
+    def __init__(
+        self,
+        spark: SparkOptions,
+        metrics: MetricsOptions,
+        view: View,
+        *,
+        packages: Iterable[str] = ("pyarrow",),
+        prints: bool = False,
+    ) -> None:
+        self._watched = not (prints and sys.stdout.isatty())
+        self.stop = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self.signals = Signals(
+            self._interrupted, lambda: None, "the next run repeats the batch that was under way"
+        )
+        self._spark = spark
+        self._metrics = metrics
+        self._view = view
+        self._packages = tuple(packages)
+        self._notifier = Notifier()
+        self._show: Callable[[str], None] = lambda _: None
+        self._state = "starting Spark"
+
+    async def until_done(self, work: Work, *, if_stopped: str = "") -> None:
+        """Run the job in Spark.
+
+        Raises StoppedError if a signal came before the job began, or if the job raises it. With
+        ``if_stopped`` that text is logged instead, and Ended raised.
+        """
+        try:
+            await self._supervise(partial(self._in_spark, work))
+        except StoppedError:
+            if not if_stopped:
+                raise
+            log.warning("%s", if_stopped)
+            raise Ended(self.signals.exit_code(Exit.FAILURE)) from None
+
+    async def without_spark(self, work: Callable[[Callable[[Any], None]], object]) -> None:
+        """Run work that needs no Spark; it is given the function to report facts to."""
+        self._began()
+        await self._supervise(work)
+
+    async def _supervise(self, work: Callable[[Callable[[Any], None]], object]) -> None:
+        """Raises Ended if a second signal asked to leave at once, even if the work is done."""
+        loop = asyncio.get_running_loop()
+
+        def told(fact: Any) -> None:
+            loop.call_soon_threadsafe(self._told, fact)
+
+        try:
+            async with supervised(
+                self._notifier,
+                self._status,
+                listening_address(self._metrics.metrics_address),
+                self._view.metrics,
+            ):
+                with on_terminal(wanted=self._watched) as self._show:
+                    self._show(self._status())
+                    await asyncio.to_thread(work, told)
+        finally:
+            self._show = lambda _: None
+        if self.signals.urgent:
+            raise Ended(self.signals.exit_code(Exit.DONE))
+
+    def _in_spark(self, work: Work, told: Callable[[Any], None]) -> None:
+        """Called in a thread."""
+        with open_session(
+            self._spark.master,
+            session_conf(self._spark),
+            log_file=self._spark.spark_log or None,
+        ) as session:
+            if self.stop.is_set():
+                raise StoppedError
+            ship(session)
+            check_executors(session, self._packages)
+            self._loop.call_soon_threadsafe(self._began)
+            work(session, stop=self.stop, report=told)
+
+    def _began(self) -> None:
+        self._state = ""
+        self._notifier.ready()
+        self._show(self._view.line)
+
+    def _told(self, fact: Any) -> None:
+        line = self._view.add(fact)
+        if line:
+            log.info("%s", line)
+        self._show(self._view.line)
+
+    def _status(self) -> str:
+        return self._state or self._view.line
+
+    def _interrupted(self) -> None:
+        self._notifier.stopping()
+        self._state = "finishing what is under way"
+        self._show(f"{self._state}, Ctrl-C again to leave now")
+        self.stop.set()
+
+
+def session_conf(spark: SparkOptions) -> Mapping[str, str]:
+    """Properties of the session, of which --conf wins.
+
+    Parquet is compressed with zstd. On one machine 200 partitions, which are Spark's own, would
+    take seconds for each batch of an aggregation.
+    """
+    few = {"spark.sql.shuffle.partitions": "8"} if is_local(spark.master) else {}
+    return {_CODEC: "zstd", **few, **_properties(spark.conf)}
+
+
+def _properties(texts: Sequence[str]) -> dict[str, str]:
+    """Properties of ``KEY=VALUE`` texts; the last of a key counts."""
+    pairs = (text.partition("=") for text in texts)
+    return {name.strip(): value for name, _, value in pairs}

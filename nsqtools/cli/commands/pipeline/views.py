@@ -1,0 +1,192 @@
+"""The progress of a run of Spark: a line on a terminal, lines in a log, and metrics."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsqtools.config.units import counted
+from nsqtools.metrics import Metric, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nsqtools.metrics import Kind
+    from nsqtools.spark.progress import Progress, Totals
+
+log = logging.getLogger(__name__)
+
+_STATUS = logging.getLogger("nsqtools.status.pipeline")
+
+
+class View(Protocol):
+    """What a run has reported so far; used in the event loop."""
+
+    def add(self, fact: Any) -> str:
+        """Take a fact that the job reports; returns a line for the log, or nothing."""
+
+    @property
+    def line(self) -> str:
+        """The line that a terminal shows."""
+
+    def metrics(self) -> Iterator[Metric]:
+        """The values of now."""
+
+
+class StreamView:
+    """Batches of a streaming query.
+
+    ``verb`` is what becomes of messages, such as ``archived``. Without it, rows are counted that
+    need not be messages.
+    """
+
+    def __init__(self, verb: str = "") -> None:
+        from nsqtools.spark.progress import Totals
+
+        self._verb = verb
+        self.totals: Totals = Totals()
+        self._told: set[str] = set()
+
+    def add(self, fact: Progress) -> str:
+        """As View; logs each note of a batch once."""
+        self.totals.add(fact)
+        for note in fact.notes:
+            if note not in self._told:
+                log.warning("%s", note)
+        self._told.update(fact.notes)
+        if not fact.rows:
+            return ""
+        return f"batch {fact.batch}: {self._done(fact.rows, fact.written)}, {_details(fact)}"
+
+    @property
+    def line(self) -> str:
+        """As View."""
+        last = self.totals.last
+        text = self._done(self.totals.received, self.totals.written)
+        return f"{text}, {_details(last)}" if last else text
+
+    @property
+    def summary(self) -> str:
+        """One line about the whole run."""
+        totals = self.totals
+        what = self._done(totals.received, totals.written)
+        left_out = totals.received - totals.written
+        if self._verb and left_out > 0:
+            what += f", {left_out:,} left out by --where"
+        return f"{what} in {counted(totals.batches, 'batch', 'batches')}"
+
+    def _done(self, received: int, written: int) -> str:
+        if self._verb:
+            return f"{counted(written, 'message')} {self._verb}"
+        return f"{counted(received, 'message')} read, {counted(written, 'row')} written"
+
+    def metrics(self) -> Iterator[Metric]:
+        """As View, without what is not known yet."""
+        totals, last = self.totals, self.totals.last
+        name = "nsqtools_pipeline"
+        yield _metric(f"{name}_batches_total", "counter", "Batches that are done.", totals.batches)
+        yield _metric(
+            f"{name}_received_total", "counter", "Messages of these batches.", totals.received
+        )
+        yield _metric(
+            f"{name}_written_total", "counter", "Rows that were written of them.", totals.written
+        )
+        if last is None:
+            return
+        yield _metric(f"{name}_batch_seconds", "gauge", "What the last batch took.", last.seconds)
+        if last.backlog is not None:
+            yield _metric(f"{name}_backlog", "gauge", "Messages that wait in nsqd.", last.backlog)
+        if last.lag is not None:
+            yield _metric(
+                f"{name}_lag_seconds",
+                "gauge",
+                "From the publishing of a batch's newest message until it was done.",
+                last.lag,
+            )
+
+
+class StepView:
+    """The steps of a job, and how much of each is done, where that is known."""
+
+    def __init__(self) -> None:
+        self.line = ""
+        self._step = ""
+        self._done = self._total = 0
+
+    def add(self, fact: tuple[str, int, int]) -> str:
+        """Take a step, how much of it is done, and its size; 0 is not known."""
+        step, done, total = fact
+        is_new = step != self._step
+        self._step, self._done, self._total = fact
+        self.line = f"{step}, {done:,} of {total:,}" if total else step
+        return step if is_new else ""
+
+    def metrics(self) -> Iterator[Metric]:
+        """As View: the step under way, once there is one."""
+        if not self._step:
+            return
+        name = "nsqtools_pipeline_step"
+        step = {"step": self._step}
+        yield Metric(name, "gauge", "1 for the step under way.", [Sample(step, 1)])
+        yield _metric(f"{name}_done", "gauge", "How much of this step is done.", self._done)
+        if self._total:
+            yield _metric(f"{name}_size", "gauge", "How much this step has to do.", self._total)
+
+
+def _details(last: Progress) -> str:
+    """Rate, backlog, duration and lag of a batch, as far as they are known."""
+    parts = [f"{last.rate:,.0f}/s"] if last.rows else []
+    if last.backlog is not None:
+        parts.append(f"backlog {last.backlog:,}")
+    if last.rows:
+        parts.append(f"batch {last.seconds:.1f} s")
+    if last.lag is not None:
+        parts.append(f"lag {last.lag:.1f} s")
+    return ", ".join(parts) or "idle"
+
+
+def _metric(name: str, kind: Kind, text: str, value: float) -> Metric:
+    return Metric(name, kind, text, [Sample({}, value)])
+
+
+@contextmanager
+def on_terminal(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
+    """Yields a function that shows a line on the terminal in place of the last one.
+
+    Log lines appear above it. Without a terminal, with -q and with log lines in JSON nothing is
+    shown. The line has its own descriptor, since standard error is redirected while Spark starts.
+    """
+    if not (wanted and is_watched()):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
+
+    with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+        spinner = Spinner("dots")
+        console = Console(file=terminal)
+        with Live(spinner, console=console, redirect_stdout=False, transient=True):
+            yield lambda line: spinner.update(text=Text(line, overflow="ellipsis", no_wrap=True))
+
+
+def is_watched() -> bool:
+    """Whether standard error is a terminal and progress is wanted there."""
+    from nsqtools.cli.logs import JsonFormatter
+
+    handlers = logging.getLogger().handlers
+    as_json = any(isinstance(each.formatter, JsonFormatter) for each in handlers)
+    return sys.stderr.isatty() and not as_json and _STATUS.isEnabledFor(logging.WARNING)
+
+
+def conclude(summary: str) -> None:
+    """Print the summary of a run, on a terminal or with -v."""
+    if is_watched():
+        from nsqtools.cli.logs import show_status
+
+        show_status()
+    _STATUS.info("%s", summary)

@@ -1,0 +1,48 @@
+"""``nsqtools pub``: messages from arguments, files or standard input to a topic."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from nsqtools.cli.options import Command, options
+from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
+
+
+@click.command(
+    "pub",
+    cls=Command,
+    guide="pub",
+)
+@click.argument(
+    "messages",
+    nargs=-1,
+    metavar="[MESSAGE]...",
+    help="A message, or with --from-archive a file; none: read input.",
+)
+@options(target=TargetOptions, form=PubOptions, config=ProducerConfig)
+def pub(
+    *, messages: tuple[str, ...], target: TargetOptions, form: PubOptions, config: ProducerConfig
+) -> None:
+    """Publish messages to a topic.
+
+    Messages are arguments, or else the records of files or of standard input; with --from-archive
+    the arguments are files that were archived. A message counts as published when nsqd has said
+    so; exit status 4 says that some were refused.
+    """
+    import asyncio
+
+    from nsqtools.cli.commands.pub.publication import Publication
+
+    if messages and form.file:
+        raise click.UsageError("messages and --file exclude each other: give one kind")
+    if form.from_archive and not messages:
+        raise click.UsageError("--from-archive: no file is given")
+    job = Publication(target, form, config)
+    if form.from_archive:
+        asyncio.run(job.run(archives=messages))
+        return
+    if messages and form.pace != "max":
+        raise click.UsageError("--pace: messages have no timestamps")
+    asyncio.run(job.run([os.fsencode(message) for message in messages]))

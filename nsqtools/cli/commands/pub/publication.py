@@ -1,0 +1,349 @@
+"""The work of ``nsqtools pub``: reads records and publishes them, a window at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import stat
+import sys
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.cluster import addresses, with_secret
+from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.service import Signals
+from nsqtools.engine.concurrency import end
+from nsqtools.engine.producer import Producer
+from nsqtools.errors import ConfigError, PublishError, RecordError
+from nsqtools.policy.pace import Pace, Replay, parse_speed
+from nsqtools.records.compression import METHODS, method_of, plain_chunks, require, unpacked
+from nsqtools.records.envelope import timestamp_of
+from nsqtools.records.layout import Layout
+from nsqtools.records.readers import Reader, Whole, drop_empty, make_reader
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from typing import Any, BinaryIO
+
+    from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
+
+log = logging.getLogger(__name__)
+
+_STDIN = 0
+
+# One read is one batch: what a slow producer wrote goes out at once, and a fast one fills reads.
+_READ_SIZE = 256 << 10
+
+# Batches on their way. More only queue in nsqd's socket.
+_WINDOW = 8
+
+_PROGRESS_INTERVAL = 0.25
+
+
+class Publication:
+    """One run of ``pub``; raises ConfigError for options that contradict each other."""
+
+    def __init__(self, target: TargetOptions, form: PubOptions, config: ProducerConfig) -> None:
+        self._topic = target.topic
+        self._nsqds = addresses(target.nsqd_tcp_address)
+        self._form = form
+        self._config = with_secret(config)
+        self._pace = Pace(form.rate)
+        speed = parse_speed(form.pace)
+        if speed and not form.json:
+            raise ConfigError(f"--pace {form.pace}: needs --json, whose records have timestamps")
+        self._replay = Replay(speed) if speed else None
+        self._timestamps: list[int] = []  # of the records that the reader returns
+        self._defer = form.defer or None
+        self._show_progress = sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)
+        self._published = 0
+        self._refused = 0
+        self._read = 0
+        self._reason = ""
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._cut_off = False
+        self._reading: asyncio.Task[None] | None = None
+        self._new_reader()
+
+    async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> None:
+        """Publish the messages, the records of the archives, or else of the input.
+
+        Raises Ended if some were refused or not read; ConfigError, before anything is published,
+        for a file that cannot be read or a message that is not JSON as it should be. The first
+        signal ends reading, and what was read is published; the second ends that too.
+        """
+        files = () if messages else archives or self._form.file or ("-",)
+        _check(files, archived=bool(archives))
+        if self._form.json:
+            messages = self._bodies(messages)
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(self._work(messages, files))
+        signals = Signals(
+            lambda: (self._reading or work).cancel(),
+            work.cancel,
+            "what was on its way may be published or not",
+        )
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not signals.seen:
+                raise
+        except RecordError as error:
+            raise RecordError(f"{error}; {self._published} published before it") from error
+        log.info("%d messages published", self._published)
+        if self._refused:
+            log.error(
+                "%d of %d messages were not published%s: %s",
+                self._refused,
+                self._refused + self._published,
+                ", and the rest of the input was not read" if self._cut_off else "",
+                self._reason,
+            )
+        if signals.seen:
+            log.error("stopped before the end of the input, %d published", self._published)
+            raise Ended(signals.exit_code(Exit.FAILURE))
+        if self._refused or self._cut_off:
+            raise Ended(Exit.FAILURE if self._cut_off else Exit.PARTIAL)
+
+    def _bodies(self, messages: Sequence[bytes]) -> list[bytes]:
+        """The bodies of messages that are lines of JSON."""
+        try:
+            return [*self._reader.feed(b"\n".join(messages)), *self._reader.finish()]
+        except RecordError as error:
+            raise ConfigError(f"messages of the command line, {error}") from error
+
+    async def _work(self, messages: Sequence[bytes], files: Sequence[str]) -> None:
+        loop = asyncio.get_running_loop()
+        async with Producer(self._nsqds, self._config) as self._producer:
+            progress = [loop.create_task(self._report(loop.time()))] if self._show_progress else []
+            self._reading = loop.create_task(
+                self._send_input(files) if files else self._send(messages)
+            )
+            try:
+                await asyncio.wait([self._reading])
+                await self._settle(0)
+            finally:
+                await end((self._reading, *self._under_way, *progress))
+                if progress:
+                    sys.stderr.write("\r\x1b[K")
+        self._reading.result()
+
+    async def _send_input(self, files: Sequence[str]) -> None:
+        for file in files:
+            try:
+                await self._send_file(file)
+            except RecordError as error:
+                if file == "-":
+                    raise
+                raise RecordError(f"{file}: {error}") from error
+            if self._cut_off:
+                return
+            self._new_reader()
+
+    async def _send_file(self, file: str) -> None:
+        async for chunk in _read_archive(file) if self._form.from_archive else _read(file):
+            await self._send(self._reader.feed(chunk))
+            if self._cut_off:
+                return
+        await self._send(self._reader.finish())
+
+    async def _send(self, records: Sequence[bytes]) -> None:
+        """Publish records at the pace that the options set, a window of batches at a time."""
+        kept = drop_empty(records)
+        timestamps = self._take_timestamps(records)
+        loop = asyncio.get_running_loop()
+        start = 0
+        while start < len(kept) and not self._cut_off:
+            stop = len(kept)
+            if self._replay:
+                await self._rest(self._replay.delay(timestamps[start], now=loop.time()))
+                stop = min(stop, start + self._replay.burst(timestamps, start, now=loop.time()))
+            stop = start + self._pace.burst(stop - start)
+            await self._rest(self._pace.delay(stop - start, now=loop.time()))
+            await self._settle(_WINDOW - 1)
+            self._under_way.add(loop.create_task(self._publish(kept[start:stop])))
+            start = stop
+        self._read += len(kept)
+
+    def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
+        """The timestamps of records that are not empty; none unless they are to be replayed."""
+        taken = self._timestamps[:]
+        self._timestamps.clear()  # the reader adds to it
+        return [at for at, record in zip(taken, records, strict=True) if record] if taken else taken
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait, but stop waiting when nothing can be published any more."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0 and self._under_way and not self._cut_off:
+            await self._one_done(within=left)
+        if left > 0 and not self._cut_off:
+            await asyncio.sleep(left)
+
+    async def _publish(self, bodies: Sequence[bytes]) -> None:
+        refused = 0
+        try:
+            await self._producer.publish(self._topic, bodies, defer=self._defer)
+        except PublishError as error:
+            refused = len(error.refused)
+            self._reason = self._reason or str(error)
+            self._cut_off = self._cut_off or not error.permanent
+        self._refused += refused
+        self._published += len(bodies) - refused
+
+    async def _settle(self, most: int) -> None:
+        """Wait until at most this many batches are under way."""
+        while len(self._under_way) > most:
+            await self._one_done()
+
+    async def _one_done(self, within: float | None = None) -> None:
+        done, self._under_way = await asyncio.wait(
+            self._under_way, timeout=within, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()
+
+    def _new_reader(self) -> None:
+        form = self._form
+        # What is over max_msg_size is refused alone; only what is far over ends the reading.
+        max_size = max(self._config.max_msg_size, self._config.max_body_size)
+        layout = Layout.choose(
+            json=form.json,
+            length_prefix=form.length_prefix,
+            delimiter=form.delimiter,
+            null=form.null,
+        )
+        self._reader: Reader = Whole(max_size=max_size)
+        if not form.whole:
+            self._reader = make_reader(
+                layout,
+                max_size=max_size,
+                complete=form.from_archive,
+                observe=self._note_timestamp if self._replay else None,
+            )
+
+    def _note_timestamp(self, envelope: dict[str, Any]) -> None:
+        self._timestamps.append(timestamp_of(envelope))
+
+    async def _report(self, started: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_PROGRESS_INTERVAL)
+            rate = self._published / (loop.time() - started)
+            sys.stderr.write(f"\r\x1b[K{self._published:,} published, {rate:,.0f}/s")
+            sys.stderr.flush()
+
+
+def _check(files: Sequence[str], *, archived: bool) -> None:
+    """Raise ConfigError for a file that cannot be read or decompressed."""
+    for file in files:
+        name = f"{'--from-archive' if archived else '--file'} {file}"
+        try:
+            if file == "-" and not archived:
+                if fcntl.fcntl(_STDIN, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+                    raise ConfigError("standard input: closed, or not open for reading")
+                continue
+            status = os.stat(file)
+            if not stat.S_ISFIFO(status.st_mode):  # the writer of one would see us leave
+                os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))
+        except OSError as error:
+            raise ConfigError(f"{name}: {error.strerror}") from error
+        if stat.S_ISDIR(status.st_mode):
+            raise ConfigError(f"{name}: is a directory")
+        if not archived:
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{name}: is no file that can be read twice")
+        compression = method_of(file)
+        if compression != "none" and not status.st_size:
+            raise ConfigError(f"{name}: empty: not even one {METHODS[compression].noun}")
+        require(compression)
+
+
+async def _read(file: str) -> AsyncIterator[bytes]:
+    """Chunks of a file, or of standard input for ``-``, as they come; raises RecordError."""
+    fd = _STDIN
+    try:
+        if file != "-":
+            fd = os.open(file, os.O_RDONLY)
+        elif os.isatty(fd):
+            log.warning("reading messages from the terminal, one a line; Ctrl-D ends")
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        while True:
+            await (asyncio.sleep(0) if is_file else _readable(fd))
+            if not (chunk := os.read(fd, _READ_SIZE)):
+                return
+            yield chunk
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecordError(f"standard input: {reason}" if file == "-" else reason) from error
+    finally:
+        if fd != _STDIN:
+            os.close(fd)
+
+
+async def _readable(fd: int) -> None:
+    """Wait until a read does not block, leaving the flags of a shared stdin alone."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def found() -> None:
+        # At once: called again after the read, it would announce what is no longer there.
+        loop.remove_reader(fd)
+        ready.set_result(None)
+
+    try:
+        loop.add_reader(fd, found)
+    except PermissionError:  # /dev/null and its like never block
+        return
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+async def _read_archive(file: str) -> AsyncIterator[bytes]:
+    """The plain bytes of a file up to a damaged member, for which RecordError is raised then.
+
+    What is compressed is read twice, because a checksum comes after what it vouches for, and what
+    a damaged member says must not be published.
+    """
+    compression = method_of(file)
+    left, damage = sys.maxsize, ""
+    try:
+        with _open(file) as source:
+            if compression != "none":
+                # If this is cancelled, the thread ends because the file is closed.
+                left, damage = await asyncio.to_thread(_whole, source, compression)
+                source.seek(0)
+            for chunk in plain_chunks(source, compression) if left else ():
+                piece = chunk[:left]
+                for start in range(0, len(piece), _READ_SIZE):
+                    yield piece[start : start + _READ_SIZE]
+                    await asyncio.sleep(0)
+                left -= len(piece)
+                if not left:
+                    break
+    except OSError as error:
+        raise RecordError(error.strerror or str(error)) from error
+    if damage:
+        yield b""  # so that the reader can say what it found before that
+        raise RecordError(damage)
+
+
+def _open(file: str) -> BinaryIO:
+    return open(file, "rb")
+
+
+def _whole(source: BinaryIO, compression: str) -> tuple[int, str]:
+    """Count the plain bytes of whole members; with the fault of the next member, if it has one."""
+    good = total = 0
+    try:
+        for data, end in unpacked(source, compression, strict=False):
+            total += len(data)
+            if end:
+                good = total
+    except RecordError as error:
+        return good, str(error)
+    return good, ""

@@ -1,0 +1,167 @@
+"""``nsqtools relay``: topics to topics of another nsqd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli.options import Command, options
+from nsqtools.config import (
+    ConsumerConfig,
+    DeadLetterOptions,
+    MetricsOptions,
+    ProducerConfig,
+    RelayOptions,
+    SourceOptions,
+    StopOptions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nsqtools.engine.loops import LoopGuard
+    from nsqtools.sinks.relay.sink import RelaySink
+
+_AHEAD = 10.0
+"""Seconds that messages may wait here for their turn when there is a rate."""
+
+
+@click.command(
+    "relay",
+    cls=Command,
+    guide="relay",
+)
+@options(
+    source=(SourceOptions, {"channel": "nsq_to_nsq"}),
+    relaying=RelayOptions,
+    dead=DeadLetterOptions,
+    stop=StopOptions,
+    metrics=MetricsOptions,
+    target=(ProducerConfig, {"mode": "hostpool"}),
+    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
+)
+def relay(
+    *,
+    source: SourceOptions,
+    relaying: RelayOptions,
+    dead: DeadLetterOptions,
+    stop: StopOptions,
+    metrics: MetricsOptions,
+    config: ConsumerConfig,
+    target: ProducerConfig,
+) -> int:
+    """Relay topics to topics of another nsqd.
+
+    A message is finished once the destination has it. It goes to the topic of the same name unless
+    told otherwise, and as it is unless rules filter or edit it.
+    """
+    import asyncio
+
+    from nsqtools.cli.cluster import beside_producer
+    from nsqtools.cli.logs import show_status
+    from nsqtools.cli.service import consume
+
+    config = beside_producer(config)
+    if relaying.status_every or stop.until_empty:
+        show_status()
+
+    async def work() -> int:
+        sink = _sink(source, relaying, dead, stop, config, target)
+        consuming = _slowed(config, relaying)
+        return await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
+
+    return asyncio.run(work())
+
+
+def _sink(
+    source: SourceOptions,
+    options: RelayOptions,
+    dead: DeadLetterOptions,
+    stop: StopOptions,
+    config: ConsumerConfig,
+    target: ProducerConfig,
+) -> RelaySink:
+    """The sink that relays these topics; connects nowhere yet. Raises ConfigError."""
+    from nsqtools.cli.cluster import addresses, with_secret
+    from nsqtools.cli.postbox import Postbox, check_dead_letter_topic, letters_over_http
+    from nsqtools.engine.producer import Producer
+    from nsqtools.policy.pace import Pace
+    from nsqtools.sinks.deadletters import make_dead_letters
+    from nsqtools.sinks.relay.filter import destinations, make_filter
+    from nsqtools.sinks.relay.sink import RelaySink
+
+    config, target = with_secret(config), with_secret(target)
+    goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
+    check_dead_letter_topic(source, dead)
+    rules = make_filter(
+        require_field=options.require_json_field,
+        require_value=options.require_json_value,
+        whitelist=options.whitelist_json_field,
+        pass_invalid=options.pass_invalid,
+        where=options.where,
+        edits=options.set,
+    )
+    postbox = Postbox(source, config)
+    post, close_post = letters_over_http() if dead.dead_letter_url else (None, None)
+
+    async def close() -> None:
+        await postbox.close()
+        if close_post:
+            await close_post()
+
+    return RelaySink(
+        Producer(addresses(options.destination_nsqd_tcp_address), target),
+        goals,
+        rules,
+        make_dead_letters(dead, publish=postbox.publish, post=post),
+        guard=_guard(goals, source, options, stop, config, target),
+        defer=options.defer or None,
+        pace=Pace(options.rate),
+        status_every=options.status_every,
+        on_close=close,
+    )
+
+
+def _slowed(config: ConsumerConfig, options: RelayOptions) -> ConsumerConfig:
+    """With --rate, no more messages in flight than can be published in ten seconds."""
+    from math import ceil
+
+    if not options.rate:
+        return config
+    most = max(1, ceil(options.rate * _AHEAD))
+    return config.with_values(max_in_flight=min(config.max_in_flight, most))
+
+
+def _guard(
+    goals: Mapping[str, str],
+    source: SourceOptions,
+    options: RelayOptions,
+    stop: StopOptions,
+    config: ConsumerConfig,
+    target: ProducerConfig,
+) -> LoopGuard | None:
+    """A guard against loops, if a topic would come back from an nsqd on both sides."""
+    from nsqtools.cli.cluster import addresses
+    from nsqtools.sinks.relay.filter import find_loops
+
+    loops = find_loops(goals)
+    if not loops:
+        return None
+    from nsqtools.engine.loops import LoopGuard, Side
+
+    lookupds = source.lookupd_http_address
+    return LoopGuard(
+        loops,
+        Side(
+            config,
+            () if lookupds else addresses(source.nsqd_tcp_address),
+            lookupds,
+            stop.nsqd_http_address,
+        ),
+        Side(
+            target,
+            addresses(options.destination_nsqd_tcp_address),
+            http=options.destination_nsqd_http_address,
+        ),
+    )

@@ -1,0 +1,68 @@
+"""``nsqtools sandbox``: an embedded nsqd and nsqlookupd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.options import Command, options
+from nsqtools.config import NsqdOptions, SandboxOptions
+
+if TYPE_CHECKING:
+    from nsqtools.sandbox import Sandbox
+
+
+@click.command(
+    "sandbox",
+    cls=Command,
+    guide="sandbox",
+)
+@options(where=SandboxOptions, nsqd=NsqdOptions)
+def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:
+    """Run an embedded nsqd and nsqlookupd, in memory.
+
+    They speak the protocols of the real ones, for demonstrations and for tests of consumers and
+    producers without Go. Missing are HTTPS, auth servers, text stats, /config and /debug. What is
+    published is gone when the command ends; it runs until SIGINT or SIGTERM.
+    """
+    import asyncio
+
+    from nsqtools.cli.service import until_signal
+
+    return asyncio.run(until_signal(_serve(where, nsqd)))
+
+
+async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> int:
+    import asyncio
+
+    from nsqtools.sandbox import Sandbox
+
+    async with Sandbox(where, nsqd) as running:
+        click.echo(_addresses(running) if where.port == 0 else _welcome(running, where))
+        await asyncio.Event().wait()
+        return Exit.DONE
+
+
+def _addresses(running: Sandbox) -> str:
+    import json
+
+    found = {
+        "nsqd_tcp_address": running.nsqd_tcp_address,
+        "nsqd_http_address": running.nsqd_http_address,
+        "lookupd_tcp_address": running.lookupd_tcp_address,
+        "lookupd_http_address": running.lookupd_http_address,
+    }
+    return json.dumps({name: str(address) for name, address in found.items()})
+
+
+def _welcome(running: Sandbox, where: SandboxOptions) -> str:
+    lines = [
+        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}",
+        f"nsqlookupd  {running.lookupd_tcp_address}, HTTP {running.lookupd_http_address}",
+    ]
+    if where.seed_topic:
+        lines.append(f"{where.rate:g} events a second go to the topic {where.seed_topic}.")
+    lines.append("All is in memory and ends with this program; Ctrl-C ends it.")
+    return "\n".join(lines)

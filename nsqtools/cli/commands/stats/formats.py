@@ -1,0 +1,363 @@
+"""Reports as text: tables, nsq_stat's columns, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nsqtools.cli.exits import one_line
+from nsqtools.cli.output import Layout, rows_text
+from nsqtools.config.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from nsqtools.cli.commands.stats.report import Consumer, Report
+    from nsqtools.engine.cluster import Snapshot
+    from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
+    from nsqtools.policy.rates import Row
+
+    Columns = Mapping[str, Callable[[Any], Any]]
+    """The names that CSV and JSON have for values, and how each value is read."""
+
+HEADER_EVERY = 25
+"""Lines from one header to the next (``nsq_stat.go``)."""
+
+_RULE = (
+    "------rate------+----------------depth----------------+--------------metadata---------------"
+)
+_TITLES = (
+    f"{'ingress':>7} {'egress':>7} | {'total':>7} {'mem':>7} {'disk':>7} {'inflt':>5} {'def':>5} | "
+    f"{'req':>7} {'t-o':>7} {'msgs':>12} {'clients':>7}"
+)
+
+
+class Lines:
+    """Lines with nsq_stat's columns: a header, and again each 25 lines.
+
+    ``single`` is for one channel: exactly nsq_stat's output, with notes behind it if there are
+    any. Else topic and channel (``-``: the topic itself) stand behind the columns, and a blank
+    line ends each report.
+    """
+
+    def __init__(self, *, single: bool) -> None:
+        self._single = single
+        self._since: int | None = None
+
+    def add(self, report: Report) -> str:
+        """The text of a report, each line with its end."""
+        lines = [self._line(row, report) for row in report.rows]
+        header = [_RULE, _TITLES]
+        if not self._single:
+            header = [f"{_RULE}+", f"{_TITLES} | topic channel"]
+        if not lines:
+            return ""
+        if self._since is None:
+            self._since = 1  # nsq_stat counts the sample that is for the rates alone
+        elif self._since < HEADER_EVERY:
+            header = []
+        else:
+            self._since = 0
+        self._since += len(lines)
+        end = [] if self._single else [""]
+        return "".join(f"{line}\n" for line in (*header, *lines, *end))
+
+    def _line(self, row: Row, report: Report) -> str:
+        notes = noted(row, report)
+        names = "" if self._single else f" | {one_line(row.topic)} {one_line(row.channel) or '-'}"
+        if notes and self._single:
+            names = " |"
+        return f"{_numbers(row)}{names}{''.join(f' {note}' for note in notes)}"
+
+
+def _numbers(row: Row) -> str:
+    """nsq_stat's columns; a rate that is not known yet is ``-``."""
+    own = row.totals
+    return (
+        f"{_rate(row.ingress):>7} {_rate(row.egress):>7} | "
+        f"{own.depth:>7} {own.depth - own.backend_depth:>7} {own.backend_depth:>7} "
+        f"{own.in_flight:>5} {own.deferred:>5} | "
+        f"{own.requeues:>7} {own.timeouts:>7} {own.messages:>12} {own.clients:>7}"
+    )
+
+
+def noted(row: Row, report: Report) -> list[str]:
+    """Notes without a column: ``paused``, ``missing=1`` (nsqds), ``p99=1.5s`` (to FIN)."""
+    percentiles = report.latencies.get((row.topic, row.channel), ())
+    return [
+        *(["paused"] if row.totals.paused else []),
+        *([f"missing={row.missing}"] if row.missing else []),
+        *(f"{_percentile(q)}={_rough(seconds)}" for q, seconds in percentiles),
+    ]
+
+
+def style_of(row: Row) -> str:
+    """The colour of a row on a terminal: trouble stands out, a topic's own row is dim."""
+    if row.missing:
+        return "red"
+    return "yellow" if row.totals.paused else "" if row.channel else "dim"
+
+
+def _percentile(quantile: float) -> str:
+    """``p99`` or ``p99.9``."""
+    return f"p{quantile * 100:g}"
+
+
+def _rough(seconds: float) -> str:
+    """A duration of three digits."""
+    return format_duration(float(f"{seconds:.3g}")) if seconds < 60 else f"{seconds:.0f}s"
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else str(round(rate))
+
+
+def _compression(client: ClientStats) -> str:
+    """The compression of the connection, or nothing."""
+    return "snappy" if client.snappy else "deflate" if client.deflate else ""
+
+
+class Tables:
+    """Each report as a table with a line for each silent nsqd, or in a pipe as rows."""
+
+    def __init__(self, *, consumers: bool = False) -> None:
+        self._consumers = consumers
+
+    def add(self, report: Report) -> str:
+        """The text of a report, which ends in a blank line."""
+        if self._consumers:
+            cells = [_consumer_cells(each) for each in report.consumers or ()]
+            text = rows_text(_CONSUMER_HEADER, cells, Layout(range(2, 8), cut=2))
+        else:
+            cells = [_cells(row, report) for row in report.rows]
+            styles = [_STYLES[style_of(row)] for row in report.rows]
+            text = rows_text(_HEADER, cells, Layout(range(2, 12), cut=2), styles)
+        errors = report.silent if sys.stdout.isatty() else ()
+        silent = (click.style(f"no answer: {one_line(error)}", fg="red") for error in errors)
+        return "".join([text, *(f"{line}\n" for line in silent), "\n"])
+
+
+_STYLES: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "dim": {"dim": True},
+    "red": {"fg": "red"},
+    "yellow": {"fg": "yellow"},
+}
+_HEADER = (
+    *("topic", "channel", "in/s", "out/s", "depth", "disk", "inflt", "def"),
+    *("req", "t-o", "msgs", "clients", "notes"),
+)
+_CONSUMER_HEADER = (
+    *("topic", "channel", "rdy", "inflt", "fin/s", "req/s", "fin", "req"),
+    *("tls", "comp", "auth", "nsqd", "host", "agent"),
+)
+
+
+def _cells(row: Row, report: Report) -> Sequence[str]:
+    own = row.totals
+    counts = (own.depth, own.backend_depth, own.in_flight, own.deferred)
+    since = (own.requeues, own.timeouts, own.messages, own.clients)
+    return (
+        *(one_line(row.topic), one_line(row.channel) or "-"),
+        *map(_exact_rate, (row.ingress, row.egress)),
+        *(f"{each:,}" for each in (*counts, *since)),
+        " ".join(noted(row, report)),
+    )
+
+
+def _consumer_cells(each: Consumer) -> Sequence[str]:
+    own = each.stats
+    return (
+        *(one_line(each.topic), one_line(each.channel)),
+        *map(str, (own.ready_count, own.in_flight)),
+        *map(_rate, (each.finish_rate, each.requeue_rate)),
+        *map(str, (own.finish_count, own.requeue_count)),
+        *("yes" if own.tls else "", _compression(own), "yes" if own.authed else ""),
+        *(each.nsqd, one_line(own.hostname), one_line(own.user_agent)),
+    )
+
+
+def _exact_rate(value: float | None) -> str:
+    """Per second, with a decimal where it is low; ``-`` while it is not known."""
+    return "-" if value is None else f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
+
+
+def clock(at: float) -> str:
+    """RFC 3339 in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+_ROW: Columns = {
+    "ingress": attrgetter("ingress"),
+    "egress": attrgetter("egress"),
+    "depth": attrgetter("totals.depth"),
+    "memory_depth": lambda row: row.totals.depth - row.totals.backend_depth,
+    "backend_depth": attrgetter("totals.backend_depth"),
+    "in_flight": attrgetter("totals.in_flight"),
+    "deferred": attrgetter("totals.deferred"),
+    "requeues": attrgetter("totals.requeues"),
+    "timeouts": attrgetter("totals.timeouts"),
+    "messages": attrgetter("totals.messages"),
+    "clients": attrgetter("totals.clients"),
+    "requeue_rate": attrgetter("requeue_rate"),
+    "timeout_rate": attrgetter("timeout_rate"),
+    "paused": attrgetter("totals.paused"),
+}
+_CONSUMER: Columns = {
+    "nsqd": attrgetter("nsqd"),
+    "hostname": attrgetter("stats.hostname"),
+    "client_id": attrgetter("stats.client_id"),
+    "user_agent": attrgetter("stats.user_agent"),
+    "remote_address": attrgetter("stats.remote_address"),
+    "state": attrgetter("stats.state"),
+    "ready_count": attrgetter("stats.ready_count"),
+    "in_flight": attrgetter("stats.in_flight"),
+    "finish_rate": attrgetter("finish_rate"),
+    "requeue_rate": attrgetter("requeue_rate"),
+    "messages": attrgetter("stats.message_count"),
+    "finished": attrgetter("stats.finish_count"),
+    "requeued": attrgetter("stats.requeue_count"),
+    "connected": lambda each: clock(each.stats.connect_ts),
+    "tls": attrgetter("stats.tls"),
+    "compression": lambda each: _compression(each.stats) or None,
+    "authed": attrgetter("stats.authed"),
+}
+_TOPIC_PART: Columns = {
+    "depth": attrgetter("depth"),
+    "backend_depth": attrgetter("backend_depth"),
+    "messages": attrgetter("message_count"),
+    "message_bytes": attrgetter("message_bytes"),
+    "paused": attrgetter("paused"),
+}
+_CHANNEL_PART: Columns = {
+    "depth": attrgetter("depth"),
+    "backend_depth": attrgetter("backend_depth"),
+    "in_flight": attrgetter("in_flight"),
+    "deferred": attrgetter("deferred"),
+    "requeues": attrgetter("requeue_count"),
+    "timeouts": attrgetter("timeout_count"),
+    "messages": attrgetter("message_count"),
+    "clients": attrgetter("client_count"),
+    "paused": attrgetter("paused"),
+}
+_NAMES: Columns = {"topic": attrgetter("topic"), "channel": attrgetter("channel")}
+_NSQDS: Columns = {"nsqds": attrgetter("nodes"), "missing": attrgetter("missing")}
+
+
+def _values(columns: Columns, each: object) -> dict[str, Any]:
+    return {name: value(each) for name, value in columns.items()}
+
+
+class Csv:
+    """RFC 4180 but for the line ends; a rate that is not known is empty."""
+
+    def __init__(self, *, consumers: bool = False) -> None:
+        self._consumers = consumers
+        self._columns = {**_NAMES, **(_CONSUMER if consumers else {**_ROW, **_NSQDS})}
+        self._begun = False
+
+    def add(self, report: Report) -> str:
+        """The text of a report, the first time after a header."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if not self._begun:
+            writer.writerow(("time", *self._columns))
+        self._begun = True
+        time = clock(report.at)
+        for each in (report.consumers or ()) if self._consumers else report.rows:
+            values = _values(self._columns, each).values()
+            writer.writerow((time, *map(_csv_cell, values)))
+        return text.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    match value:
+        case str():
+            return one_line(value)
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:.3f}"
+    return value
+
+
+class JsonLines:
+    """An object a line, with all that is known."""
+
+    def add(self, report: Report) -> str:
+        """The text of a report."""
+        return json.dumps(_as_json(report)) + "\n"
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    """Topics with their channels, each with its parts by nsqd; all nsqds and nsqlookupds."""
+    parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    consumers: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for name, stats in report.snapshot.stats.items():
+        for topic in stats.topics:
+            part = _part(name, _TOPIC_PART, topic)
+            parts.setdefault((topic.name, ""), []).append(part)
+            for channel in topic.channels:
+                part = _part(name, _CHANNEL_PART, channel)
+                parts.setdefault((topic.name, channel.name), []).append(part)
+    for each in report.consumers or ():
+        consumers.setdefault((each.topic, each.channel), []).append(_values(_CONSUMER, each))
+    found: dict[str, dict[str, Any]] = {}
+    for row in report.rows:
+        key = (row.topic, row.channel)
+        entry = {
+            **_values(_ROW, row),
+            "missing": row.missing,
+            "latency": _percentiles(report.latencies.get(key, ())),
+            "nsqds": parts.get(key, []),
+        }
+        above = found.setdefault(row.topic, {"topic": row.topic, "channels": []})
+        if row.channel:
+            more = {"consumers": consumers.get(key, [])} if report.consumers is not None else {}
+            above["channels"].append({"channel": row.channel, **entry, **more})
+        else:
+            found[row.topic] = {"topic": row.topic, **entry, "channels": above["channels"]}
+    snapshot = report.snapshot
+    return {
+        "time": clock(report.at),
+        "interval": None if report.elapsed is None else round(report.elapsed, 6),
+        "topics": list(found.values()),
+        "nsqds": [_nsqd(name, snapshot) for name in snapshot.nodes],
+        "lookupds": [
+            {"lookupd": name, "error": _text(error)} for name, error in snapshot.lookupds.items()
+        ],
+    }
+
+
+def _nsqd(name: str, snapshot: Snapshot) -> dict[str, Any]:
+    node, said = snapshot.nodes[name], snapshot.stats.get(name)
+    return {
+        "nsqd": name,
+        "broadcast": str(node.tcp) if node.tcp else None,
+        "hostname": node.hostname,
+        "version": said.version if said else node.version,
+        "health": said.health if said else None,
+        "start_time": said.start_time if said else None,
+        "error": _text(snapshot.failures.get(name)),
+    }
+
+
+def _part(nsqd: str, columns: Columns, each: TopicStats | ChannelStats) -> dict[str, Any]:
+    measured = each.latency.percentiles if each.latency and each.latency.count else ()
+    return {"nsqd": nsqd, **_values(columns, each), "latency": _percentiles(measured)}
+
+
+def _text(error: object) -> str | None:
+    return None if error is None else str(error)
+
+
+def _percentiles(percentiles: Iterable[tuple[float, float]]) -> dict[str, float] | None:
+    """Seconds by ``p99``, or None."""
+    return {_percentile(q): seconds for q, seconds in percentiles} or None

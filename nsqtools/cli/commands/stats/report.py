@@ -1,0 +1,143 @@
+"""One report of a cluster: rows with rates, consumers, and the errors of silent nsqds."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsqtools.errors import UnreachableError
+from nsqtools.policy.rates import Rates, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from nsqtools.config import StatsOptions
+    from nsqtools.engine.cluster import Cluster, Snapshot
+    from nsqtools.net.http.replies import ChannelStats, ClientStats, Latency, TopicStats
+    from nsqtools.policy.rates import Key, Row
+
+Percentiles = tuple[tuple[float, float], ...]
+"""Pairs of a quantile and seconds."""
+
+
+class Consumer(NamedTuple):
+    """A client of a channel on one nsqd; rates are per second, None if they are not known yet."""
+
+    topic: str
+    channel: str
+    nsqd: str
+    stats: ClientStats
+    finish_rate: float | None
+    requeue_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``at`` is in seconds since the epoch, ``elapsed`` the time since the report before.
+
+    ``consumers`` is None unless they were asked for. ``latencies`` are those of the slowest nsqd,
+    by topic and channel, where nsqd keeps them.
+    """
+
+    at: float
+    elapsed: float | None
+    rows: Sequence[Row]
+    consumers: Sequence[Consumer] | None
+    latencies: Mapping[Key, Percentiles]
+    snapshot: Snapshot
+
+    @property
+    def silent(self) -> list[str]:
+        """The errors of nsqds that do not answer."""
+        return [str(error) for error in self.snapshot.failures.values()]
+
+
+class Reporter:
+    """Asks a cluster again and again."""
+
+    def __init__(self, cluster: Cluster, asked: StatsOptions) -> None:
+        self._cluster = cluster
+        self._asked = asked
+        self._rates = Rates()
+        self._consumers = ConsumerRates()
+        self._before: float | None = None
+
+    async def report(self) -> Report:
+        """Ask once. The first time raises UnreachableError if no nsqd answers or is listed."""
+        topic, channel = self._asked.topic or None, self._asked.channel or None
+        look = self._cluster.poll if self._before is None else self._cluster.look
+        at = time.time()
+        snapshot = await look(topic, channel, include_clients=self._asked.clients)
+        if self._before is None and not (snapshot.nodes or any(snapshot.listed.values())):
+            fix = "start nsqd with --lookupd-tcp-address"
+            raise UnreachableError(f"no nsqlookupd lists an nsqd: {fix}")
+        rows = self._rates.record(snapshot.samples(), snapshot.topics())
+        elapsed = None if self._before is None else snapshot.at - self._before
+        self._before = snapshot.at
+        return Report(
+            at,
+            elapsed,
+            shown(rows, self._asked.channel),
+            self._consumers.record(snapshot) if self._asked.clients else None,
+            latencies(snapshot),
+            snapshot,
+        )
+
+
+class ConsumerRates:
+    """Rates of each connection, from its counts in two reports."""
+
+    def __init__(self) -> None:
+        self._before: dict[object, tuple[float, ClientStats]] = {}
+
+    def record(self, snapshot: Snapshot) -> list[Consumer]:
+        """All consumers by topic, channel and nsqd."""
+        found: dict[object, Consumer] = {}
+        for name, topic, channel in channels_of(snapshot):
+            for client in channel.clients:
+                where = (topic.name, channel.name, name)
+                identity = (*where, client.remote_address, client.connect_ts)
+                at, before = self._before.get(identity, (math.inf, client))
+                elapsed = snapshot.time(name) - at
+                if elapsed <= 0:
+                    found[identity] = Consumer(*where, client, None, None)
+                else:
+                    found[identity] = Consumer(
+                        *where,
+                        client,
+                        max(0.0, (client.finish_count - before.finish_count) / elapsed),
+                        max(0.0, (client.requeue_count - before.requeue_count) / elapsed),
+                    )
+        self._before = {
+            identity: (snapshot.time(each.nsqd), each.stats) for identity, each in found.items()
+        }
+        return sorted(
+            found.values(), key=lambda each: (*each[:3], each.stats.hostname, each.stats.client_id)
+        )
+
+
+def channels_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats, ChannelStats]]:
+    """Every channel of every nsqd that answered, with the nsqd's name and its topic."""
+    for name, stats in snapshot.stats.items():
+        for topic in stats.topics:
+            for channel in topic.channels:
+                yield name, topic, channel
+
+
+def latencies(snapshot: Snapshot) -> dict[Key, Percentiles]:
+    """The highest value of each percentile over all nsqds, since percentiles do not add up."""
+    worst: dict[Key, dict[float, float]] = {}
+
+    def add(key: Key, latency: Latency | None) -> None:
+        for quantile, seconds in latency.percentiles if latency and latency.count else ():
+            known = worst.setdefault(key, {})
+            known[quantile] = max(known.get(quantile, 0.0), seconds)
+
+    for stats in snapshot.stats.values():
+        for topic in stats.topics:
+            add((topic.name, ""), topic.latency)
+            for channel in topic.channels:
+                add((topic.name, channel.name), channel.latency)
+    return {key: tuple(sorted(known.items(), reverse=True)) for key, known in worst.items()}

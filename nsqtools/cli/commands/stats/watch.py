@@ -1,0 +1,292 @@
+"""``stats --watch``: the live view on the alternate screen of the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+import termios
+import tty
+from collections import deque
+from typing import TYPE_CHECKING, Self
+
+from nsqtools.cli.cluster import open_cluster
+from nsqtools.cli.commands.stats.report import Reporter
+from nsqtools.cli.commands.stats.stream import Pace
+from nsqtools.cli.commands.stats.view import ViewState
+from nsqtools.cli.exits import Exit
+from nsqtools.cli.service import until_signal
+from nsqtools.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.live import Live
+
+    from nsqtools.config import ClusterOptions, StatsOptions
+
+_SEQUENCE = 0.05  # how long a sequence of Escape is waited for, in seconds: vim has as much
+_MOST_LOGS = 100  # lines that are kept until the screen is left
+
+
+def run(where: ClusterOptions, asked: StatsOptions) -> int:
+    """Show the view until it is ended; an exit code.
+
+    Raises ConfigError without a terminal, UnreachableError if nobody answers at the start.
+    """
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
+        raise ConfigError(
+            "--watch needs a terminal that can be drawn on: leave it out, or use --json or --csv"
+        )
+    return asyncio.run(until_signal(_watch(where, asked)))
+
+
+async def _watch(where: ClusterOptions, asked: StatsOptions) -> int:
+    async with open_cluster(where, quiet=True) as cluster:
+        return await _show(Reporter(cluster, asked), asked)
+
+
+async def _show(reporter: Reporter, asked: StatsOptions) -> int:
+    encoding = (sys.stdout.encoding or "").lower()
+    view = ViewState(asked.interval, ascii=not encoding.startswith("utf"))
+    view.update(await reporter.report())  # before the screen, so that an error stands on the old
+    with Screen(view) as screen:
+
+        async def measure() -> None:
+            pace = Pace(asked.interval)
+            reported = 0
+            while not asked.count or reported < asked.count:
+                await pace.turn()
+                view.update(await reporter.report())
+                screen.draw()
+                reported += 1
+
+        measuring = asyncio.ensure_future(measure())
+        try:
+            await asyncio.wait((measuring, screen.ended), return_when=asyncio.FIRST_COMPLETED)
+            for each in (measuring, screen.ended):
+                if each.done():
+                    each.result()
+        finally:
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)  # it uses the cluster
+    return Exit.DONE
+
+
+class Screen:
+    """Draws a view on the alternate screen and gives it keys; made inside the running loop.
+
+    A context manager: however it is left, the screen, the cursor and the terminal's modes are as
+    they were, and what was logged meanwhile is shown. Ctrl-Z leaves it too, until ``fg``. ``ended``
+    is done once the view is to end, or has failed.
+    """
+
+    def __init__(self, view: ViewState) -> None:
+        self._view = view
+        self._loop = asyncio.get_running_loop()
+        self._keys = Keys()
+        self._stack = contextlib.ExitStack()
+        self._live: Live | None = None
+        self._waiting: asyncio.TimerHandle | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    def __enter__(self) -> Self:
+        # Before anything is drawn: Ctrl-Z would else leave the alternate screen to the shell.
+        self._on_signal(signal.SIGWINCH, self.draw)
+        self._on_signal(signal.SIGTSTP, self._suspend)
+        if sys.stdin.isatty():
+            self._loop.add_reader(sys.stdin.fileno(), self._guarded(self._read))
+        try:
+            self._enter()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGWINCH, signal.SIGTSTP):
+            self._loop.remove_signal_handler(number)
+        if sys.stdin.isatty():
+            self._loop.remove_reader(sys.stdin.fileno())
+        self._stop_waiting()
+        self._stack.close()
+
+    def draw(self) -> None:
+        """Draw all lines anew, in one write: nothing is cleared before, so nothing flickers."""
+        from rich.text import Text
+
+        if not self._live:
+            return
+        width, height = self._live.console.size
+        text = Text(no_wrap=True, overflow="crop", end="")
+        for number, line in enumerate(self._view.lines(width, height)):
+            text.append("\n" if number else "")
+            for part, style in line:
+                text.append(part, style or None)
+        self._live.update(text, refresh=True)
+
+    def _enter(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_logs_held())
+            stack.enter_context(_keys_at_once())
+            self._live = stack.enter_context(
+                Live(
+                    console=Console(highlight=False),
+                    screen=True,
+                    auto_refresh=False,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                )
+            )
+            self.draw()
+            self._stack = stack.pop_all()
+
+    def _suspend(self) -> None:
+        self._stack.close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._enter()  # SIGCONT came
+
+    def _read(self) -> None:
+        data = os.read(sys.stdin.fileno(), 1024)
+        if not data:
+            self._loop.remove_reader(sys.stdin.fileno())
+        self._stop_waiting()
+        self._press(self._keys.feed(data))
+        if self._keys.waiting:
+            self._waiting = self._loop.call_later(_SEQUENCE, self._guarded(self._release))
+
+    def _stop_waiting(self) -> None:
+        if self._waiting:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _release(self) -> None:
+        self._press(self._keys.release())
+
+    def _press(self, keys: list[str]) -> None:
+        for key in keys:
+            if not self._view.press(key) and not self.ended.done():
+                self.ended.set_result(None)
+        self.draw()
+
+    def _on_signal(self, number: int, call: Callable[[], object]) -> None:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            self._loop.add_signal_handler(number, self._guarded(call))
+
+    def _guarded(self, call: Callable[[], object]) -> Callable[[], None]:
+        """A callback for the event loop whose error ends the view."""
+
+        def guarded() -> None:
+            try:
+                call()
+            except Exception as error:
+                if not self.ended.done():
+                    self.ended.set_exception(error)
+
+        return guarded
+
+
+class Keys:
+    """Parses what a terminal sends into keys: characters, or names such as ``up``."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._begun = ""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an Escape is pending that may begin another key."""
+        return bool(self._begun)
+
+    def feed(self, data: bytes) -> list[str]:
+        """The keys of these bytes; an incomplete character or sequence waits for more."""
+        data = self._rest + data
+        try:
+            text, self._rest = data.decode(), b""
+        except UnicodeDecodeError as error:
+            whole = error.start if error.reason == "unexpected end of data" else len(data)
+            text, self._rest = data[:whole].decode(errors="replace"), data[whole:]
+        text = self._begun + text
+        begun = _BEGUN.search(text)
+        self._begun = begun[0] if begun else ""
+        return [
+            _key(match[0])
+            for match in _KEY.finditer(text, 0, begun.start() if begun else len(text))
+        ]
+
+    def release(self) -> list[str]:
+        """The pending key, if there is one, since no more of it came."""
+        begun, self._begun = self._begun, ""
+        return [_NAMED.get(begun, "unknown")] if begun else []
+
+
+_BEGUN = re.compile(r"\x1b(?:\[[0-9;]*|O)?\Z")
+_KEY = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O[@-~])?|.", re.DOTALL)
+_NAMED = {
+    "\x1b": "escape",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\b": "backspace",
+    "\x1b[5~": "pageup",
+    "\x1b[6~": "pagedown",
+    "\x1b[1~": "home",
+    "\x1b[4~": "end",
+}
+for _end, _name in (("A", "up"), ("B", "down"), ("H", "home"), ("F", "end")):
+    _NAMED |= {f"\x1b[{_end}": _name, f"\x1bO{_end}": _name}  # as the keypad's mode is
+
+
+def _key(text: str) -> str:
+    """The name of a key; one of no use is ``unknown``."""
+    return _NAMED.get(text, text if text.isprintable() else "unknown")
+
+
+@contextlib.contextmanager
+def _keys_at_once() -> Iterator[None]:
+    """Read keys at once and without echo; signals are delivered as always."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setcbreak(fd)
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal may be gone
+            # Keys that were not read are dropped: they were not meant for the shell.
+            termios.tcsetattr(fd, termios.TCSAFLUSH, before)
+
+
+@contextlib.contextmanager
+def _logs_held() -> Iterator[None]:
+    """Hold log lines until the view is left."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    root = logging.getLogger()
+    before, held = root.handlers[:], _Held()
+    root.handlers[:] = [held]
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        for record in held.records:
+            root.handle(record)
+
+
+class _Held(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_LOGS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)

@@ -1,0 +1,72 @@
+"""``nsqtools tail``: messages to standard output."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli.options import Command, options
+from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions, TailOptions
+
+if TYPE_CHECKING:
+    from nsqtools.records.writers import Writer
+
+_STDOUT = 1
+
+
+@click.command(
+    "tail",
+    cls=Command,
+    guide="tail",
+)
+@options(
+    source=SourceOptions,
+    form=TailOptions,
+    stop=StopOptions,
+    metrics=MetricsOptions,
+    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
+)
+def tail(
+    *,
+    source: SourceOptions,
+    form: TailOptions,
+    stop: StopOptions,
+    metrics: MetricsOptions,
+    config: ConsumerConfig,
+) -> int:
+    """Print the messages of a topic.
+
+    Without --channel it creates its own ephemeral channel: it prints copies of the messages that
+    are published from now on, and takes none from other consumers. With --channel it consumes that
+    channel: a message is finished once it was written.
+    """
+    import asyncio
+    import random
+
+    from nsqtools.cli.service import consume
+    from nsqtools.sinks.stdout import StreamSink
+
+    channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
+    sink = StreamSink(_STDOUT, _writer(form))
+    return asyncio.run(consume(source, channel, config, stop, sink, metrics=metrics))
+
+
+def _writer(form: TailOptions) -> Writer:
+    from nsqtools.records.layout import Layout
+    from nsqtools.records.template import Template
+    from nsqtools.records.writers import make_writer
+
+    escape = os.isatty(_STDOUT)
+    layout = Layout.choose(
+        json=form.json,
+        length_prefix=form.length_prefix,
+        delimiter=form.delimiter,
+        null=form.null,
+    )
+    if form.format:
+        return Template(form.format, escape=escape)
+    return make_writer(
+        layout, print_topic=form.print_topic, timestamps=form.timestamps, escape=escape
+    )

@@ -1,0 +1,54 @@
+"""``nsqtools to-file``: topics to files."""
+
+from __future__ import annotations
+
+import click
+
+from nsqtools.cli.options import Command, options
+from nsqtools.config import (
+    ArchiveOptions,
+    ArchiveSourceOptions,
+    ConsumerConfig,
+    MetricsOptions,
+    StopOptions,
+)
+
+
+@click.command(
+    "to-file",
+    cls=Command,
+    guide="to-file",
+)
+@options(
+    source=(ArchiveSourceOptions, {"channel": "nsq_to_file"}),
+    files=ArchiveOptions,
+    stop=StopOptions,
+    metrics=MetricsOptions,
+    config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}),
+)
+def to_file(
+    *,
+    source: ArchiveSourceOptions,
+    files: ArchiveOptions,
+    stop: StopOptions,
+    metrics: MetricsOptions,
+    config: ConsumerConfig,
+) -> int:
+    """Archive topics in files.
+
+    A message is finished once it is on disk, in a file that stays readable after a crash. The name
+    of a file that is being written ends in .part; a file without it is complete. After a crash the
+    next start publishes the files that were left.
+    """
+    import asyncio
+
+    from nsqtools.cli.logs import adjust
+    from nsqtools.cli.service import consume
+    from nsqtools.sinks.files.sink import file_sink
+
+    adjust(files.log_level, files.log_prefix)
+    sink = file_sink(source, files, config)
+    consuming = consume(
+        source, source.channel, config, stop, sink, metrics=metrics, hangup=sink.reopen
+    )
+    return asyncio.run(consuming)

@@ -1,0 +1,69 @@
+"""Documents: what help and manual pages say beyond the options, and the generators of the pages.
+
+The prose is in text files: ``commands/`` has examples and sections of each command's page,
+``guides/`` whole pages, ``shared/`` what several of them include, and ``completions/`` the scripts
+of shells. They are read only when they are shown.
+
+A line ``# TITLE`` begins a section, and ``%include NAME`` stands for ``shared/NAME.txt``. Blank
+lines part paragraphs; a line with indented ones below it is a term and its explanation; lines
+indented by four spaces are shown as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HERE = os.path.dirname(__file__)
+_INCLUDE = re.compile(r"^%include (\S+)\n", re.MULTILINE)
+_TITLE = re.compile(r"^# (.+)\n", re.MULTILINE)
+
+EXAMPLES = "EXAMPLES"
+"""The section of a command's examples: sentences without full stops, each above a command line."""
+
+
+@cache
+def sections(name: str, folder: str = "commands") -> Mapping[str, str]:
+    """The text of each section of a file, by title."""
+    _, *parts = _TITLE.split(_read(f"{folder}/{name}"))
+    return {title: text.strip("\n") for title, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def examples(name: str) -> tuple[tuple[str, str], ...]:
+    """The examples of a command's file, as pairs of a sentence and a command line."""
+    pairs = (block.split("\n") for block in sections(name)[EXAMPLES].split("\n\n"))
+    return tuple((sentence, line.strip()) for sentence, line in pairs)
+
+
+def guides() -> dict[str, str]:
+    """The names of the files in ``guides/`` by what each is about, such as ``pipeline``."""
+    names = sorted(name.removesuffix(".txt") for name in os.listdir(os.path.join(_HERE, "guides")))
+    return {name.removeprefix("nsqtools").rpartition(".")[0].strip("-."): name for name in names}
+
+
+def guide(topic: str) -> str:
+    """The text of a guide as ``nsqtools help TOPIC`` prints it; empty if there is none."""
+    name = guides().get(topic)
+    texts = sections(name, "guides") if name else {}
+    return "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())
+
+
+def completions() -> dict[str, str]:
+    """The completion scripts of shells, by the names of their files."""
+    names = sorted(os.listdir(os.path.join(_HERE, "completions")))
+    return {name: _text("completions", name) for name in names}
+
+
+def _read(name: str) -> str:
+    """The text of a file, with what it includes."""
+    return _INCLUDE.sub(lambda match: _read(f"shared/{match[1]}"), _text(f"{name}.txt"))
+
+
+def _text(*path: str) -> str:
+    with open(os.path.join(_HERE, *path), encoding="utf-8") as file:
+        return file.read()

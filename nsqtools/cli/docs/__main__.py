@@ -1,0 +1,99 @@
+"""Generated documents: ``python -m nsqtools.cli.docs [--check] [ROOT]`` writes or compares them.
+
+They are the manual pages in ``man/``, the completions in ``completions/`` and the table of commands
+in ``README.md``. ``ROOT`` is the top of the checkout. With ``--check`` nothing is written: the
+names of files that differ are printed, and the exit status is 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nsqtools.cli import cli
+from nsqtools.cli.docs import completions, guides
+from nsqtools.cli.docs.manpages import guide_page, page
+from nsqtools.cli.tree import walk
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nsqtools.cli.tree import Node
+
+_ROOT = Path(__file__).parents[3]
+
+
+def documents(root: Path) -> dict[str, str]:
+    """The text of every generated file, by its name below ``root``; README.md if it is there."""
+    nodes = walk(cli)
+    found = {f"man/{node.page}.1": page(node, nodes) for node in nodes}
+    found |= {f"man/{name}": guide_page(name) for name in guides().values()}
+    found |= {f"completions/{name}": text for name, text in completions().items()}
+    readme = root / "README.md"
+    if readme.exists():
+        found["README.md"] = fill(readme.read_text(encoding="utf-8"), nodes)
+    return found
+
+
+def fill(text: str, nodes: Sequence[Node]) -> str:
+    """A text in which what stands between the marks of commands is their table in Markdown."""
+    begin, end = "<!-- commands -->\n", "<!-- /commands -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        return text
+    rows = [
+        f"| `{node.words}` | {node.summary} |\n"
+        for node in nodes
+        if not isinstance(node.command, click.Group)
+    ]
+    return "".join([before, begin, "| command | what it does |\n|---|---|\n", *rows, end, after])
+
+
+def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
+    """Names of files in the generated folders that nothing generates any more."""
+    folders = {name.partition("/")[0] for name in wanted if "/" in name}
+    paths = (path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
+    there = {path.relative_to(root).as_posix() for path in paths}
+    return sorted(there - set(wanted))
+
+
+def differing(root: Path, wanted: Mapping[str, str]) -> list[str]:
+    """Names of files that are missing or have another text."""
+    return [name for name, text in wanted.items() if _read(root / name) != text]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write or compare; an exit code."""
+    parser = argparse.ArgumentParser(prog="python -m nsqtools.cli.docs", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("root", nargs="?", type=Path, default=_ROOT, help="top of the checkout")
+    given = parser.parse_args(argv)
+    wanted = documents(given.root)
+    changed, gone = differing(given.root, wanted), stale(given.root, wanted)
+    for name in changed + gone:
+        print(name)
+    if given.check:
+        return 1 if changed or gone else 0
+    for name in changed:
+        path = given.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[name], encoding="utf-8")
+    for name in gone:
+        (given.root / name).unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

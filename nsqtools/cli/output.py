@@ -1,0 +1,93 @@
+"""What commands print on standard output: tables and JSON, for people or for the next program."""
+
+from __future__ import annotations
+
+import sys
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from nsqtools.cli.exits import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_GAP = "  "
+_SHORTEST = 12  # what is left of a cell that is cut
+
+
+class Layout(NamedTuple):
+    """Which columns of a table hold numbers, and how many of the first ones may be cut."""
+
+    numbers: range = range(0)
+    cut: int = 0
+
+
+_PLAIN = Layout()
+
+
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print ``rows_text`` of cells that may hold anything.
+
+    What is not printable in a cell is escaped: it neither drives a terminal nor breaks a row.
+    """
+    click.echo(rows_text(header, [[one_line(cell) for cell in row] for row in rows]), nl=False)
+
+
+def rows_text(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    layout: Layout = _PLAIN,
+    styles: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Rows of printable cells: a table on a terminal; in a pipe with tabs between, and no header.
+
+    In a table the header is bold, and each row in its style, arguments of ``click.style``. Lines
+    that are too long although names were cut are left for the terminal to wrap.
+    """
+    if not sys.stdout.isatty():
+        return "".join("\t".join(row) + "\n" for row in rows)
+    lines = aligned([header, *rows], layout, get_terminal_size().columns)
+    looks = [{"bold": True}, *(styles or [{}] * len(rows))]
+    return "".join(f"{click.style(t, **look)}\n" for t, look in zip(lines, looks, strict=True))
+
+
+def aligned(rows: Sequence[Sequence[str]], layout: Layout, width: int) -> list[str]:
+    """Lines with cells below each other, cut to this width as far as the layout allows."""
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+    for n in sorted(range(layout.cut), key=lambda n: -widths[n]):
+        less = max(0, min(over, widths[n] - _SHORTEST))
+        widths[n] -= less
+        over -= less
+
+    def cell(text: str, n: int) -> str:
+        if (wide := _width(text)) > widths[n]:
+            text = text[: widths[n] - 1] + ellipsis()
+            wide = _width(text)
+        blanks = " " * (widths[n] - wide)
+        return blanks + text if n in layout.numbers else text + blanks
+
+    return [_GAP.join(cell(text, n) for n, text in enumerate(row)).rstrip() for row in rows]
+
+
+def _width(text: str) -> int:
+    """The columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def ellipsis() -> str:
+    """The mark of a text that was cut, as standard output can show it."""
+    return "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "~"
+
+
+def print_json(value: object) -> None:
+    """One line, or indented on a terminal."""
+    from json import dumps
+
+    click.echo(dumps(value, indent=2 if sys.stdout.isatty() else None))

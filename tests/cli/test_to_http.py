@@ -1,0 +1,114 @@
+"""What to-http makes of its options, and what it refuses before it connects anywhere."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsqtools.cli.commands.to_http import http_sink
+from nsqtools.config import ConsumerConfig, DeadLetterOptions, HttpOptions, SourceOptions
+from nsqtools.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nsqtools.sinks.http.sink import HttpSink
+    from tests.support.tls import Certificates
+
+URL = "http://127.0.0.1:1/"
+
+
+def make(dead: Mapping[str, str] | None = None, **options: Any) -> HttpSink:
+    """The sink of these options, to one URL unless told."""
+    if "get" not in options:
+        options.setdefault("post", (URL,))
+    return http_sink(
+        SourceOptions(topic=("events",), nsqd_tcp_address=("127.0.0.1:1",)),
+        HttpOptions(**options),
+        DeadLetterOptions(**(dead or {})),
+        ConsumerConfig(),
+    )
+
+
+async def test_a_file_of_secrets_that_others_may_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "headers"
+    file.write_text("Authorization: Bearer x\n")
+    for mode, warned in ((0o600, 0), (0o644, 1)):
+        file.chmod(mode)
+        await make(post=("http://a/",), header_file=(str(file),)).close()
+        assert [record.message for record in caplog.records] == [
+            f"{file} may be read by others: chmod 600 it"
+        ] * warned
+
+
+async def test_nothing_is_connected_to_or_written_before_it_is_opened(tmp_path: Path) -> None:
+    folder = tmp_path / "dead"
+    sink = make({"dead_letter_dir": str(folder)})
+    assert not folder.exists()
+    await sink.open()
+    assert folder.is_dir()
+    await sink.close()
+
+
+async def test_a_place_for_dead_letters_that_cannot_be_is_known_at_the_start(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "file"
+    place.write_bytes(b"")
+    sink = make({"dead_letter_dir": str(place)})
+    with pytest.raises(OutputError, match=str(place)):
+        await sink.open()
+    await sink.close()
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_a_dry_run_writes_no_dead_letters_and_tells_no_status(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dry_run: bool
+) -> None:
+    caplog.set_level(logging.INFO, "nsqtools.status")
+    folder = tmp_path / "dead"
+    sink = make({"dead_letter_dir": str(folder)}, dry_run=dry_run, status_every=1000)
+    await sink.open()
+    await sink.close()
+    assert folder.exists() != dry_run
+    told = [message.partition(":")[0] for message in caplog.messages]
+    assert told == [] if dry_run else ["http"]
+
+
+async def test_no_secret_is_in_an_error(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("whsec_hidden!\n")
+    headers = tmp_path / "headers"
+    headers.write_text("hidden value\n")
+    for options in (
+        {"post": ("http://me:hidden@a:port/",)},
+        {"header": ("Authorization: hidden\n",)},
+        {"header_file": (str(headers),)},
+        {"sign_secret_file": str(secret)},
+        {"proxy": "http://me:hidden@a:port"},
+        {"proxy": "ftp://me:hidden@a"},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make(**options)
+        assert "hidden" not in str(caught.value), options
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "flag"),
+    [
+        ("client.pem", "server.key", "--http-tls-key"),
+        ("client.key", "client.key", "--http-tls-cert"),
+        ("none.pem", "client.key", "--http-tls-cert .*none.pem"),
+    ],
+)
+def test_a_certificate_or_key_that_does_not_fit_is_named_with_its_flag(
+    certificates: Certificates, cert: str, key: str, flag: str
+) -> None:
+    folder = certificates.ca.parent
+    with pytest.raises(ConfigError, match=f"^{flag}"):
+        make(http_tls_cert=str(folder / cert), http_tls_key=str(folder / key))
