@@ -50,7 +50,8 @@ def rows_text(
         return "".join("\t".join(row) + "\n" for row in rows)
     lines = aligned([header, *rows], layout, get_terminal_size().columns)
     looks = [{"bold": True}, *(styles or [{}] * len(rows))]
-    return "".join(f"{click.style(t, **look)}\n" for t, look in zip(lines, looks, strict=True))
+    styled = (click.style(t, **look) if look else t for t, look in zip(lines, looks, strict=True))
+    return "".join(f"{line}\n" for line in styled)
 
 
 def aligned(rows: Sequence[Sequence[str]], layout: Layout, width: int) -> list[str]:

@@ -125,7 +125,7 @@ class Conditions:
 
         A channel that nsqd has not made yet counts as one.
         """
-        from nsqtools.engine.lookup import Backlog  # loads httpx
+        from nsqtools.engine.lookup import Backlog  # loads net.http
 
         topics, urls = self._subscriptions, self._options.nsqd_http_address
         self._backlogs = {

@@ -276,7 +276,7 @@ class Runner:
     ) -> TopicFinder:
         if self._nsqds or not self._lookupds:
             raise ConfigError("a pattern of topics needs nsqlookupds, which know topics")
-        from nsqtools.engine.lookup import TopicFinder  # loads httpx
+        from nsqtools.engine.lookup import TopicFinder  # loads net.http
 
         return TopicFinder(
             self._lookupds,

@@ -290,7 +290,7 @@ class _Topic(Handler):
 
     async def _find(self) -> Iterable[Address]:
         """The nsqds that nsqlookupds name; once the topic was reached their silence is no error."""
-        from nsqtools.engine.lookup import Lookups  # loads httpx
+        from nsqtools.engine.lookup import Lookups  # loads net.http
 
         silence = self._owner.silence
         lookups = Lookups(self.subscription, self._owner.config, silence)

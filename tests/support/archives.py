@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -154,9 +155,9 @@ def checked_by_programs(paths: Sequence[Path]) -> None:
 
 def verified(cli: Cli, paths: Sequence[Path], *options: str) -> int:
     """The records that ``nsqtools verify`` counts; every file has to be ok."""
-    ended = cli("verify", *options, *map(str, paths))
+    ended = cli("verify", "--json", *options, *map(str, paths))
     assert (ended.code, ended.stderr) == (0, ""), ended
-    said = ended.stdout.decode().splitlines()
+    said = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len(said) == len(paths)
-    assert all(": ok, " in line for line in said)
-    return sum(int(line.partition(": ok, ")[2].partition(" ")[0]) for line in said)
+    assert all(each["ok"] for each in said)
+    return sum(each["records"] for each in said)

@@ -46,7 +46,10 @@ _FIXED = (
     (r'("time": )"[^"]+"', r'\1"2026-03-14T09:26:53.589+00:00"'),
     (r'("timestamp":)\d+', r"\g<1>1773480413589793238"),
     (r'("id":)"[0-9a-f]{16}"', r'\1"0f7a3c5e1b402000"'),
-    (r"^(lake/events\.)\S+(: .*) \d+ bytes", r"\1laptop-000000.2026-03-14_09.log.gz\2 51234 bytes"),
+    (
+        r"^(lake/events\.)\S+(: .*) [\d,]+ bytes",
+        r"\1laptop-000000.2026-03-14_09.log.gz\2 51,234 bytes",
+    ),
     (
         r"^(parquet/date=)[^/]+/hour=../batch=[0-9a-f]{16}-0{8}/(part-\d{5})-\S+",
         r"\g<1>2026-03-14/hour=09/batch=5e0fa0a19c1d4f0b-00000000/\2.c000.zstd.parquet",
