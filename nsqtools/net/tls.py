@@ -137,7 +137,7 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         text = getattr(error, "reason", None) or str(error)
         key = text.upper().replace(" ", "_")
-        if isinstance(error, ssl.SSLEOFError):
+        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):  # by version of Python
             key = "UNEXPECTED_EOF"
         for reason, explanation in _REASONS.items():
             if reason in key:

@@ -211,9 +211,18 @@ def test_who_would_be_refused_is_told_so_before_spark_is_started(
 
 
 def test_a_query_of_what_nsqlookupd_knows_is_printed_over_tls_with_a_secret_and_snappy(
-    nsqtools_cli: Cli, guarded: Nsqd, nsqlookupd: Nsqlookupd, certificates: Certificates, topic: str
+    nsqtools_cli: Cli,
+    guarded: Nsqd,
+    nsqlookupd: Nsqlookupd,
+    certificates: Certificates,
+    topic: str,
+    tmp_path: Path,
 ) -> None:
     needs_spark("pipelines as processes")
+    other = tmp_path / "python3"  # which Spark would take by itself
+    other.write_text("#!/bin/sh\nexit 9\n")
+    other.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
     publish(guarded, topic, [b"1", b"2", b"a\tb\x1b"])
     eventually(lambda: nsqlookupd.lookup(topic) == {guarded.tcp})
     query = "SELECT CAST(body AS STRING), attempts, nsqd FROM nsq WHERE body <> X'32'"
@@ -221,7 +230,11 @@ def test_a_query_of_what_nsqlookupd_knows_is_printed_over_tls_with_a_secret_and_
         *("pipeline", "sql", "--topic", topic, "--channel", "c", "--query", query),
         *("--lookupd-http-address", str(nsqlookupd.http)),
         *("--tls-root-ca-file", str(certificates.ca), "--snappy", "--master", "local[2]"),
-        env={"NSQTOOLS_AUTH_SECRET": "open sesame", "JDK_JAVA_OPTIONS": java_options()},
+        env={
+            "NSQTOOLS_AUTH_SECRET": "open sesame",
+            "JDK_JAVA_OPTIONS": java_options(),
+            "PATH": path,
+        },
         timeout=START,
     )
     assert (done.code, done.stderr) == (0, "")

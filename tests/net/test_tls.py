@@ -167,6 +167,11 @@ def test_a_connection_that_ends_in_the_handshake_is_explained(
     assert "TLS handshake" in talk(serve, trusting)
 
 
+def test_a_connection_that_ends_as_early_python_3_11_tells_it_is_explained() -> None:
+    error = ssl.SSLZeroReturnError(6, "TLS/SSL connection has been closed (EOF) (_ssl.c:992)")
+    assert "TLS handshake" in explain(error)
+
+
 def test_no_common_version_leads_to_the_option_for_it(
     certificates: Certificates, trusting: ClientConfig
 ) -> None:

@@ -302,10 +302,6 @@ class _FilledURL(httpx.URL):
     def path(self) -> str:
         return unquote(self._raw_path.partition(b"?")[0].decode("ascii"))
 
-    @property
-    def query(self) -> bytes:
-        return self._raw_path.partition(b"?")[2]
-
     def __str__(self) -> str:
         start = f"{self.scheme}://{self.netloc.decode('ascii')}"
         return start + self._raw_path.decode("ascii")

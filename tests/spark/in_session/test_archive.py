@@ -21,6 +21,7 @@ from nsqtools.spark.archive import ArchiveSettings, Shape, Writer, archive
 from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp
 from nsqtools.spark.outputs import replace_batch
+from tests.support.binaries import give_up
 from tests.support.faults import small_disk
 from tests.support.servers import free_port
 from tests.support.streaming import OfTopic, numbered, rows
@@ -306,6 +307,8 @@ def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on
     lake.publish(*numbers)
     staging = {"stagingLocation": str(tmp_path / "staging")}
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
+        if disk != tmp_path / "disk":
+            give_up("mount", "Spark on a full disk", "Java finds no mount of a namespace", "TOOLS")
         lake.folder = disk / "lake"
         room = os.statvfs(disk)
         ballast = disk / "_ballast"
