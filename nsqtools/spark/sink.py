@@ -3,8 +3,7 @@
 A task publishes its rows over ``engine.Producer`` and succeeds when nsqd has said OK to all of
 them. A task that fails has published some already, which nothing can take back, and so does its
 next try: messages may arrive twice, never not at all. ``commit`` and ``abort`` have nothing to do.
-
-Executors need no httpx for this: nsqlookupd is asked on the driver.
+The driver asks nsqlookupd, not the executors.
 """
 
 from __future__ import annotations
