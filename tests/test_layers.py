@@ -50,7 +50,7 @@ AT_HOME = {
     "click": ("cli",),
     "rich": ("cli",),
     "httpx": ("sinks.http",),
-    "prometheus_client": ("cli.metrics",),
+    "prometheus_client": ("cli.prometheus",),
     "h11": ("net.http",),
     "pyspark": ("spark",),
     "pyarrow": ("spark",),
@@ -180,6 +180,26 @@ def oversize(module: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{module}:{node.lineno}: {node.name} has {length} lines and no reason"
 
 
+SAME_MODULES = (("config.connection", "net.connection"),)
+"""Modules that may share a name: one has the options of what the other does."""
+
+
+def namesake_modules(module: str, tree: ast.Module) -> Iterator[str]:
+    """Packages and ``__main__`` aside; a command's modules are named after the command."""
+    names = parsed("nsqtools")
+    packages = {name.rpartition(".")[0] for name in names}
+    last = module.rpartition(".")[2]
+    if within(module, ("cli.commands",)) or module in packages or last == "__main__":
+        return
+    for name in sorted(names):
+        if name == module or name.rpartition(".")[2] != last:
+            continue
+        if within(name, ("cli.commands",)) or name in packages:
+            continue
+        if (module, name) not in SAME_MODULES and (name, module) not in SAME_MODULES:
+            yield f"{module}: is called as {name} is"
+
+
 SLEEPERS = ("support", "live.test_engine", "test_layers")
 """Where real time may pass: polling, faults of a proxy, and handlers that stall on purpose."""
 
@@ -250,6 +270,10 @@ def test_a_long_file_or_function_says_why(folder: str) -> None:
     assert broken(oversize, folder) == []
 
 
+def test_no_two_modules_have_one_name() -> None:
+    assert broken(namesake_modules, "nsqtools") == []
+
+
 def test_no_test_sleeps_for_luck() -> None:
     assert broken(real_sleeps, "tests") == []
 
@@ -269,7 +293,7 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
         (broken_layers, "cli.lookup", "from nsqtools.net.http import api\nimport httpx"),
         (broken_layers, "sinks.http.transport", "def f():\n    import h11"),
         (broken_layers, "sandbox.nsqd", "import h11"),
-        (broken_layers, "cli.metrics", "def f():\n    from nsqtools.sandbox import server"),
+        (broken_layers, "cli.prometheus", "def f():\n    from nsqtools.sandbox import server"),
         (meddling, "net.tls", "sys.modules['x'] = None"),
         (meddling, "net.tls", "def f():\n    del sys.modules['x']"),
         (meddling, "cli.run", "sys.modules.update(x=None)"),
@@ -278,6 +302,7 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
         (meddling, "net.tls", "def f():\n    gc.disable()"),
         (broken_purity, "proto.session", "async def f():\n    import asyncio"),
         (broken_purity, "policy.rotation", "def f():\n    return datetime.now()"),
+        (namesake_modules, "net.lookup", "x = 1"),
         (real_sleeps, "live.test_tail", "time.sleep(pause)"),
         (borrowed, "cli.test_run", "from tests.cli.test_logs import log"),
         (borrowed, "cli.helpers", "import os\nx = 1"),

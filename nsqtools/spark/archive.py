@@ -19,7 +19,7 @@ from nsqtools.spark.claims import Stamp, stamp_of
 from nsqtools.spark.folders import sync
 from nsqtools.spark.outputs import hours, named, observed, replace_batch
 from nsqtools.spark.places import as_url, local
-from nsqtools.spark.session import first_line
+from nsqtools.spark.sparksession import first_line
 from nsqtools.spark.streams import Stream, read, run_stamped
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError, OutputError, RecordError
 from nsqtools.spark.compacted import Known, Output, Part
+from nsqtools.spark.dataframe import FILE, STRICT, dated, frame, is_keyed, united
 from nsqtools.spark.folders import sync
-from nsqtools.spark.frames import FILE, STRICT, dated, frame, is_keyed, united
 from nsqtools.spark.inputs import find, parquet
 from nsqtools.spark.interrupts import StoppedError, interruptible
 from nsqtools.spark.mounted import held, real

@@ -31,9 +31,9 @@ from nsqtools.errors import (
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection, Listener
 from nsqtools.spark.again import WINDOW
-from nsqtools.spark.options import respelled, with_secret
 from nsqtools.spark.rows import Rows
 from nsqtools.spark.segments import Ending
+from nsqtools.spark.sourceoptions import respelled, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from nsqtools.proto.messages import Message
     from nsqtools.spark.again import Key
     from nsqtools.spark.ledger import Claim
-    from nsqtools.spark.options import SourceSettings
     from nsqtools.spark.plans import Quota
+    from nsqtools.spark.sourceoptions import SourceSettings
 
 log = logging.getLogger(__name__)
 

@@ -25,14 +25,14 @@ from nsqtools.engine.producer import Producer
 from nsqtools.errors import REFUSED_BODY, ConfigError, PublishError, ServerError
 from nsqtools.policy.pace import Pace
 from nsqtools.proto.commands import publish_many_size
+from nsqtools.spark.dataframe import frame, view
 from nsqtools.spark.folders import sync
-from nsqtools.spark.frames import frame, view
 from nsqtools.spark.inputs import find, parquet
 from nsqtools.spark.interrupts import interruptible
 from nsqtools.spark.mounted import held, real
 from nsqtools.spark.places import as_url, local
 from nsqtools.spark.replayed import State, forget, load, save
-from nsqtools.spark.session import first_line
+from nsqtools.spark.sparksession import first_line
 
 if TYPE_CHECKING:
     import threading

@@ -27,7 +27,7 @@ from pyspark.sql.types import BinaryType, StringType
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
 from nsqtools.names import check_name
-from nsqtools.spark.options import parse_sink, respelled, with_secret
+from nsqtools.spark.sourceoptions import parse_sink, respelled, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from nsqtools.names import Address
-    from nsqtools.spark.options import SinkSettings
+    from nsqtools.spark.sourceoptions import SinkSettings
 
 log = logging.getLogger(__name__)
 

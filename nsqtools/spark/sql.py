@@ -15,14 +15,14 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from nsqtools.errors import ConfigError
 from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp, stamp_of
+from nsqtools.spark.dataframe import frame, view
 from nsqtools.spark.folders import sync
-from nsqtools.spark.frames import frame, view
 from nsqtools.spark.inputs import find
 from nsqtools.spark.interrupts import interruptible
 from nsqtools.spark.outputs import named, observed, replace_batch, write_once
 from nsqtools.spark.places import as_url, local
 from nsqtools.spark.progress import Written
-from nsqtools.spark.session import first_line
+from nsqtools.spark.sparksession import first_line
 from nsqtools.spark.streams import Stream, read, run_stamped
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.spark.places import as_url, local
 from nsqtools.spark.progress import Listener, Notes, Totals
-from nsqtools.spark.session import explain
+from nsqtools.spark.sparksession import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

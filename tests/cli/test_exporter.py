@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.commands.stats.exporter import Exporter, cluster_metrics
-from nsqtools.cli.metrics import render, served
+from nsqtools.cli.prometheus import render, served
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address

@@ -27,8 +27,8 @@ from nsqtools.config import (
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark import claims, folders, replay, replayed
-from nsqtools.spark.options import parse_source
 from nsqtools.spark.progress import Progress
+from nsqtools.spark.sourceoptions import parse_source
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:

@@ -126,7 +126,7 @@ def demo() -> None:
 
 def steps() -> Sequence[Step]:
     """The steps that this installation can show."""
-    from nsqtools.spark.session import require_spark
+    from nsqtools.spark.sparksession import require_spark
 
     try:
         require_spark()

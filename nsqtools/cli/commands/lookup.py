@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nsqtools.cli.cluster import client_limits
 from nsqtools.cli.options import Command, CommandGroup, argument, options
 from nsqtools.cli.output import print_json, print_rows
+from nsqtools.cli.remotes import client_limits
 from nsqtools.config import LookupOptions
 from nsqtools.config.option import Option
 from nsqtools.errors import NSQError

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from nsqtools.errors import ConfigError, RecordError, UnreachableError
-from nsqtools.spark.session import explain
 from nsqtools.spark.sink import Columns, Published, make_writer, split
+from nsqtools.spark.sparksession import explain
 from tests.support.eventually import eventually
 from tests.support.replays import Taken
 from tests.support.streaming import numbered

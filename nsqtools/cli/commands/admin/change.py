@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsqtools.cli.cluster import client_limits, nsqds_of
 from nsqtools.cli.exits import Ended, Exit, describe, one_line
 from nsqtools.cli.output import print_json, print_rows
+from nsqtools.cli.remotes import client_limits, nsqds_of
 from nsqtools.config import LossOptions
 from nsqtools.config.units import counted, nearest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey

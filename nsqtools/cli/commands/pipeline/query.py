@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsqtools.cli.cluster import beside_producer
 from nsqtools.cli.commands.pipeline.preflight import check_inputs, locked
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import (
@@ -32,6 +31,7 @@ from nsqtools.cli.commands.pipeline.sources import (
 from nsqtools.cli.commands.pipeline.stream import Places, StreamJob, run_stream
 from nsqtools.cli.commands.pipeline.views import StepView
 from nsqtools.cli.output import print_rows
+from nsqtools.cli.remotes import beside_producer
 from nsqtools.config.lake import result_format
 from nsqtools.errors import ConfigError
 from nsqtools.spark.places import below, local

@@ -15,8 +15,8 @@ from nsqtools.cli.service import Signals, supervised
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 from nsqtools.spark.interrupts import StoppedError
-from nsqtools.spark.session import is_local, open_session
 from nsqtools.spark.shipping import check_executors, ship
+from nsqtools.spark.sparksession import is_local, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -29,9 +29,9 @@ from nsqtools.spark.depths import Depths
 from nsqtools.spark.folders import check_output
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.ledger import Ledger
-from nsqtools.spark.options import parse_source
 from nsqtools.spark.places import OURS, below, local
 from nsqtools.spark.shipping import packages_of
+from nsqtools.spark.sourceoptions import parse_source
 from nsqtools.spark.stores import make_store
 from nsqtools.spark.streams import Stream
 

@@ -10,8 +10,8 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.cli.service import Signals
 from nsqtools.engine.concurrency import end
 from nsqtools.engine.producer import Producer

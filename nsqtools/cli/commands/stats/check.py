@@ -178,7 +178,7 @@ def peers_of(snapshot: Snapshot) -> Peers:
 async def _look(where: ClusterOptions, asked: StatsOptions, limits: Limits) -> Verdict:
     import asyncio
 
-    from nsqtools.cli.cluster import open_cluster
+    from nsqtools.cli.remotes import open_cluster
     from nsqtools.policy.checks import judge
     from nsqtools.policy.rates import Rates
 

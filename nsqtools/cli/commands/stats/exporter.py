@@ -7,8 +7,8 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import supervised, until_signal
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import listening_address

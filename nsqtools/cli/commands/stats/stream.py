@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.commands.stats.formats import Csv, JsonLines, Lines, Tables
 from nsqtools.cli.commands.stats.report import Reporter
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import until_signal
 
 if TYPE_CHECKING:

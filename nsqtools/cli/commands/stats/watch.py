@@ -14,11 +14,11 @@ import tty
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.commands.stats.report import Reporter
 from nsqtools.cli.commands.stats.stream import Pace
 from nsqtools.cli.commands.stats.view import ViewState
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import until_signal
 from nsqtools.errors import ConfigError
 

@@ -18,9 +18,9 @@ from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.aftercare import Tally
-from nsqtools.sinks.files.archive import Arrival
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
+from nsqtools.sinks.files.topicarchive import Arrival
 from nsqtools.sinks.holding import Held
 from nsqtools.sinks.threads import Threads, as_output_error
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.files.archive import Archive, Fate
+    from nsqtools.sinks.files.topicarchive import Archive, Fate
     from nsqtools.sinks.files.workfile import Part
 
 log = logging.getLogger(__name__)
