@@ -200,6 +200,36 @@ def namesake_modules(module: str, tree: ast.Module) -> Iterator[str]:
             yield f"{module}: is called as {name} is"
 
 
+def classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
+    found: dict[str, list[ast.ClassDef]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found.setdefault(node.name, []).append(node)
+    return found
+
+
+@functools.cache
+def all_classes(folder: str) -> dict[str, dict[str, list[ast.ClassDef]]]:
+    return {name: classes(tree) for name, tree in parsed(folder).items()}
+
+
+def extends_namesake(each: ast.ClassDef) -> bool:
+    bases = [ast.unparse(base).partition("[")[0] for base in each.bases]
+    return each.name in [base.rpartition(".")[2] for base in bases]
+
+
+def namesake_classes(module: str, tree: ast.Module) -> Iterator[str]:
+    """A class may have the name of one that it extends."""
+    for name, mine in classes(tree).items():
+        if len(mine) > 1:
+            yield f"{module}: {name} is there {len(mine)} times"
+        for home, theirs in all_classes("nsqtools").items():
+            if home == module or any(map(extends_namesake, (*mine, *theirs.get(name, ())))):
+                continue
+            if name in theirs:
+                yield f"{module}: {name} is a class of {home}, too"
+
+
 SLEEPERS = ("support", "live.test_engine", "test_layers")
 """Where real time may pass: polling, faults of a proxy, and handlers that stall on purpose."""
 
@@ -274,6 +304,10 @@ def test_no_two_modules_have_one_name() -> None:
     assert broken(namesake_modules, "nsqtools") == []
 
 
+def test_no_two_classes_have_one_name() -> None:
+    assert broken(namesake_classes, "nsqtools") == []
+
+
 def test_no_test_sleeps_for_luck() -> None:
     assert broken(real_sleeps, "tests") == []
 
@@ -303,6 +337,8 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
         (broken_purity, "proto.session", "async def f():\n    import asyncio"),
         (broken_purity, "policy.rotation", "def f():\n    return datetime.now()"),
         (namesake_modules, "net.lookup", "x = 1"),
+        (namesake_classes, "net.tls", "class Consumer:\n    pass"),
+        (namesake_classes, "net.tls", "class A:\n    class A:\n        pass"),
         (real_sleeps, "live.test_tail", "time.sleep(pause)"),
         (borrowed, "cli.test_run", "from tests.cli.test_logs import log"),
         (borrowed, "cli.helpers", "import os\nx = 1"),

@@ -73,7 +73,7 @@ def archive(
     """
     frame = read(spark, settings.source, settings.stream)
     stamp = Stamp(spark, settings.stream.checkpoint, settings.stamp)
-    writer = Writer(spark, settings, stamp)
+    writer = ArchiveWriter(spark, settings, stamp)
     writer.check(frame)
     return run_stamped(
         frame,
@@ -85,7 +85,7 @@ def archive(
     )
 
 
-class Writer:
+class ArchiveWriter:
     """Writes the batches of an archive."""
 
     def __init__(self, spark: SparkSession, settings: ArchiveSettings, stamp: Stamp) -> None:

@@ -136,7 +136,7 @@ class Lakes:
                 {**self._options(topic), "pollIntervalMs": "50"}, str(folder / "out"), stream
             )
             stamp = Stamp(self.spark, stream.checkpoint, settings.stamp)
-            writer = archives.Writer(self.spark, settings, stamp)
+            writer = archives.ArchiveWriter(self.spark, settings, stamp)
 
             def write(batch: DataFrame, query: str, number: int) -> Written:
                 written = writer.write(batch, query, number)

@@ -38,7 +38,7 @@ from nsqtools.spark.streams import Stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.cli.commands.pipeline.run import Work
+    from nsqtools.cli.commands.pipeline.run import PipelineJob
     from nsqtools.config import (
         BodyOptions,
         LakeOptions,
@@ -85,7 +85,7 @@ class StreamJob(NamedTuple):
     Spark's source and sink.
     """
 
-    work: Work
+    work: PipelineJob
     verb: str
     source: Mapping[str, str]
     places: Places

@@ -41,7 +41,7 @@ _WINDOW = 8
 _PROGRESS_INTERVAL = 0.25
 
 
-class Publication:
+class PubRun:
     """One run of ``pub``; raises ConfigError for options that contradict each other."""
 
     def __init__(self, target: TargetOptions, form: PubOptions, config: ProducerConfig) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.metrics import Kind
-    from nsqtools.net.http.replies import ChannelStats, Latency, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, ProcessingLatency, TopicStats
 
 
 class _Told(NamedTuple):
@@ -145,7 +145,7 @@ def _latency(
     return Metric(name, "summary", text, samples)
 
 
-def _percentiles(latency: Latency | None) -> Iterator[tuple[float, float]]:
+def _percentiles(latency: ProcessingLatency | None) -> Iterator[tuple[float, float]]:
     for quantile, seconds in latency.percentiles if latency and latency.count else ():
         if math.isfinite(seconds):
             yield quantile, seconds

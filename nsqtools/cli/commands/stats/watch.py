@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Self
 
 from nsqtools.cli.commands.stats.report import Reporter
-from nsqtools.cli.commands.stats.stream import Pace
+from nsqtools.cli.commands.stats.stream import Ticker
 from nsqtools.cli.commands.stats.view import ViewState
 from nsqtools.cli.exits import Exit
 from nsqtools.cli.remotes import open_cluster
@@ -57,10 +57,10 @@ async def _show(reporter: Reporter, asked: StatsOptions) -> int:
     with Screen(view) as screen:
 
         async def measure() -> None:
-            pace = Pace(asked.interval)
+            ticker = Ticker(asked.interval)
             reported = 0
             while not asked.count or reported < asked.count:
-                await pace.turn()
+                await ticker.turn()
                 view.update(await reporter.report())
                 screen.draw()
                 reported += 1
