@@ -128,11 +128,11 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of a check; ``findings`` are the heaviest first."""
+    """The result of a check; ``troubles`` are the heaviest first."""
 
     status: Status
     summary: str
-    findings: Sequence[Trouble] = ()
+    troubles: Sequence[Trouble] = ()
     data: Sequence[Datum] = ()
 
 

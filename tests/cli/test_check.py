@@ -106,7 +106,7 @@ class TestNagios:
         verdict = judge(Limits(), [], peers, topic="t")
         output = read(nagios(verdict))
         assert list(output.data) == ["nsqds"]
-        assert len(output.more) == len(verdict.findings)
+        assert len(output.more) == len(verdict.troubles)
 
     def test_a_thousand_findings_are_not_a_thousand_lines(self) -> None:
         found = [Trouble(Status.WARNING, "x", "t", str(n)) for n in range(1000)]

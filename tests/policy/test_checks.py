@@ -28,8 +28,8 @@ def judged(
 
 
 def found(verdict: CheckResult) -> list[tuple[Status, str, str]]:
-    assert verdict.status is (verdict.findings[0].status if verdict.findings else OK)
-    return [(each.status, each.topic, each.channel) for each in verdict.findings]
+    assert verdict.status is (verdict.troubles[0].status if verdict.troubles else OK)
+    return [(each.status, each.topic, each.channel) for each in verdict.troubles]
 
 
 def data(verdict: CheckResult) -> dict[str, float | None]:

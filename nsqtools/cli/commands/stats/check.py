@@ -208,10 +208,10 @@ def nagios(verdict: CheckResult) -> str:
     data = " ".join(map(_datum, verdict.data))
     first = f"NSQ {verdict.status.name} - {_plain(verdict.summary)}"
     lines = [f"{first} | {data}" if data else first]
-    if len(verdict.findings) > 1:
-        shown = verdict.findings[:_MOST_LINES]
+    if len(verdict.troubles) > 1:
+        shown = verdict.troubles[:_MOST_LINES]
         lines += [f"{each.status.name}: {_plain(str(each))}" for each in shown]
-        if more := len(verdict.findings) - len(shown):
+        if more := len(verdict.troubles) - len(shown):
             lines.append(f"and {more} more")
     return "".join(f"{line}\n" for line in lines)
 
