@@ -50,7 +50,7 @@ AT_HOME = {
     "click": ("cli",),
     "rich": ("cli",),
     "httpx": ("sinks.http",),
-    "prometheus_client": ("cli.metrics",),
+    "prometheus_client": ("cli.prometheus",),
     "h11": ("net.http",),
     "pyspark": ("spark",),
     "pyarrow": ("spark",),
@@ -180,6 +180,56 @@ def oversize(module: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{module}:{node.lineno}: {node.name} has {length} lines and no reason"
 
 
+SAME_MODULES = (("config.connection", "net.connection"),)
+"""Modules that may share a name: one has the options of what the other does."""
+
+
+def namesake_modules(module: str, tree: ast.Module) -> Iterator[str]:
+    """Packages and ``__main__`` aside; a command's modules are named after the command."""
+    names = parsed("nsqtools")
+    packages = {name.rpartition(".")[0] for name in names}
+    last = module.rpartition(".")[2]
+    if within(module, ("cli.commands",)) or module in packages or last == "__main__":
+        return
+    for name in sorted(names):
+        if name == module or name.rpartition(".")[2] != last:
+            continue
+        if within(name, ("cli.commands",)) or name in packages:
+            continue
+        if (module, name) not in SAME_MODULES and (name, module) not in SAME_MODULES:
+            yield f"{module}: is called as {name} is"
+
+
+def classes(tree: ast.Module) -> dict[str, list[ast.ClassDef]]:
+    found: dict[str, list[ast.ClassDef]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found.setdefault(node.name, []).append(node)
+    return found
+
+
+@functools.cache
+def all_classes(folder: str) -> dict[str, dict[str, list[ast.ClassDef]]]:
+    return {name: classes(tree) for name, tree in parsed(folder).items()}
+
+
+def extends_namesake(each: ast.ClassDef) -> bool:
+    bases = [ast.unparse(base).partition("[")[0] for base in each.bases]
+    return each.name in [base.rpartition(".")[2] for base in bases]
+
+
+def namesake_classes(module: str, tree: ast.Module) -> Iterator[str]:
+    """A class may have the name of one that it extends."""
+    for name, mine in classes(tree).items():
+        if len(mine) > 1:
+            yield f"{module}: {name} is there {len(mine)} times"
+        for home, theirs in all_classes("nsqtools").items():
+            if home == module or any(map(extends_namesake, (*mine, *theirs.get(name, ())))):
+                continue
+            if name in theirs:
+                yield f"{module}: {name} is a class of {home}, too"
+
+
 SLEEPERS = ("support", "live.test_engine", "test_layers")
 """Where real time may pass: polling, faults of a proxy, and handlers that stall on purpose."""
 
@@ -250,6 +300,14 @@ def test_a_long_file_or_function_says_why(folder: str) -> None:
     assert broken(oversize, folder) == []
 
 
+def test_no_two_modules_have_one_name() -> None:
+    assert broken(namesake_modules, "nsqtools") == []
+
+
+def test_no_two_classes_have_one_name() -> None:
+    assert broken(namesake_classes, "nsqtools") == []
+
+
 def test_no_test_sleeps_for_luck() -> None:
     assert broken(real_sleeps, "tests") == []
 
@@ -269,7 +327,7 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
         (broken_layers, "cli.commands.lookup", "from nsqtools.net.http import api\nimport httpx"),
         (broken_layers, "sinks.http.transport", "def f():\n    import h11"),
         (broken_layers, "sandbox.nsqd", "import h11"),
-        (broken_layers, "cli.metrics", "def f():\n    from nsqtools.sandbox import server"),
+        (broken_layers, "cli.prometheus", "def f():\n    from nsqtools.sandbox import server"),
         (meddling, "net.tls", "sys.modules['x'] = None"),
         (meddling, "net.tls", "def f():\n    del sys.modules['x']"),
         (meddling, "cli.service", "sys.modules.update(x=None)"),
@@ -278,6 +336,9 @@ def test_tests_share_nothing_but_what_is_in_support() -> None:
         (meddling, "net.tls", "def f():\n    gc.disable()"),
         (broken_purity, "proto.session", "async def f():\n    import asyncio"),
         (broken_purity, "policy.rotation", "def f():\n    return datetime.now()"),
+        (namesake_modules, "net.lookup", "x = 1"),
+        (namesake_classes, "net.tls", "class Consumer:\n    pass"),
+        (namesake_classes, "net.tls", "class A:\n    class A:\n        pass"),
         (real_sleeps, "live.test_tail", "time.sleep(pause)"),
         (borrowed, "cli.test_run", "from tests.cli.test_logs import log"),
         (borrowed, "cli.helpers", "import os\nx = 1"),

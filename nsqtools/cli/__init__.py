@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Entry(NamedTuple):
+class LazyCommand(NamedTuple):
     """A command that is not loaded yet: ``module:attribute``, a sentence of help, a heading."""
 
     target: str
@@ -22,57 +22,65 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "tail": Entry("nsqtools.cli.commands.tail:tail", "Print the messages of a topic.", "Consume"),
-    "to-file": Entry(
+    "tail": LazyCommand(
+        "nsqtools.cli.commands.tail:tail", "Print the messages of a topic.", "Consume"
+    ),
+    "to-file": LazyCommand(
         "nsqtools.cli.commands.to_file:to_file", "Archive topics in files.", "Consume"
     ),
-    "to-http": Entry(
+    "to-http": LazyCommand(
         "nsqtools.cli.commands.to_http:to_http", "Deliver messages to HTTP endpoints.", "Consume"
     ),
-    "relay": Entry(
+    "relay": LazyCommand(
         "nsqtools.cli.commands.relay:relay", "Relay topics to topics of another nsqd.", "Consume"
     ),
-    "pipeline": Entry(
+    "pipeline": LazyCommand(
         "nsqtools.cli.commands.pipeline:pipeline",
         "Carry topics into a data lake and back, with Spark.",
         "Consume",
     ),
-    "pub": Entry("nsqtools.cli.commands.pub:pub", "Publish messages to a topic.", "Publish"),
-    "stats": Entry(
+    "pub": LazyCommand("nsqtools.cli.commands.pub:pub", "Publish messages to a topic.", "Publish"),
+    "stats": LazyCommand(
         "nsqtools.cli.commands.stats:stats",
         "Report depths, rates and consumers of topics and channels.",
         "Look",
     ),
-    "verify": Entry("nsqtools.cli.commands.verify:verify", "Check archives and manifests.", "Look"),
-    "lookup": Entry("nsqtools.cli.commands.lookup:lookup", "Ask nsqlookupd who has what.", "Look"),
-    "doctor": Entry(
+    "verify": LazyCommand(
+        "nsqtools.cli.commands.verify:verify", "Check archives and manifests.", "Look"
+    ),
+    "lookup": LazyCommand(
+        "nsqtools.cli.commands.lookup:lookup", "Ask nsqlookupd who has what.", "Look"
+    ),
+    "doctor": LazyCommand(
         "nsqtools.cli.commands.doctor:doctor", "Find out why a consumer sees nothing.", "Look"
     ),
-    "topic": Entry(
+    "topic": LazyCommand(
         "nsqtools.cli.commands.admin:topic", "Create, empty, pause and delete topics.", "Administer"
     ),
-    "channel": Entry(
+    "channel": LazyCommand(
         "nsqtools.cli.commands.admin:channel",
         "Create, empty, pause and delete channels.",
         "Administer",
     ),
-    "node": Entry("nsqtools.cli.commands.admin:node", "Take an nsqd out of a topic.", "Administer"),
-    "demo": Entry(
+    "node": LazyCommand(
+        "nsqtools.cli.commands.admin:node", "Take an nsqd out of a topic.", "Administer"
+    ),
+    "demo": LazyCommand(
         "nsqtools.cli.commands.demo:demo",
         "Show the main commands at work on an embedded nsqd.",
         "Try out",
     ),
-    "sandbox": Entry(
+    "sandbox": LazyCommand(
         "nsqtools.cli.commands.sandbox:sandbox",
         "Run an embedded nsqd and nsqlookupd, in memory.",
         "Try out",
     ),
-    "config": Entry(
+    "config": LazyCommand(
         "nsqtools.cli.commands.config:config",
         "Show, check or begin a configuration file.",
         "Set up",
     ),
-    "completion": Entry(
+    "completion": LazyCommand(
         "nsqtools.cli.commands.completion:completion",
         "Print the completion script of a shell.",
         "Set up",
@@ -83,7 +91,7 @@ COMMANDS = {
 class LazyGroup(click.Group):
     """A group that lists its commands from a table and imports only the one that runs."""
 
-    def __init__(self, *, table: dict[str, Entry], **attrs: object) -> None:
+    def __init__(self, *, table: dict[str, LazyCommand], **attrs: object) -> None:
         super().__init__(**attrs)  # type: ignore[arg-type]
         self.table = table
 

@@ -17,14 +17,14 @@ _GAP = "  "
 _SHORTEST = 12  # what is left of a cell that is cut
 
 
-class Layout(NamedTuple):
+class TableLayout(NamedTuple):
     """Which columns of a table hold numbers, and how many of the first ones may be cut."""
 
     numbers: range = range(0)
     cut: int = 0
 
 
-_PLAIN = Layout()
+_PLAIN = TableLayout()
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -38,7 +38,7 @@ def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def rows_text(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
-    layout: Layout = _PLAIN,
+    layout: TableLayout = _PLAIN,
     styles: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Rows of printable cells: a table on a terminal; in a pipe with tabs between, and no header.
@@ -54,7 +54,7 @@ def rows_text(
     return "".join(f"{line}\n" for line in styled)
 
 
-def aligned(rows: Sequence[Sequence[str]], layout: Layout, width: int) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], layout: TableLayout, width: int) -> list[str]:
     """Lines with cells below each other, cut to this width as far as the layout allows."""
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     over = sum(widths) + len(_GAP) * (len(widths) - 1) - width

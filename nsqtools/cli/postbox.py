@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.cluster import addresses, with_secret
+from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config import ClientConfig, HttpOptions, ProducerConfig
 from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer

@@ -13,9 +13,9 @@ import sys
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.metrics import of_consumers, served
+from nsqtools.cli.prometheus import of_consumers, served
+from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config import ArchiveSourceOptions
 from nsqtools.engine.concurrency import end
 from nsqtools.errors import ConfigError, NSQError
@@ -27,7 +27,7 @@ from nsqtools.policy.topics import matching
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from nsqtools.cli.metrics import Collect
+    from nsqtools.cli.prometheus import Collect
     from nsqtools.config import ConsumerConfig, MetricsOptions, SourceOptions, StopOptions
     from nsqtools.engine.handler import Handler
     from nsqtools.engine.runner import Runner, RunOutcome

@@ -105,7 +105,7 @@ def file_options(groups: Groups) -> dict[str, CommandOption]:
     return known
 
 
-def common_options(nodes: Iterable[Node]) -> dict[str, CommandOption]:
+def common_options(nodes: Iterable[CommandNode]) -> dict[str, CommandOption]:
     """What [defaults] may hold that means the same, with the same default, for all commands."""
     found: dict[str, list[CommandOption]] = {}
     for node in nodes:
@@ -119,7 +119,7 @@ def common_options(nodes: Iterable[Node]) -> dict[str, CommandOption]:
     }
 
 
-class Node:
+class CommandNode:
     """A command in its tree, as documents see it."""
 
     __slots__ = ("ctx",)
@@ -187,7 +187,7 @@ class Node:
         return groups_of(self.command)
 
 
-def walk(root: click.Group) -> list[Node]:
+def walk(root: click.Group) -> list[CommandNode]:
     """All commands that are not hidden, each group before its own."""
     top = click.Context(root, info_name=root.name, **root.context_settings)
-    return [Node(ctx) for ctx in contexts(top) if not ctx.command.hidden]
+    return [CommandNode(ctx) for ctx in contexts(top) if not ctx.command.hidden]

@@ -18,7 +18,7 @@ from nsqtools.names import (
     Address,
     is_valid_name,
 )
-from nsqtools.net.http.suggestions import Question, ask
+from nsqtools.net.http.suggestions import SuggestionQuery, ask
 
 if TYPE_CHECKING:
     import click
@@ -58,7 +58,7 @@ def _profiles(ctx: click.Context) -> list[str]:
     return file.profiles if file else []
 
 
-def questions(values: Values, ctx: click.Context) -> list[Question]:
+def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
     """What to ask of the servers that the strongest source gives, or else of those of this host.
 
     Raises ConfigError for an address that is none, and for a wrong configuration file.
@@ -105,7 +105,7 @@ def is_address(text: str) -> bool:
     return re.fullmatch(r"[a-zA-Z0-9._:\[\]-]+", text) is not None
 
 
-def _question(server: str, text: str, topic: str, cafile: str, *, nodes: bool) -> Question:
+def _question(server: str, text: str, topic: str, cafile: str, *, nodes: bool) -> SuggestionQuery:
     from urllib.parse import urlencode, urlsplit
 
     port, step = _SERVERS[server]
@@ -117,7 +117,7 @@ def _question(server: str, text: str, topic: str, cafile: str, *, nodes: bool) -
         path = "/stats"
         query |= {"format": "json", "include_clients": "false", "include_mem": "false"}
     joined = "&".join(filter(None, (base.query, urlencode(query))))
-    return Question(
+    return SuggestionQuery(
         tls=base.scheme == "https",
         address=Address(address.host, address.port + step),
         path=f"{base.path.rstrip('/')}{path}?{joined}",

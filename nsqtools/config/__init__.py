@@ -6,12 +6,12 @@ go-nsq's ``Config`` (``config.go``), the name that ``--consumer-opt`` and ``--pr
 Durations are seconds, sizes are bytes.
 """
 
-from nsqtools.config.cluster import ChangeOptions as ChangeOptions
-from nsqtools.config.cluster import ClusterOptions as ClusterOptions
-from nsqtools.config.cluster import DoctorOptions as DoctorOptions
-from nsqtools.config.cluster import LookupOptions as LookupOptions
-from nsqtools.config.cluster import LossOptions as LossOptions
-from nsqtools.config.cluster import TombstoneOptions as TombstoneOptions
+from nsqtools.config.admin import ChangeOptions as ChangeOptions
+from nsqtools.config.admin import ClusterOptions as ClusterOptions
+from nsqtools.config.admin import DoctorOptions as DoctorOptions
+from nsqtools.config.admin import LookupOptions as LookupOptions
+from nsqtools.config.admin import LossOptions as LossOptions
+from nsqtools.config.admin import TombstoneOptions as TombstoneOptions
 from nsqtools.config.connection import ClientConfig as ClientConfig
 from nsqtools.config.connection import ConsumerConfig as ConsumerConfig
 from nsqtools.config.connection import ProducerConfig as ProducerConfig

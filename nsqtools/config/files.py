@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nsqtools.config.cluster import CONNECT_TIMEOUT, REQUEST_TIMEOUT
+from nsqtools.config.admin import CONNECT_TIMEOUT, REQUEST_TIMEOUT
 from nsqtools.config.connection import ClientConfig
 from nsqtools.config.consuming import SourceOptions
 from nsqtools.config.option import choice, duration, flag, integer, like, path, size, text

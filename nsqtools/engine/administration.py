@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.engine.changes import Holding, Outcome, Registry, Survey
+from nsqtools.engine.changes import Holding, Registry, StepOutcome, Survey
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.concurrency import call_each, together
 from nsqtools.engine.lookup import nobody
@@ -79,10 +79,10 @@ async def all_topics(servers: Servers, found: Survey) -> set[str]:
     return {name for names in (*held, *listed) for name in names}
 
 
-async def carry_out(servers: Servers, stages: Stages) -> list[Outcome]:
+async def carry_out(servers: Servers, stages: Stages) -> list[StepOutcome]:
     """Take all steps, whoever fails; how each ended, in their order."""
     limits = servers.half()
-    outcomes: list[Outcome] = []
+    outcomes: list[StepOutcome] = []
     for steps in stages:
         outcomes += await call_each(steps, lambda step: _take(limits, step))
     return outcomes
@@ -113,14 +113,14 @@ def _holding(node: Node, snapshot: Snapshot) -> Holding:
     return Holding(node, given, topic)
 
 
-async def _take(limits: Mapping[str, Any], step: Step) -> Outcome:
+async def _take(limits: Mapping[str, Any], step: Step) -> StepOutcome:
     if step.error:
-        return Outcome(step, step.error)
+        return StepOutcome(step, step.error)
     try:
         async with _API[step.server](step.url, **limits) as client:
             await client.change(step.path, **step.params)
     except HTTPError as error:
         if step.path.endswith("/delete") and error.code in _GONE:
-            return Outcome(step, note="is not there")
-        return Outcome(step, error.bare())
-    return Outcome(step, note=step.note)
+            return StepOutcome(step, note="is not there")
+        return StepOutcome(step, error.bare())
+    return StepOutcome(step, note=step.note)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.cluster import Node
     from nsqtools.errors import HTTPError
     from nsqtools.names import Address
-    from nsqtools.net.http.replies import ChannelStats, Producer, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, Registration, TopicStats
 
 
 Verb = Literal["create", "delete", "empty", "pause", "unpause"]
@@ -59,7 +59,7 @@ class Registry:
     url: str
     topics: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
-    producers: tuple[Producer, ...] = ()
+    producers: tuple[Registration, ...] = ()
     error: HTTPError | None = None
 
     def knows(self, target: Target) -> bool:
@@ -179,7 +179,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """How a step ended."""
 
     step: Step
@@ -202,7 +202,7 @@ def plan(verb: Verb, target: Target, survey: Survey) -> Stages:
 
 
 def plan_tombstone(
-    topic: str, producer: Producer, survey: Survey, *, delete: bool = False
+    topic: str, producer: Registration, survey: Survey, *, delete: bool = False
 ) -> Stages:
     """How to hide an nsqd from a topic's lookups and, to ``delete``, drop its topic then."""
     hide = [
@@ -268,7 +268,7 @@ def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
     return Step("nsqd", node.name, node.http, path, target.names, note=note, error=holding.error)
 
 
-def find_producer(text: str, survey: Survey) -> Producer | None:
+def find_producer(text: str, survey: Survey) -> Registration | None:
     """The nsqd that a text names: by its HTTP or TCP address, or by a host that is its alone."""
     known = producers(survey.registries)
     for producer in known:
@@ -278,7 +278,7 @@ def find_producer(text: str, survey: Survey) -> Producer | None:
     return named[0] if len(named) == 1 else None
 
 
-def producers(registries: Iterable[Registry]) -> list[Producer]:
+def producers(registries: Iterable[Registry]) -> list[Registration]:
     """All nsqds that nsqlookupds list."""
     united = union_producers(each.producers for each in registries)
     return sorted(united.values(), key=lambda producer: producer.http)

@@ -16,12 +16,12 @@ from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.api import Deadline
 from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
-from nsqtools.policy.rates import Counters, Sample
+from nsqtools.policy.rates import Counters, CounterSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Producer
+    from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration
     from nsqtools.policy.rates import Key
 
 log = logging.getLogger(__name__)
@@ -69,13 +69,13 @@ class Snapshot:
     nodes: Mapping[str, Node]
     lookupds: Mapping[str, HTTPError | None] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
-    listed: Mapping[str, Sequence[Producer]] = field(default_factory=dict)
+    listed: Mapping[str, Sequence[Registration]] = field(default_factory=dict)
 
     def time(self, name: str) -> float:
         """When an nsqd said what it says here, in monotonic seconds."""
         return self.times.get(name, self.at)
 
-    def samples(self) -> dict[str, Sample | None]:
+    def samples(self) -> dict[str, CounterSample | None]:
         """For Rates: by node name; None is a node that does not answer."""
         return {
             name: _sample(self.time(name), self.stats[name]) if name in self.stats else None
@@ -123,7 +123,7 @@ class Cluster:
         self._found: dict[str, Node] = {}
         self._listed: dict[str, float] = {}
         self._failed: dict[str, HTTPError] = {}
-        self._answers: Answers[list[Producer]] = Answers([], [])
+        self._answers: Answers[list[Registration]] = Answers([], [])
         self._asked: dict[str, HTTPError | None] = {}
         self._unanswered: UnreachableError | None = None
 
@@ -226,7 +226,7 @@ class Cluster:
         if name not in self._given and name in self._clients:
             await self._clients.pop(name).close()
 
-    def _heard(self, answers: Answers[list[Producer]]) -> None:
+    def _heard(self, answers: Answers[list[Registration]]) -> None:
         """Keep who answered."""
         self._answers = answers
         self._asked = {str(address): None for address, _ in answers.answers}
@@ -257,7 +257,7 @@ class Cluster:
         else:
             self._silence.heard(self._answers)
 
-    def _united(self, answers: Answers[list[Producer]]) -> list[Node]:
+    def _united(self, answers: Answers[list[Registration]]) -> list[Node]:
         """The given and the listed, each once; one that is no longer listed stays for a while."""
         listed = union_producers(answers.values)
         nodes = {}
@@ -294,7 +294,7 @@ class Cluster:
 
 
 def _given_node(
-    name: str, url: str, info: NsqdInfo | None, listed: Mapping[Address, Producer]
+    name: str, url: str, info: NsqdInfo | None, listed: Mapping[Address, Registration]
 ) -> Node:
     if info is None:
         return Node(name, url)
@@ -304,13 +304,13 @@ def _given_node(
     return Node(name, url, tcp, info.hostname, info.version, dict(topics))
 
 
-def _listed_node(name: str, tcp: Address, producer: Producer) -> Node:
+def _listed_node(name: str, tcp: Address, producer: Registration) -> Node:
     topics = dict(zip(producer.topics, producer.tombstones, strict=True))
     http = f"http://{name}"
     return Node(name, http, tcp, producer.hostname, producer.version, topics, producer.http)
 
 
-def _sample(at: float, stats: NsqdStats) -> Sample:
+def _sample(at: float, stats: NsqdStats) -> CounterSample:
     counters: dict[Key, Counters] = {}
     for topic in stats.topics:
         counters[topic.name, ""] = Counters(
@@ -331,4 +331,4 @@ def _sample(at: float, stats: NsqdStats) -> Sample:
                 channel.client_count,
                 channel.paused,
             )
-    return Sample(at, stats.start_time, counters)
+    return CounterSample(at, stats.start_time, counters)

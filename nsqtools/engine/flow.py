@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqtools.errors import PeerError, ServerError
     from nsqtools.names import Address
     from nsqtools.net.connection import Connection
-    from nsqtools.policy.backoff import Change
+    from nsqtools.policy.backoff import BackoffChange
     from nsqtools.proto.messages import Message
 
 log = logging.getLogger(__name__)
@@ -308,7 +308,7 @@ class Flow:
             for link in self.links.values():
                 link.stale = True
 
-    def _backoff_changed(self, change: Change) -> None:
+    def _backoff_changed(self, change: BackoffChange) -> None:
         log.info("backoff: %s", change)
         if timer := self._timers.pop("backoff", None):
             timer.cancel()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.membership import Subscription
     from nsqtools.errors import HTTPError
     from nsqtools.net.http.daemons import Answers
-    from nsqtools.net.http.replies import Producer, TopicStats
+    from nsqtools.net.http.replies import Registration, TopicStats
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ async def ask_lookupds(
 
 async def nodes(
     lookupds: Iterable[str], config: ClientConfig, timeouts: tuple[float, float]
-) -> list[Producer]:
+) -> list[Registration]:
     """All nsqds that nsqlookupds know, whatever topics they have; raises as ``ask_lookupds``."""
     answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
     return list(union_producers(answers.values).values())
@@ -76,7 +76,7 @@ class Lookups:
         self._limits = _limits(config, (min(_CONNECT_TIMEOUT, timeout), timeout))
         self._silence = silence or Silence()
 
-    async def producers(self) -> dict[Address, Producer]:
+    async def producers(self) -> dict[Address, Registration]:
         """Who has the topic, by broadcast_address:tcp_port (building_client_libraries, Discovery).
 
         Raises UnreachableError if no nsqlookupd answered.

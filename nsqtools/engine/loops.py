@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqtools.config import ClientConfig
-    from nsqtools.net.http.replies import Producer
+    from nsqtools.net.http.replies import Registration
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ async def _known(side: Side) -> list[_Nsqd]:
     return list(await together(*found, *(_at_http(url, side.config) for url in side.http)))
 
 
-async def _of_node(node: Producer) -> _Nsqd:
+async def _of_node(node: Registration) -> _Nsqd:
     addresses, places = await _resolve(node.tcp)
     said = _Self(node.hostname, node.broadcast_address, node.tcp_port, node.http_port, 0)
     return _Nsqd(str(node.tcp), addresses, places, said, str(node.http))

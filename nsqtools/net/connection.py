@@ -31,9 +31,9 @@ from nsqtools.proto.session import (
     Closed,
     CloseWait,
     CommandFailed,
+    CommandReply,
     Event,
     Ready,
-    Reply,
     Session,
     TLSRequested,
     refused_option,
@@ -345,7 +345,7 @@ class Connection(asyncio.Protocol):
 
     def _dispatch(self, event: Event) -> None:
         match event:
-            case Reply(data):
+            case CommandReply(data):
                 self._replied(data)
             case CommandFailed(error):
                 if self._listener:

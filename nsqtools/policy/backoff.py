@@ -30,7 +30,7 @@ STRATEGIES: Mapping[str, Callable[[int, float, Random], float]] = {
 }
 
 
-class State(Enum):
+class BackoffState(Enum):
     """Where a consumer stands; see Backoff."""
 
     NONE = "none"
@@ -39,25 +39,25 @@ class State(Enum):
 
 
 _MODES = {
-    State.NONE: Mode.RUNNING,
-    State.WAITING: Mode.STOPPED,
-    State.PROBING: Mode.PROBING,
+    BackoffState.NONE: Mode.RUNNING,
+    BackoffState.WAITING: Mode.STOPPED,
+    BackoffState.PROBING: Mode.PROBING,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BackoffChange:
     """A new state; ``wait`` in seconds, 0 unless waiting. ``str()`` is for the log."""
 
-    state: State
+    state: BackoffState
     wait: float
     counter: int
 
     def __str__(self) -> str:
         match self.state:
-            case State.WAITING:
+            case BackoffState.WAITING:
                 return f"waiting {self.wait:.3g} s, level {self.counter}"
-            case State.PROBING:
+            case BackoffState.PROBING:
                 return f"probing one connection, level {self.counter}"
         return "over"
 
@@ -98,11 +98,11 @@ class Backoff:
         return self._until
 
     @property
-    def state(self) -> State:
+    def state(self) -> BackoffState:
         """The state of now."""
         if self._until is not None:
-            return State.WAITING
-        return State.PROBING if self._counter else State.NONE
+            return BackoffState.WAITING
+        return BackoffState.PROBING if self._counter else BackoffState.NONE
 
     @property
     def mode(self) -> Mode:
@@ -111,7 +111,7 @@ class Backoff:
 
     def record(
         self, *, succeeded: int, failed: int, neutral: int = 0, now: float, rng: Random
-    ) -> Change | None:
+    ) -> BackoffChange | None:
         """Count the results of a batch, failures first; None when that changes no state.
 
         ``neutral`` are messages requeued without backoff: they leave the counter alone, but
@@ -131,15 +131,15 @@ class Backoff:
         if self._counter:
             wait = min(self._strategy(self._counter, self._multiplier, rng), self._max_duration)
             self._until = now + wait
-            return Change(State.WAITING, wait, self._counter)
-        return Change(State.NONE, 0.0, 0) if before else None
+            return BackoffChange(BackoffState.WAITING, wait, self._counter)
+        return BackoffChange(BackoffState.NONE, 0.0, 0) if before else None
 
-    def due(self, now: float) -> Change | None:
+    def due(self, now: float) -> BackoffChange | None:
         """End the wait if it is over: from now on one connection probes."""
         if self._until is None or now < self._until:
             return None
         self._until = None
-        return Change(State.PROBING, 0.0, self._counter)
+        return BackoffChange(BackoffState.PROBING, 0.0, self._counter)
 
     def _may_grow(self, rng: Random) -> bool:
         return self._strategy(self._counter + 1, self._multiplier, rng) <= self._max_duration

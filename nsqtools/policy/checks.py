@@ -99,7 +99,7 @@ class Peers:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Trouble:
     """One trouble: of a topic, of a channel, or without both of who was asked."""
 
     status: Status
@@ -127,18 +127,18 @@ class Datum:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of a check; ``findings`` are the heaviest first."""
+class CheckResult:
+    """The result of a check; ``troubles`` are the heaviest first."""
 
     status: Status
     summary: str
-    findings: Sequence[Finding] = ()
+    troubles: Sequence[Trouble] = ()
     data: Sequence[Datum] = ()
 
 
-def unknown(reason: str) -> Verdict:
+def unknown(reason: str) -> CheckResult:
     """The result of a check that could not be made."""
-    return Verdict(Status.UNKNOWN, reason)
+    return CheckResult(Status.UNKNOWN, reason)
 
 
 def age(row: Row) -> float | None:
@@ -167,7 +167,7 @@ def timeout_rate(row: Row) -> float | None:
 
 def judge(
     limits: Limits, rows: Sequence[Row], peers: Peers, *, topic: str = "", channel: str = ""
-) -> Verdict:
+) -> CheckResult:
     """The state of what was asked for: all, a ``topic``, a ``channel``, or that of that topic.
 
     UNKNOWN if nobody answers, else what the heaviest finding says. A silent nsqd or nsqlookupd
@@ -184,36 +184,36 @@ def judge(
     summary = str(found[0]) if found else _summary(seen, peers, channel)
     if len(found) > 1:
         summary += f" (and {len(found) - 1} more)"
-    return Verdict(status, summary, found, [*_data(limits, seen, peers, topic)])
+    return CheckResult(status, summary, found, [*_data(limits, seen, peers, topic)])
 
 
-def _of_peers(limits: Limits, peers: Peers) -> Iterator[Finding]:
+def _of_peers(limits: Limits, peers: Peers) -> Iterator[Trouble]:
     for error in peers.errors:
-        yield Finding(Status.WARNING, error)
+        yield Trouble(Status.WARNING, error)
     for name, health in peers.unwell.items():
-        yield Finding(Status.CRITICAL, f"nsqd {name} is not well: {health}")
+        yield Trouble(Status.CRITICAL, f"nsqd {name} is not well: {health}")
     if peers.answering < limits.nsqds_min:
         text = f"{peers.answering} nsqds answer, fewer than {limits.nsqds_min}"
-        yield Finding(Status.CRITICAL, text)
+        yield Trouble(Status.CRITICAL, text)
     elif peers.nsqds and not peers.answering:
         text = f"none of {len(peers.nsqds)} nsqds answers" if len(peers.nsqds) > 1 else ""
-        yield Finding(Status.CRITICAL, text or "the only nsqd does not answer")
+        yield Trouble(Status.CRITICAL, text or "the only nsqd does not answer")
 
 
-def _missing(rows: Sequence[Row], peers: Peers, topic: str, channel: str) -> Iterator[Finding]:
+def _missing(rows: Sequence[Row], peers: Peers, topic: str, channel: str) -> Iterator[Trouble]:
     if peers.nsqds and not peers.answering:
         return
     if not topic and not channel:
         if not peers.nsqds:
-            yield Finding(Status.CRITICAL, "nsqlookupd knows no nsqd")
+            yield Trouble(Status.CRITICAL, "nsqlookupd knows no nsqd")
         return
     if not any(topic in ("", row.topic) and channel in ("", row.channel) for row in rows):
         silent = " that answers" if peers.answering < len(peers.nsqds) else ""
         what = "it" if topic else f"a channel {channel}"
-        yield Finding(Status.CRITICAL, f"no nsqd{silent} has {what}", topic, channel)
+        yield Trouble(Status.CRITICAL, f"no nsqd{silent} has {what}", topic, channel)
 
 
-def _of_row(limits: Limits, row: Row) -> Iterator[Finding]:
+def _of_row(limits: Limits, row: Row) -> Iterator[Trouble]:
     found = [
         _over(limits.depth, row.totals.depth, "depth {} is over {}"),
         _old(limits.age, row),
@@ -231,7 +231,7 @@ def _of_row(limits: Limits, row: Row) -> Iterator[Finding]:
         found.append((Status.CRITICAL, "paused"))
     for status, text in found:
         if status is not Status.OK:
-            yield Finding(status, text, row.topic, row.channel)
+            yield Trouble(status, text, row.topic, row.channel)
 
 
 def _over(limit: Limit, value: float | None, text: str) -> tuple[Status, str]:

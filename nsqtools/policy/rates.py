@@ -50,7 +50,7 @@ class Counters:
         )
 
 
-class Sample(NamedTuple):
+class CounterSample(NamedTuple):
     """What an nsqd counted ``at`` a time, in seconds of a clock that never goes back.
 
     ``start_time`` is when it was started, in seconds since the epoch.
@@ -129,12 +129,12 @@ class Rates:
     """
 
     def __init__(self) -> None:
-        self._before: dict[str, Sample] = {}
+        self._before: dict[str, CounterSample] = {}
         self._had: dict[str, frozenset[Key]] = {}
 
     def record(
         self,
-        samples: Mapping[str, Sample | None],
+        samples: Mapping[str, CounterSample | None],
         listed: Mapping[str, Iterable[str]] | None = None,
     ) -> list[Row]:
         """Rows by topic and channel, a topic before its channels.
@@ -172,7 +172,7 @@ class Rates:
         self._before = {node: sample for node, sample in samples.items() if sample is not None}
         return [_row(key, sums[key]) for key in sorted(sums)]
 
-    def _baseline(self, node: str, sample: Sample) -> Sample | None:
+    def _baseline(self, node: str, sample: CounterSample) -> CounterSample | None:
         before = self._before.get(node)
         if before is None or before.start_time != sample.start_time or sample.at <= before.at:
             return None

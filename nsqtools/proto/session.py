@@ -101,7 +101,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CommandReply:
     """The response to the oldest command that gets one (a publish)."""
 
     data: bytes
@@ -126,7 +126,7 @@ class Closed:
     error: PeerError | None
 
 
-Event = TLSRequested | Ready | Reply | CommandFailed | CloseWait | Closed
+Event = TLSRequested | Ready | CommandReply | CommandFailed | CloseWait | Closed
 
 
 class Session:
@@ -343,7 +343,7 @@ class Session:
     def _replied(self, data: bytes) -> None:
         if not self._subscription:
             _expect_ok(data, "a publish")
-        self._events.append(Reply(data))
+        self._events.append(CommandReply(data))
 
     def _closing(self, data: bytes) -> None:
         if data != b"CLOSE_WAIT":

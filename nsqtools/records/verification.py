@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from nsqtools.records.layout import Layout
 
-__all__ = ["Report", "check"]
+__all__ = ["Verification", "check"]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Verification:
     """What was found of one file, or of one line of a manifest.
 
     ``records`` and ``size``, in bytes on disk, are those of what is good; of a manifest, those of
@@ -47,7 +47,7 @@ def check(
     *,
     max_msg_size: int = 64 << 20,
     waiting_near: Callable[[str], Container[str]] = lambda _: (),
-) -> Iterator[Report]:
+) -> Iterator[Verification]:
     """Read a file, and if it is a manifest the files that it lists.
 
     An archive is unpacked as its name's end tells and read as ``layout`` tells; it gives one
@@ -70,9 +70,9 @@ def check(
             found = _inspect(file, layout, method_of(path), max_msg_size)
             path = os.path.realpath(path)
             waiting = int(path in waiting_near(path))
-            yield Report(found.records, found.good, found.problem, waiting=waiting)
+            yield Verification(found.records, found.good, found.problem, waiting=waiting)
     except OSError as error:
-        yield Report(problem=_reason(error), unreadable=True)
+        yield Verification(problem=_reason(error), unreadable=True)
 
 
 def _inspect(file: BinaryIO, layout: Layout, compression: str, max_msg_size: int) -> Inspection:
@@ -91,7 +91,7 @@ def _reason(error: OSError) -> str:
 
 
 @dataclass(slots=True)
-class _Topic:
+class _TopicFiles:
     """Which files of a topic were there so far; ``last`` is the place of the last that was not."""
 
     there: bool = False
@@ -111,9 +111,9 @@ class _Manifest:
     size: int = 0
     files: int = 0
     waiting: int = 0
-    topics: dict[str, _Topic] = field(default_factory=dict)
+    topics: dict[str, _TopicFiles] = field(default_factory=dict)
 
-    def check(self) -> Iterator[Report]:
+    def check(self) -> Iterator[Verification]:
         good = True
         for report in self._faults():
             good = False
@@ -121,25 +121,27 @@ class _Manifest:
         for topic in self.topics.values():
             if not topic.there:
                 good = False
-                yield Report(problem=f"{topic.last}: gone, though the newest file of its topic")
+                yield Verification(
+                    problem=f"{topic.last}: gone, though the newest file of its topic"
+                )
         if good:
             deleted = sum(topic.gone for topic in self.topics.values())
-            yield Report(
+            yield Verification(
                 self.records, self.size, files=self.files, deleted=deleted, waiting=self.waiting
             )
 
-    def _faults(self) -> Iterator[Report]:
+    def _faults(self) -> Iterator[Verification]:
         """What is wrong with single lines."""
         last = {each.name: at for at, _, each in self._lines() if isinstance(each, Published)}
         waiting = self.waiting_near(os.path.join(os.path.realpath(self.folder), "manifest"))
         for number, offset, told in self._lines():
             if not isinstance(told, Published):
-                yield Report(problem=f"line {number} at byte {offset}: {told}")
+                yield Verification(problem=f"line {number} at byte {offset}: {told}")
                 continue
             if number < last[told.name]:
                 continue
             place = f"line {number}: {told.name}"
-            topic = self.topics.setdefault(told.topic, _Topic())
+            topic = self.topics.setdefault(told.topic, _TopicFiles())
             report = self._look(told)
             if report:
                 topic.there = True
@@ -148,7 +150,7 @@ class _Manifest:
                 self.records += report.records
                 self.size += report.size
             elif topic.there:
-                report = Report(problem="gone, though an older file of its topic is there")
+                report = Verification(problem="gone, though an older file of its topic is there")
             else:
                 topic.gone += 1
                 topic.last = place
@@ -176,7 +178,7 @@ class _Manifest:
                 yield number, offset, str(error)
             offset += len(line)
 
-    def _look(self, told: Published) -> Report | None:
+    def _look(self, told: Published) -> Verification | None:
         """What the file of a line holds; None if there is none."""
         try:
             with open(told.path, "rb") as file:
@@ -186,9 +188,9 @@ class _Manifest:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            return Report(problem=_reason(error), unreadable=True)
+            return Verification(problem=_reason(error), unreadable=True)
         problem = found.problem or _difference(told, size, found.records, hashed.sha256)
-        return Report(found.records, found.good, problem)
+        return Verification(found.records, found.good, problem)
 
 
 def _difference(told: Published, size: int, records: int, sha256: str) -> str:

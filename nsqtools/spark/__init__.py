@@ -20,7 +20,7 @@ def register(spark: SparkSession) -> None:
     names another one. Raises ConfigError, naming the command that installs it, without pyspark,
     pyarrow or Java, and for a session that starts tasks twice.
     """
-    from nsqtools.spark.session import refuse_speculation, require_spark, use_own_python
+    from nsqtools.spark.sparksession import refuse_speculation, require_spark, use_own_python
 
     require_spark()
     refuse_speculation(spark)

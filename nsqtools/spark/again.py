@@ -48,7 +48,7 @@ import pyarrow.compute as pc
 from nsqtools.errors import OutputError
 from nsqtools.spark import naming
 from nsqtools.spark.naming import Again, Holder, Segment
-from nsqtools.spark.segments import Manifest, as_output_error, counted, rows_of
+from nsqtools.spark.segments import PartitionManifest, as_output_error, counted, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
@@ -80,7 +80,7 @@ class Staged:
         self._batch = batch
         self._known: dict[str, pa.Table] = {}
         self._used: dict[str, pa.Table] = {}
-        self._manifests: dict[str, Manifest] = {}
+        self._manifests: dict[str, PartitionManifest] = {}
 
     def find(self, keys: Set[Key]) -> set[Key]:
         """Those of the keys that are staged for good: their messages may be finished.
@@ -155,9 +155,9 @@ class Staged:
                 found.append(segment)
         return path, found
 
-    def _manifest(self, file: str) -> Manifest:
+    def _manifest(self, file: str) -> PartitionManifest:
         if file not in self._manifests:
-            self._manifests[file] = Manifest.parse(self._store.read(file), file)
+            self._manifests[file] = PartitionManifest.parse(self._store.read(file), file)
         return self._manifests[file]
 
     def _segment(self, partition: str, path: str, segment: Segment) -> pa.Table:

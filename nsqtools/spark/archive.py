@@ -19,7 +19,7 @@ from nsqtools.spark.claims import Stamp, stamp_of
 from nsqtools.spark.folders import sync
 from nsqtools.spark.outputs import hours, named, observed, replace_batch
 from nsqtools.spark.places import as_url, local
-from nsqtools.spark.session import first_line
+from nsqtools.spark.sparksession import first_line
 from nsqtools.spark.streams import Stream, read, run_stamped
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def archive(
     """
     frame = read(spark, settings.source, settings.stream)
     stamp = Stamp(spark, settings.stream.checkpoint, settings.stamp)
-    writer = Writer(spark, settings, stamp)
+    writer = ArchiveWriter(spark, settings, stamp)
     writer.check(frame)
     return run_stamped(
         frame,
@@ -85,7 +85,7 @@ def archive(
     )
 
 
-class Writer:
+class ArchiveWriter:
     """Writes the batches of an archive."""
 
     def __init__(self, spark: SparkSession, settings: ArchiveSettings, stamp: Stamp) -> None:

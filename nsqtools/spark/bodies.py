@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import StringType, StructField, StructType
 
 from nsqtools.errors import ConfigError
-from nsqtools.spark.session import first_line
+from nsqtools.spark.sparksession import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -22,9 +22,9 @@ from pyspark.sql import Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from nsqtools.errors import ConfigError, OutputError, RecordError
-from nsqtools.spark.compacted import Known, Output, Part
+from nsqtools.spark.compacted import Known, OutputDirectory, Part
+from nsqtools.spark.dataframe import FILE, STRICT, dated, frame, is_keyed, united
 from nsqtools.spark.folders import sync
-from nsqtools.spark.frames import FILE, STRICT, dated, frame, is_keyed, united
 from nsqtools.spark.inputs import find, parquet
 from nsqtools.spark.interrupts import StoppedError, interruptible
 from nsqtools.spark.mounted import held, real
@@ -136,7 +136,7 @@ def compact(
         "whole: copy them from there",
     )
     with held(os.path.join(root, OURS), LOCK):
-        return _Compaction(spark, settings, stop, report, Output(root)).run()
+        return _Compaction(spark, settings, stop, report, OutputDirectory(root)).run()
 
 
 class _Compaction:
@@ -148,7 +148,7 @@ class _Compaction:
         settings: CompactSettings,
         stop: threading.Event,
         report: Report,
-        output: Output,
+        output: OutputDirectory,
     ) -> None:
         self._spark = spark
         self._settings = settings

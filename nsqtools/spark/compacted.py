@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from nsqtools.spark.inputs import Input
 
-__all__ = ["Known", "Output", "Part"]
+__all__ = ["Known", "OutputDirectory", "Part"]
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Known:
     whole: bool = True
 
 
-class Output:
+class OutputDirectory:
     """An output directory, which is made; finishes and cleans what a crash has left.
 
     Raises ConfigError if it holds what is not of ``compact``, or a state that cannot be read.

@@ -12,13 +12,13 @@ from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.net.http.daemons import NsqdHTTP
 from nsqtools.net.tls import http_context
-from nsqtools.spark.options import respelled, with_secret
+from nsqtools.spark.sourceoptions import respelled, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from nsqtools.net.http.replies import TopicStats
-    from nsqtools.spark.options import SourceSettings
+    from nsqtools.spark.sourceoptions import SourceSettings
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from nsqtools.errors import NSQError, RecordError
-from nsqtools.spark.session import explain
+from nsqtools.spark.sparksession import explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -57,7 +57,7 @@ from nsqtools.spark import again, naming
 from nsqtools.spark.naming import Holder, Segment
 from nsqtools.spark.plans import Offset
 from nsqtools.spark.segments import (
-    Manifest,
+    PartitionManifest,
     as_output_error,
     counted,
     damaged,
@@ -396,7 +396,7 @@ class Claim:
     def seal(self, ending: Ending) -> Sealed:
         """Say that the partition is complete; raises as ``add`` does."""
         generation = self._holder.generation
-        manifest = Manifest(tuple(self._segments), ending)
+        manifest = PartitionManifest(tuple(self._segments), ending)
         with self._step():
             file = f"{self._path}/{naming.manifest(generation)}"
             self._store.write(file, manifest.to_bytes())
@@ -431,7 +431,7 @@ class Claim:
 class Sealed:
     """A complete partition: the same rows for everyone who reads it."""
 
-    def __init__(self, store: Store, path: str, manifest: Manifest) -> None:
+    def __init__(self, store: Store, path: str, manifest: PartitionManifest) -> None:
         self._store = store
         self._path = path
         self._segments = manifest.segments
@@ -448,7 +448,7 @@ class Sealed:
             return None
         path = f"{partition}/{naming.sealed(generation)}"
         file = f"{path}/{naming.manifest(generation)}"
-        return cls(store, path, Manifest.parse(_read(store, path, file), file))
+        return cls(store, path, PartitionManifest.parse(_read(store, path, file), file))
 
     @property
     def rows(self) -> int:

@@ -87,7 +87,7 @@ class Notes:
         return self._written.pop(batch, Written(0))
 
 
-class Listener(StreamingQueryListener):
+class ProgressListener(StreamingQueryListener):
     """Reports the progress of one query; Spark calls it in a thread of its own, late and in order.
 
     ``query`` is set once the query has an id. ``ended`` is set after its last report.

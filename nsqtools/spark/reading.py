@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-__all__ = ["INPUT_SCHEMA", "Archive", "ArchiveSource", "as_option", "read"]
+__all__ = ["INPUT_SCHEMA", "ArchiveFile", "ArchiveSource", "as_option", "read"]
 
 INPUT_SCHEMA = pa.schema([*ROW_SCHEMA, ("source_file", pa.string()), ("source_record", pa.int64())])
 """A record and its place: ``source_record`` counts from 0 in ``source_file``."""
@@ -43,7 +43,7 @@ _ATTEMPTS = range(1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
+class ArchiveFile:
     """A file of records as the driver found it.
 
     ``format`` is in ``layout.FORMATS``; the end of the path tells the compression. ``skip``
@@ -58,7 +58,7 @@ class Archive:
     skip: int = 0
 
 
-def read(archive: Archive) -> Iterator[pa.RecordBatch]:
+def read(archive: ArchiveFile) -> Iterator[pa.RecordBatch]:
     """The records of a file in INPUT_SCHEMA, in batches of bounded size.
 
     What a record does not tell is null, but for its time, which is then that of the file's last
@@ -76,13 +76,13 @@ def read(archive: Archive) -> Iterator[pa.RecordBatch]:
         raise RecordError(f"{archive.path}: {error}") from None
 
 
-def _check_same(archive: Archive, file: BinaryIO) -> None:
+def _check_same(archive: ArchiveFile, file: BinaryIO) -> None:
     found = os.fstat(file.fileno())
     if (found.st_size, found.st_mtime_ns) != (archive.size, archive.mtime_ns):
         raise RecordError("changed while it was read: leave out files that are still written")
 
 
-def _batches(archive: Archive, file: BinaryIO) -> Iterator[pa.RecordBatch]:
+def _batches(archive: ArchiveFile, file: BinaryIO) -> Iterator[pa.RecordBatch]:
     compression = method_of(archive.path)
     if not archive.size and compression != "none":
         raise RecordError(f"empty: not even one {METHODS[compression].noun}")
@@ -104,7 +104,7 @@ def _batches(archive: Archive, file: BinaryIO) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(
-    archive: Archive,
+    archive: ArchiveFile,
     bodies: Sequence[bytes],
     envelopes: Sequence[dict[str, Any]],
     position: int,
@@ -124,7 +124,7 @@ def _batch(
     yield pa.RecordBatch.from_arrays([*columns, files, places], schema=INPUT_SCHEMA)
 
 
-def _from_bodies(archive: Archive, bodies: Sequence[bytes]) -> list[pa.Array]:
+def _from_bodies(archive: ArchiveFile, bodies: Sequence[bytes]) -> list[pa.Array]:
     nothing = {field.name: pa.nulls(len(bodies), field.type) for field in ROW_SCHEMA}
     when = pa.scalar(archive.mtime_ns // 1000, pa.int64()).cast(ROW_SCHEMA.field("timestamp").type)
     known = {"timestamp": pa.repeat(when, len(bodies)), "body": pa.array(bodies, pa.binary())}
@@ -132,7 +132,7 @@ def _from_bodies(archive: Archive, bodies: Sequence[bytes]) -> list[pa.Array]:
 
 
 def _from_envelopes(
-    archive: Archive, bodies: Sequence[bytes], envelopes: Sequence[dict[str, Any]]
+    archive: ArchiveFile, bodies: Sequence[bytes], envelopes: Sequence[dict[str, Any]]
 ) -> list[pa.Array]:
     """As the JSON writer has them; of other keys, and values that cannot be, nothing is known."""
     stamps = [_number(each.get("timestamp"), _TIMESTAMPS) for each in envelopes]
@@ -166,7 +166,7 @@ def _number(value: object, allowed: range) -> int | None:
 class Share(InputPartition):
     """The files that one task reads; not frozen, as its base has a constructor."""
 
-    archives: tuple[Archive, ...]
+    archives: tuple[ArchiveFile, ...]
 
 
 class ArchiveSource(DataSource):
@@ -201,23 +201,23 @@ class _Reader(DataSourceReader):
             yield from read(archive)
 
 
-def as_option(archives: Iterable[Archive]) -> str:
+def as_option(archives: Iterable[ArchiveFile]) -> str:
     """Archives as the text of an option."""
     rows = [{**asdict(each), "delimiter": each.delimiter.hex()} for each in archives]
     return json.dumps(rows)
 
 
-def _from_option(text: str) -> Iterator[Archive]:
+def _from_option(text: str) -> Iterator[ArchiveFile]:
     for row in json.loads(text):
-        yield Archive(**{**row, "delimiter": bytes.fromhex(row["delimiter"])})
+        yield ArchiveFile(**{**row, "delimiter": bytes.fromhex(row["delimiter"])})
 
 
-def _shares(archives: Iterable[Archive], cores: int) -> Iterator[Share]:
+def _shares(archives: Iterable[ArchiveFile], cores: int) -> Iterator[Share]:
     """Tasks of about the same size; a file is not divided."""
     files = list(archives)
     total = sum(each.size for each in files)
     share = min(max(total // (cores * _SHARES_PER_CORE), _LEAST_SHARE), _LARGEST_SHARE)
-    taken: list[Archive] = []
+    taken: list[ArchiveFile] = []
     size = 0
     for each in files:
         taken.append(each)

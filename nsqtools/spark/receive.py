@@ -31,9 +31,9 @@ from nsqtools.errors import (
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection, Listener
 from nsqtools.spark.again import WINDOW
-from nsqtools.spark.options import respelled, with_secret
 from nsqtools.spark.rows import Rows
 from nsqtools.spark.segments import Ending
+from nsqtools.spark.sourceoptions import respelled, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from nsqtools.proto.messages import Message
     from nsqtools.spark.again import Key
     from nsqtools.spark.ledger import Claim
-    from nsqtools.spark.options import SourceSettings
     from nsqtools.spark.plans import Quota
+    from nsqtools.spark.sourceoptions import SourceSettings
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Link(Listener):
+class _QuotaLink(Listener):
     """One connection, and its part of the quota: ``left`` at the start, ``finished`` of that.
 
     It listens to its connection; ``pending`` is what waits to be staged, of ``size`` bytes, and
@@ -230,7 +230,7 @@ class _Pull:
         self._rows = Rows(quota.topic, settings.channel, quota.nsqd)
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._links: list[_Link] = []
+        self._links: list[_QuotaLink] = []
         self._end = 0.0
         self._again = 0
 
@@ -263,15 +263,15 @@ class _Pull:
         number = min(-(-min(self._window, self._left) // most), _MOST_LINKS)
         others = [self._open(config) for _ in range(1, number)]
         for each in await asyncio.gather(*others, return_exceptions=True):
-            if isinstance(each, _Link):
+            if isinstance(each, _QuotaLink):
                 self._links.append(each)
             elif isinstance(each, NSQError):
                 log.info("%s: one connection less: %s", self._quota.nsqd, each)
             else:
                 raise each
 
-    async def _open(self, config: ConsumerConfig) -> _Link:
-        link = _Link(self._wake)
+    async def _open(self, config: ConsumerConfig) -> _QuotaLink:
+        link = _QuotaLink(self._wake)
         link.connection = await Connection.open(
             Address.parse(self._quota.nsqd),
             config,

@@ -25,14 +25,14 @@ from nsqtools.engine.producer import Producer
 from nsqtools.errors import REFUSED_BODY, ConfigError, PublishError, ServerError
 from nsqtools.policy.pace import Pace
 from nsqtools.proto.commands import publish_many_size
+from nsqtools.spark.dataframe import frame, view
 from nsqtools.spark.folders import sync
-from nsqtools.spark.frames import frame, view
 from nsqtools.spark.inputs import find, parquet
 from nsqtools.spark.interrupts import interruptible
 from nsqtools.spark.mounted import held, real
 from nsqtools.spark.places import as_url, local
-from nsqtools.spark.replayed import State, forget, load, save
-from nsqtools.spark.session import first_line
+from nsqtools.spark.replayed import ReplayState, forget, load, save
+from nsqtools.spark.sparksession import first_line
 
 if TYPE_CHECKING:
     import threading
@@ -141,7 +141,7 @@ def stage(
             )
         for each in found:
             each.check_same()
-        state = State(_identity(settings), _numbered(folder))
+        state = ReplayState(_identity(settings), _numbered(folder))
         report("staging", state.rows, state.rows)
         save(root, state)
 
@@ -233,7 +233,7 @@ def _numbered(folder: str) -> list[tuple[str, int]]:
 async def _publish(
     root: str,
     settings: ReplaySettings,
-    state: State,
+    state: ReplayState,
     stop: threading.Event,
     report: Report,
 ) -> bool:
@@ -295,7 +295,11 @@ async def _rest(seconds: float, stop: threading.Event) -> None:
 
 
 async def _sent(
-    producer: Producer, topic: str, bodies: Sequence[bytes], state: State, stop: threading.Event
+    producer: Producer,
+    topic: str,
+    bodies: Sequence[bytes],
+    state: ReplayState,
+    stop: threading.Event,
 ) -> bool:
     """Publish and count; False if it was told to end and nobody has taken them soon after."""
     task = asyncio.ensure_future(producer.publish(topic, bodies))

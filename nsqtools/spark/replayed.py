@@ -14,14 +14,14 @@ from nsqtools.spark.mounted import replace_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["State", "forget", "load", "save"]
+__all__ = ["ReplayState", "forget", "load", "save"]
 
 _NAME = "replay.json"
 _FORMAT = "nsqtools replay 1"
 
 
 @dataclass(slots=True)
-class State:
+class ReplayState:
     """What is staged and how far it is published.
 
     ``settings`` say what was chosen; ``parts`` are files with their rows, of which those before
@@ -47,7 +47,7 @@ class State:
         return sum(rows for _, rows in self.parts[: self.part]) + self.row
 
 
-def load(root: str, wanted: Mapping[str, Any]) -> State | None:
+def load(root: str, wanted: Mapping[str, Any]) -> ReplayState | None:
     """The state in a directory; None without any.
 
     Raises ConfigError if it is of other settings than these or cannot be understood, OutputError if
@@ -60,7 +60,7 @@ def load(root: str, wanted: Mapping[str, Any]) -> State | None:
         if found.pop("format") != _FORMAT:
             raise ValueError
         parts = [(str(name), int(rows)) for name, rows in found.pop("parts")]
-        state = State(**found, parts=parts)
+        state = ReplayState(**found, parts=parts)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -75,7 +75,7 @@ def load(root: str, wanted: Mapping[str, Any]) -> State | None:
     return state
 
 
-def save(root: str, state: State) -> None:
+def save(root: str, state: ReplayState) -> None:
     """Replace the state, and have it last."""
     replace_json(os.path.join(root, _NAME), {"format": _FORMAT, **asdict(state)})
 

@@ -30,7 +30,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class PartitionManifest:
     """What a complete partition consists of; the file that ``naming.manifest`` names."""
 
     segments: Sequence[Segment]

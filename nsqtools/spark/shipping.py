@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools import __version__
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.records.compression import method_of
-from nsqtools.spark.session import explain, is_local
+from nsqtools.spark.sparksession import explain, is_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -26,7 +26,7 @@ from pyspark.sql.types import BinaryType, StringType
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, NSQError, RecordError, UnreachableError
 from nsqtools.names import check_name
-from nsqtools.spark.options import parse_sink, respelled, with_secret
+from nsqtools.spark.sourceoptions import parse_sink, respelled, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from nsqtools.names import Address
-    from nsqtools.spark.options import SinkSettings
+    from nsqtools.spark.sourceoptions import SinkSettings
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Published(WriterCommitMessage):
+class TaskCommit(WriterCommitMessage):
     """What a task tells the driver."""
 
     messages: int
@@ -118,10 +118,10 @@ class Publishing:
             settings = replace(settings, nsqds=nsqds)
         return cls(settings, columns)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Published:
+    def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
         """Publish all rows; raises NSQError unless nsqd has taken them all."""
         try:
-            return Published(asyncio.run(self._publish(batches)))
+            return TaskCommit(asyncio.run(self._publish(batches)))
         except NSQError as error:
             raise respelled(error, flags=self.settings.flags)  # noqa: B904 - it is the same error
 
@@ -212,7 +212,7 @@ def _check(column: pa.Array, name: str, before: int) -> None:
         )
 
 
-class _Writer:
+class _TaskWriter:
     """Both kinds of writer."""
 
     def __init__(self, publishing: Publishing) -> None:
@@ -223,7 +223,7 @@ class _Writer:
         return self._publishing.write(iterator)
 
 
-class NsqWriter(_Writer, DataSourceArrowWriter):
+class NsqWriter(_TaskWriter, DataSourceArrowWriter):
     """``df.write.format("nsq")``."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -235,7 +235,7 @@ class NsqWriter(_Writer, DataSourceArrowWriter):
         log.warning("the job failed: at least %d messages are published", _count(messages))
 
 
-class NsqStreamWriter(_Writer, DataSourceStreamArrowWriter):
+class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """``df.writeStream.format("nsq")``; a batch that is run again is published again."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

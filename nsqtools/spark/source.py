@@ -36,9 +36,9 @@ from pyspark.sql.types import (
 from nsqtools.errors import ConfigError
 from nsqtools.spark.checkpoints import sync_log
 from nsqtools.spark.ledger import Claim, Ledger
-from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset, Quota, plan
 from nsqtools.spark.receive import receive
+from nsqtools.spark.sourceoptions import parse_source
 from nsqtools.spark.stores import make_store, probe
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
     from nsqtools.spark.depths import Depths
-    from nsqtools.spark.options import SourceSettings
     from nsqtools.spark.sink import NsqStreamWriter, NsqWriter
+    from nsqtools.spark.sourceoptions import SourceSettings
 
 log = logging.getLogger(__name__)
 

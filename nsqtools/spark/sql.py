@@ -15,14 +15,14 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from nsqtools.errors import ConfigError
 from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp, stamp_of
+from nsqtools.spark.dataframe import frame, view
 from nsqtools.spark.folders import sync
-from nsqtools.spark.frames import frame, view
 from nsqtools.spark.inputs import find
 from nsqtools.spark.interrupts import interruptible
 from nsqtools.spark.outputs import named, observed, replace_batch, write_once
 from nsqtools.spark.places import as_url, local
 from nsqtools.spark.progress import Written
-from nsqtools.spark.session import first_line
+from nsqtools.spark.sparksession import first_line
 from nsqtools.spark.streams import Stream, read, run_stamped
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _TABLE = "nsq"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Destination:
     """Where rows go: ``kind`` is parquet, json, console or topic.
 
     ``output`` is a path or URL for files, ``sink`` options of the sink ``nsq`` for a topic, and
@@ -68,7 +68,7 @@ class StreamSettings:
     """A query of topics: ``source`` are options of the source ``nsq``."""
 
     query: Query
-    target: Target
+    target: Destination
     source: Mapping[str, str]
     stream: Stream
 
@@ -92,7 +92,7 @@ class ArchivesSettings:
     """A query of archives."""
 
     query: Query
-    target: Target
+    target: Destination
     inputs: tuple[str, ...]
     layout: Layout | None
 
@@ -107,7 +107,7 @@ def query_stream(
     """Query batch after batch; as ``archive.archive``."""
     found = _asked(_of_topics(spark, settings), settings.query)
     stamp = Stamp(spark, settings.stream.checkpoint, settings.stamp)
-    writer = _Writer(settings.target, stamp)
+    writer = _ResultWriter(settings.target, stamp)
     lasts = "streamName" not in settings.source or settings.stream.output_mode != "append"
     writer.check(found, lasts=lasts)
     return run_stamped(
@@ -199,8 +199,8 @@ def _asked(frame: DataFrame, query: Query) -> DataFrame:
         raise ConfigError(f"--query: {first_line(error)}") from error
 
 
-class _Writer:
-    def __init__(self, target: Target, stamp: Stamp) -> None:
+class _ResultWriter:
+    def __init__(self, target: Destination, stamp: Stamp) -> None:
         self._target = target
         self._stamp = stamp
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.spark.places import as_url, local
-from nsqtools.spark.progress import Listener, Notes, Totals
-from nsqtools.spark.session import explain
+from nsqtools.spark.progress import Notes, ProgressListener, Totals
+from nsqtools.spark.sparksession import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,7 +90,7 @@ def run(
         report(progress)
 
     batches = _Batches(write, stop)
-    listener = Listener(batches.notes, told)
+    listener = ProgressListener(batches.notes, told)
     streams = frame.sparkSession.streams
     streams.addListener(listener)
     try:

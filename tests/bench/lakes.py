@@ -50,7 +50,7 @@ class Lakes:
         from nsqtools.cli.commands.pipeline.run import session_conf
         from nsqtools.config import SparkOptions
         from nsqtools.spark import register
-        from nsqtools.spark.session import open_session
+        from nsqtools.spark.sparksession import open_session
 
         conf = session_conf(SparkOptions())
         spark = self._stack.enter_context(open_session("local[2]", conf))
@@ -136,7 +136,7 @@ class Lakes:
                 {**self._options(topic), "pollIntervalMs": "50"}, str(folder / "out"), stream
             )
             stamp = Stamp(self.spark, stream.checkpoint, settings.stamp)
-            writer = archives.Writer(self.spark, settings, stamp)
+            writer = archives.ArchiveWriter(self.spark, settings, stamp)
 
             def write(batch: DataFrame, query: str, number: int) -> Written:
                 written = writer.write(batch, query, number)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from nsqtools.cli.commands.stats.check import limits_of, nagios
 from nsqtools.config import CheckOptions
 from nsqtools.policy.checks import (
+    CheckResult,
     Datum,
-    Finding,
     Limit,
     Limits,
     Peers,
     Status,
-    Verdict,
+    Trouble,
     judge,
 )
 from nsqtools.policy.rates import Counters, Row
@@ -71,7 +71,7 @@ class TestNagios:
     def test_a_number_has_its_limits_as_ranges_and_a_clean_label(
         self, datum: Datum, text: str
     ) -> None:
-        said = nagios(Verdict(Status.OK, "fine", data=[datum]))
+        said = nagios(CheckResult(Status.OK, "fine", data=[datum]))
         assert said.partition(" | ")[2] == f"{text}\n"
         assert len(read(said).data) == 1
 
@@ -106,11 +106,11 @@ class TestNagios:
         verdict = judge(Limits(), [], peers, topic="t")
         output = read(nagios(verdict))
         assert list(output.data) == ["nsqds"]
-        assert len(output.more) == len(verdict.findings)
+        assert len(output.more) == len(verdict.troubles)
 
     def test_a_thousand_findings_are_not_a_thousand_lines(self) -> None:
-        found = [Finding(Status.WARNING, "x", "t", str(n)) for n in range(1000)]
-        lines = nagios(Verdict(Status.WARNING, "many", found)).splitlines()
+        found = [Trouble(Status.WARNING, "x", "t", str(n)) for n in range(1000)]
+        lines = nagios(CheckResult(Status.WARNING, "many", found)).splitlines()
         assert (len(lines), lines[-1]) == (52, "and 950 more")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from nsqtools.cli import COMMANDS, Entry, LazyGroup, cli
+from nsqtools.cli import COMMANDS, LazyCommand, LazyGroup, cli
 from nsqtools.cli.complete import LINE, TEXT, candidates
 from nsqtools.cli.exits import COMPLETE
 from nsqtools.cli.options import Command, options
@@ -61,10 +61,10 @@ def draw(sample: Sample) -> None:
 SAMPLES = LazyGroup(
     name="nsqtools",
     table={
-        "paint": Entry(f"{__name__}:paint", "Paint.", "Make"),
-        "draw": Entry(f"{__name__}:draw", "Draw.", "Make"),
-        "try": Entry(f"{__name__}:attempt", "Try a command line.", "Look"),
-        "print": Entry("no.such.module:x", "Never loaded.", "Make"),
+        "paint": LazyCommand(f"{__name__}:paint", "Paint.", "Make"),
+        "draw": LazyCommand(f"{__name__}:draw", "Draw.", "Make"),
+        "try": LazyCommand(f"{__name__}:attempt", "Try a command line.", "Look"),
+        "print": LazyCommand("no.such.module:x", "Never loaded.", "Make"),
     },
 )
 

@@ -16,7 +16,7 @@ from nsqtools.cli.docs import sections
 from nsqtools.cli.docs.__main__ import documents, main
 from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.settings import variables
-from nsqtools.cli.tree import Node, walk
+from nsqtools.cli.tree import CommandNode, walk
 from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
 
@@ -68,7 +68,7 @@ def test_what_is_written_passes_the_check_and_what_differs_is_named_and_left(
 
 
 @EACH_NODE
-def test_help_begins_with_one_sentence_and_groups_the_options(node: Node) -> None:
+def test_help_begins_with_one_sentence_and_groups_the_options(node: CommandNode) -> None:
     done = CliRunner().invoke(cli, [*node.words.split()[1:], "--help"])
     assert done.exit_code == 0
     sentence = " ".join(done.output.split("\n\n")[1].split())
@@ -113,7 +113,7 @@ def test_mandoc_has_nothing_to_say(name: str) -> None:
 
 @EACH_NODE
 def test_every_option_is_described_and_marked_where_the_rule_of_its_names_is_another(
-    node: Node,
+    node: CommandNode,
 ) -> None:
     text = plain(section(PAGES[f"{node.page}.1"], "OPTIONS"))
     assert node.options
@@ -129,7 +129,9 @@ def test_every_option_is_described_and_marked_where_the_rule_of_its_names_is_ano
 
 
 @EACH_NODE
-def test_the_rule_of_variables_and_keys_is_told_by_an_example_that_is_true(node: Node) -> None:
+def test_the_rule_of_variables_and_keys_is_told_by_an_example_that_is_true(
+    node: CommandNode,
+) -> None:
     text = " ".join(plain(section(PAGES[f"{node.page}.1"], "ENVIRONMENT")).split())
     found = re.search(
         r"variable of --(\S+) is (\S+), and its key is (\S+) in the table \[(.*?)\]", text

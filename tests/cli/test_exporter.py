@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.commands.stats.exporter import Exporter, cluster_metrics
-from nsqtools.cli.metrics import render, served
+from nsqtools.cli.prometheus import render, served
 from nsqtools.engine.cluster import Node, Snapshot
 from nsqtools.errors import HTTPError, UnreachableError
 from nsqtools.names import Address
-from nsqtools.net.http.replies import ChannelStats, Latency, NsqdStats, TopicStats
+from nsqtools.net.http.replies import ChannelStats, NsqdStats, ProcessingLatency, TopicStats
 from tests.support.clock import elapse, virtual
 from tests.support.metrics import get, values
 
@@ -103,7 +103,9 @@ class TestScrapes:
         assert reply.status_code == 503
 
 
-CHANNEL = ChannelStats("c", 5, 1, 2, 3, 40, 6, 7, 8, True, Latency(9, ((0.5, 0.25), (1.0, 2.0))))
+CHANNEL = ChannelStats(
+    "c", 5, 1, 2, 3, 40, 6, 7, 8, True, ProcessingLatency(9, ((0.5, 0.25), (1.0, 2.0)))
+)
 TOPIC = TopicStats("t", 1, 0, 41, False, (CHANNEL,), 99)
 SNAPSHOT = Snapshot(
     0.0,

@@ -27,8 +27,8 @@ from nsqtools.config import (
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address
 from nsqtools.spark import claims, folders, replay, replayed
-from nsqtools.spark.options import parse_source
 from nsqtools.spark.progress import Progress
+from nsqtools.spark.sourceoptions import parse_source
 from tests.support.spark import needs_spark
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_a
     def stage(_: object, settings: Any, *__: object) -> None:
         staged.append(settings.staging)
         os.makedirs(settings.staging)
-        replayed.save(settings.staging, replayed.State(chosen, [("part-0", 2000)]))
+        replayed.save(settings.staging, replayed.ReplayState(chosen, [("part-0", 2000)]))
         interrupted.signal()
 
     pipeline.waits(0)

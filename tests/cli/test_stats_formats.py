@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.cli.commands.stats.formats import Csv, JsonLines, Lines
-from nsqtools.cli.commands.stats.report import Consumer, ConsumerRates, latencies
-from nsqtools.cli.output import Layout, aligned
+from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines
+from nsqtools.cli.commands.stats.report import ConsumerRates, ConsumerRow, latencies
+from nsqtools.cli.output import TableLayout, aligned
 from nsqtools.engine.cluster import Snapshot
-from nsqtools.net.http.replies import ChannelStats, ClientStats, Latency, NsqdStats, TopicStats
+from nsqtools.net.http.replies import (
+    ChannelStats,
+    ClientStats,
+    NsqdStats,
+    ProcessingLatency,
+    TopicStats,
+)
 from tests.support.reports import LOOKUPD, NSQD, SILENT, report, row
 
 if TYPE_CHECKING:
@@ -77,7 +83,7 @@ def test_several_rows_have_their_names_behind_and_a_blank_line_after_them() -> N
 
 def test_names_cannot_forge_lines() -> None:
     forged = report(row("a\nb", "c\x1b[2J"))
-    for form in (Lines(single=False), Csv(), JsonLines()):
+    for form in (Lines(single=False), Csv(), JsonReports()):
         text = form.add(forged)
         assert all(line.isprintable() for line in text.splitlines())
         assert "a\\nb" in text
@@ -98,7 +104,7 @@ def test_csv_has_one_header_and_reads_back() -> None:
 
 def test_json_is_one_line_with_topics_channels_and_who_is_silent() -> None:
     given = report(row(channel=""), row(depth=5, missing=1), silent=True, lookupd=True)
-    text = JsonLines().add(given)
+    text = JsonReports().add(given)
     assert text.count("\n") == 1
     said = json.loads(text)
     assert (said["time"], said["interval"]) == ("2023-11-14T22:13:20.000Z", 2.0)
@@ -112,7 +118,7 @@ def test_json_is_one_line_with_topics_channels_and_who_is_silent() -> None:
     assert said["lookupds"] == [{"lookupd": LOOKUPD, "error": f"{LOOKUPD}: connection refused"}]
 
 
-def channel(*clients: ClientStats, latency: Latency | None = None) -> TopicStats:
+def channel(*clients: ClientStats, latency: ProcessingLatency | None = None) -> TopicStats:
     found = ChannelStats("c", 1, 0, 2, 3, 4, 5, 6, 7, False, latency, clients)
     return TopicStats("t", 9, 8, 7, True, (found,), 6, latency)
 
@@ -123,8 +129,8 @@ def snapshot(at: float = 0.0, **nsqds: TopicStats) -> Snapshot:
 
 
 def test_json_has_the_part_of_every_nsqd() -> None:
-    parts = snapshot(a=channel(latency=Latency(3, ((0.99, 1.5),))), b=channel())
-    said = json.loads(JsonLines().add(replace(one(), snapshot=parts)))
+    parts = snapshot(a=channel(latency=ProcessingLatency(3, ((0.99, 1.5),))), b=channel())
+    said = json.loads(JsonReports().add(replace(one(), snapshot=parts)))
     (found,) = said["topics"][0]["channels"]
     assert [each["nsqd"] for each in found["nsqds"]] == ["a", "b"]
     assert found["nsqds"][0] == {
@@ -146,9 +152,9 @@ def test_json_has_the_part_of_every_nsqd() -> None:
 def test_the_latency_of_a_row_is_that_of_the_slowest_nsqd_that_measured_any() -> None:
     found = latencies(
         snapshot(
-            a=channel(latency=Latency(3, ((0.5, 1.0), (0.99, 2.0)))),
-            b=channel(latency=Latency(3, ((0.5, 0.5), (0.99, 9.0)))),
-            c=channel(latency=Latency(0, ((0.5, 99.0),))),
+            a=channel(latency=ProcessingLatency(3, ((0.5, 1.0), (0.99, 2.0)))),
+            b=channel(latency=ProcessingLatency(3, ((0.5, 0.5), (0.99, 9.0)))),
+            c=channel(latency=ProcessingLatency(0, ((0.5, 99.0),))),
             d=channel(),
         )
     )
@@ -182,8 +188,8 @@ def test_rates_of_consumers_are_over_the_time_between_the_answers_of_their_nsqd(
 def consumed() -> Report:
     packed = replace(CLIENT, tls=False, snappy=False, deflate=True, authed=True)
     consumers = [
-        Consumer("t", "c", NSQD, CLIENT, 2.4, None),
-        Consumer("t", "c", NSQD, packed, 0.0, 1.0),
+        ConsumerRow("t", "c", NSQD, CLIENT, 2.4, None),
+        ConsumerRow("t", "c", NSQD, packed, 0.0, 1.0),
     ]
     return replace(one(), consumers=consumers)
 
@@ -197,7 +203,7 @@ def test_consumers_in_csv_and_json(consumed: Report) -> None:
         "",
     )
     assert (second["compression"], second["connected"]) == ("deflate", "1970-01-01T00:00:05.000Z")
-    (found,) = json.loads(JsonLines().add(consumed))["topics"][0]["channels"]
+    (found,) = json.loads(JsonReports().add(consumed))["topics"][0]["channels"]
     assert [each["compression"] for each in found["consumers"]] == ["snappy", "deflate"]
     assert found["consumers"][0]["finish_rate"] == 2.4
 
@@ -208,10 +214,10 @@ def test_a_table_has_numbers_to_the_right_and_cuts_the_longest_names() -> None:
         ("t" * 30, "c" * 14, "12,345", "paused"),
         ("u", "-", "7", ""),
     ]
-    lines = aligned(rows, Layout(range(2, 3), cut=2), 52)
+    lines = aligned(rows, TableLayout(range(2, 3), cut=2), 52)
     assert lines == [
         f"{'topic':<20}  {'channel':<14}       n  notes",
         f"{'t' * 19}…  {'c' * 14}  12,345  paused",
         f"{'u':<20}  {'-':<14}       7",
     ]
-    assert aligned(rows, Layout(range(2, 3), cut=2), 80)[1].startswith("t" * 30)
+    assert aligned(rows, TableLayout(range(2, 3), cut=2), 80)[1].startswith("t" * 30)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nsqtools.sinks.http.sink import HttpSink
+    from nsqtools.sinks.http.httpsink import HttpSink
     from tests.support.tls import Certificates
 
 URL = "http://127.0.0.1:1/"

@@ -14,7 +14,7 @@ import pytest
 from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig, StopOptions
 from nsqtools.policy import topics as policy
-from nsqtools.sinks.files.sink import file_sink
+from nsqtools.sinks.files.filesink import file_sink
 from tests.support import archives
 from tests.support.eventually import eventually, eventually_async
 

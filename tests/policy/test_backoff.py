@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.policy.backoff import Backoff, Change, State, exponential, full_jitter
+from nsqtools.policy.backoff import Backoff, BackoffChange, BackoffState, exponential, full_jitter
 from nsqtools.policy.rdy import Mode
 
 RNG = Random(1)
@@ -16,7 +16,7 @@ RNG = Random(1)
 
 def record(
     backoff: Backoff, succeeded: int = 0, failed: int = 0, neutral: int = 0, now: float = 0.0
-) -> Change | None:
+) -> BackoffChange | None:
     return backoff.record(succeeded=succeeded, failed=failed, neutral=neutral, now=now, rng=RNG)
 
 
@@ -24,7 +24,7 @@ def end_wait(backoff: Backoff) -> float:
     """Let the wait pass; the time of its end."""
     assert backoff.until is not None
     now = backoff.until
-    assert backoff.due(now) == Change(State.PROBING, 0.0, backoff.counter)
+    assert backoff.due(now) == BackoffChange(BackoffState.PROBING, 0.0, backoff.counter)
     return now
 
 
@@ -37,7 +37,7 @@ def test_waits_double_to_the_longest_and_each_success_takes_a_level_back() -> No
         waits.append(change.wait)
         end_wait(backoff)
     assert waits == [2, 4, 8, 16, 32, 64, 64, 64, 32, 16, 8, 4, 2]
-    assert record(backoff, succeeded=1) == Change(State.NONE, 0.0, 0)
+    assert record(backoff, succeeded=1) == BackoffChange(BackoffState.NONE, 0.0, 0)
 
 
 @given(st.integers(1, 20), st.floats(0.001, 3600), st.randoms(use_true_random=False))
@@ -111,8 +111,8 @@ def test_full_jitter_stays_within_the_limit_and_always_ends(
     for step in [*steps, *["succeeded"] * (len(steps) + 1)]:
         results = {"succeeded": 0, "failed": 0, "neutral": 0} | {step: 1}
         change = backoff.record(**results, now=now, rng=rng)
-        if change and change.state is State.WAITING:
+        if change and change.state is BackoffState.WAITING:
             assert 0 <= change.wait <= 120.0
             now += change.wait
             assert backoff.due(now)
-    assert backoff.state is State.NONE
+    assert backoff.state is BackoffState.NONE

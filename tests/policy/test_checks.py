@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.policy.checks import Limit, Limits, Peers, Status, Verdict, age, judge, number
+from nsqtools.policy.checks import CheckResult, Limit, Limits, Peers, Status, age, judge, number
 from nsqtools.policy.rates import Counters, Row
 
 OK, WARNING, CRITICAL, UNKNOWN = Status
@@ -23,16 +23,16 @@ PAUSED = replace(TOPIC, totals=Counters(depth=999, paused=True))
 
 def judged(
     *rows: Row, peers: Peers = ONE, topic: str = "", channel: str = "", **limits: Any
-) -> Verdict:
+) -> CheckResult:
     return judge(Limits(**limits), rows, peers, topic=topic, channel=channel)
 
 
-def found(verdict: Verdict) -> list[tuple[Status, str, str]]:
-    assert verdict.status is (verdict.findings[0].status if verdict.findings else OK)
-    return [(each.status, each.topic, each.channel) for each in verdict.findings]
+def found(verdict: CheckResult) -> list[tuple[Status, str, str]]:
+    assert verdict.status is (verdict.troubles[0].status if verdict.troubles else OK)
+    return [(each.status, each.topic, each.channel) for each in verdict.troubles]
 
 
-def data(verdict: Verdict) -> dict[str, float | None]:
+def data(verdict: CheckResult) -> dict[str, float | None]:
     return {each.label: each.value for each in verdict.data}
 
 

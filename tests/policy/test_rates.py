@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsqtools.policy.rates import Counters, Row, Sample
+from nsqtools.policy.rates import Counters, CounterSample, Row
 from nsqtools.policy.rates import Rates as RatesOfSamples
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Rates:
         self, said: Mapping[str, tuple[int, Mapping[Key, Counters]] | None], *, now: float
     ) -> list[Row]:
         return self.rates.record(
-            {name: Sample(now, *each) if each else None for name, each in said.items()}
+            {name: CounterSample(now, *each) if each else None for name, each in said.items()}
         )
 
 
@@ -46,8 +46,8 @@ def only(rows: list[Row]) -> Row:
 def test_rates_are_per_second_of_the_time_between_the_answers_of_each_nsqd() -> None:
     rates = RatesOfSamples()
 
-    def counted(at: float, messages: int, requeues: int = 0, timeouts: int = 0) -> Sample:
-        return Sample(at, 1, {KEY: Counters(messages, requeues, timeouts)})
+    def counted(at: float, messages: int, requeues: int = 0, timeouts: int = 0) -> CounterSample:
+        return CounterSample(at, 1, {KEY: Counters(messages, requeues, timeouts)})
 
     rates.record({"a": counted(10.0, 100, 10, 20), "b": counted(10.5, 0)})
     row = only(rates.record({"a": counted(12.0, 300, 14, 28), "b": counted(14.5, 400)}))
@@ -115,7 +115,7 @@ def test_a_silent_nsqd_is_missing_from_what_it_had_and_begins_anew() -> None:
 
 def test_an_nsqd_that_never_answered_is_missing_from_what_nsqlookupd_lists_for_it() -> None:
     rates, key = RatesOfSamples(), ("other", "c")
-    answer = Sample(0.0, 1, {KEY: Counters(100), key: Counters(1)})
+    answer = CounterSample(0.0, 1, {KEY: Counters(100), key: Counters(1)})
     first, second = rates.record({"a": answer, "b": None}, {"b": ("t", "gone")})
     assert (first.topic, first.nodes, first.missing) == ("other", 1, 0)
     assert (second.topic, second.nodes, second.missing) == ("t", 1, 1)

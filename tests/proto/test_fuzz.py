@@ -15,7 +15,15 @@ import pytest
 
 from nsqtools.errors import PeerError, ProtocolError
 from nsqtools.proto.frames import FrameParser, FrameType
-from nsqtools.proto.session import Closed, CommandFailed, Event, Reply, Session, State, TLSRequested
+from nsqtools.proto.session import (
+    Closed,
+    CommandFailed,
+    CommandReply,
+    Event,
+    Session,
+    State,
+    TLSRequested,
+)
 from tests.support import wire
 from tests.support.sessions import ADDRESS, SERVER_CODECS, cut
 
@@ -206,7 +214,7 @@ def converse(target: Target, reads: list[bytes]) -> tuple[list[tuple[bytes, byte
         messages += session.take_messages()
         session.take_output()
     held = sum(len(m.body) for m in messages)
-    held += sum(len(event.data) for event in events if isinstance(event, Reply))
+    held += sum(len(event.data) for event in events if isinstance(event, CommandReply))
     held += len(session._parser.take_rest())
     assert held <= target.ratio * sum(map(len, reads)), "more is held than arrived"
     session.receive_eof()
@@ -227,7 +235,7 @@ def describe_event(event: Event) -> str:
         case Closed(error) | CommandFailed(error):
             assert error is not None
             return describe(error)
-        case Reply(data):
+        case CommandReply(data):
             return f"Reply: {data!r}"
     return type(event).__name__
 

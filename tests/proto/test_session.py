@@ -28,10 +28,10 @@ from nsqtools.proto.session import (
     Closed,
     CloseWait,
     CommandFailed,
+    CommandReply,
     Event,
     Features,
     Ready,
-    Reply,
     Session,
     State,
     TLSRequested,
@@ -84,7 +84,7 @@ def test_a_producer_is_ready_without_sub() -> None:
     session.send(commands.publish("t", b"two"))
     assert sent(session) == ["PUB t b'one'", "PUB t b'two'"]
     session.receive_data(wire.OK + wire.OK)
-    assert session.take_events() == [Reply(b"OK"), Reply(b"OK")]
+    assert session.take_events() == [CommandReply(b"OK"), CommandReply(b"OK")]
     session.close()
     assert (session.take_output(), session.state) == (b"", State.READY)
 
@@ -320,7 +320,7 @@ def test_nothing_but_ok_is_the_answer_to_a_publish(reply: bytes) -> None:
     session = ready(subscription=None)
     session.receive_data(wire.OK + wire.response(reply) + wire.OK)
     first, last = session.take_events()
-    assert first == Reply(b"OK")
+    assert first == CommandReply(b"OK")
     assert isinstance(last, Closed)
     assert type(last.error) is ProtocolError
 
@@ -332,7 +332,7 @@ def events_of(state: State, data: bytes | None) -> list[type[Event]]:
         return []
     match state:
         case State.READY:
-            return [Reply]
+            return [CommandReply]
         case State.SUBSCRIBING:
             return [Ready]
         case State.CLOSING:
@@ -409,7 +409,7 @@ def test_what_stood_before_the_failure_in_the_same_read_is_delivered_and_nothing
     assert session.take_output() == b""
     assert [m.id for m in session.take_messages()] == [wire.message_id(1), wire.message_id(2)]
     events = session.take_events()
-    assert [type(event) for event in events] == [CommandFailed, Reply, Closed]
+    assert [type(event) for event in events] == [CommandFailed, CommandReply, Closed]
     assert isinstance(events[-1], Closed)
     assert type(events[-1].error) is kind
 

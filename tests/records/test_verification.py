@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.records.compression import METHODS, make_encoder, method_of
 from nsqtools.records.layout import Layout
-from nsqtools.records.verification import Report, check
+from nsqtools.records.verification import Verification, check
 from nsqtools.sinks.files.aftercare import Manifest
 from tests.support.archiving import published
 
@@ -58,7 +58,7 @@ class Shelf:
         self.manifest.write_bytes(b"".join(lines))
         return sum(map(len, lines[: number - 1]))
 
-    def check(self) -> list[Report]:
+    def check(self) -> list[Verification]:
         return list(check(str(self.manifest), RAW))
 
     def problems(self) -> list[str]:
@@ -79,7 +79,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "events.log"
 
 
-def one(path: Path, layout: Layout = RAW, **bound: Any) -> Report:
+def one(path: Path, layout: Layout = RAW, **bound: Any) -> Verification:
     """What is said of an archive."""
     (report,) = check(str(path), layout, **bound)
     return report
@@ -94,7 +94,7 @@ class TestArchives:
         first = packed(path.name, b"one\ntwo\n")
         data = first + packed(path.name, b"three\n")
         path.write_bytes(data)
-        assert one(path) == Report(3, len(data))
+        assert one(path) == Verification(3, len(data))
         path.write_bytes(data[:-1])
         report = one(path)
         assert report.records == 2
@@ -107,7 +107,7 @@ class TestArchives:
     ) -> None:
         path = tmp_path / f"events{METHODS[method].suffix}"
         path.write_bytes(make_encoder(method).empty())
-        assert one(path) == Report(0, path.stat().st_size)
+        assert one(path) == Verification(0, path.stat().st_size)
         path.write_bytes(b"")
         assert bool(one(path).problem) == (method != "none")
 
@@ -124,7 +124,7 @@ class TestManifests:
             shelf.publish("d.log", b"\0\0\0\1x", records=1, format="length-prefixed"),
             shelf.publish("e.log", b"x\n", records=None),
         ]
-        report = Report(8, sum(path.stat().st_size for path in paths), files=6, deleted=0)
+        report = Verification(8, sum(path.stat().st_size for path in paths), files=6, deleted=0)
         assert shelf.check() == [report]
         monkeypatch.chdir(shelf.folder)  # the files are looked for beside the manifest
         assert list(check("manifest", RAW)) == [report]
@@ -161,7 +161,7 @@ class TestManifests:
                 path = shelf.publish(f"{topic}.{number}.log", b"one\n", topic=topic)
                 if number < {"a": 3, "b": 1}[topic]:
                     path.unlink()
-        assert shelf.check() == [Report(4, 16, files=4, deleted=4)]
+        assert shelf.check() == [Verification(4, 16, files=4, deleted=4)]
 
     def test_a_file_gone_from_the_middle_or_the_newest_is_bad(self, shelf: Shelf) -> None:
         for name in ("a.0", "a.1", "a.2", "a.3", "b.0", "b.1"):
@@ -180,7 +180,7 @@ class TestManifests:
         shelf.publish("m.log", b"one\n")
         shelf.publish("n.log", b"two\n")
         again = shelf.publish("m.log", b"one\nthree\n")
-        assert shelf.check() == [Report(3, 14, files=2, deleted=0)]
+        assert shelf.check() == [Verification(3, 14, files=2, deleted=0)]
         again.write_bytes(b"one\n")
         assert shelf.places() == ["line 3: m.log"]
         again.unlink()
@@ -188,7 +188,7 @@ class TestManifests:
         shelf.publish("o.log", b"four\n", topic="other").unlink()
         shelf.publish("o.log", b"five\n", topic="other")
         again.write_bytes(b"one\nthree\n")
-        assert shelf.check() == [Report(4, 19, files=3, deleted=0)]
+        assert shelf.check() == [Verification(4, 19, files=3, deleted=0)]
 
     @pytest.mark.parametrize(
         ("keys", "key"),

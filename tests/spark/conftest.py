@@ -34,7 +34,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """
     needs_spark("everything that runs in Spark")
     from nsqtools.spark import register
-    from nsqtools.spark.session import open_session
+    from nsqtools.spark.sparksession import open_session
 
     folder = tmp_path_factory.mktemp("spark")
     conf = {

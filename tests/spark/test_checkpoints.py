@@ -13,9 +13,9 @@ from nsqtools.errors import OutputError
 from nsqtools.spark import source
 from nsqtools.spark.checkpoints import check_staged, sync_log
 from nsqtools.spark.ledger import Ledger
-from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset, Quota
 from nsqtools.spark.source import NsqStreamReader
+from nsqtools.spark.sourceoptions import parse_source
 from nsqtools.spark.stores import LocalStore
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 from nsqtools.errors import ConfigError
 from nsqtools.spark import compacted
-from nsqtools.spark.compacted import Known, Output, Part
+from nsqtools.spark.compacted import Known, OutputDirectory, Part
 from nsqtools.spark.inputs import find
 from tests.support.lakes import NINE, RAW, at, sent, to_file
 
@@ -73,7 +73,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> Mortal:
 Made = tuple[str, dict[str, dict[str, Part]]]
 
 
-def make(output: Output, hours: Mapping[str, str]) -> Made:
+def make(output: OutputDirectory, hours: Mapping[str, str]) -> Made:
     """Hours of one file each, which holds this text."""
     made = output.begin()
     parts = {}
@@ -85,11 +85,13 @@ def make(output: Output, hours: Mapping[str, str]) -> Made:
     return made, parts
 
 
-def made(root: Path, hours: Mapping[str, str], inputs: Mapping[str, Known] | None = None) -> Output:
+def made(
+    root: Path, hours: Mapping[str, str], inputs: Mapping[str, Known] | None = None
+) -> OutputDirectory:
     """An output that was made of these inputs, as the next run finds it."""
-    output = Output(str(root))
+    output = OutputDirectory(str(root))
     output.commit(*make(output, hours), inputs or {})
-    return Output(str(root))
+    return OutputDirectory(str(root))
 
 
 def known(each: Input, rows: int, *hours: str, keyed: bool = False) -> dict[str, Known]:
@@ -139,7 +141,7 @@ def test_a_run_killed_at_any_step_has_happened_or_not(tmp_path: Path, mortal: Mo
             lambda: output.commit(*run, known(each, 1)),  # noqa: B023
         )
         mortal.rest()
-        is_in = Output(str(root)).divide([each]) == ([], [each])
+        is_in = OutputDirectory(str(root)).divide([each]) == ([], [each])
         assert contents(root) == (NEW if is_in else before)
         assert not list((root / "_nsqtools").glob("compact-*"))
         outcomes.append(is_in)
@@ -157,9 +159,9 @@ def test_a_recovery_killed_at_any_step_is_done_by_the_next(tmp_path: Path, morta
         run = make(output, NEW)
         # The state is replaced, and the first hour moved aside.
         assert not mortal.survived(2, lambda: output.commit(*run, known(each, 1)))  # noqa: B023
-        survived = mortal.survived(step, lambda: Output(str(root)))  # noqa: B023
+        survived = mortal.survived(step, lambda: OutputDirectory(str(root)))  # noqa: B023
         mortal.rest()
-        assert Output(str(root)).divide([each]) == ([], [each])
+        assert OutputDirectory(str(root)).divide([each]) == ([], [each])
         assert contents(root) == NEW
         step += 1
     assert step > 5
@@ -182,7 +184,7 @@ def test_deleting_killed_at_any_step_loses_and_doubles_nothing(
         assert not (survived and left)
         gone = [each for each in inputs if not os.path.exists(each.path)]
         new = [raw(folder / os.path.basename(each.path), b"tick") for each in gone]
-        output = Output(str(root))
+        output = OutputDirectory(str(root))
         assert output.divide([*left, *new]) == (new, left)
         assert output.delete(left) == (len(left), 0)
         for file in held:
@@ -277,7 +279,7 @@ def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> 
     """It has files of others, or has lost a file, or its state, or has another file."""
     made(tmp_path, {NINE_O_CLOCK: "a"})
     (tmp_path / NINE_O_CLOCK / "_SUCCESS").touch()
-    Output(str(tmp_path))
+    OutputDirectory(str(tmp_path))
     for name in (
         "date=2026-11-21/hour=10/batch=0a-1/part-1.parquet",
         "date=2026-11-21/hour=10/part-1.parquet",
@@ -288,29 +290,29 @@ def test_an_output_that_is_not_as_compact_left_it_is_refused(tmp_path: Path) -> 
         other.parent.mkdir(parents=True, exist_ok=True)
         other.write_text("x")
         with pytest.raises(ConfigError, match="date=2026-11-21"):
-            Output(str(tmp_path))
+            OutputDirectory(str(tmp_path))
         other.unlink()
         with suppress(OSError):
             other.parent.rmdir()
             other.parent.parent.rmdir()
-    Output(str(tmp_path))
+    OutputDirectory(str(tmp_path))
     state, part = tmp_path / "_nsqtools/compact.json", tmp_path / NINE_O_CLOCK / "part-a.parquet"
     state.rename(tmp_path / "state")
     with pytest.raises(ConfigError, match="hour=09"):
-        Output(str(tmp_path))
+        OutputDirectory(str(tmp_path))
     (tmp_path / "state").rename(state)
     for spoil in (lambda: part.write_text("longer"), part.unlink):
         spoil()
         with pytest.raises(ConfigError, match="hour=09"):
-            Output(str(tmp_path))
+            OutputDirectory(str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "nsqtools compact 2"}', "\xff"])
 def test_a_state_that_is_none_is_named(tmp_path: Path, text: str) -> None:
-    Output(str(tmp_path))
+    OutputDirectory(str(tmp_path))
     (tmp_path / "_nsqtools" / "compact.json").write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=r"compact\.json"):
-        Output(str(tmp_path))
+        OutputDirectory(str(tmp_path))
 
 
 def test_the_state_forgets_keyed_files_that_are_gone(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.net.http.replies import ChannelStats, TopicStats
 from nsqtools.spark.depths import Depths, depth
-from nsqtools.spark.options import parse_source
+from nsqtools.spark.sourceoptions import parse_source
 from tests.support.eventually import eventually
 from tests.support.servers import free_port
 
 if TYPE_CHECKING:
-    from nsqtools.spark.options import SourceSettings
+    from nsqtools.spark.sourceoptions import SourceSettings
     from tests.support.servers import MakeNsqd, MakeNsqlookupd, Nsqd
 
 BODIES = [b"x"] * 3

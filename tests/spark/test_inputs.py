@@ -15,7 +15,7 @@ from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import Published
 from nsqtools.sinks.files.aftercare import Manifest
 from nsqtools.spark.inputs import find
-from nsqtools.spark.reading import INPUT_SCHEMA, Archive, read
+from nsqtools.spark.reading import INPUT_SCHEMA, ArchiveFile, read
 from tests.support.lakes import JSON, NINE, PREFIXED, RAW, Sent, at, sent, to_file, to_parquet
 from tests.support.streaming import numbered
 
@@ -30,9 +30,9 @@ def names(*places: Path, layout: Layout | None = RAW, exclude: tuple[Path, ...] 
     return [os.path.basename(each.path) for each in found]
 
 
-def archive(path: Path, layout: Layout, skip: int = 0) -> Archive:
+def archive(path: Path, layout: Layout, skip: int = 0) -> ArchiveFile:
     status = path.stat()
-    return Archive(
+    return ArchiveFile(
         str(path), status.st_size, status.st_mtime_ns, layout.format, layout.delimiter, skip
     )
 

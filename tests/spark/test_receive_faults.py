@@ -113,7 +113,7 @@ async def test_what_was_not_staged_when_the_connection_went_is_left_to_nsqd(
 KILLED = """
 import os, signal, sys
 from nsqtools.spark.ledger import Ledger
-from nsqtools.spark.options import parse_source
+from nsqtools.spark.sourceoptions import parse_source
 from nsqtools.spark.plans import Quota
 from nsqtools.spark.receive import receive
 from nsqtools.spark.stores import LocalStore

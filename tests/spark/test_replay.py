@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from nsqtools.spark.replayed import State
+    from nsqtools.spark.replayed import ReplayState
     from tests.support.servers import Nsqd
 
 LARGE = [body + bytes(1000) for body in numbered(2000)]
@@ -112,7 +112,7 @@ def test_after_a_crash_one_batch_is_there_twice_and_no_more(
     class KilledError(BaseException):
         pass
 
-    def save(root: str, state: State) -> None:
+    def save(root: str, state: ReplayState) -> None:
         if next(calls) == call:
             raise KilledError
         replayed.save(root, state)

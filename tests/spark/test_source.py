@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 
 from nsqtools.errors import ConfigError, OutputError, UnreachableError
 from nsqtools.spark.ledger import Claim, Ledger, StaleError
-from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset
 from nsqtools.spark.receive import receive
 from nsqtools.spark.source import SCHEMA, NsqDataSource, NsqStreamReader
+from nsqtools.spark.sourceoptions import parse_source
 from nsqtools.spark.stores import make_store
 from tests.support.eventually import eventually
 from tests.support.ledgers import counts

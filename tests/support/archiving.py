@@ -17,16 +17,16 @@ from nsqtools.records.compression import METHODS, method_of, plain_chunks
 from nsqtools.records.inspection import inspect
 from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.archive import Archive, Arrival
 from nsqtools.sinks.files.journal import FOLDER, Entry, Journal
 from nsqtools.sinks.files.publication import Publication
 from nsqtools.sinks.files.rules import Rules
+from nsqtools.sinks.files.topicarchive import Archive, Arrival
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.sinks.files.aftercare import Care
-    from nsqtools.sinks.files.archive import Fate
+    from nsqtools.sinks.files.topicarchive import Fate
     from nsqtools.sinks.files.workfile import Part
 
 SECOND = 1_000_000_000

@@ -18,8 +18,8 @@ from nsqtools.policy.verdicts import Statuses
 from nsqtools.sinks.deadletters import DeadLetters
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.courier import EachOf, OneOf
+from nsqtools.sinks.http.httpsink import HttpSink
 from nsqtools.sinks.http.post import Post
-from nsqtools.sinks.http.sink import HttpSink
 from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse
 

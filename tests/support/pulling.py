@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from nsqtools.names import Address
 from nsqtools.spark.ledger import ROW_SCHEMA, Claim, Ledger
-from nsqtools.spark.options import parse_source
 from nsqtools.spark.plans import Offset, Quota
 from nsqtools.spark.receive import receive
 from nsqtools.spark.segments import Ending
+from nsqtools.spark.sourceoptions import parse_source
 from nsqtools.spark.stores import LocalStore
 from tests.support import wire
 from tests.support.eventually import eventually

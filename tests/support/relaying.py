@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ServerError
 from nsqtools.sinks.relay.filter import Filter
-from nsqtools.sinks.relay.sink import RelaySink
+from nsqtools.sinks.relay.relaysink import RelaySink
 from tests.support.archiving import Settled, batch
 from tests.support.delivering import Letters
 from tests.support.scripted import undisturbed

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.sinks.files.sink import FileSink
+from nsqtools.sinks.files.filesink import FileSink
 from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.threads import Threads
 from tests.support.archiving import Settled, batch, below, make_rules, plain

@@ -32,7 +32,7 @@ SHARED = "NSQTOOLS_TEST_JAVA"
 _RECORD = """
 import sys
 from pathlib import Path
-from nsqtools.spark.session import open_session
+from nsqtools.spark.sparksession import open_session
 folder, options = Path(sys.argv[1]), sys.argv[2]
 def write(frame, number):
     frame.write.partitionBy("value").mode("overwrite").parquet(f"{folder}/out")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.cluster import Cluster
-from nsqtools.net.http.replies import ChannelStats, Producer, TopicStats
+from nsqtools.net.http.replies import ChannelStats, Registration, TopicStats
 from nsqtools.net.http.server import serve
 from nsqtools.sandbox.http_api import json_reply
 from tests.support.servers import free_port
@@ -112,8 +112,8 @@ def events(*channels: ChannelStats, published: int = 1, **values: Any) -> TopicS
     return TopicStats(**{"name": "events", "channels": channels, **known, **values})
 
 
-def producer(host: str, *topics: str, hidden: bool = False, hostname: str = "") -> Producer:
+def producer(host: str, *topics: str, hidden: bool = False, hostname: str = "") -> Registration:
     """An nsqd as nsqlookupd lists it."""
     marks = (hidden,) * len(topics)
     remote = "172.17.0.5:33000"
-    return Producer(host, hostname or host, remote, 4150, 4151, "1.3.0", topics, marks)
+    return Registration(host, hostname or host, remote, 4150, 4151, "1.3.0", topics, marks)

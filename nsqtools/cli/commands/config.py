@@ -41,7 +41,7 @@ def config() -> None:
     """
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     """One option of one command."""
 
     command: str
@@ -79,7 +79,7 @@ def show(
     """
     root = ctx.find_root()
     targets = [_find(root, command_line)] if command_line else [(c, ()) for c in _leaves(root)]
-    rows: list[Row] = []
+    rows: list[OptionRow] = []
     warnings: dict[str, None] = {}
     for target, args in targets:
         parsed = _parsed(target, [*_flags(ctx, file), *args])
@@ -91,7 +91,7 @@ def show(
     if form.json:
         print_json([row._asdict() for row in rows])
         return
-    header = [name for name in Row._fields if name != "command" or not command_line]
+    header = [name for name in OptionRow._fields if name != "command" or not command_line]
     print_rows(header, [[_text(getattr(row, name)) for name in header] for row in rows])
 
 
@@ -135,7 +135,7 @@ def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
     return shadow.make_context(ctx.info_name, args, parent=ctx.parent)
 
 
-def _rows(ctx: click.Context, chosen: Chosen) -> Iterator[Row]:
+def _rows(ctx: click.Context, chosen: Chosen) -> Iterator[OptionRow]:
     path, groups = words(ctx), groups_of(ctx.command)
     settings = Settings(ctx, groups, chosen.tables(ctx))
     found: dict[str, tuple[Option, Setting]] = {}
@@ -145,7 +145,7 @@ def _rows(ctx: click.Context, chosen: Chosen) -> Iterator[Row]:
     for name, setting in chosen.settings.items():
         found.setdefault(name, (FileOptions.declared()[name], setting))
     for name, (declared, setting) in found.items():
-        yield Row(
+        yield OptionRow(
             command=" ".join(path),
             option=flag_name(name),
             value=_shown(declared, setting.value),

@@ -35,7 +35,7 @@ _NSQTOOLS = (
 )
 
 
-class Step(NamedTuple):
+class Scene(NamedTuple):
     """A story to print, the command line to run, and the text that it must print, if any."""
 
     story: str
@@ -44,61 +44,61 @@ class Step(NamedTuple):
 
 
 _LAKE = (
-    Step(
+    Scene(
         "Load them into a data lake: Spark writes Parquet.",
         "nsqtools pub --topic events --file events.ndjson",
     ),
-    Step("", "nsqtools pipeline archive --topic events --channel archive --output parquet"),
-    Step("", "find parquet -name '*.parquet' | sort"),
+    Scene("", "nsqtools pipeline archive --topic events --channel archive --output parquet"),
+    Scene("", "find parquet -name '*.parquet' | sort"),
 )
 """What is shown where Spark is installed."""
 
 STEPS = (
-    Step(
+    Scene(
         f"Publish a file of {_EVENTS} events, one a line.",
         "nsqtools pub -v --topic events --file events.ndjson",
     ),
-    Step(
+    Scene(
         "Take three of them from the channel 'archive'.",
         "nsqtools tail --topic events --channel archive -n 3",
     ),
-    Step(
+    Scene(
         "Pipe the rest into another program, until the channel is empty.",
         "nsqtools tail --topic events --channel archive --until-empty | wc -l",
         str(_EVENTS - 3),
     ),
-    Step(
+    Scene(
         "Publish them again, archive them in a compressed file, and see that none is missing.",
         "nsqtools pub --topic events --file events.ndjson",
     ),
-    Step(
+    Scene(
         "",
         f"nsqtools to-file --topic events --channel archive -n {_EVENTS} --output-dir lake --gzip",
     ),
-    Step("", "gunzip -c lake/*.gz | wc -l", str(_EVENTS)),
-    Step("", "nsqtools verify lake/*.gz"),
-    Step(
+    Scene("", "gunzip -c lake/*.gz | wc -l", str(_EVENTS)),
+    Scene("", "nsqtools verify lake/*.gz"),
+    Scene(
         "Deliver them over HTTP, 500 a request; the endpoint here is nsqd's own API.",
         "nsqtools pub --topic events --file events.ndjson",
     ),
-    Step(
+    Scene(
         "",
         f"nsqtools to-http --topic events --channel archive --count {_EVENTS} --batch 500"
         " --post http://$NSQD_HTTP/mpub?topic=web",
     ),
-    Step(
+    Scene(
         "Relay what arrived there to another topic, and count it.",
         "nsqtools relay --topic web --destination-topic copy"
         f" --destination-nsqd-tcp-address $NSQD_TCP -n {_EVENTS}",
     ),
-    Step("", f"nsqtools tail --topic copy --channel mine -n {_EVENTS} | wc -l", str(_EVENTS)),
+    Scene("", f"nsqtools tail --topic copy --channel mine -n {_EVENTS} | wc -l", str(_EVENTS)),
     *_LAKE,
-    Step(
+    Scene(
         "Publish a message from a pipe, and print it with its metadata.",
         "echo '{\"user\": 42}' | nsqtools pub --topic users",
     ),
-    Step("", "nsqtools tail --topic users --channel mine -n 1 --json"),
-    Step("Ask nsqlookupd who has the topic.", "nsqtools lookup producers events"),
+    Scene("", "nsqtools tail --topic users --channel mine -n 1 --json"),
+    Scene("Ask nsqlookupd who has the topic.", "nsqtools lookup producers events"),
 )
 
 
@@ -124,9 +124,9 @@ def demo() -> None:
     _tell("That was all; nothing is left behind. 'nsqtools sandbox' gives you one to play with.")
 
 
-def steps() -> Sequence[Step]:
+def steps() -> Sequence[Scene]:
     """The steps that this installation can show."""
-    from nsqtools.spark.session import require_spark
+    from nsqtools.spark.sparksession import require_spark
 
     try:
         require_spark()
@@ -197,7 +197,7 @@ class _Stage:
             "NSQD_HTTP": addresses["nsqd_http_address"],
         }
 
-    def run(self, step: Step) -> None:
+    def run(self, step: Scene) -> None:
         """Run a command line in a shell; raises ClickException if it fails or prints other text."""
         from shlex import join
 

@@ -36,7 +36,7 @@ def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
     """
     import asyncio
 
-    from nsqtools.cli.cluster import with_secret
+    from nsqtools.cli.remotes import with_secret
     from nsqtools.engine.doctor.diagnosis import diagnose
     from nsqtools.engine.doctor.examine import examine
 
@@ -53,7 +53,7 @@ def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
 
 
 def _question(where: DoctorOptions) -> Question:
-    from nsqtools.cli.cluster import addresses
+    from nsqtools.cli.remotes import addresses
     from nsqtools.engine.doctor.examine import Question
     from nsqtools.names import check_name
 

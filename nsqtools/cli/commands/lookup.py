@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nsqtools.cli.cluster import client_limits
 from nsqtools.cli.options import Command, CommandGroup, argument, options
 from nsqtools.cli.output import print_json, print_rows
+from nsqtools.cli.remotes import client_limits
 from nsqtools.config import LookupOptions
 from nsqtools.config.option import Option
 from nsqtools.errors import NSQError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from nsqtools.net.http.daemons import Lookupd
-    from nsqtools.net.http.replies import Lookup, Producer
+    from nsqtools.net.http.replies import Lookup, Registration
 
 R = TypeVar("R")
 
@@ -124,7 +124,7 @@ def _print_names(key: str, names: list[str], where: LookupOptions) -> None:
 
 
 def _print_producers(
-    found: Iterable[Producer], where: LookupOptions, *, topics: bool = False
+    found: Iterable[Registration], where: LookupOptions, *, topics: bool = False
 ) -> None:
     """Print nsqds. The TCP address is first, for ``cut -f1``."""
     ordered = sorted(found, key=lambda producer: producer.tcp)
@@ -145,7 +145,7 @@ def _print_producers(
     print_rows(header, rows)
 
 
-def _topics(producer: Producer) -> str:
+def _topics(producer: Registration) -> str:
     """Topics with commas between, tombstoned ones marked; old nsqlookupds send no tombstones."""
     marks = (*producer.tombstones, *[False] * len(producer.topics))
     return ",".join(
@@ -154,7 +154,7 @@ def _topics(producer: Producer) -> str:
     )
 
 
-def _as_json(producer: Producer, *, topics: bool) -> dict[str, Any]:
+def _as_json(producer: Registration, *, topics: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "broadcast_address": producer.broadcast_address,
         "hostname": producer.hostname,

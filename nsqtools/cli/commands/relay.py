@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nsqtools.engine.loops import LoopGuard
-    from nsqtools.sinks.relay.sink import RelaySink
+    from nsqtools.sinks.relay.relaysink import RelaySink
 
 _AHEAD = 10.0
 """Seconds that messages may wait here for their turn when there is a rate."""
@@ -58,8 +58,8 @@ def relay(
     """
     import asyncio
 
-    from nsqtools.cli.cluster import beside_producer
     from nsqtools.cli.logs import show_status
+    from nsqtools.cli.remotes import beside_producer
     from nsqtools.cli.service import consume
 
     config = beside_producer(config)
@@ -83,13 +83,13 @@ def _sink(
     target: ProducerConfig,
 ) -> RelaySink:
     """The sink that relays these topics; connects nowhere yet. Raises ConfigError."""
-    from nsqtools.cli.cluster import addresses, with_secret
     from nsqtools.cli.postbox import Postbox, check_dead_letter_topic, letters_over_http
+    from nsqtools.cli.remotes import addresses, with_secret
     from nsqtools.engine.producer import Producer
     from nsqtools.policy.pace import Pace
     from nsqtools.sinks.deadletters import make_dead_letters
     from nsqtools.sinks.relay.filter import destinations, make_filter
-    from nsqtools.sinks.relay.sink import RelaySink
+    from nsqtools.sinks.relay.relaysink import RelaySink
 
     config, target = with_secret(config), with_secret(target)
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
@@ -142,7 +142,7 @@ def _guard(
     target: ProducerConfig,
 ) -> LoopGuard | None:
     """A guard against loops, if a topic would come back from an nsqd on both sides."""
-    from nsqtools.cli.cluster import addresses
+    from nsqtools.cli.remotes import addresses
     from nsqtools.sinks.relay.filter import find_loops
 
     loops = find_loops(goals)

@@ -44,7 +44,7 @@ def to_file(
 
     from nsqtools.cli.logs import adjust
     from nsqtools.cli.service import consume
-    from nsqtools.sinks.files.sink import file_sink
+    from nsqtools.sinks.files.filesink import file_sink
 
     adjust(files.log_level, files.log_prefix)
     sink = file_sink(source, files, config)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsqtools.config import StopOptions
     from nsqtools.names import Address
     from nsqtools.net.connection import Connection, Dial, Listener
-    from nsqtools.sinks.http.sink import HttpSink
+    from nsqtools.sinks.http.httpsink import HttpSink
 
 
 @click.command(
@@ -77,9 +77,9 @@ def http_sink(
     source: SourceOptions, options: HttpOptions, dead: DeadLetterOptions, config: ConsumerConfig
 ) -> HttpSink:
     """The sink that delivers to these endpoints; connects nowhere yet. Raises ConfigError."""
-    from nsqtools.cli.cluster import warn_if_public
     from nsqtools.cli.postbox import Postbox, check_dead_letter_topic, make_transport
-    from nsqtools.sinks.http.delivery import make_sink
+    from nsqtools.cli.remotes import warn_if_public
+    from nsqtools.sinks.http.assembly import make_sink
 
     check_dead_letter_topic(source, dead)
     postbox = Postbox(source, config)

@@ -13,7 +13,7 @@ from nsqtools.config.option import Option
 from nsqtools.config.units import counted
 
 if TYPE_CHECKING:
-    from nsqtools.records.verification import Report
+    from nsqtools.records.verification import Verification
 
 
 @click.command(
@@ -59,7 +59,7 @@ def verify(*, files: tuple[str, ...], how: VerifyOptions, say: LogOptions) -> No
         raise Ended(Exit.PARTIAL if bad else Exit.FAILURE)
 
 
-def _line(file: str, report: Report) -> str:
+def _line(file: str, report: Verification) -> str:
     if report.problem:
         return one_line(f"{file}: {report.problem}")
     text = f"{file}: ok, {counted(report.records, 'record')}, {counted(report.size, 'byte')}"
@@ -73,7 +73,7 @@ def _line(file: str, report: Report) -> str:
     return one_line(text)
 
 
-def _json(file: str, report: Report) -> str:
+def _json(file: str, report: Verification) -> str:
     from json import dumps
 
     value = {

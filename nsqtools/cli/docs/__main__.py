@@ -22,7 +22,7 @@ from nsqtools.cli.tree import walk
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nsqtools.cli.tree import Node
+    from nsqtools.cli.tree import CommandNode
 
 _ROOT = Path(__file__).parents[3]
 
@@ -39,7 +39,7 @@ def documents(root: Path) -> dict[str, str]:
     return found
 
 
-def fill(text: str, nodes: Sequence[Node]) -> str:
+def fill(text: str, nodes: Sequence[CommandNode]) -> str:
     """A text in which what stands between the marks of commands is their table in Markdown."""
     begin, end = "<!-- commands -->\n", "<!-- /commands -->"
     before, found, rest = text.partition(begin)

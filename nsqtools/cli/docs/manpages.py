@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from nsqtools.cli.tree import Node
+    from nsqtools.cli.tree import CommandNode
 
 _EXITS = "EXIT STATUS"
 _SEE_ALSO = "SEE ALSO"
 _REFERENCE = re.compile(r"([\w.-]+)\((\d)\)")
 
 
-def page(node: Node, nodes: Sequence[Node]) -> str:
+def page(node: CommandNode, nodes: Sequence[CommandNode]) -> str:
     """The page of a command; ``nodes`` are all there are, for cross references."""
     notes = dict(getattr(node.command, "notes", {}))
     about_exits = notes.pop(_EXITS, "")
@@ -98,7 +98,7 @@ def _assemble(name: str, number: int, sections: Mapping[str, Sequence[str]]) -> 
     return "\n".join(lines) + "\n"
 
 
-def _synopsis(node: Node) -> list[str]:
+def _synopsis(node: CommandNode) -> list[str]:
     lines = [macro("Nm", node.words), ".Op Ar OPTION ..."]
     if isinstance(node.command, click.Group):
         return [*lines, ".Ar COMMAND", ".Op Ar ARGUMENT ..."]
@@ -120,7 +120,7 @@ def _values(metavar: str) -> str:
     return " Ns | Ns ".join(f"Cm {argument(choice)}" for choice in choices)
 
 
-def _commands(node: Node, nodes: Sequence[Node]) -> list[str]:
+def _commands(node: CommandNode, nodes: Sequence[CommandNode]) -> list[str]:
     below = [each for each in nodes if each.ctx.parent is node.ctx]
     sections = dict.fromkeys(each.section for each in below)
     lines = []
@@ -136,7 +136,7 @@ def _commands(node: Node, nodes: Sequence[Node]) -> list[str]:
     return lines
 
 
-def _arguments(node: Node) -> list[str]:
+def _arguments(node: CommandNode) -> list[str]:
     return listed(
         [
             (_values(each.make_metavar(node.ctx)), prose(str(getattr(each, "help", None) or "")))
@@ -145,7 +145,7 @@ def _arguments(node: Node) -> list[str]:
     )
 
 
-def _options(node: Node) -> list[str]:
+def _options(node: CommandNode) -> list[str]:
     sections: dict[str, list[click.Option]] = {}
     for each in node.options:
         sections.setdefault(section_of(each), []).append(each)
@@ -156,7 +156,7 @@ def _options(node: Node) -> list[str]:
     return [*lines, *_without_flags(node)]
 
 
-def _without_flags(node: Node) -> list[str]:
+def _without_flags(node: CommandNode) -> list[str]:
     """Options without a flag; one that each side of relay has is under the title of its side.
 
     An option that means the same in two classes is listed once.
@@ -177,7 +177,7 @@ def _without_flags(node: Node) -> list[str]:
     return lines
 
 
-def _units(node: Node) -> list[str]:
+def _units(node: CommandNode) -> list[str]:
     kinds = {each.known.declared.kind for each in node.options if isinstance(each, ConfigOption)}
     text = "What is set by --OPTION is unset by --no-OPTION. " if "flag" in kinds else ""
     if "duration" in kinds:
@@ -202,7 +202,7 @@ def _flagless(option: CommandOption) -> str:
     return f"Cm {argument(option.name)} {values}"
 
 
-def _about_flagless(node: Node) -> list[str]:
+def _about_flagless(node: CommandNode) -> list[str]:
     takers = [f"--{cls.opt_flag}" for cls, _ in node.groups.values() if cls.opt_flag]
     by = f"{' or '.join(takers)}, by " if takers else ""
     text = f"These are set by {by}an environment variable or the configuration file."
@@ -228,7 +228,7 @@ def _option(option: CommandOption) -> list[str]:
     return [*prose(declared.help), *([".br", *lines] if lines else [])]
 
 
-def _environment(node: Node) -> list[str]:
+def _environment(node: CommandNode) -> list[str]:
     """The rule by which variables and keys derive from flags; at the top, all other variables."""
     if not node.ctx.parent:
         return paragraphs(sections("program")["ENVIRONMENT"])
@@ -245,7 +245,7 @@ def _environment(node: Node) -> list[str]:
     )
 
 
-def _exits(node: Node, more: str) -> list[str]:
+def _exits(node: CommandNode, more: str) -> list[str]:
     """The table of codes at the top, and a reference to it on other pages."""
     if not node.ctx.parent:
         return listed([(str(int(code)), prose(code.meaning)) for code in Exit])
@@ -253,7 +253,7 @@ def _exits(node: Node, more: str) -> list[str]:
     return [*lines, ".Pp", *paragraphs(more)] if more else lines
 
 
-def _examples(node: Node, nodes: Sequence[Node]) -> list[str]:
+def _examples(node: CommandNode, nodes: Sequence[CommandNode]) -> list[str]:
     """The command's examples, or for a group the first of each command below."""
     shown = list(node.examples)
     for child in (each for each in nodes if each.ctx.parent is node.ctx):
@@ -265,13 +265,13 @@ def _examples(node: Node, nodes: Sequence[Node]) -> list[str]:
     return lines
 
 
-def _see_also(node: Node, nodes: Sequence[Node]) -> list[str]:
+def _see_also(node: CommandNode, nodes: Sequence[CommandNode]) -> list[str]:
     related = {each.page for each in nodes if _related(node, each) or _related(each, node)}
     pages = sorted(related - {node.page})
     return xr([*((name, 1) for name in pages), ("nsqtools.toml", 5)])
 
 
-def _related(node: Node, other: Node) -> bool:
+def _related(node: CommandNode, other: CommandNode) -> bool:
     """Whether the other command is below or beside this one, or named in its text."""
     if other.ctx.parent is node.ctx:
         return True

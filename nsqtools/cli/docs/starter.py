@@ -5,7 +5,7 @@ from __future__ import annotations
 from json import dumps
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.tree import Node, common_options, contexts, file_options
+from nsqtools.cli.tree import CommandNode, common_options, contexts, file_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ _HEAD = """\
 
 def starting_file(root: click.Context) -> str:
     """Its text, which without the comment signs before keys still sets every option's default."""
-    nodes = [Node(ctx) for ctx in contexts(root)]
+    nodes = [CommandNode(ctx) for ctx in contexts(root)]
     common = common_options(nodes)
     parts = [_HEAD, _table("defaults", common.values())]
     for node in nodes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.doctor.messages import judge_channel, judge_consumers, judge_topic
+from nsqtools.engine.doctor.backlog import judge_channel, judge_consumers, judge_topic
 from nsqtools.engine.doctor.servers import (
     judge_capacity,
     judge_clocks,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nsqtools.errors import HTTPError, PeerError
     from nsqtools.names import Address
-    from nsqtools.net.http.replies import ChannelStats, Producer, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, Registration, TopicStats
     from nsqtools.net.probe import Speaks
     from nsqtools.proto.session import Features
 
@@ -50,8 +50,8 @@ class LookupdFacts:
     version: str = ""
     skew: float = 0.0
     topics: frozenset[str] = frozenset()
-    producers: tuple[Producer, ...] = ()
-    nodes: tuple[Producer, ...] = ()
+    producers: tuple[Registration, ...] = ()
+    nodes: tuple[Registration, ...] = ()
     left_out: Mapping[str, bool] = field(default_factory=dict)
 
 
@@ -70,7 +70,7 @@ class NsqdFacts:
     url: str
     http: Address
     given: bool = False
-    producer: Producer | None = None
+    producer: Registration | None = None
     tcp_error: PeerError | None = None
     tcp_speaks: Speaks = ""
     tcp_port: int = 0

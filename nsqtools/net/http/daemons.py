@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from nsqtools.names import Address
-    from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Producer, TopicStats
+    from nsqtools.net.http.replies import NsqdInfo, NsqdStats, Registration, TopicStats
 
 T = TypeVar("T")
 C = TypeVar("C", bound="HTTPClient")
@@ -56,7 +56,7 @@ class Lookupd(HTTPClient):
         nothing = Lookup(known=False)
         return await self._read("lookup", {"topic": topic}, decode_lookup, unknown=nothing)
 
-    async def nodes(self) -> list[Producer]:
+    async def nodes(self) -> list[Registration]:
         """All nsqds, with their topics."""
         return await self._read("nodes", {}, decode_nodes)
 
@@ -96,13 +96,13 @@ class NsqdHTTP(HTTPClient):
         return replace(said, topics=tuple(_select_stats(said.topics, topic, channel)))
 
 
-def union_producers(answers: Iterable[Iterable[Producer]]) -> dict[Address, Producer]:
+def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, Registration]:
     """All producers by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
 
     Of one in several answers the topics are united. A topic is tombstoned there only if all who
     list it say so: a consumer that asks them all would still find it.
     """
-    united: dict[Address, Producer] = {}
+    united: dict[Address, Registration] = {}
     for producer in (each for answer in answers for each in answer):
         known = united.setdefault(producer.tcp, producer)
         dead = dict(zip(known.topics, known.tombstones, strict=True))

@@ -41,7 +41,7 @@ _SPELLED = {"in_flight": "in_flight_count", "deferred": "deferred_count"}
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
+class Registration:
     """An nsqd that nsqlookupd knows. ``tombstones`` run parallel to ``topics``; /nodes has both."""
 
     broadcast_address: str
@@ -79,7 +79,7 @@ class Lookup:
     """What one nsqlookupd says of a topic, and whether it knows the topic."""
 
     channels: tuple[str, ...] = ()
-    producers: tuple[Producer, ...] = ()
+    producers: tuple[Registration, ...] = ()
     known: bool = True
 
 
@@ -120,7 +120,7 @@ class ClientStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class ProcessingLatency:
     """From publishing to FIN: pairs of a quantile and seconds, over nsqd's window of time."""
 
     count: int
@@ -144,7 +144,7 @@ class ChannelStats:
     timeout_count: int = 0
     client_count: int = 0
     paused: bool = False
-    latency: Latency | None = None
+    latency: ProcessingLatency | None = None
     clients: tuple[ClientStats, ...] = ()
 
 
@@ -159,7 +159,7 @@ class TopicStats:
     paused: bool = False
     channels: tuple[ChannelStats, ...] = ()
     message_bytes: int = 0
-    latency: Latency | None = None
+    latency: ProcessingLatency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def decode_lookup(data: object, left_out: LeftOut) -> Lookup:
     return Lookup(tuple(channels), tuple(decode_nodes(data, left_out)))
 
 
-def decode_nodes(data: object, left_out: LeftOut) -> list[Producer]:
+def decode_nodes(data: object, left_out: LeftOut) -> list[Registration]:
     """/nodes of nsqlookupd."""
     entries = _field(data, "producers", list)
     return _usable(entries, "nsqd", lambda entry: _producer(entry, left_out), left_out)
@@ -250,7 +250,7 @@ def _client(entry: object) -> ClientStats:
     return ClientStats(**_fields(ClientStats, entry))
 
 
-def _latency(entry: object) -> Latency | None:
+def _latency(entry: object) -> ProcessingLatency | None:
     """None without percentiles: those of nsqd are in nanoseconds (``internal/quantile``)."""
     found = _keys(entry).get("e2e_processing_latency")
     if found is None or not _keys(found).get("percentiles"):
@@ -259,10 +259,10 @@ def _latency(entry: object) -> Latency | None:
         (_field(each, "quantile", float), _field(each, "value", float) / 1e9)
         for each in _field(found, "percentiles", list)
     ]
-    return Latency(_field(found, "count", int, 0), tuple(pairs))
+    return ProcessingLatency(_field(found, "count", int, 0), tuple(pairs))
 
 
-def _producer(entry: object, left_out: LeftOut) -> Producer:
+def _producer(entry: object, left_out: LeftOut) -> Registration:
     host = _field(entry, "broadcast_address", str)
     if not _is_host(host):
         raise ValueError(f"'broadcast_address' is {_name(host)}, expected a host")
@@ -276,7 +276,7 @@ def _producer(entry: object, left_out: LeftOut) -> Producer:
         lambda pair: (_checked(pair[0]), pair[1]),
         left_out,
     )
-    return Producer(
+    return Registration(
         host,
         _field(entry, "hostname", str, ""),
         _field(entry, "remote_address", str, ""),

@@ -25,7 +25,7 @@ _READ_SIZE = 65536
 _MAX_REPLY = 16 << 20
 
 
-class Question(NamedTuple):
+class SuggestionQuery(NamedTuple):
     """A GET of ``path``, with its query, about all topics or the channels of one.
 
     For https ``cafile`` names the CAs to trust, or is empty for the system's. ``nodes`` asks
@@ -40,14 +40,14 @@ class Question(NamedTuple):
     nodes: bool = False
 
 
-def ask(questions: Iterable[Question]) -> set[str]:
+def ask(questions: Iterable[SuggestionQuery]) -> set[str]:
     """The names in all replies that come in time, whatever a server calls a name."""
     from threading import Thread
 
     deadline = time.monotonic() + LIMIT
     found: list[str] = []
 
-    def work(question: Question) -> None:
+    def work(question: SuggestionQuery) -> None:
         with suppress(Exception):
             found.extend(_get(question))
 
@@ -60,7 +60,7 @@ def ask(questions: Iterable[Question]) -> set[str]:
     return set(found)
 
 
-def _get(question: Question) -> list[str]:
+def _get(question: SuggestionQuery) -> list[str]:
     import json
 
     reply = _exchange(question)
@@ -71,7 +71,7 @@ def _get(question: Question) -> list[str]:
     return _read_nodes(found) if question.nodes else _read_names(found, question.topic)
 
 
-def _exchange(question: Question) -> Reply | None:
+def _exchange(question: SuggestionQuery) -> Reply | None:
     from socket import create_connection
 
     from nsqtools.net.http.wire import ReplyReader, render, render_fields
@@ -90,7 +90,7 @@ def _exchange(question: Question) -> Reply | None:
     return reader.finish()
 
 
-def _over_tls(plain: socket, question: Question) -> SSLSocket:
+def _over_tls(plain: socket, question: SuggestionQuery) -> SSLSocket:
     from ssl import create_default_context
 
     context = create_default_context(cafile=question.cafile or None)

@@ -43,7 +43,7 @@ async def converse(
     Raises OSError or EOFError when the nsqd has closed the connection.
     """
     address = peer_address(writer)
-    client = _Conversation(str(address), lookupd)
+    client = _NsqdConversation(str(address), lookupd)
     try:
         if await reader.readexactly(len(MAGIC)) != MAGIC:
             raise _RefusedError("E_BAD_PROTOCOL")
@@ -59,7 +59,7 @@ async def converse(
         client.close()
 
 
-class _Conversation:
+class _NsqdConversation:
     """One nsqd's connection."""
 
     def __init__(self, name: str, lookupd: Nsqlookupd) -> None:

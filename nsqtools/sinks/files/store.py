@@ -15,10 +15,10 @@ from nsqtools.policy.filenames import SECOND, FileNames
 from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.aftercare import Care
-from nsqtools.sinks.files.archive import Archive
 from nsqtools.sinks.files.journal import Journal
 from nsqtools.sinks.files.locks import Lock, obtain
 from nsqtools.sinks.files.publication import Publication
+from nsqtools.sinks.files.topicarchive import Archive
 
 if TYPE_CHECKING:
     import re

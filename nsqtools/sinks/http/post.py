@@ -64,7 +64,7 @@ DONE = Outcome(Verdict.DONE)
 
 
 @dataclass(slots=True)
-class Tally:
+class EndpointTally:
     """What happened at one endpoint since the start, in messages.
 
     ``latency`` is that of all responses, ``refused`` the statuses that were told of: those that
@@ -101,7 +101,7 @@ class Post:
         status_every: int = 0,
     ) -> None:
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
-        self.tallies = {name: Tally() for name in self.endpoints}
+        self.tallies = {name: EndpointTally() for name in self.endpoints}
         self.requests = 0
         # A POST of a single message holds any body, and batches have one form.
         gets = [endpoint for endpoint in endpoints if endpoint.method == "GET"]
@@ -156,7 +156,7 @@ class Post:
     def metrics(self, states: Mapping[str, str]) -> Iterator[Metric]:
         """Of each endpoint, by its name as ``endpoint``."""
 
-        def samples(value: Callable[[Tally], float], **labels: str) -> list[Sample]:
+        def samples(value: Callable[[EndpointTally], float], **labels: str) -> list[Sample]:
             return [
                 Sample({"endpoint": name, **labels}, value(tally))
                 for name, tally in self.tallies.items()

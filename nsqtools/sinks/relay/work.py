@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.sinks.relay.counts import Counts
-    from nsqtools.sinks.relay.sink import RelaySink
+    from nsqtools.sinks.relay.relaysink import RelaySink
 
 _UNDER_WAY = 4
 """Publishes of a topic at once: one is written while others are answered."""

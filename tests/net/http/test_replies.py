@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nsqtools.net.http.daemons import union_producers
 from nsqtools.net.http.replies import (
-    Latency,
-    Producer,
+    ProcessingLatency,
+    Registration,
     decode_info,
     decode_lookup,
     decode_names,
@@ -69,7 +69,7 @@ def stats_of(topic: object) -> tuple[TopicStats, ...]:
     return decode_report({"topics": [topic]}, []).topics
 
 
-def nodes_of(*entries: object) -> tuple[list[Producer], LeftOut]:
+def nodes_of(*entries: object) -> tuple[list[Registration], LeftOut]:
     """What is left of /nodes, and why the rest is not."""
     left_out: LeftOut = []
     return decode_nodes({"producers": list(entries)}, left_out), left_out
@@ -184,7 +184,7 @@ def test_percentiles_of_the_latency_are_in_seconds() -> None:
     channel = {**CHANNEL, "e2e_processing_latency": LATENCY}
     entry = {**TOPIC, "channels": [channel], "e2e_processing_latency": LATENCY}
     (topic,) = stats_of({**entry, "message_bytes": 9})
-    expected = Latency(7, ((0.99, 1.5), (0.5, 0.0025)))
+    expected = ProcessingLatency(7, ((0.99, 1.5), (0.5, 0.0025)))
     assert (topic.latency, topic.channels[0].latency, topic.message_bytes) == (
         expected,
         expected,
@@ -200,8 +200,8 @@ def test_a_latency_that_is_no_number_is_refused(value: object) -> None:
     assert "'value'" in left_out[0]
 
 
-def node(host: str, **topics: bool) -> Producer:
-    return Producer(host, "", "", 4150, 4151, "", tuple(topics), tuple(topics.values()))
+def node(host: str, **topics: bool) -> Registration:
+    return Registration(host, "", "", 4150, 4151, "", tuple(topics), tuple(topics.values()))
 
 
 def test_a_topic_is_tombstoned_only_if_all_who_list_it_say_so() -> None:

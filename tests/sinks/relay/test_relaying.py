@@ -11,7 +11,7 @@ from nsqtools.config import ConsumerConfig, ProducerConfig
 from nsqtools.engine.producer import Producer
 from nsqtools.engine.runner import Runner
 from nsqtools.sinks.relay.filter import Filter
-from nsqtools.sinks.relay.sink import RelaySink
+from nsqtools.sinks.relay.relaysink import RelaySink
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import Letters
 from tests.support.scripted import Network, ScriptedNsqd, flatten, running

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrameWriter
 
 from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark import archive as archives
-from nsqtools.spark.archive import ArchiveSettings, Shape, Writer, archive
+from nsqtools.spark.archive import ArchiveSettings, ArchiveWriter, Shape, archive
 from nsqtools.spark.bodies import read_schema, with_columns
 from nsqtools.spark.claims import Stamp
 from nsqtools.spark.outputs import replace_batch
@@ -240,7 +240,7 @@ def test_delta_lake_knows_a_batch_by_the_whole_id_of_its_query(
 
     settings = lake.settings(format="delta")
     stamp = Stamp(lake.spark, settings.stream.checkpoint, settings.stamp)
-    writer = Writer(lake.spark, settings, stamp)
+    writer = ArchiveWriter(lake.spark, settings, stamp)
     batch = lake.spark.range(1).selectExpr(
         "timestamp_micros(id) AS timestamp", "id AS timestamp_ns"
     )

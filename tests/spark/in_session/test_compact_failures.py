@@ -16,7 +16,7 @@ from nsqtools.errors import ConfigError, LockedError, OutputError, RecordError
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark import compact as job
 from nsqtools.spark.compact import Compacted
-from nsqtools.spark.compacted import Output
+from nsqtools.spark.compacted import OutputDirectory
 from nsqtools.spark.interrupts import StoppedError
 from tests.support.lakes import (
     JSON,
@@ -159,7 +159,7 @@ def test_a_run_killed_between_hours_and_state_is_finished_by_the_next(
 
     path = to_file(tmp_path / "x.log", sent(b"tick", b"tick"), RAW)
     for name in ("_swap", "_sweep"):
-        monkeypatch.setattr(Output, name, killed)
+        monkeypatch.setattr(OutputDirectory, name, killed)
         with pytest.raises(KilledError):
             run(path, layout=RAW)
         monkeypatch.undo()

@@ -15,10 +15,10 @@ import pytest
 from nsqtools import __version__
 from nsqtools.errors import ConfigError
 from nsqtools.spark import register
-from nsqtools.spark.frames import frame
+from nsqtools.spark.dataframe import frame
 from nsqtools.spark.inputs import find
-from nsqtools.spark.session import use_own_python
 from nsqtools.spark.shipping import check_executors, make_zip, readers_of, ship
+from nsqtools.spark.sparksession import use_own_python
 from tests.support.lakes import RAW, sent, to_file
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from nsqtools.errors import ConfigError, RecordError, UnreachableError
-from nsqtools.spark.session import explain
-from nsqtools.spark.sink import Columns, Published, make_writer, split
+from nsqtools.spark.sink import Columns, TaskCommit, make_writer, split
+from nsqtools.spark.sparksession import explain
 from tests.support.eventually import eventually
 from tests.support.replays import Taken
 from tests.support.streaming import numbered
@@ -143,7 +143,7 @@ def test_rows_arrive_once_each_in_the_topics_of_their_column(
     bodies = numbered(2000)
     made = [batch(bodies[:700], topic=topics[:700]), batch(bodies[700:], topic=topics[700:])]
     done = make_writer(options(nsqd), ROUTED, overwrite=False).write(iter(made))
-    assert done == Published(2000)
+    assert done == TaskCommit(2000)
     for number in range(3):
         assert published(f"{topic}.{number}", nsqd) == Counter(numbered(number, 2000, 3))
 
@@ -151,7 +151,7 @@ def test_rows_arrive_once_each_in_the_topics_of_their_column(
 def test_a_task_without_rows_succeeds(nsqd: Nsqd) -> None:
     writer = make_writer(options(nsqd, topic="t"), BODY, overwrite=False)
     for rows in ([], [batch([b"x"]).slice(0, 0)]):
-        assert writer.write(iter(rows)) == Published(0)
+        assert writer.write(iter(rows)) == TaskCommit(0)
 
 
 def test_nsqds_are_found_through_nsqlookupd(

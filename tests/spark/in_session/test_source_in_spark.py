@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import AuthError, ConfigError
-from nsqtools.spark.session import explain
+from nsqtools.spark.sparksession import explain
 from tests.support.eventually import eventually
 from tests.support.servers import drained
 from tests.support.spark import START

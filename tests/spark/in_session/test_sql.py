@@ -12,9 +12,9 @@ from nsqtools.errors import ConfigError, NSQError, OutputError
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.sql import (
     ArchivesSettings,
+    Destination,
     Query,
     StreamSettings,
-    Target,
     explain,
     query_archives,
     query_stream,
@@ -47,15 +47,15 @@ class Shown:
         self.rows += map(tuple, rows)
 
     @property
-    def target(self) -> Target:
-        return Target("console", show=self)
+    def target(self) -> Destination:
+        return Destination("console", show=self)
 
 
 class Asking(OfTopic):
     """Queries of a topic."""
 
     def settings(
-        self, query: str, target: Target, *, mode: str = "append", **more: Any
+        self, query: str, target: Destination, *, mode: str = "append", **more: Any
     ) -> StreamSettings:
         return StreamSettings(
             query=Query(query, **{"schema": "user INT, total INT", **more}),
@@ -64,7 +64,7 @@ class Asking(OfTopic):
             stream=self.stream(output_mode=mode),
         )
 
-    def ask(self, query: str, target: Target, **more: Any) -> Totals:
+    def ask(self, query: str, target: Destination, **more: Any) -> Totals:
         settings = self.settings(query, target, **more)
         return query_stream(self.spark, settings, **self.given)
 
@@ -77,7 +77,7 @@ def asking(spark: SparkSession, nsqd: Nsqd, topic: str, tmp_path: Path) -> Askin
 def test_a_stream_is_queried_into_files_that_a_repeated_batch_replaces(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Target("parquet", output=str(asking.folder))
+    target = Destination("parquet", output=str(asking.folder))
     asking.publish(*ORDERS)
     with monkeypatch.context() as crashing:
         crashing.setattr("nsqtools.spark.outputs.sync", crash)
@@ -101,7 +101,7 @@ def test_windows_with_a_watermark_are_written_once_they_are_final(asking: Asking
         "SELECT user, sum(total) AS total FROM nsq "
         "GROUP BY window(timestamp, '1 millisecond'), user"
     )
-    target = Target("parquet", output=str(asking.folder))
+    target = Destination("parquet", output=str(asking.folder))
     asking.ask(query, target, watermark=0.001)
     asking.publish(b'{"user": 9, "total": 100}')
     asking.ask(query, target, watermark=0.001)
@@ -161,9 +161,9 @@ def test_a_topic_gets_bodies_or_else_rows_as_json(asking: Asking, nsqtools_cli: 
     sink = {"topic": f"{asking.topic}.out", "nsqd.tcp.addresses": str(asking.nsqd.tcp)}
     asking.nsqd.create(sink["topic"], "c")
     asking.publish(b'{"user": 1}', b"\xff")
-    asking.ask("SELECT upper(topic) AS topic, body FROM nsq", Target("topic", sink=sink))
+    asking.ask("SELECT upper(topic) AS topic, body FROM nsq", Destination("topic", sink=sink))
     asking.publish(b'{"user": 2}')
-    asking.ask("SELECT user FROM nsq", Target("topic", sink=sink))
+    asking.ask("SELECT user FROM nsq", Destination("topic", sink=sink))
     taken = Taken(nsqtools_cli, asking.nsqd, sink["topic"])
     assert sorted(taken()) == [b'{"user": 1}', b'{"user":2}', b"\xff"]
 
@@ -184,7 +184,7 @@ def test_a_query_that_cannot_be_is_known_before_a_message_moves(
     asking: Asking, query: str, culprit: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^--query: .*{culprit}"):
-        asking.ask(query, Target("parquet", output=str(asking.folder)))
+        asking.ask(query, Destination("parquet", output=str(asking.folder)))
     with pytest.raises(LookupError):
         asking.nsqd.topic(asking.topic)
 
@@ -201,10 +201,10 @@ def test_a_plan_is_explained_and_nothing_consumed(asking: Asking) -> None:
 def test_archives_are_queried_once(asking: Asking, tmp_path: Path) -> None:
     asking.publish(*ORDERS)
     lake = tmp_path / "lake"
-    asking.ask("SELECT * FROM nsq", Target("parquet", output=str(lake)))
+    asking.ask("SELECT * FROM nsq", Destination("parquet", output=str(lake)))
     shown = Shown()
 
-    def ask(query: str, target: Target) -> None:
+    def ask(query: str, target: Destination) -> None:
         settings = ArchivesSettings(Query(query, "user INT"), target, (str(lake),), None)
         query_archives(asking.spark, settings, **asking.given)
 
@@ -215,7 +215,7 @@ def test_archives_are_queried_once(asking: Asking, tmp_path: Path) -> None:
         ArchivesSettings(Query("SELECT body FROM nsq"), shown.target, (str(lake),), None),
         stop=asking.stop,
     )
-    target = Target("json", output=str(tmp_path / "json"))
+    target = Destination("json", output=str(tmp_path / "json"))
     ask("SELECT user, body FROM nsq WHERE user = 2", target)
     (file,) = (tmp_path / "json").glob("*.json")
     found = [json.loads(line) for line in file.read_text().splitlines()]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.changes import Verb
 
 
-class Row(NamedTuple):
+class CommandRow(NamedTuple):
     """A command of a group. One that loses messages has LossOptions, and asks for consent."""
 
     verb: Verb
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 TOPIC = (
-    Row(
+    CommandRow(
         "create",
         ChangeOptions,
         """Create a topic.
@@ -37,7 +37,7 @@ TOPIC = (
         "Make a topic known before anything is published",
         "nsqtools topic create events --lookupd-http-address 127.0.0.1:4161",
     ),
-    Row(
+    CommandRow(
         "delete",
         LossOptions,
         """Delete a topic, with its channels and messages.
@@ -47,7 +47,7 @@ TOPIC = (
         "See which servers would be asked",
         "nsqtools topic delete events --dry-run",
     ),
-    Row(
+    CommandRow(
         "empty",
         LossOptions,
         """Discard the messages that no channel has taken yet.
@@ -57,7 +57,7 @@ TOPIC = (
         "Discard what no channel has taken",
         "nsqtools topic empty events --yes",
     ),
-    Row(
+    CommandRow(
         "pause",
         ChangeOptions,
         """Pause a topic: its channels get no more messages.
@@ -66,7 +66,7 @@ TOPIC = (
         "Keep what is published away from the channels",
         "nsqtools topic pause events",
     ),
-    Row(
+    CommandRow(
         "unpause",
         ChangeOptions,
         """Resume a paused topic: its channels get messages again.""",
@@ -75,7 +75,7 @@ TOPIC = (
     ),
 )
 CHANNEL = (
-    Row(
+    CommandRow(
         "create",
         ChangeOptions,
         """Create a channel of an existing topic.
@@ -86,7 +86,7 @@ CHANNEL = (
         "Create a channel before its consumer comes, so that it misses nothing",
         "nsqtools channel create events archive",
     ),
-    Row(
+    CommandRow(
         "delete",
         LossOptions,
         """Delete a channel, with its messages.
@@ -96,7 +96,7 @@ CHANNEL = (
         "Delete a channel that nobody reads",
         "nsqtools channel delete events archive --yes",
     ),
-    Row(
+    CommandRow(
         "empty",
         LossOptions,
         """Discard the messages of a channel, also those in flight and deferred.
@@ -105,14 +105,14 @@ CHANNEL = (
         "Discard what waits in a channel, and print as JSON who did",
         "nsqtools channel empty events archive --yes --json",
     ),
-    Row(
+    CommandRow(
         "pause",
         ChangeOptions,
         """Pause a channel: its consumers get no more messages, and it fills.""",
         "Let a channel fill up",
         "nsqtools channel pause events archive",
     ),
-    Row(
+    CommandRow(
         "unpause",
         ChangeOptions,
         """Resume a paused channel: its consumers get messages again.""",
@@ -134,14 +134,14 @@ _node = argument(
 )
 
 
-def _group(kind: str, rows: Sequence[Row], about: str) -> click.Group:
+def _group(kind: str, rows: Sequence[CommandRow], about: str) -> click.Group:
     group = CommandGroup(kind, help=about)
     for row in rows:
         group.add_command(_command(kind, row))
     return group
 
 
-def _command(kind: str, row: Row) -> click.Command:
+def _command(kind: str, row: CommandRow) -> click.Command:
     verb = row.verb
 
     @options(where=row.options)

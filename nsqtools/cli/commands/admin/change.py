@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsqtools.cli.cluster import client_limits, nsqds_of
 from nsqtools.cli.exits import Ended, Exit, describe, one_line
 from nsqtools.cli.output import print_json, print_rows
+from nsqtools.cli.remotes import client_limits, nsqds_of
 from nsqtools.config import LossOptions
 from nsqtools.config.units import counted, nearest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from nsqtools.config import ChangeOptions, TombstoneOptions
-    from nsqtools.engine.changes import Loss, Outcome, Stages, Step, Survey, Verb
+    from nsqtools.engine.changes import Loss, Stages, Step, StepOutcome, Survey, Verb
     from nsqtools.errors import HTTPError
-    from nsqtools.net.http.replies import Producer
+    from nsqtools.net.http.replies import Registration
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
     no server has the topic or channel.
     """
     target = _target(topic, channel)
-    request = Request(f"{target.kind} {verb}", target, where)
+    request = ChangeRequest(f"{target.kind} {verb}", target, where)
     if isinstance(where, LossOptions):
         _require_consent(request)
     found = request.survey()
@@ -68,7 +68,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
 
 def hide(topic: str, node: str, where: TombstoneOptions) -> None:
     """Tombstone an nsqd for a topic; raises as ``change`` does."""
-    request = Request("node tombstone", _target(topic), where)
+    request = ChangeRequest("node tombstone", _target(topic), where)
     if where.delete:
         _require_consent(request)
     found = request.survey()
@@ -82,7 +82,7 @@ def hide(topic: str, node: str, where: TombstoneOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ChangeRequest:
     """What the user asked for; ``words`` are the command as typed, such as ``topic delete``."""
 
     words: str
@@ -117,7 +117,7 @@ def _warn_of_lookupds(found: Survey) -> None:
         log.error("no nsqlookupd answers: nsqds that were not given are not asked")
 
 
-def _require_known(request: Request, found: Survey, target: Target) -> None:
+def _require_known(request: ChangeRequest, found: Survey, target: Target) -> None:
     """Raise NSQError, which suggests the nearest name, if no server has the topic or channel."""
     if found.is_known(target):
         return
@@ -138,7 +138,7 @@ def _silent(found: Survey) -> Iterator[tuple[str, HTTPError]]:
     yield from (("nsqd", each.error) for each in found.holdings if each.error)
 
 
-def _find_node(found: Survey, topic: str, text: str) -> Producer:
+def _find_node(found: Survey, topic: str, text: str) -> Registration:
     """The nsqd of this name; raises NSQError if nsqlookupd does not list it with the topic."""
 
     known = producers(found.registries)
@@ -159,7 +159,7 @@ def _is_settled(where: ChangeOptions) -> bool:
     return where.dry_run or (isinstance(where, LossOptions) and where.yes)
 
 
-def _require_consent(request: Request) -> None:
+def _require_consent(request: ChangeRequest) -> None:
     """Raise ConfigError if a confirmation is needed and there is no terminal to ask on."""
     if not (_is_settled(request.where) or (sys.stdin.isatty() and sys.stderr.isatty())):
         raise ConfigError(
@@ -167,7 +167,7 @@ def _require_consent(request: Request) -> None:
         )
 
 
-def _confirm(request: Request, about: str, verb: str) -> None:
+def _confirm(request: ChangeRequest, about: str, verb: str) -> None:
     """Ask on the terminal whether to go on; raises Ended if the answer is no."""
     if _is_settled(request.where):
         return
@@ -196,7 +196,7 @@ def _describe(lost: Loss) -> str:
     return f"{text} ({parts}){ends}{uses}"
 
 
-def _do(request: Request, stages: Stages) -> None:
+def _do(request: ChangeRequest, stages: Stages) -> None:
     """Send the requests, or with --dry-run print them; raises Ended if any server failed."""
     if request.where.dry_run:
         _print_plan(request, [step for steps in stages for step in steps])
@@ -213,7 +213,7 @@ def _do(request: Request, stages: Stages) -> None:
         raise Ended(Exit.FAILURE if reached else Exit.UNREACHABLE)
 
 
-def _print_plan(request: Request, steps: Sequence[Step]) -> None:
+def _print_plan(request: ChangeRequest, steps: Sequence[Step]) -> None:
     if request.where.json:
         _print_as_json(request, [_entry(each, "planned", each.note, each.error) for each in steps])
         return
@@ -224,7 +224,7 @@ def _print_plan(request: Request, steps: Sequence[Step]) -> None:
     print_rows(["server", "address", "request", "note"], rows)
 
 
-def _print_outcomes(request: Request, outcomes: Iterable[Outcome]) -> None:
+def _print_outcomes(request: ChangeRequest, outcomes: Iterable[StepOutcome]) -> None:
     if request.where.json:
         entries = [
             _entry(each.step, "unchanged" if each.note else "done", each.note, each.error)
@@ -258,7 +258,7 @@ def _entry(step: Step, result: str, note: str, error: NSQError | None) -> dict[s
     }
 
 
-def _print_as_json(request: Request, entries: list[dict[str, Any]]) -> None:
+def _print_as_json(request: ChangeRequest, entries: list[dict[str, Any]]) -> None:
     kind, _, verb = request.words.partition(" ")
     target = request.target
     print_json(

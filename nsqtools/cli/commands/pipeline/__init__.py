@@ -183,6 +183,6 @@ def sql(
 
 def _require_spark() -> None:
     """Raise ConfigError if Spark or Java is missing, before a module imports it."""
-    from nsqtools.spark.session import require_spark
+    from nsqtools.spark.sparksession import require_spark
 
     require_spark()

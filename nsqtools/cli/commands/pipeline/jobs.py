@@ -6,12 +6,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, locked
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import layout
 from nsqtools.cli.commands.pipeline.views import StepView, conclude
 from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark import compact as compacting

@@ -14,9 +14,9 @@ from nsqtools.names import Address
 from nsqtools.net.connection import Connection
 from nsqtools.sinks.files.locks import Lock
 from nsqtools.spark.depths import Depths
-from nsqtools.spark.options import parse_sink, parse_source, with_secret
 from nsqtools.spark.places import local
-from nsqtools.spark.session import is_local
+from nsqtools.spark.sourceoptions import parse_sink, parse_source, with_secret
+from nsqtools.spark.sparksession import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsqtools.cli.cluster import beside_producer
 from nsqtools.cli.commands.pipeline.preflight import check_inputs, locked
 from nsqtools.cli.commands.pipeline.run import Run
 from nsqtools.cli.commands.pipeline.sources import (
@@ -32,15 +31,16 @@ from nsqtools.cli.commands.pipeline.sources import (
 from nsqtools.cli.commands.pipeline.stream import Places, StreamJob, run_stream
 from nsqtools.cli.commands.pipeline.views import StepView
 from nsqtools.cli.output import print_rows
+from nsqtools.cli.remotes import beside_producer
 from nsqtools.config.lake import result_format
 from nsqtools.errors import ConfigError
 from nsqtools.spark.places import below, local
 from nsqtools.spark.shipping import packages_of
 from nsqtools.spark.sql import (
     ArchivesSettings,
+    Destination,
     Query,
     StreamSettings,
-    Target,
     explain,
     query_archives,
     query_stream,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.cli.commands.pipeline.run import Work
+    from nsqtools.cli.commands.pipeline.run import PipelineJob
     from nsqtools.config import (
         BodyOptions,
         InputOptions,
@@ -170,7 +170,7 @@ def _explain(
 
 
 def _once(
-    work: Work,
+    work: PipelineJob,
     spark: SparkOptions,
     metrics: MetricsOptions,
     packages: Sequence[str],
@@ -198,17 +198,17 @@ def _query(asked: QueryOptions, bodies: BodyOptions) -> Query:
 
 def _target(
     asked: QueryOptions, source: QuerySourceOptions, spark: SparkOptions, target: ProducerConfig
-) -> Target:
+) -> Destination:
     if result_format(asked) == "console":
-        return Target("console", show=_show)
+        return Destination("console", show=_show)
     if result_format(asked) != "topic":
-        return Target(result_format(asked), output=asked.output)
+        return Destination(result_format(asked), output=asked.output)
     sink = {"topic": asked.destination_topic, **connection_options(target, spark.master)}
     if asked.destination_nsqd_tcp_address:
         sink["nsqd.tcp.addresses"] = ",".join(asked.destination_nsqd_tcp_address)
     else:
         sink |= servers(source)
-    return Target("topic", sink=sink)
+    return Destination("topic", sink=sink)
 
 
 def _show(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:

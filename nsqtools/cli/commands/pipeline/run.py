@@ -15,8 +15,8 @@ from nsqtools.cli.service import Signals, supervised
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 from nsqtools.spark.interrupts import StoppedError
-from nsqtools.spark.session import is_local, open_session
 from nsqtools.spark.shipping import check_executors, ship
+from nsqtools.spark.sparksession import is_local, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nsqtools.config import MetricsOptions, SparkOptions
 
 
-class Work(Protocol):
+class PipelineJob(Protocol):
     """A job. It reports facts, and ends early, without an error, once the event is set.
 
     ``spark`` is a SparkSession.
@@ -68,7 +68,7 @@ class Run:
         self._show: Callable[[str], None] = lambda _: None
         self._state = "starting Spark"
 
-    async def until_done(self, work: Work, *, if_stopped: str = "") -> None:
+    async def until_done(self, work: PipelineJob, *, if_stopped: str = "") -> None:
         """Run the job in Spark.
 
         Raises StoppedError if a signal came before the job began, or if the job raises it. With
@@ -109,7 +109,7 @@ class Run:
         if self.signals.urgent:
             raise Ended(self.signals.exit_code(Exit.DONE))
 
-    def _in_spark(self, work: Work, told: Callable[[Any], None]) -> None:
+    def _in_spark(self, work: PipelineJob, told: Callable[[Any], None]) -> None:
         """Called in a thread."""
         with open_session(
             self._spark.master,

@@ -29,16 +29,16 @@ from nsqtools.spark.depths import Depths
 from nsqtools.spark.folders import check_output
 from nsqtools.spark.interrupts import StoppedError
 from nsqtools.spark.ledger import Ledger
-from nsqtools.spark.options import parse_source
 from nsqtools.spark.places import OURS, below, local
 from nsqtools.spark.shipping import packages_of
+from nsqtools.spark.sourceoptions import parse_source
 from nsqtools.spark.stores import make_store
 from nsqtools.spark.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nsqtools.cli.commands.pipeline.run import Work
+    from nsqtools.cli.commands.pipeline.run import PipelineJob
     from nsqtools.config import (
         BodyOptions,
         LakeOptions,
@@ -85,7 +85,7 @@ class StreamJob(NamedTuple):
     Spark's source and sink.
     """
 
-    work: Work
+    work: PipelineJob
     verb: str
     source: Mapping[str, str]
     places: Places

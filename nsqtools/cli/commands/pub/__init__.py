@@ -33,13 +33,13 @@ def pub(
     """
     import asyncio
 
-    from nsqtools.cli.commands.pub.publication import Publication
+    from nsqtools.cli.commands.pub.publication import PubRun
 
     if messages and form.file:
         raise click.UsageError("messages and --file exclude each other: give one kind")
     if form.from_archive and not messages:
         raise click.UsageError("--from-archive: no file is given")
-    job = Publication(target, form, config)
+    job = PubRun(target, form, config)
     if form.from_archive:
         asyncio.run(job.run(archives=messages))
         return

@@ -10,8 +10,8 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
-from nsqtools.cli.cluster import addresses, with_secret
 from nsqtools.cli.exits import Ended, Exit
+from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.cli.service import Signals
 from nsqtools.engine.concurrency import end
 from nsqtools.engine.producer import Producer
@@ -41,7 +41,7 @@ _WINDOW = 8
 _PROGRESS_INTERVAL = 0.25
 
 
-class Publication:
+class PubRun:
     """One run of ``pub``; raises ConfigError for options that contradict each other."""
 
     def __init__(self, target: TargetOptions, form: PubOptions, config: ProducerConfig) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
-    from nsqtools.policy.checks import Datum, Limits, Peers, Verdict
+    from nsqtools.policy.checks import CheckResult, Datum, Limits, Peers
 
 _FLAG = "check"
 _VARIABLE = "NSQTOOLS_STATS_CHECK"
@@ -83,7 +83,7 @@ def _asked(args: Sequence[str]) -> bool:
     return os.environ.get(_VARIABLE, "").lower() in ("true", "1", "yes", "on", "t")
 
 
-def _tell(verdict: Verdict) -> int:
+def _tell(verdict: CheckResult) -> int:
     """Print a result; returns the exit status."""
     click.echo(nagios(verdict), nl=False)
     return int(verdict.status)
@@ -175,10 +175,10 @@ def peers_of(snapshot: Snapshot) -> Peers:
     )
 
 
-async def _look(where: ClusterOptions, asked: StatsOptions, limits: Limits) -> Verdict:
+async def _look(where: ClusterOptions, asked: StatsOptions, limits: Limits) -> CheckResult:
     import asyncio
 
-    from nsqtools.cli.cluster import open_cluster
+    from nsqtools.cli.remotes import open_cluster
     from nsqtools.policy.checks import judge
     from nsqtools.policy.rates import Rates
 
@@ -200,7 +200,7 @@ async def _look(where: ClusterOptions, asked: StatsOptions, limits: Limits) -> V
     return judge(limits, rows, peers_of(snapshot), topic=asked.topic, channel=asked.channel)
 
 
-def nagios(verdict: Verdict) -> str:
+def nagios(verdict: CheckResult) -> str:
     """A line of state and numbers, then one for each finding if there are several.
 
     As the Monitoring Plugins Development Guidelines want it (Plugin Output, Performance data).
@@ -208,10 +208,10 @@ def nagios(verdict: Verdict) -> str:
     data = " ".join(map(_datum, verdict.data))
     first = f"NSQ {verdict.status.name} - {_plain(verdict.summary)}"
     lines = [f"{first} | {data}" if data else first]
-    if len(verdict.findings) > 1:
-        shown = verdict.findings[:_MOST_LINES]
+    if len(verdict.troubles) > 1:
+        shown = verdict.troubles[:_MOST_LINES]
         lines += [f"{each.status.name}: {_plain(str(each))}" for each in shown]
-        if more := len(verdict.findings) - len(shown):
+        if more := len(verdict.troubles) - len(shown):
             lines.append(f"and {more} more")
     return "".join(f"{line}\n" for line in lines)
 

@@ -7,8 +7,8 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import supervised, until_signal
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import listening_address
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.metrics import Kind
-    from nsqtools.net.http.replies import ChannelStats, Latency, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, ProcessingLatency, TopicStats
 
 
 class _Told(NamedTuple):
@@ -145,7 +145,7 @@ def _latency(
     return Metric(name, "summary", text, samples)
 
 
-def _percentiles(latency: Latency | None) -> Iterator[tuple[float, float]]:
+def _percentiles(latency: ProcessingLatency | None) -> Iterator[tuple[float, float]]:
     for quantile, seconds in latency.percentiles if latency and latency.count else ():
         if math.isfinite(seconds):
             yield quantile, seconds

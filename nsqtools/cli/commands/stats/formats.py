@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nsqtools.cli.exits import one_line
-from nsqtools.cli.output import Layout, rows_text
+from nsqtools.cli.output import TableLayout, rows_text
 from nsqtools.config.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from nsqtools.cli.commands.stats.report import Consumer, Report
+    from nsqtools.cli.commands.stats.report import ConsumerRow, Report
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
     from nsqtools.policy.rates import Row
@@ -134,11 +134,11 @@ class Tables:
         """The text of a report, which ends in a blank line."""
         if self._consumers:
             cells = [_consumer_cells(each) for each in report.consumers or ()]
-            text = rows_text(_CONSUMER_HEADER, cells, Layout(range(2, 8), cut=2))
+            text = rows_text(_CONSUMER_HEADER, cells, TableLayout(range(2, 8), cut=2))
         else:
             cells = [_cells(row, report) for row in report.rows]
             styles = [_STYLES[style_of(row)] for row in report.rows]
-            text = rows_text(_HEADER, cells, Layout(range(2, 12), cut=2), styles)
+            text = rows_text(_HEADER, cells, TableLayout(range(2, 12), cut=2), styles)
         errors = report.silent if sys.stdout.isatty() else ()
         silent = (click.style(f"no answer: {one_line(error)}", fg="red") for error in errors)
         return "".join([text, *(f"{line}\n" for line in silent), "\n"])
@@ -172,7 +172,7 @@ def _cells(row: Row, report: Report) -> Sequence[str]:
     )
 
 
-def _consumer_cells(each: Consumer) -> Sequence[str]:
+def _consumer_cells(each: ConsumerRow) -> Sequence[str]:
     own = each.stats
     return (
         *(one_line(each.topic), one_line(each.channel)),
@@ -288,7 +288,7 @@ def _csv_cell(value: object) -> object:
     return value
 
 
-class JsonLines:
+class JsonReports:
     """An object a line, with all that is known."""
 
     def add(self, report: Report) -> str:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from nsqtools.config import StatsOptions
     from nsqtools.engine.cluster import Cluster, Snapshot
-    from nsqtools.net.http.replies import ChannelStats, ClientStats, Latency, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, ClientStats, ProcessingLatency, TopicStats
     from nsqtools.policy.rates import Key, Row
 
 Percentiles = tuple[tuple[float, float], ...]
 """Pairs of a quantile and seconds."""
 
 
-class Consumer(NamedTuple):
+class ConsumerRow(NamedTuple):
     """A client of a channel on one nsqd; rates are per second, None if they are not known yet."""
 
     topic: str
@@ -44,7 +44,7 @@ class Report:
     at: float
     elapsed: float | None
     rows: Sequence[Row]
-    consumers: Sequence[Consumer] | None
+    consumers: Sequence[ConsumerRow] | None
     latencies: Mapping[Key, Percentiles]
     snapshot: Snapshot
 
@@ -92,9 +92,9 @@ class ConsumerRates:
     def __init__(self) -> None:
         self._before: dict[object, tuple[float, ClientStats]] = {}
 
-    def record(self, snapshot: Snapshot) -> list[Consumer]:
+    def record(self, snapshot: Snapshot) -> list[ConsumerRow]:
         """All consumers by topic, channel and nsqd."""
-        found: dict[object, Consumer] = {}
+        found: dict[object, ConsumerRow] = {}
         for name, topic, channel in channels_of(snapshot):
             for client in channel.clients:
                 where = (topic.name, channel.name, name)
@@ -102,9 +102,9 @@ class ConsumerRates:
                 at, before = self._before.get(identity, (math.inf, client))
                 elapsed = snapshot.time(name) - at
                 if elapsed <= 0:
-                    found[identity] = Consumer(*where, client, None, None)
+                    found[identity] = ConsumerRow(*where, client, None, None)
                 else:
-                    found[identity] = Consumer(
+                    found[identity] = ConsumerRow(
                         *where,
                         client,
                         max(0.0, (client.finish_count - before.finish_count) / elapsed),
@@ -130,7 +130,7 @@ def latencies(snapshot: Snapshot) -> dict[Key, Percentiles]:
     """The highest value of each percentile over all nsqds, since percentiles do not add up."""
     worst: dict[Key, dict[float, float]] = {}
 
-    def add(key: Key, latency: Latency | None) -> None:
+    def add(key: Key, latency: ProcessingLatency | None) -> None:
         for quantile, seconds in latency.percentiles if latency and latency.count else ():
             known = worst.setdefault(key, {})
             known[quantile] = max(known.get(quantile, 0.0), seconds)

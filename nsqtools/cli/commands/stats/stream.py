@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.cluster import open_cluster
-from nsqtools.cli.commands.stats.formats import Csv, JsonLines, Lines, Tables
+from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines, Tables
 from nsqtools.cli.commands.stats.report import Reporter
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import until_signal
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ async def _report(reporter: Reporter, asked: StatsOptions) -> int:
     show = _printer(asked)
     absence = Absence(asked)
     count = 1 if asked.once else asked.count
-    pace = Pace(asked.interval)
+    ticker = Ticker(asked.interval)
     report = await reporter.report()
     absence.heard(report)
     reported = 0
     while not count or reported < count:
         if not asked.once:
-            await pace.turn()
+            await ticker.turn()
             report = await reporter.report()
             absence.heard(report)
         show(report)
@@ -54,7 +54,7 @@ async def _report(reporter: Reporter, asked: StatsOptions) -> int:
     return absence.exit_code
 
 
-class Pace:
+class Ticker:
     """Turns at an even interval, in seconds; a late turn delays those after it."""
 
     def __init__(self, interval: float) -> None:
@@ -94,9 +94,9 @@ class Absence:
 def _printer(asked: StatsOptions) -> Callable[[Report], None]:
     """A function that prints reports in the form that options and terminal call for."""
     single = bool(asked.topic and asked.channel)  # its tables would be mostly headers
-    form: JsonLines | Csv | Lines | Tables
+    form: JsonReports | Csv | Lines | Tables
     if asked.json:
-        form = JsonLines()
+        form = JsonReports()
     elif asked.csv:
         form = Csv(consumers=asked.clients)
     elif asked.clients or (sys.stdout.isatty() and not single):

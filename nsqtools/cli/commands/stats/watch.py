@@ -14,11 +14,11 @@ import tty
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from nsqtools.cli.cluster import open_cluster
 from nsqtools.cli.commands.stats.report import Reporter
-from nsqtools.cli.commands.stats.stream import Pace
+from nsqtools.cli.commands.stats.stream import Ticker
 from nsqtools.cli.commands.stats.view import ViewState
 from nsqtools.cli.exits import Exit
+from nsqtools.cli.remotes import open_cluster
 from nsqtools.cli.service import until_signal
 from nsqtools.errors import ConfigError
 
@@ -57,10 +57,10 @@ async def _show(reporter: Reporter, asked: StatsOptions) -> int:
     with Screen(view) as screen:
 
         async def measure() -> None:
-            pace = Pace(asked.interval)
+            ticker = Ticker(asked.interval)
             reported = 0
             while not asked.count or reported < asked.count:
-                await pace.turn()
+                await ticker.turn()
                 view.update(await reporter.report())
                 screen.draw()
                 reported += 1

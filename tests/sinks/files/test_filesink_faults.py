@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.errors import ConfigError, OutputError
 from nsqtools.sinks.files import disk
-from nsqtools.sinks.files.archive import Archive
+from nsqtools.sinks.files.topicarchive import Archive
 from tests.support.clock import elapse, virtual
 from tests.support.faults import broken, file_limit
 from tests.support.gathering import errors

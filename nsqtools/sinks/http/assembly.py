@@ -14,9 +14,9 @@ from nsqtools.sinks.deadletters import Nowhere, make_dead_letters
 from nsqtools.sinks.http.arguments import make_endpoints, read_headers
 from nsqtools.sinks.http.courier import EachOf, OneOf
 from nsqtools.sinks.http.dryrun import DryRun
+from nsqtools.sinks.http.httpsink import HttpSink
 from nsqtools.sinks.http.post import Post, post_letters
 from nsqtools.sinks.http.signing import Signer
-from nsqtools.sinks.http.sink import HttpSink
 from nsqtools.sinks.stdout import Output
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.aftercare import Tally
-from nsqtools.sinks.files.archive import Arrival
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
+from nsqtools.sinks.files.topicarchive import Arrival
 from nsqtools.sinks.holding import Held
 from nsqtools.sinks.threads import Threads, as_output_error
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.files.archive import Archive, Fate
+    from nsqtools.sinks.files.topicarchive import Archive, Fate
     from nsqtools.sinks.files.workfile import Part
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class FileSink(Handler):
         self.archives = archives
         self.window = window
         self._options = archives.rules.options
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _TopicQueue] = {}
         self.threads = threads or Threads(_THREADS, "archive")
         self._warned = False
         self.write_failures: Counter[str] = Counter()
@@ -105,7 +105,7 @@ class FileSink(Handler):
             if isinstance(error, OSError):
                 raise as_output_error(error) from error
             raise
-        self._topics[topic] = _Topic(archive, self, topic)
+        self._topics[topic] = _TopicQueue(archive, self, topic)
         self.write_failures[topic] += 0
 
     async def handle(self, batch: Batch) -> None:
@@ -201,7 +201,7 @@ class FileSink(Handler):
             self.failed.exception()  # it need not be looked at
 
 
-class _Topic:
+class _TopicQueue:
     """One topic's batches that wait, and the task that has them written."""
 
     def __init__(self, archive: Archive, sink: FileSink, name: str) -> None:

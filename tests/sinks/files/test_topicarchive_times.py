@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsqtools.sinks.files.archive import Arrival
+from nsqtools.sinks.files.topicarchive import Arrival
 from tests.support.archiving import (
     COMPRESSIONS,
     HOUR,

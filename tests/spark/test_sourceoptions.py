@@ -9,7 +9,7 @@ import pytest
 
 from nsqtools.errors import AuthError, ConfigError
 from nsqtools.names import Address
-from nsqtools.spark.options import Nsqd, parse_sink, parse_source, respelled, with_secret
+from nsqtools.spark.sourceoptions import NamedNsqd, parse_sink, parse_source, respelled, with_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ def test_defaults_stand_where_nothing_is_given() -> None:
     assert found.topics == ("clicks",)
     assert found.channel == "lake"
     assert found.staging == "/staging"
-    assert found.nsqds == (Nsqd(Address("127.0.0.1", 4150), "127.0.0.1:4151"),)
+    assert found.nsqds == (NamedNsqd(Address("127.0.0.1", 4150), "127.0.0.1:4151"),)
     assert found.lookupds == ()
     assert (found.max_messages, found.connections, found.max_in_flight) == (0, 2, 5_000)
     assert (found.idle_timeout, found.max_read, found.poll_interval) == (2.0, 60.0, 0.5)
@@ -77,7 +77,7 @@ def test_all_options_are_read_in_lower_case_as_spark_gives_them() -> None:
 )
 def test_an_nsqd_has_an_http_address_besides(text: str, tcp: Address, http: str) -> None:
     twice = {"nsqd.tcp.addresses": f"{text}, {text}"}
-    assert parse_source(NEEDED | twice).nsqds == (Nsqd(tcp, http),)
+    assert parse_source(NEEDED | twice).nsqds == (NamedNsqd(tcp, http),)
 
 
 @pytest.mark.parametrize("missing", ["subscribe", "channel", "stagingLocation"])

@@ -9,7 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.sinks.files.sink import FileSink
+from nsqtools.sinks.files.filesink import FileSink
 from nsqtools.sinks.threads import Threads
 from tests.support.archiving import Settled, batch, leave
 from tests.support.clock import elapse, virtual

@@ -23,7 +23,7 @@ from nsqtools.errors import ConfigError
 from nsqtools.spark.bodies import DATE, HOUR, PARTITIONS
 from nsqtools.spark.ledger import ROW_SCHEMA
 from nsqtools.spark.places import literal
-from nsqtools.spark.reading import Archive, ArchiveSource, as_option
+from nsqtools.spark.reading import ArchiveFile, ArchiveSource, as_option
 from nsqtools.spark.shipping import check_executors, readers_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _records(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
     for each in inputs:
         assert each.layout
         archives.append(
-            Archive(
+            ArchiveFile(
                 each.path,
                 each.size,
                 each.mtime_ns,

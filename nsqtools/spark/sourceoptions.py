@@ -62,7 +62,7 @@ _OF_QUERIES = ("checkpointlocation", "queryname")
 _SOURCE_NSQ = [name for name in StreamConfig.declared() if name != "max_in_flight"]
 
 
-class Settings(Protocol[C_co]):
+class SharedSettings(Protocol[C_co]):
     """What the settings of source and sink share."""
 
     @property
@@ -79,7 +79,7 @@ class Settings(Protocol[C_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Nsqd:
+class NamedNsqd:
     """An nsqd that is named in the options; ``http`` is a URL or ``host:port``."""
 
     tcp: Address
@@ -93,7 +93,7 @@ class SourceSettings:
     topics: tuple[str, ...]
     channel: str
     staging: str
-    nsqds: tuple[Nsqd, ...]
+    nsqds: tuple[NamedNsqd, ...]
     lookupds: tuple[str, ...]
     config: ConsumerConfig
     auth_secret_env: str = ""
@@ -179,7 +179,7 @@ def parse_sink(options: Mapping[str, str]) -> SinkSettings:
     )
 
 
-def with_secret(settings: Settings[C]) -> C:
+def with_secret(settings: SharedSettings[C]) -> C:
     """The connections' options with the secret, from the file or variable of this machine.
 
     Raises ConfigError if it cannot be read.
@@ -269,7 +269,7 @@ class _Given:
                 found[field] = value / 1000 if name.endswith("Ms") else value
         return found
 
-    def servers(self) -> tuple[tuple[Nsqd, ...], tuple[str, ...]]:
+    def servers(self) -> tuple[tuple[NamedNsqd, ...], tuple[str, ...]]:
         """The nsqds, or the nsqlookupds; an nsqd on this host if neither is given."""
         direct, lookup = _SERVERS
         lookupds = tuple(self.items(lookup))
@@ -308,7 +308,7 @@ class _Given:
         return self.text(_NSQ + _SECRET_ENV)
 
 
-def _nsqd(option: str, text: str) -> Nsqd:
+def _nsqd(option: str, text: str) -> NamedNsqd:
     """``HOST:TCP``, ``HOST:TCP/HTTP`` or ``HOST:TCP/URL``; the HTTP port is the next one."""
     tcp, slash, http = text.partition("/")
     try:
@@ -320,7 +320,7 @@ def _nsqd(option: str, text: str) -> Nsqd:
     if http.isascii() and http.isdigit():
         http = f"{str(address).rpartition(':')[0]}:{http}"
     _check_url(option, http)
-    return Nsqd(address, http)
+    return NamedNsqd(address, http)
 
 
 def _check_url(option: str, text: str) -> None:

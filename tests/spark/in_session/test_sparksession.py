@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsqtools.errors import AuthError, ConfigError, NSQError
-from nsqtools.spark import session
-from nsqtools.spark.session import explain, first_line, is_local, open_session, require_spark
+from nsqtools.spark import sparksession
+from nsqtools.spark.sparksession import explain, first_line, is_local, open_session, require_spark
 from tests.support.spark import java_options, needs_spark
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def refused_with(culprit: str) -> str:
 def test_a_missing_package_names_the_command_that_installs_it(
     absent: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "find_spec", lambda name: None if name in absent else object())
+    monkeypatch.setattr(
+        sparksession, "find_spec", lambda name: None if name in absent else object()
+    )
     assert f"{sys.executable} -m pip install" in refused_with(" and ".join(absent))
 
 
@@ -117,7 +119,7 @@ Traceback (most recent call last):
         ("nsqtools.errors.AuthError: h:1: E_AUTH", AuthError, "h:1: E_AUTH"),
         ("nsqtools.errors.PublishError: not taken", NSQError, "not taken"),
         ("nsqtools.errors.LaterError: of another version", NSQError, "of another version"),
-        ("nsqtools.spark.session.re: no error at all", NSQError, "no error at all"),
+        ("nsqtools.spark.sparksession.re: no error at all", NSQError, "no error at all"),
     ],
 )
 def test_an_error_of_ours_comes_back_from_a_worker_as_it_was(
@@ -231,7 +233,7 @@ def test_a_second_session_in_a_process_is_refused_and_harms_the_first_one_not(
 
 SESSION = """
 import json, os, signal, sys
-from nsqtools.spark.session import explain, open_session, first_line
+from nsqtools.spark.sparksession import explain, open_session, first_line
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 names = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"
 before = [os.environ.get(name) for name in names]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.cli.metrics import of_consumers, served
+from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.config import MetricsOptions
 from nsqtools.engine.consumer import ConsumerStats
 from nsqtools.errors import ConfigError

@@ -68,7 +68,7 @@ class HttpSink(Handler):
         self._rng = rng
         self._on_close = on_close
         self._tasks: list[asyncio.Task[None]] = []
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _HeldTopic] = {}
         self._done: Parcel = []
         self._queue: deque[Parcel] = deque()
         self._doomed: deque[Parcel] = deque()
@@ -86,7 +86,7 @@ class HttpSink(Handler):
 
     async def join(self, topic: str) -> None:
         """Get ready for a topic."""
-        self._topics.setdefault(topic, _Topic()).leaving.clear()
+        self._topics.setdefault(topic, _HeldTopic()).leaving.clear()
 
     async def handle(self, batch: Batch) -> None:
         """Take the batch; its messages are settled as they are delivered."""
@@ -118,7 +118,7 @@ class HttpSink(Handler):
             await work.held.settled()
             self._topics.pop(topic, None)
 
-    def _return_waiting(self, topic: str, work: _Topic) -> None:
+    def _return_waiting(self, topic: str, work: _HeldTopic) -> None:
         queue, self._queue = self._queue, deque()
         if self._resting:
             self._gather(work, [], now=True)
@@ -155,7 +155,7 @@ class HttpSink(Handler):
         """As Measured."""
         return self._courier.metrics()
 
-    def _gather(self, topic: _Topic, items: Parcel, *, now: bool) -> None:
+    def _gather(self, topic: _HeldTopic, items: Parcel, *, now: bool) -> None:
         """Queue what is enough for a request, or all of it."""
         if self._size == 1:
             parcels = [[item] for item in items]
@@ -175,7 +175,7 @@ class HttpSink(Handler):
         for _ in range(min(count, len(self._resting))):
             self._resting.popleft().set_result(None)
 
-    def _gather_now(self, topic: _Topic) -> None:
+    def _gather_now(self, topic: _HeldTopic) -> None:
         topic.timer = None
         self._gather(topic, [], now=True)
 
@@ -238,7 +238,7 @@ class HttpSink(Handler):
             self._repeats.tell(logging.WARNING, batch.topic, len(messages), fate)
         self._give_back(parcel, UNFIT)
 
-    async def _try(self, parcel: Parcel, topic: _Topic) -> Outcome:
+    async def _try(self, parcel: Parcel, topic: _HeldTopic) -> Outcome:
         try:
             return await self._courier.deliver(parcel, topic.is_staying)
         except OutputError as error:
@@ -310,7 +310,7 @@ class HttpSink(Handler):
             self.failed.exception()  # it need not be looked at
 
 
-class _Topic:
+class _HeldTopic:
     """What is held of a topic; ``waiting`` is to share a request with more."""
 
     def __init__(self) -> None:
