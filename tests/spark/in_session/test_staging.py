@@ -86,7 +86,7 @@ def test_a_damaged_file_is_named_and_nothing_published(
     bad = to_file(tmp_path / "lake" / "b.json", sent(b"b"), JSON)
     with bad.open("ab") as file:
         file.write(b"{")
-    with pytest.raises(RecordError, match=f"^{bad}: line 2 "):
+    with pytest.raises(RecordError, match=rf"^{bad}: line 2\b"):
         replay(spark, replace(replaying, layout=JSON), threading.Event(), nothing)
     assert not is_staged(replace(replaying, layout=JSON))
     assert taken() == []
