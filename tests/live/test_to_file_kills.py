@@ -83,7 +83,8 @@ class Victim(Archiver):
         folder = self.work if self.work.exists() else self.output
         for path in folder.rglob("*.part"):
             if path.stat().st_nlink == 1 and (data := path.read_bytes()):  # else it is published
-                path.write_bytes(data + data[: len(data) // 2][:20])
+                half = data[: len(data) // 2][:20]  # torn twice it must not make a whole record
+                path.write_bytes(data + half.partition(b"\n")[0])
                 return
 
     def check_files(self, records: int) -> None:
