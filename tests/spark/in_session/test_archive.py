@@ -308,7 +308,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_with_room_the_next_one_goes_on
     staging = {"stagingLocation": str(tmp_path / "staging")}
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         if disk != tmp_path / "disk":
-            give_up("mount", "Spark on a full disk", "Java finds no mount of a namespace", "TOOLS")
+            give_up("a mount that Java sees", "Spark on a full disk", "no right to mount", "TOOLS")
         lake.folder = disk / "lake"
         room = os.statvfs(disk)
         ballast = disk / "_ballast"
