@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, overload
 
@@ -190,7 +191,7 @@ class Batch(Sequence[Message]):
         )
 
 
-class Handler:
+class Handler(ABC):
     """Where messages go. Derive from it: only ``handle`` has to be written.
 
     A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``close`` at the end. A
@@ -217,9 +218,9 @@ class Handler:
         if it cannot be written; ``join`` is called again later then.
         """
 
+    @abstractmethod
     async def handle(self, batch: Batch) -> None:
         """Return: what is not settled is finished, unless held. Raise: it is requeued, backoff."""
-        raise NotImplementedError
 
     async def gave_up(self, batch: Batch) -> None:
         """It came ``max_attempts`` times. Return: what is not settled is finished, unless held.
@@ -254,10 +255,13 @@ class _Whole(Handler):
     """
 
     def __init__(self, given: Handler) -> None:
-        self.handle = given.handle  # type: ignore[method-assign]
+        self._handle = given.handle
         self.gave_up = given.gave_up  # type: ignore[method-assign]
         self._close = given.close
         self._topics: set[str] = set()
+
+    async def handle(self, batch: Batch) -> None:
+        await self._handle(batch)
 
     async def join(self, topic: str) -> None:
         self._topics.add(topic)

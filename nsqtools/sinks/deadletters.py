@@ -52,7 +52,7 @@ class DeadLetters(ABC):
     is_lossy = False
     """Whether they are lost, and the loss only logged."""
 
-    async def open(self) -> None:  # noqa: B027 - most have nothing to do
+    async def open(self) -> None:
         """Find out what can be known before there is a dead letter; raises OutputError."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class DeadLetters(ABC):
         again. Settling them is the caller's.
         """
 
-    async def close(self) -> None:  # noqa: B027 - most have nothing to do
+    async def close(self) -> None:
         """There will be no more."""
 
 

@@ -24,7 +24,7 @@ def _local(name: str, *, parents: bool = False) -> Any:
 
 
 def _none(*_: Any) -> None:
-    raise NotImplementedError
+    raise AssertionError("a staging has no use for this call")
 
 
 class HdfsLike(fs.FileSystemHandler):  # type: ignore[misc]
