@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import logging
@@ -11,9 +12,10 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -30,8 +32,9 @@ from tests.support.spark import SHARED
 from tests.support.tls import Certificates, make_certificates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
+    from types import FrameType
 
     from tests.support.servers import MakeNsqd, MakeNsqlookupd
 
@@ -87,6 +90,23 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("nsqtools")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Generator[None, object, object]:
+    """At the time limit, also show where each asyncio task waits."""
+    result = yield
+    fail = signal.getsignal(signal.SIGALRM)
+    if callable(fail):  # not where the limit is kept by a thread
+
+        def handle(signum: int, frame: FrameType | None) -> None:
+            with suppress(RuntimeError):  # no event loop runs
+                for task in asyncio.all_tasks():
+                    task.print_stack(file=sys.stderr)
+            fail(signum, frame)
+
+        signal.signal(signal.SIGALRM, handle)
+    return result
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
