@@ -243,7 +243,7 @@ def test_what_cannot_be_staged_goes_back_to_nsqd_at_once_and_is_an_error(staging
         staging.pull(2000, on_add=fill_up, maxInFlight="100")
     assert 0 < staging.rest() < 2000
     assert staging.channel["timeout_count"] == 0
-    staging.check(numbered(2000), staging.pull(2000, batch=1, idleTimeoutMs="300"))
+    staging.check(numbered(2000), staging.pull(2000, batch=1))
 
 
 def test_a_message_that_timed_out_while_it_was_staged_comes_again_and_is_told(
@@ -341,7 +341,7 @@ async def test_a_message_that_comes_twice_in_one_segment_is_staged_once(staging:
                 writer.write(b"".join([*(wire.message(each) for each in range(1, 5)), *again]))
 
     async with Repeating() as nsqd:
-        limits: dict[str, Any] = {"maxInFlight": "10", "idleTimeoutMs": "100"}
+        limits: dict[str, Any] = {"maxInFlight": "10", "idleTimeoutMs": "1000"}
         rows = await asyncio.to_thread(staging.pull, 100, nsqd.address, **limits)
     assert sorted(int(row["message_id"], 16) for row in rows) == list(range(5))
     assert staging.ending.again == 5
