@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
 import click
@@ -49,20 +48,20 @@ def test_what_is_written_passes_the_check_and_what_differs_is_named_and_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "README.md").write_text(MARKERS)
-    (tmp_path / "man").mkdir()
-    (tmp_path / "man/nsqtools-gone.1").write_text("gone")
+    (tmp_path / "man/man1").mkdir(parents=True)
+    (tmp_path / "man/man1/nsqtools-gone.1").write_text("gone")
     assert main([str(tmp_path)]) == 0
     assert files(tmp_path) == documents(tmp_path)
-    (tmp_path / "man/nsqtools-tail.1").write_text("old")
-    (tmp_path / "man/nsqtools.1").unlink()
-    (tmp_path / "man/nsqtools-gone.1").write_text("gone")
+    (tmp_path / "man/man1/nsqtools-tail.1").write_text("old")
+    (tmp_path / "man/man1/nsqtools.1").unlink()
+    (tmp_path / "man/man1/nsqtools-gone.1").write_text("gone")
     before = files(tmp_path)
     capsys.readouterr()
     assert main(["--check", str(tmp_path)]) == 1
     assert sorted(capsys.readouterr().out.split()) == [
-        "man/nsqtools-gone.1",
-        "man/nsqtools-tail.1",
-        "man/nsqtools.1",
+        "man/man1/nsqtools-gone.1",
+        "man/man1/nsqtools-tail.1",
+        "man/man1/nsqtools.1",
     ]
     assert files(tmp_path) == before
 
@@ -81,13 +80,6 @@ def test_help_begins_with_one_sentence_and_groups_the_options(node: CommandNode)
         section = done.output.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         assert option.opts[-1].removeprefix("--") in section
     assert "\nOptions:\n" not in done.output
-
-
-def test_the_wheel_puts_each_page_into_its_section() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    shared = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
-    installed = {source: place for source, place in shared.items() if source.startswith("man/")}
-    assert installed == {f"man/{name}": f"share/man/man{name[-1]}/{name}" for name in PAGES}
 
 
 def plain(text: str) -> str:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from subprocess import PIPE
+from subprocess import PIPE, STDOUT
 from typing import TYPE_CHECKING
 
 from nsqtools.cli import cli
@@ -39,9 +39,11 @@ class Stage:
     lookupd: Nsqlookupd
     environment: dict[str, str] = field(init=False)
     cli: Cli = field(init=False)
+    _noted: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.cli = Cli(self.folder)
+        self._noted = self.folder / "noted"
         self.environment = {
             **self._addresses(),
             "HOME": str(self.folder),
@@ -78,19 +80,26 @@ class Stage:
         if line.startswith("nsqtools ") and not set(_QUOTED.sub("", line)) & set("|<>*;&$"):
             words = shlex.split(line)[1:]
             return Running(self.cli.start(*words, env=self.environment, stdout=PIPE, stderr=PIPE))
-        noted = self.folder / "noted"
+        process = self._shell(line, stderr=PIPE)
+        return Running(process, self._noted)
+
+    def shell(self, line: str) -> str:
+        """What a line that ends by itself prints, on stdout and stderr together."""
+        process = self._shell(line, stderr=STDOUT)
+        return Running(process).end(said=None, code=None).decode()
+
+    def _shell(self, line: str, *, stderr: int) -> subprocess.Popen[bytes]:
         python = shlex.quote(sys.executable)
-        self.program("nsqtools", f'echo $$ $1 >> {noted}\nexec {python} -m nsqtools "$@"')
-        process = subprocess.Popen(
+        self.program("nsqtools", f'echo $$ $1 >> {self._noted}\nexec {python} -m nsqtools "$@"')
+        return subprocess.Popen(
             ["sh", "-c", line],
             cwd=self.folder,
             env={**os.environ, **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=PIPE,
-            stderr=PIPE,
+            stderr=stderr,
             start_new_session=True,
         )
-        return Running(process, noted)
 
     def run(self, line: str, *, said: str = "") -> bytes:
         """What the line prints; it ends by itself, with success, and says no more on stderr."""
@@ -112,7 +121,7 @@ class Running:
     process: subprocess.Popen[bytes]
     noted: Path | None = None
 
-    def end(self, *, stop: str = "", said: str | None = "", code: int = 0) -> bytes:
+    def end(self, *, stop: str = "", said: str | None = "", code: int | None = 0) -> bytes:
         """What the line printed; ``stop`` names the command that SIGTERM ends."""
         if stop:
             os.kill(self._find(stop), signal.SIGTERM)
@@ -122,7 +131,7 @@ class Running:
             if self.process.returncode is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.communicate()
-        assert self.process.returncode == code, stderr
+        assert code in (None, self.process.returncode), stderr
         assert said is None or stderr.decode() == said
         return stdout
 

@@ -30,8 +30,8 @@ _ROOT = Path(__file__).parents[3]
 def documents(root: Path) -> dict[str, str]:
     """The text of every generated file, by its name below ``root``; README.md if it is there."""
     nodes = walk(cli)
-    found = {f"man/{node.page}.1": page(node, nodes) for node in nodes}
-    found |= {f"man/{name}": guide_page(name) for name in guides().values()}
+    found = {f"man/man1/{node.page}.1": page(node, nodes) for node in nodes}
+    found |= {f"man/man{name[-1]}/{name}": guide_page(name) for name in guides().values()}
     found |= {f"completions/{name}": text for name, text in completions().items()}
     readme = root / "README.md"
     if readme.exists():

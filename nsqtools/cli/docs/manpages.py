@@ -67,6 +67,7 @@ def guide_page(file: str) -> str:
     name, _, number = file.rpartition(".")
     summary, references = texts.pop("NAME"), texts.pop(_SEE_ALSO)
     pages = [(each[1], int(each[2])) for each in _REFERENCE.finditer(references)]
+    pages.sort(key=lambda page: page[::-1])
     return _assemble(
         name,
         int(number),

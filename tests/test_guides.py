@@ -1,0 +1,133 @@
+"""The guides are true: recipes and snippets run and print what stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsqtools.cli.docs import guides, sections
+from tests.support.command_lines import commands, parse
+from tests.support.examples import TIMEOUT, Stage
+from tests.support.webserver import Answer, WebServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.servers import MakeNsqd, Nsqd, Nsqlookupd
+    from tests.support.webserver import Request
+
+_SHOWN = re.compile(r"(?:^    .*\n|^\n(?=\n*    ))+", re.MULTILINE)
+_RECIPES = sections("nsqtools-cookbook.7", "guides")
+_LIBRARY = sections("nsqtools-library.7", "guides")
+_PROGRAMS = ("CONSUMER", "A SINK OF YOUR OWN", "PRODUCER")
+
+
+def shown(text: str) -> list[str]:
+    """What a guide shows as it is typed or printed, without its indentation."""
+    found = _SHOWN.findall(f"{text}\n")
+    return [re.sub(r"^    ", "", block, flags=re.MULTILINE).strip("\n") for block in found]
+
+
+def lines_of_nsqtools() -> Iterator[str]:
+    for name in guides().values():
+        for text in sections(name, "guides").values():
+            for line in "\n".join(shown(text)).replace("\\\n", " ").splitlines():
+                bare = re.sub(r"^(\$ |[A-Z_]+=\S+ |[\d*/]+( [\d*/]+){4} )", "", line)
+                if re.search(r"(^|[|] )nsqtools [a-z]", bare):
+                    yield bare
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(lines_of_nsqtools()))
+def test_every_command_line_is_one_that_nsqtools_takes(line: str) -> None:
+    assert commands(line)
+    for args in commands(line):
+        parse(args)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, make_nsqd: MakeNsqd, nsqlookupd: Nsqlookupd) -> Iterator[Stage]:
+    folder = tmp_path / "stage"
+    folder.mkdir()
+    stage = Stage(folder, make_nsqd(lookupds=[nsqlookupd]), nsqlookupd)
+    yield stage
+    stage.cli.close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[WebServer]:
+    def answer(request: Request) -> Answer:
+        return Answer(status=200 if request.target == "/hook" else 400)
+
+    with WebServer(answer) as server:
+        yield server
+
+
+def steps(recipe: str) -> Iterator[tuple[str, str]]:
+    """Each line that is typed, with what it prints."""
+    for block in shown(recipe):
+        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, printed = step.partition("\n")
+            yield line, printed.rstrip("\n")
+
+
+@pytest.mark.parametrize("title", [title for title, text in _RECIPES.items() if "    $ " in text])
+def test_a_recipe_prints_what_it_says(stage: Stage, endpoint: WebServer, title: str) -> None:
+    real = {
+        "127.0.0.1:4150": str(stage.nsqd.tcp),
+        "127.0.0.1:4151": str(stage.nsqd.http),
+        "127.0.0.1:4161": str(stage.lookupd.http),
+        "127.0.0.1:8080": endpoint.url("").removeprefix("http://"),
+    }
+    for line, expected in steps(_RECIPES[title]):
+        typed, pattern = line, ".*".join(map(re.escape, expected.split("...")))
+        for written, address in real.items():
+            typed = typed.replace(written, address)
+            pattern = pattern.replace(re.escape(written), re.escape(address))
+        printed = stage.shell(typed)
+        assert re.fullmatch(pattern, printed.rstrip("\n"), re.DOTALL), (line, printed)
+
+
+@pytest.mark.parametrize("title", _PROGRAMS)
+def test_a_program_of_the_library_guide_runs(nsqd: Nsqd, tmp_path: Path, title: str) -> None:
+    (program,) = [block for block in shown(_LIBRARY[title]) if "asyncio.run" in block]
+    nsqd.create("events", channel := f"{title.split()[0].lower()}")
+    program = program.replace("4150", str(nsqd.tcp.port))
+    depth = f'until_empty=True, nsqd_http_address=("{nsqd.http}",)'
+    program = program.replace("until_empty=True", depth)
+    for written in ("print", "journal"):
+        program = program.replace(f'"{written}"', f'"{channel}"')
+    nsqd.publish("events", [b"one", b"end"])
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_test_of_the_library_guide_passes(tmp_path: Path) -> None:
+    plugin, test = shown(_LIBRARY["TESTS OF YOUR OWN"])
+    (tmp_path / "conftest.py").write_text(plugin)
+    (tmp_path / "test_orders.py").write_text(test)
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
+    assert ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.full("the types of the programs in the library guide")
+def test_the_programs_of_the_library_guide_are_typed(tmp_path: Path) -> None:
+    programs = [block for text in _LIBRARY.values() for block in shown(text) if "def " in block]
+    assert len(programs) > len(_PROGRAMS)
+    for number, program in enumerate(programs):
+        (tmp_path / f"program{number}.py").write_text(f"{program}\n")
+    run = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(tmp_path)]
+    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
+    assert ran.returncode == 0, ran.stdout
