@@ -1,4 +1,4 @@
-"""What is generated of the commands: help, manual pages, and what README.md has of them."""
+"""What is generated of the commands: help and manual pages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,10 @@ from nsqtools.config.option import flag_name
 from tests.support.binaries import needs
 
 ROOT = Path(__file__).parents[2]
-MARKERS = """\
-# x
-<!-- commands -->
-<!-- /commands -->
-and
-"""
 NODES = walk(cli)
 EACH_NODE = pytest.mark.parametrize("node", NODES, ids=lambda node: node.page)
 PAGES = {
-    name.rpartition("/")[2]: text
-    for name, text in documents(Path("/nowhere")).items()
-    if name.startswith("man/")
+    name.rpartition("/")[2]: text for name, text in documents().items() if name.startswith("man/")
 }
 EACH_PAGE = pytest.mark.parametrize("name", PAGES)
 
@@ -47,11 +39,10 @@ def test_what_is_committed_is_what_is_generated() -> None:
 def test_what_is_written_passes_the_check_and_what_differs_is_named_and_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "README.md").write_text(MARKERS)
     (tmp_path / "man/man1").mkdir(parents=True)
     (tmp_path / "man/man1/nsqtools-gone.1").write_text("gone")
     assert main([str(tmp_path)]) == 0
-    assert files(tmp_path) == documents(tmp_path)
+    assert files(tmp_path) == documents()
     (tmp_path / "man/man1/nsqtools-tail.1").write_text("old")
     (tmp_path / "man/man1/nsqtools.1").unlink()
     (tmp_path / "man/man1/nsqtools-gone.1").write_text("gone")

@@ -197,7 +197,7 @@ def test_silence_or_time_ends_a_partition_short_of_its_quota(
 ) -> None:
     staging.publish(*numbered(50))
     caplog.set_level(logging.INFO)
-    parts = []
+    parts: list[list[dict[str, Any]]] = []
     while sum(map(len, parts)) < 50:  # a busy machine is silent in between, too
         parts.append(staging.pull(80, **limits))
         assert f"{len(parts[-1])} of 80 messages" in caplog.text

@@ -1,8 +1,8 @@
 """Generated documents: ``python -m nsqtools.cli.docs [--check] [ROOT]`` writes or compares them.
 
-They are the manual pages in ``man/``, the completions in ``completions/`` and the table of commands
-in ``README.md``. ``ROOT`` is the top of the checkout. With ``--check`` nothing is written: the
-names of files that differ are printed, and the exit status is 1 if there are any.
+They are the manual pages in ``man/`` and the completions in ``completions/``. ``ROOT`` is the top
+of the checkout. With ``--check`` nothing is written: the names of files that differ are printed,
+and the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from nsqtools.cli import cli
 from nsqtools.cli.docs import completions, guides
 from nsqtools.cli.docs.manpages import guide_page, page
@@ -22,36 +20,17 @@ from nsqtools.cli.tree import walk
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nsqtools.cli.tree import CommandNode
 
 _ROOT = Path(__file__).parents[3]
 
 
-def documents(root: Path) -> dict[str, str]:
-    """The text of every generated file, by its name below ``root``; README.md if it is there."""
+def documents() -> dict[str, str]:
+    """The text of every generated file, by its name below the top of the checkout."""
     nodes = walk(cli)
     found = {f"man/man1/{node.page}.1": page(node, nodes) for node in nodes}
     found |= {f"man/man{name[-1]}/{name}": guide_page(name) for name in guides().values()}
     found |= {f"completions/{name}": text for name, text in completions().items()}
-    readme = root / "README.md"
-    if readme.exists():
-        found["README.md"] = fill(readme.read_text(encoding="utf-8"), nodes)
     return found
-
-
-def fill(text: str, nodes: Sequence[CommandNode]) -> str:
-    """A text in which what stands between the marks of commands is their table in Markdown."""
-    begin, end = "<!-- commands -->\n", "<!-- /commands -->"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
-        return text
-    rows = [
-        f"| `{node.words}` | {node.summary} |\n"
-        for node in nodes
-        if not isinstance(node.command, click.Group)
-    ]
-    return "".join([before, begin, "| command | what it does |\n|---|---|\n", *rows, end, after])
 
 
 def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
@@ -80,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("root", nargs="?", type=Path, default=_ROOT, help="top of the checkout")
     given = parser.parse_args(argv)
-    wanted = documents(given.root)
+    wanted = documents()
     changed, gone = differing(given.root, wanted), stale(given.root, wanted)
     for name in changed + gone:
         print(name)
