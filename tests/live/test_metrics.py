@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,16 +16,18 @@ from tests.support.servers import at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.support.process import Cli
-    from tests.support.servers import Nsqd
+    from tests.support.servers import Nsqd, Nsqlookupd
 
     Measure = Callable[..., Serving]
 
 TAKEN = ("messages_received_total", "received_bytes_total", "messages_finished_total")
 NOW = ("messages_in_flight", "connections", "connections_opened_total")
 ARCHIVED = ("archive_files_total", "archive_records_total", "archive_bytes_total")
+
+
+MONITORING = Path(__file__).parents[2] / ".github" / "monitoring"
 
 
 @pytest.fixture
@@ -115,3 +119,24 @@ def test_a_scraper_that_stays_connected_does_not_keep_a_command_from_ending(
         tail.all()
         assert tail.end() == 0
         assert idle.recv(1) == b""
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_are_served(
+    measure: Measure, nsqtools_cli: Cli, nsqd: Nsqd, nsqlookupd: Nsqlookupd, tmp_path: Path
+) -> None:
+    tail = measure("tail")
+    servers = (
+        "--nsqd-http-address",
+        str(nsqd.http),
+        "--lookupd-http-address",
+        str(nsqlookupd.http),
+    )
+    (tmp_path / "exporter").mkdir()
+    exporter = Serving(nsqtools_cli, tmp_path / "exporter", "stats", "--serve", ":0", *servers)
+    served = {name for serving in (tail, exporter) for name, *_ in serving.all()}
+    for file in ("alerts.yml", "dashboard.json"):
+        text = (MONITORING / file).read_text(encoding="utf-8")
+        asked = set(re.findall(r"\b(nsq(?:tools)?_\w+)\b(?!\*)", text)) - {"nsq_", "nsqtools_"}
+        assert asked
+        assert asked - served == set()
+    assert (tail.end(), exporter.end()) == (0, 0)
