@@ -23,6 +23,7 @@ from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
 from nsqtools.names import Address
 from nsqtools.net.http.client import Connections, DialError
+from nsqtools.net.http.replies import ascii_host, is_host
 from nsqtools.net.http.wire import ClosedError, ReplyError, render, render_fields
 from nsqtools.net.tls import client_context, explain, plain, warn_of_secret_in_clear
 
@@ -71,31 +72,12 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
     if parts.scheme not in ("http", "https"):
         raise ConfigError(f"address {text!r}: expected host:port, http:// or https://")
     address = Address.parse(parts.netloc, default_port)
-    if not _is_host(address.host):
+    if not is_host(address.host):
         raise ConfigError(f"address {text!r}: expected the name or the address of a host")
     if not parts.path.isprintable():
         raise ConfigError(f"address {text!r}: the path holds a control character")
     query = tuple(parse_qsl(parts.query, keep_blank_values=True))
     return URL(parts.scheme, address, quote(parts.path, safe="/%:@!$&'()*+,;=~"), query)
-
-
-def _is_host(host: str) -> bool:
-    """Whether a name server can be asked for it, and a request can name it."""
-    try:
-        _ascii(host)
-    except UnicodeError:
-        return False
-    return host.isprintable() and " " not in host
-
-
-def _ascii(host: str) -> str:
-    """A host as name servers know it; raises UnicodeError."""
-    if not host.isascii():
-        return host.encode("idna").decode()
-    # What the codec checks, which takes long to load.
-    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
-        raise UnicodeError("a label is empty or too long")
-    return host
 
 
 class Deadline:
@@ -135,7 +117,7 @@ class HTTPClient:
 
     def __init__(
         self,
-        url: str | URL,
+        url: str,
         *,
         connect_timeout: float,
         request_timeout: float,
@@ -144,7 +126,7 @@ class HTTPClient:
         deadline: Deadline | None = None,
         tell: Callable[[str, str], object] | None = None,
     ) -> None:
-        self.url = parse_url(url, self.default_port) if isinstance(url, str) else url
+        self.url = parse_url(url, self.default_port)
         self.address = self.url.address
         self.date = ""
         self.at = 0.0
@@ -156,16 +138,6 @@ class HTTPClient:
             tls = client_context(ClientConfig())
         self._fields = self._render_fields(token)
         self._connections = Connections(tls, connect_timeout=connect_timeout, max_body=MAX_REPLY)
-
-    @classmethod
-    def listed(cls, address: Address, **limits: Any) -> Self:
-        """A client for the address that nsqlookupd lists for a server, over plain http.
-
-        Raises HTTPError for an address that no host can have: the one server is at fault.
-        """
-        if not _is_host(address.host):
-            raise HTTPError("cannot be asked there: it is no host", address)
-        return cls(URL("http", address), **limits)
 
     async def __aenter__(self) -> Self:
         return self
@@ -179,7 +151,7 @@ class HTTPClient:
 
     def _render_fields(self, token: str) -> bytes:
         """The headers that all requests share."""
-        host = _ascii(self.address.host.partition("%")[0])
+        host = ascii_host(self.address.host.partition("%")[0])
         headers = {
             "Host": str(Address(host, self.address.port)),
             "Accept": f"application/vnd.{_V1}",
