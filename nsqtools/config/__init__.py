@@ -6,6 +6,7 @@ go-nsq's ``Config`` (``config.go``), the name that ``--consumer-opt`` and ``--pr
 Durations are seconds, sizes are bytes.
 """
 
+from nsqtools.config.admin import ApiOptions as ApiOptions
 from nsqtools.config.admin import ChangeOptions as ChangeOptions
 from nsqtools.config.admin import ClusterOptions as ClusterOptions
 from nsqtools.config.admin import DoctorOptions as DoctorOptions

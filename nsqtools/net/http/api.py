@@ -101,6 +101,14 @@ class Deadline:
             raise HTTPError("not asked: --timeout had expired", address, reason="silence")
 
 
+def limits_within(timeout: float) -> dict[str, float]:
+    """HTTPClient's time limits where all that a command asks may take ``timeout`` seconds.
+
+    After a server that hangs there is time to ask the servers that others list.
+    """
+    return {"connect_timeout": timeout / 4, "request_timeout": timeout * 5 / 8}
+
+
 class HTTPClient:
     """One server; an async context manager.
 
