@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from nsqtools.errors import ConfigError
 
-__all__ = ["checked", "read"]
-
 _MOST = 65536
 
 

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import BinaryIO
 
-__all__ = [
-    "METHODS",
-    "CutShortError",
-    "Encoder",
-    "Method",
-    "load_zstd",
-    "make_encoder",
-    "method_of",
-    "plain_chunks",
-    "require",
-    "unpacked",
-]
-
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 """The ``wbits`` by which zlib reads and writes a gzip header and trailer."""
 _ISAL_LEVELS = range(1, 4)
@@ -49,21 +36,16 @@ _ZSTD_HEAD = 5
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A value of ``--compress``. ``levels`` is empty where there is nothing to choose.
-
-    ``noun`` is what a member is called.
-    """
+    """A value of ``--compress``; ``noun`` is what a member is called."""
 
     suffix: str = ""
     noun: str = ""
-    levels: range = range(0)
-    default: int = 0
 
 
 METHODS = {
     "none": Method(),
-    "gzip": Method(".gz", "gzip member", range(1, 10), 6),
-    "zstd": Method(".zst", "zstd frame", range(1, 20), 3),  # beyond 19 a reader may want 128 MiB
+    "gzip": Method(".gz", "gzip member"),
+    "zstd": Method(".zst", "zstd frame"),
 }
 
 
@@ -73,12 +55,6 @@ def method_of(file_name: str) -> str:
         if method.suffix and file_name.endswith(method.suffix):
             return name
     return "none"
-
-
-def _method(name: str) -> Method:
-    if name not in METHODS:
-        raise ConfigError(f"unknown compression {name!r}: expected {', '.join(METHODS)}")
-    return METHODS[name]
 
 
 def load_zstd() -> ModuleType:
@@ -151,19 +127,11 @@ class Encoder:
         return self._start().flush()
 
 
-def make_encoder(name: str = "none", level: int | None = None) -> Encoder:
-    """An encoder for one file, at the method's default level unless told.
+def make_encoder(name: str = "none", level: int = 6) -> Encoder:
+    """An encoder for one file; ``name`` is in METHODS, ``level`` up to 9 for gzip and 19 for zstd.
 
-    Raises ConfigError for an unknown name, a level out of range and a library that is missing.
+    Beyond 19 a reader may want 128 MiB. Raises ConfigError for a library that is missing.
     """
-    method = _method(name)
-    if level is None:
-        level = method.default
-    elif not method.levels:
-        raise ConfigError(f"a level needs a compression that has levels, and this one is {name}")
-    elif level not in method.levels:
-        first, last = method.levels[0], method.levels[-1]
-        raise ConfigError(f"{name} has no level {level}: expected {first} to {last}")
     match name:
         case "gzip":
             return Encoder(_gzip(level))
@@ -301,7 +269,6 @@ class _GzipDecompressor:
 
 def _decompressor(compression: str) -> tuple[Callable[[], _Decompressor], type[Exception]]:
     """What unpacks a member, and what it raises for a damaged one; raises ConfigError."""
-    _method(compression)
     if compression == "gzip":
         return _GzipDecompressor, zlib.error
     zstd = load_zstd()

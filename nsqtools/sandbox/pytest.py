@@ -68,10 +68,10 @@ class Nsq:
             self._call(self._sandbox.start())
             stack.callback(lambda: self._call(self._sandbox.stop()))
             self._running = stack.pop_all()
-        self.nsqd_tcp_address = str(self._sandbox.nsqd_tcp_address)
-        self.nsqd_http_address = str(self._sandbox.nsqd_http_address)
-        self.lookupd_tcp_address = str(self._sandbox.lookupd_tcp_address)
-        self.lookupd_http_address = str(self._sandbox.lookupd_http_address)
+        self.nsqd_tcp_address = str(self._sandbox.nsqd.tcp)
+        self.nsqd_http_address = str(self._sandbox.nsqd.http)
+        self.lookupd_tcp_address = str(self._sandbox.lookupd.tcp)
+        self.lookupd_http_address = str(self._sandbox.lookupd.http)
         return self
 
     def __exit__(self, *_: object) -> None:

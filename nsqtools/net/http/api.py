@@ -192,17 +192,16 @@ class HTTPClient:
         reply = await self._exchange("GET", name, params)
         left_out: LeftOut = []
         try:
-            status, code, data = _unwrap(reply)
-            if status == 200:
-                found = decode(data, left_out)
-                for each in left_out:
-                    self._tell(name, each)
-                return found
+            found = decode(self._data_of(name, reply), left_out)
+        except HTTPError as error:
+            if unknown is not None and error.code in _UNKNOWN_TOPIC:
+                return unknown
+            raise
         except ValueError as error:
             raise self._unexpected(name, reply, error) from error
-        if unknown is not None and code in _UNKNOWN_TOPIC:
-            return unknown
-        raise self._refused(name, reply)
+        for each in left_out:
+            self._tell(name, each)
+        return found
 
     async def change(self, name: str, **params: str) -> None:
         """POST to an endpoint such as ``topic/create``, for its ``topic``, ``channel``, ``node``.
@@ -210,14 +209,8 @@ class HTTPClient:
         To create what is there changes nothing. Raises HTTPError unless the server did it.
         """
         reply = await self._exchange("POST", name, params)
-        if reply.status == 200 and not reply.body:
-            return
-        try:
-            status, *_ = _unwrap(reply)
-        except ValueError as error:
-            raise self._unexpected(name, reply, error) from error
-        if status != 200:
-            raise self._refused(name, reply)
+        if reply.status != 200 or reply.body:
+            self._data_of(name, reply)
 
     async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> Reply:
         """One request, and its reply whatever its status; raises HTTPError."""
@@ -241,14 +234,14 @@ class HTTPClient:
             raise HTTPError(text, address, status=reply.status)
         return reply
 
-    def _unexpected(self, name: str, reply: Reply, error: ValueError) -> HTTPError:
-        """The error for a reply of another shape."""
-        text = f"/{name}: unexpected reply: {error}"
-        return HTTPError(text, self.address, status=reply.status)
-
-    def _refused(self, name: str, reply: Reply) -> HTTPError:
-        """The error for a reply that is not a success."""
-        status, code, data = _unwrap(reply)
+    def _data_of(self, name: str, reply: Reply) -> Any:
+        """What a reply says; raises HTTPError unless it is a success, in JSON."""
+        try:
+            status, code, data = _unwrap(reply)
+        except ValueError as error:
+            raise self._unexpected(name, reply, error) from error
+        if status == 200:
+            return data
         text = show(code)
         if code == "TLS_REQUIRED":
             port = data.get("https_port") if isinstance(data, dict) else None
@@ -258,7 +251,12 @@ class HTTPClient:
             target = show(reply.header("Location"))
             text = f"redirect to {target!r}: redirects are not followed, give the final address"
         line = f"/{name}: {status} {text}".rstrip()
-        return HTTPError(line, self.address, status=status, code=code)
+        raise HTTPError(line, self.address, status=status, code=code)
+
+    def _unexpected(self, name: str, reply: Reply, error: ValueError) -> HTTPError:
+        """The error for a reply of another shape."""
+        text = f"/{name}: unexpected reply: {error}"
+        return HTTPError(text, self.address, status=reply.status)
 
     def _explain(self, error: DialError | ReplyError | TimeoutError) -> tuple[str, Reason]:
         """One line for why there is no reply, and what kind of reason that is."""
