@@ -11,7 +11,9 @@ from __future__ import annotations
 import itertools
 import sys
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.errors import ConfigError, RecordError
@@ -142,26 +144,18 @@ def make_encoder(name: str = "none", level: int = 6) -> Encoder:
 
 def _gzip(level: int) -> Callable[[], _Compressor]:
     """Both write a header without time and name: the same bytes at every run."""
+    make: Callable[..., _Compressor] = zlib.compressobj
     if level in _ISAL_LEVELS:
-        try:
-            from isal import isal_zlib
-        except ImportError:
-            pass
-        else:
-            return lambda: isal_zlib.compressobj(level, isal_zlib.DEFLATED, _GZIP_WINDOW)
-    return lambda: zlib.compressobj(level, zlib.DEFLATED, _GZIP_WINDOW)
+        with suppress(ImportError):
+            from isal.isal_zlib import compressobj as make
+    return partial(make, level, zlib.DEFLATED, _GZIP_WINDOW)
 
 
 def _zstd(level: int) -> Callable[[], _Compressor]:
     zstd = load_zstd()
     parameter = zstd.CompressionParameter
     options = {parameter.compression_level: level, parameter.checksum_flag: 1}
-
-    def start() -> _Compressor:
-        compressor: _Compressor = zstd.ZstdCompressor(options=options)
-        return compressor
-
-    return start
+    return partial(zstd.ZstdCompressor, options=options)
 
 
 class CutShortError(RecordError):

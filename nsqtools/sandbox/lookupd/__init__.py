@@ -11,7 +11,7 @@ from nsqtools.names import Address
 from nsqtools.net.http.server import serve
 from nsqtools.net.tcp import StreamServer, name_of
 from nsqtools.sandbox.http_api import VERSION
-from nsqtools.sandbox.lookupd.lookupd_http import LookupdApi
+from nsqtools.sandbox.lookupd.lookupd_http import lookupd_api
 from nsqtools.sandbox.lookupd.lookupd_tcp import converse
 from nsqtools.sandbox.lookupd.registrations import Registrations
 
@@ -40,7 +40,7 @@ class Nsqlookupd:
         """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
         self._broadcast_address = self._broadcast_address or name_of(host)
         try:
-            self._http_server = await serve(LookupdApi(self).handler(), host, http_port)
+            self._http_server = await serve(lookupd_api(self), host, http_port)
             self.http = self._http_server.address
             await self._tcp_server.start(host, tcp_port)
             self.tcp = self._tcp_server.address
