@@ -26,12 +26,12 @@ def with_secret(config: C) -> C:
 
     Raises ConfigError if it cannot be; warns if others may read it.
     """
-    from nsqtools.config import secrets
+    from nsqtools.config import read_secret
 
     path = config.auth_secret_file
     if not path:
         return config
-    secret = secrets.read(path, f"--auth-secret-file {path}")
+    secret = read_secret(path, f"--auth-secret-file {path}")
     warn_if_public(path)
     return config.with_values(auth_secret=secret, auth_secret_file="")
 

@@ -16,6 +16,8 @@ from nsqtools.config.admin import TombstoneOptions as TombstoneOptions
 from nsqtools.config.connection import ClientConfig as ClientConfig
 from nsqtools.config.connection import ConsumerConfig as ConsumerConfig
 from nsqtools.config.connection import ProducerConfig as ProducerConfig
+from nsqtools.config.connection import checked_secret as checked_secret
+from nsqtools.config.connection import read_secret as read_secret
 from nsqtools.config.consuming import DeadLetterOptions as DeadLetterOptions
 from nsqtools.config.consuming import DeliveryStopOptions as DeliveryStopOptions
 from nsqtools.config.consuming import MetricsOptions as MetricsOptions

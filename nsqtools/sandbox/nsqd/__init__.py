@@ -9,7 +9,7 @@ import socket
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import NsqdOptions, secrets
+from nsqtools.config import NsqdOptions, read_secret
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.http.server import serve
 from nsqtools.net.tcp import bound, close, name_of, naming
@@ -57,7 +57,7 @@ class Nsqd:
             self.options.tls_required != "false" or self.options.tls_client_auth_policy
         )
         path = self.options.auth_secret_file
-        self.secret = secrets.read(path, f"--auth-secret-file {path}").encode() if path else b""
+        self.secret = read_secret(path, f"--auth-secret-file {path}").encode() if path else b""
         """The one secret that AUTH takes; empty where no client has to send it."""
         self.broker = Broker(self.rng, max_msg_timeout=self.options.max_msg_timeout)
         self.broker.created = self._created
