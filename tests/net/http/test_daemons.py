@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ from tests.support.scripted_http import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nsqtools.net.http.daemons import Lookupd
 
 
 @pytest.mark.parametrize(
@@ -239,3 +242,17 @@ async def test_a_dead_server_hides_no_others_answer() -> None:
     assert answers.values == [["a"], ["b"]]
     assert [address for address, _ in answers.failures] == [dead.address, broken.address]
     assert [error.status for _, error in answers.failures] == [0, 500]
+
+
+async def test_an_error_of_ours_ends_the_requests_to_other_servers() -> None:
+    clients = [lookupd(f"127.0.0.1:{port}") for port in (1, 2)]
+
+    async def call(client: Lookupd) -> None:
+        await asyncio.sleep(0)
+        if client is clients[0]:
+            raise RuntimeError
+        await asyncio.sleep(600)
+
+    with pytest.raises(ExceptionGroup):
+        await ask_all(clients, call)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
