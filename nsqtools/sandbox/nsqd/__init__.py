@@ -88,20 +88,16 @@ class Nsqd:
         lookupd_tcp_addresses: Sequence[Address] = (),
         broadcast_address: str = "",
     ) -> None:
-        """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address.
+        """Listen; port 0 takes a free one. To be stopped even if it fails.
 
         Unless told, HTTP is on the port after that of TCP, also after a free one. The broadcast
-        address is the host.
+        address is the host. Raises OSError whose ``filename`` is the address.
         """
         self.broadcast_address = broadcast_address or name_of(host)
-        try:
-            await self._listen(host, tcp_port, http_port)
-            for address in lookupd_tcp_addresses:
-                self.lookupds.append(LookupPeer(address, self._identity, self._names))
-                self.lookupds[-1].start()
-        except BaseException:
-            await self.stop()
-            raise
+        await self._listen(host, tcp_port, http_port)
+        for address in lookupd_tcp_addresses:
+            self.lookupds.append(LookupPeer(address, self._identity, self._names))
+            self.lookupds[-1].start()
 
     async def stop(self) -> None:
         """Stop listening and cut every connection; what was held is gone."""
