@@ -18,7 +18,7 @@ from nsqtools.names import Address
 from nsqtools.sandbox.pytest import Nsq
 from tests.support.raw import Raw
 
-GUIDE = files("nsqtools.cli.docs.guides") / "nsqtools-library.7.txt"
+GUIDE = files("nsqtools.cli.docs") / "guides/nsqtools-library.7.txt"
 (CONFTEST,) = re.findall(r"^ +(pytest_plugins = .*)$", GUIDE.read_text(), re.MULTILINE)
 
 if TYPE_CHECKING:
