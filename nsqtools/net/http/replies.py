@@ -288,7 +288,7 @@ def _producer(entry: object, left_out: LeftOut) -> Registration:
 
 
 def is_host(text: str) -> bool:
-    """Whether it is an address, of IPv6 perhaps in brackets, or can be asked of a name server."""
+    """Whether this is an IP address, perhaps IPv6 in brackets, or can be the name of a host."""
     try:
         if ":" in text:
             return ip_address(re.sub(r"\A\[(.*)\]\Z", r"\1", text)).version == 6
