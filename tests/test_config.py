@@ -273,7 +273,7 @@ def test_a_class_of_options_is_known_from_its_definition_on() -> None:
 def test_no_module_of_options_is_left_out() -> None:
     there = {each.name for each in iter_modules(nsqtools.config.__path__, "nsqtools.config.")}
     loaded = run_python("import sys, nsqtools.config; print(*sys.modules)").split()
-    assert there - set(loaded) <= {"nsqtools.config.pairs", "nsqtools.config.secrets"}
+    assert there - set(loaded) <= {"nsqtools.config.pairs"}
 
 
 def test_an_instance_is_never_changed() -> None:

@@ -36,7 +36,7 @@ LAYERS = {
         *(*BASE, "metrics", "config", "policy", "records"),
         *("engine.handler", "net.http", "proto.messages"),
     ),
-    "sandbox": (*BASE, "config", "proto", "net.http", "net.tcp"),
+    "sandbox": (*BASE, "config", "proto", "net.http", "net.tcp", "net.tls"),
     "spark": (*ENGINE, "engine", "records", "sinks"),
     "cli": (*ENGINE, "metrics", "engine", "records", "sinks", "sandbox", "spark"),
     "__main__": ("cli",),

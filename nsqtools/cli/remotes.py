@@ -10,7 +10,7 @@ from nsqtools.names import NSQD_HTTP_PORT, NSQD_TCP_PORT, Address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nsqtools.config import ClientConfig, ClusterOptions, LookupOptions
+    from nsqtools.config import ApiOptions, ClientConfig, ClusterOptions, LookupOptions
     from nsqtools.engine.cluster import Cluster
 
 C = TypeVar("C", bound="ClientConfig")
@@ -26,12 +26,12 @@ def with_secret(config: C) -> C:
 
     Raises ConfigError if it cannot be; warns if others may read it.
     """
-    from nsqtools.config import secrets
+    from nsqtools.config import read_secret
 
     path = config.auth_secret_file
     if not path:
         return config
-    secret = secrets.read(path, f"--auth-secret-file {path}")
+    secret = read_secret(path, f"--auth-secret-file {path}")
     warn_if_public(path)
     return config.with_values(auth_secret=secret, auth_secret_file="")
 
@@ -56,27 +56,25 @@ def beside_producer(config: C) -> C:
     return config.with_values(max_msg_size=max(config.max_msg_size, least))
 
 
-def nsqds_of(where: ClusterOptions) -> tuple[str, ...]:
+def nsqds_of(where: ApiOptions) -> tuple[str, ...]:
     """The nsqds to ask: that of this host, if no server is given."""
     if where.nsqd_http_address or where.lookupd_http_address:
         return where.nsqd_http_address
     return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
 
 
-def client_limits(where: ClusterOptions | LookupOptions) -> dict[str, Any]:
+def client_limits(where: ApiOptions | LookupOptions) -> dict[str, Any]:
     """HTTPClient's connect_timeout, request_timeout and tls: the CAs of the system by default.
 
     Raises ConfigError for CAs that cannot be read.
     """
     from nsqtools.config import ClientConfig
+    from nsqtools.net.http.api import limits_within
     from nsqtools.net.tls import client_context
 
     ca_file = where.tls_root_ca_file
-    return {
-        "connect_timeout": where.http_client_connect_timeout,
-        "request_timeout": where.http_client_request_timeout,
-        "tls": client_context(ClientConfig(tls_root_ca_file=ca_file)) if ca_file else None,
-    }
+    tls = client_context(ClientConfig(tls_root_ca_file=ca_file)) if ca_file else None
+    return {**limits_within(where.timeout), "tls": tls}
 
 
 def open_cluster(where: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:
@@ -88,4 +86,9 @@ def open_cluster(where: ClusterOptions, *, looks: int = 1, quiet: bool = False) 
 
     timeout = where.timeout / looks
     addresses = where.lookupd_http_address, nsqds_of(where)
-    return Cluster(*addresses, quiet=quiet, timeout=timeout, **client_limits(where))
+    limits = {
+        **client_limits(where),
+        "connect_timeout": where.http_client_connect_timeout,
+        "request_timeout": where.http_client_request_timeout,
+    }
+    return Cluster(*addresses, quiet=quiet, timeout=timeout, **limits)

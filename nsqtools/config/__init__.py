@@ -6,6 +6,7 @@ go-nsq's ``Config`` (``config.go``), the name that ``--consumer-opt`` and ``--pr
 Durations are seconds, sizes are bytes.
 """
 
+from nsqtools.config.admin import ApiOptions as ApiOptions
 from nsqtools.config.admin import ChangeOptions as ChangeOptions
 from nsqtools.config.admin import ClusterOptions as ClusterOptions
 from nsqtools.config.admin import DoctorOptions as DoctorOptions
@@ -15,6 +16,8 @@ from nsqtools.config.admin import TombstoneOptions as TombstoneOptions
 from nsqtools.config.connection import ClientConfig as ClientConfig
 from nsqtools.config.connection import ConsumerConfig as ConsumerConfig
 from nsqtools.config.connection import ProducerConfig as ProducerConfig
+from nsqtools.config.connection import checked_secret as checked_secret
+from nsqtools.config.connection import read_secret as read_secret
 from nsqtools.config.consuming import DeadLetterOptions as DeadLetterOptions
 from nsqtools.config.consuming import DeliveryStopOptions as DeliveryStopOptions
 from nsqtools.config.consuming import MetricsOptions as MetricsOptions

@@ -17,8 +17,6 @@ class TimeoutOptions(Options):
 
     shared = True
 
-    http_client_connect_timeout: float = CONNECT_TIMEOUT
-    http_client_request_timeout: float = REQUEST_TIMEOUT
     timeout: float = duration(
         "Time limit for the whole command; in stats, for each report. --check adds --interval.",
         8.0,
@@ -40,8 +38,8 @@ class LookupOptions(TimeoutOptions):
     json: bool = JSON
 
 
-class ClusterOptions(TimeoutOptions):
-    """Which nsqds a command looks at, over HTTP."""
+class ApiOptions(TimeoutOptions):
+    """The servers whose HTTP APIs a command asks."""
 
     title = "Cluster"
 
@@ -54,7 +52,14 @@ class ClusterOptions(TimeoutOptions):
     tls_root_ca_file: str = LookupOptions.tls_root_ca_file
 
 
-class ChangeOptions(ClusterOptions):
+class ClusterOptions(ApiOptions):
+    """The servers that ``stats`` asks again and again, with nsq_stat's timeouts."""
+
+    http_client_connect_timeout: float = like(CONNECT_TIMEOUT, own=True)
+    http_client_request_timeout: float = like(REQUEST_TIMEOUT, own=True)
+
+
+class ChangeOptions(ApiOptions):
     """Which servers ``topic``, ``channel`` and ``node`` change, and how they say so."""
 
     dry_run: bool = flag("Only print what would be asked of whom.", own=True)
@@ -75,7 +80,7 @@ class LossOptions(ChangeOptions):
 class TombstoneOptions(LossOptions):
     """How ``node tombstone`` hides an nsqd; tombstones are nsqlookupd's."""
 
-    lookupd_http_address: tuple[str, ...] = like(ClusterOptions.lookupd_http_address, required=True)
+    lookupd_http_address: tuple[str, ...] = like(ApiOptions.lookupd_http_address, required=True)
     delete: bool = flag(
         "Then delete the topic on that nsqd, with its messages, as nsqadmin does.", own=True
     )

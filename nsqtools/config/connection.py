@@ -20,6 +20,8 @@ from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError
 from nsqtools.names import Address
 
+_LONGEST_SECRET = 65536
+
 CA_FILE = path("CA certificates to trust instead of the system's (PEM).")
 
 
@@ -28,6 +30,26 @@ def check_pair(options: Options, one: str, other: str) -> None:
     if bool(getattr(options, one)) != bool(getattr(options, other)):
         both = f"--{flag_name(one)} and --{flag_name(other)}"
         raise ConfigError(f"{both} belong together: give both or neither")
+
+
+def read_secret(path: str, where: str) -> str:
+    """The secret in a file; raises ConfigError, which names it as ``where``."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return checked_secret(file.read(_LONGEST_SECRET + 1), where)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"{where}: {reason}") from error
+
+
+def checked_secret(text: str, where: str) -> str:
+    """The text without white space around it, if it can be a secret; raises ConfigError."""
+    secret = text.strip()
+    if not secret:
+        raise ConfigError(f"{where}: empty")
+    if len(secret) > _LONGEST_SECRET:
+        raise ConfigError(f"{where}: more than {_LONGEST_SECRET} characters")
+    return secret
 
 
 def _local_address(value: str) -> None:

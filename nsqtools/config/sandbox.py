@@ -57,6 +57,11 @@ class NsqdOptions(Options):
         check_pair(self, "tls_cert", "tls_key")
         if self.tls_required != "false" and not self.tls_cert:
             raise ConfigError("--tls-required: needs --tls-cert and --tls-key")
+        if self.tls_client_auth_policy and not (self.tls_cert and self.tls_root_ca_file):
+            raise ConfigError(
+                "--tls-client-auth-policy: needs --tls-cert, --tls-key, and --tls-root-ca-file "
+                "for the CA that signed the certificates of clients"
+            )
 
 
 class SandboxOptions(Options):

@@ -282,10 +282,8 @@ class Cluster:
         return [*nodes.values(), *sorted(self._found.values(), key=lambda node: node.name)]
 
     def _client(self, node: Node) -> NsqdHTTP:
-        """Raises HTTPError for a listed one that can be nowhere."""
-        if node.name not in self._clients and node.api:
-            # What is not given is listed, and may be nonsense that a server says.
-            self._clients[node.name] = NsqdHTTP.listed(node.api, **self._limits)
+        if node.name not in self._clients:
+            self._clients[node.name] = NsqdHTTP(node.http, **self._limits)
         return self._clients[node.name]
 
     def _has(self, node: Node, topic: str | None) -> bool:

@@ -44,10 +44,10 @@ _REASONS = {
 }
 
 _WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+
 _in_clear: list[Address] = []
 """Where a secret was sent without TLS, once it was."""
-
-_WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
 def uses_tls(config: ClientConfig) -> bool:
@@ -90,14 +90,14 @@ def _context(
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if newest else ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if ca:
-        _load_certificates(context, f"{flags}-root-ca-file", ca)
+        load_certificates(context, f"{flags}-root-ca-file", ca)
     else:
         context.load_default_certs()
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if cert:
-        _load_identity(context, flags, cert, key)
+        load_identity(context, flags, cert, key)
     return context
 
 
@@ -176,7 +176,7 @@ def _explain_certificate(error: ssl.SSLCertVerificationError) -> str:
     return f"the server's certificate cannot be verified: {reason}: {fix}"
 
 
-def _load_certificates(context: ssl.SSLContext, option: str, path: str) -> None:
+def load_certificates(context: ssl.SSLContext, option: str, path: str) -> None:
     """Trust the certificates of a file; raises ConfigError."""
     _check_readable(option, path)
     try:
@@ -185,10 +185,10 @@ def _load_certificates(context: ssl.SSLContext, option: str, path: str) -> None:
         raise ConfigError(f"{option} {path}: is not a PEM certificate") from error
 
 
-def _load_identity(context: ssl.SSLContext, flags: str, cert: str, key: str) -> None:
+def load_identity(context: ssl.SSLContext, flags: str, cert: str, key: str) -> None:
     """Load certificate and key; raises ConfigError naming the one at fault."""
     # load_cert_chain does not say which file it could not read, so the certificate goes first.
-    _load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), f"{flags}-cert", cert)
+    load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), f"{flags}-cert", cert)
     _check_readable(f"{flags}-key", key)
     encrypted = False
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import itertools
 import sys
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.errors import ConfigError, RecordError
@@ -20,19 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
     from typing import BinaryIO
-
-__all__ = [
-    "METHODS",
-    "CutShortError",
-    "Encoder",
-    "Method",
-    "load_zstd",
-    "make_encoder",
-    "method_of",
-    "plain_chunks",
-    "require",
-    "unpacked",
-]
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 """The ``wbits`` by which zlib reads and writes a gzip header and trailer."""
@@ -49,21 +38,16 @@ _ZSTD_HEAD = 5
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A value of ``--compress``. ``levels`` is empty where there is nothing to choose.
-
-    ``noun`` is what a member is called.
-    """
+    """A value of ``--compress``; ``noun`` is what a member is called."""
 
     suffix: str = ""
     noun: str = ""
-    levels: range = range(0)
-    default: int = 0
 
 
 METHODS = {
     "none": Method(),
-    "gzip": Method(".gz", "gzip member", range(1, 10), 6),
-    "zstd": Method(".zst", "zstd frame", range(1, 20), 3),  # beyond 19 a reader may want 128 MiB
+    "gzip": Method(".gz", "gzip member"),
+    "zstd": Method(".zst", "zstd frame"),
 }
 
 
@@ -73,12 +57,6 @@ def method_of(file_name: str) -> str:
         if method.suffix and file_name.endswith(method.suffix):
             return name
     return "none"
-
-
-def _method(name: str) -> Method:
-    if name not in METHODS:
-        raise ConfigError(f"unknown compression {name!r}: expected {', '.join(METHODS)}")
-    return METHODS[name]
 
 
 def load_zstd() -> ModuleType:
@@ -151,19 +129,11 @@ class Encoder:
         return self._start().flush()
 
 
-def make_encoder(name: str = "none", level: int | None = None) -> Encoder:
-    """An encoder for one file, at the method's default level unless told.
+def make_encoder(name: str = "none", level: int = 6) -> Encoder:
+    """An encoder for one file; ``name`` is in METHODS, ``level`` up to 9 for gzip and 19 for zstd.
 
-    Raises ConfigError for an unknown name, a level out of range and a library that is missing.
+    Beyond 19 a reader may want 128 MiB. Raises ConfigError for a library that is missing.
     """
-    method = _method(name)
-    if level is None:
-        level = method.default
-    elif not method.levels:
-        raise ConfigError(f"a level needs a compression that has levels, and this one is {name}")
-    elif level not in method.levels:
-        first, last = method.levels[0], method.levels[-1]
-        raise ConfigError(f"{name} has no level {level}: expected {first} to {last}")
     match name:
         case "gzip":
             return Encoder(_gzip(level))
@@ -174,26 +144,18 @@ def make_encoder(name: str = "none", level: int | None = None) -> Encoder:
 
 def _gzip(level: int) -> Callable[[], _Compressor]:
     """Both write a header without time and name: the same bytes at every run."""
+    make: Callable[..., _Compressor] = zlib.compressobj
     if level in _ISAL_LEVELS:
-        try:
-            from isal import isal_zlib
-        except ImportError:
-            pass
-        else:
-            return lambda: isal_zlib.compressobj(level, isal_zlib.DEFLATED, _GZIP_WINDOW)
-    return lambda: zlib.compressobj(level, zlib.DEFLATED, _GZIP_WINDOW)
+        with suppress(ImportError):
+            from isal.isal_zlib import compressobj as make
+    return partial(make, level, zlib.DEFLATED, _GZIP_WINDOW)
 
 
 def _zstd(level: int) -> Callable[[], _Compressor]:
     zstd = load_zstd()
     parameter = zstd.CompressionParameter
     options = {parameter.compression_level: level, parameter.checksum_flag: 1}
-
-    def start() -> _Compressor:
-        compressor: _Compressor = zstd.ZstdCompressor(options=options)
-        return compressor
-
-    return start
+    return partial(zstd.ZstdCompressor, options=options)
 
 
 class CutShortError(RecordError):
@@ -301,7 +263,6 @@ class _GzipDecompressor:
 
 def _decompressor(compression: str) -> tuple[Callable[[], _Decompressor], type[Exception]]:
     """What unpacks a member, and what it raises for a damaged one; raises ConfigError."""
-    _method(compression)
     if compression == "gzip":
         return _GzipDecompressor, zlib.error
     zstd = load_zstd()

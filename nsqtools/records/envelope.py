@@ -9,8 +9,6 @@ from typing import Any
 
 from nsqtools.errors import RecordError
 
-__all__ = ["CONTROLS", "NEVER_IN_JSON", "body_of", "envelope_of", "timestamp_of"]
-
 CONTROLS = "not JSON: it has control characters"
 NEVER_IN_JSON = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 

@@ -16,17 +16,12 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import RecordError
 from nsqtools.records.compression import CutShortError, plain_chunks, unpacked
 from nsqtools.records.layout import Layout
-from nsqtools.records.readers import Delimited, JsonLines, LengthPrefixed, TooBigError
+from nsqtools.records.readers import ENVELOPE, Delimited, JsonLines, LengthPrefixed, TooBigError
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from nsqtools.records.readers import Reader
-
-__all__ = ["Inspection", "inspect"]
-
-_ENVELOPE = 65536
-"""Bytes of a line besides its body, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,7 @@ def _counter(layout: Layout, max_msg_size: int, *, is_plain: bool) -> Reader:
     match layout.format:
         case "json":
             # Base64 makes 4 bytes of 3; more, as of a text that is all escapes, need a higher one.
-            return JsonLines(max_line=max_msg_size * 4 // 3 + _ENVELOPE, complete=True)
+            return JsonLines(max_line=max_msg_size * 4 // 3 + ENVELOPE, complete=True)
         case "length-prefixed":
             return LengthPrefixed(complete=True, counting=True)
     return Delimited(layout.delimiter, complete=True, counting=True, fillers=is_plain)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from nsqtools.errors import ConfigError
 
-__all__ = ["ESCAPE", "FORMATS", "Layout", "literal", "unescape"]
-
 FORMATS = ("raw", "json", "length-prefixed")
 
 ESCAPE = r"\\x[0-9a-fA-F]{2}|\\.?"

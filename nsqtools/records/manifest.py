@@ -15,8 +15,6 @@ from nsqtools.records.layout import FORMATS, Layout
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["LINE", "Published", "is_manifest", "object_of"]
-
 LINE = 1 << 20
 """Bytes of the longest line of a manifest; ours have some hundreds."""
 

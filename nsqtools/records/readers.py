@@ -15,18 +15,7 @@ if TYPE_CHECKING:
 
     from nsqtools.records.layout import Layout
 
-__all__ = [
-    "Delimited",
-    "JsonLines",
-    "LengthPrefixed",
-    "Reader",
-    "TooBigError",
-    "Whole",
-    "drop_empty",
-    "make_reader",
-]
-
-_ENVELOPE = 65536
+ENVELOPE = 65536
 """Bytes of a line of JSON besides its body, at most."""
 _ESCAPED = 6
 """Bytes of JSON that a byte of a body takes, at most."""
@@ -197,7 +186,7 @@ class JsonLines(Delimited):
         complete: bool = False,
         observe: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        bound = _ESCAPED * max_size + _ENVELOPE if max_size else 0
+        bound = _ESCAPED * max_size + ENVELOPE if max_size else 0
         super().__init__(max_size=max_line or bound, complete=complete)
         self._max_body = max_size
         self._observe = observe

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from nsqtools.records.layout import Layout
 
-__all__ = ["Verification", "check"]
-
 
 @dataclass(frozen=True, slots=True)
 class Verification:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nsqtools.proto.messages import Message
     from nsqtools.records.layout import Layout
 
-__all__ = ["Origin", "Writer", "escape_controls", "make_writer"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _pack_size = struct.Struct(">I").pack
 

@@ -30,8 +30,9 @@ _MOST_SEEDED = 100_000  # sample events that wait unread; more would fill the me
 class Sandbox:
     """One nsqd, registered with one nsqlookupd; an async context manager.
 
-    Without ``options`` it listens on free ports of loopback; nsqd's HTTP port is the one after its
-    TCP port. ``rng`` chooses the consumer of each message, and the sample events.
+    Both have their bound addresses as ``tcp`` and ``http``. Without ``options`` it listens on free
+    ports of loopback; nsqd's HTTP port is the one after its TCP port. ``rng`` chooses the consumer
+    of each message, and the sample events.
     """
 
     def __init__(
@@ -45,26 +46,6 @@ class Sandbox:
         self.nsqd = Nsqd(nsqd or NsqdOptions(), rng=rng)
         self.lookupd = Nsqlookupd()
         self._seeding: asyncio.Task[None] | None = None
-
-    @property
-    def nsqd_tcp_address(self) -> Address:
-        """What ``--nsqd-tcp-address`` takes."""
-        return self.nsqd.tcp
-
-    @property
-    def nsqd_http_address(self) -> Address:
-        """What ``--nsqd-http-address`` takes."""
-        return self.nsqd.http
-
-    @property
-    def lookupd_tcp_address(self) -> Address:
-        """What a real nsqd's ``-lookupd-tcp-address`` takes."""
-        return self.lookupd.tcp
-
-    @property
-    def lookupd_http_address(self) -> Address:
-        """What ``--lookupd-http-address`` takes."""
-        return self.lookupd.http
 
     async def __aenter__(self) -> Self:
         await self.start()

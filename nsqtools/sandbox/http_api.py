@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
@@ -15,9 +16,12 @@ from nsqtools.names import is_valid_name
 from nsqtools.net.http.server import TEXT, Response
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from nsqtools.net.http.server import Handler, Request
+
+    Reply = Response | dict[str, Any] | None
+    Endpoint = Callable[[Request], Reply | Awaitable[Reply]]
 
 VERSION = "1.3.0"
 """The version of nsqd and nsqlookupd whose replies these are."""
@@ -35,8 +39,11 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
         self.response = Response(status, to_json({"message": message}), _JSON, (*_V1, *headers))
 
 
-def router(routes: Mapping[tuple[str, str], Handler]) -> Handler:
-    """The handler for a table of (method, path); errors are those of Go's httprouter."""
+def router(routes: Mapping[tuple[str, str], Endpoint]) -> Handler:
+    """The handler for a table of (method, path); errors are those of Go's httprouter.
+
+    An endpoint gives a Response, an object for one of JSON, or None for an empty one.
+    """
     allowed: dict[str, list[str]] = {}
     for method, path in routes:
         allowed.setdefault(path, []).append(method)
@@ -44,8 +51,9 @@ def router(routes: Mapping[tuple[str, str], Handler]) -> Handler:
     async def route(request: Request) -> Response:
         if request.path not in allowed:
             raise Refused(404, "NOT_FOUND")
-        if handler := routes.get((request.method, request.path)):
-            return await handler(request)
+        if endpoint := routes.get((request.method, request.path)):
+            said = endpoint(request)
+            return _reply(await said if isawaitable(said) else said)
         methods = ", ".join([*sorted(allowed[request.path]), "OPTIONS"])
         if request.method == "OPTIONS":
             return Response(headers=(("Allow", methods),))
@@ -60,7 +68,7 @@ def router(routes: Mapping[tuple[str, str], Handler]) -> Handler:
     return handle
 
 
-async def ping(_: Request) -> Response:
+def ping(_: Request) -> Response:
     """``/ping``, the one reply that carries no version."""
     return Response(200, b"OK", TEXT)
 
@@ -93,14 +101,20 @@ def names_of(request: Request) -> tuple[str, str]:
     return topic, channel
 
 
-def text_reply(text: str = "") -> Response:
-    """A text as a reply of version 1."""
-    return Response(200, text.encode(), TEXT if text else "", _V1)
+def ok_reply() -> Response:
+    """OK as a reply of version 1."""
+    return Response(200, b"OK", TEXT, _V1)
 
 
 def json_reply(value: Any) -> Response:
     """A value as a reply of version 1."""
     return Response(200, to_json(value), _JSON, _V1)
+
+
+def _reply(said: Reply) -> Response:
+    if isinstance(said, Response):
+        return said
+    return Response(headers=_V1) if said is None else json_reply(said)
 
 
 def to_json(value: Any) -> bytes:

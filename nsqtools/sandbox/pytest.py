@@ -10,7 +10,6 @@ import asyncio
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pytest
@@ -18,15 +17,14 @@ import pytest
 from nsqtools.config import NsqdOptions
 from nsqtools.names import check_name
 from nsqtools.sandbox import Sandbox
-from nsqtools.sandbox.nsqd.channel import ChannelConsumer, QueuedMessage
 from nsqtools.sandbox.nsqd.nsqd_stats import take_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
 
-_PATIENCE = 30.0  # for the sandbox's own loop to answer
+_PATIENCE = 30.0  # seconds for the sandbox's own loop to answer
 _PAUSE = 0.005
 _CHANNEL = "nsq_fixture"
 
@@ -48,9 +46,9 @@ class LoopThread:
         self._thread.join()
         self._loop.close()
 
-    def call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
-        """Run there and wait; TimeoutError after ``timeout`` seconds."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run there and wait; TimeoutError if it takes too long."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_PATIENCE)
 
 
 class Nsq:
@@ -70,10 +68,10 @@ class Nsq:
             self._call(self._sandbox.start())
             stack.callback(lambda: self._call(self._sandbox.stop()))
             self._running = stack.pop_all()
-        self.nsqd_tcp_address = str(self._sandbox.nsqd_tcp_address)
-        self.nsqd_http_address = str(self._sandbox.nsqd_http_address)
-        self.lookupd_tcp_address = str(self._sandbox.lookupd_tcp_address)
-        self.lookupd_http_address = str(self._sandbox.lookupd_http_address)
+        self.nsqd_tcp_address = str(self._sandbox.nsqd.tcp)
+        self.nsqd_http_address = str(self._sandbox.nsqd.http)
+        self.lookupd_tcp_address = str(self._sandbox.lookupd.tcp)
+        self.lookupd_http_address = str(self._sandbox.lookupd.http)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,12 +85,10 @@ class Nsq:
     def messages(self, topic: str, count: int = 1, *, timeout: float = 10.0) -> list[bytes]:
         """The next ``count`` bodies of a topic, in order; AssertionError if they do not come.
 
-        They are read, and finished, through a channel of their own, created by the first call:
-        where the topic had no channel till then, that gets all it holds.
+        They are taken from a channel of their own, created by the first call: where the topic had
+        no channel till then, that gets all it holds.
         """
-        if count < 1:
-            return []
-        return self._call(self._take(topic, count, timeout), timeout + _PATIENCE)
+        return self._wait(lambda: self._take(topic, count), timeout)
 
     def stats(self, topic: str = "", channel: str = "") -> dict[str, Any]:
         """``/stats`` as nsqd gives it in JSON, of one topic or channel if named."""
@@ -103,66 +99,40 @@ class Nsq:
 
         AssertionError if that takes longer than ``timeout`` seconds.
         """
+        self._wait(lambda: self._check_empty(topic, channel), timeout)
+
+    def _wait(self, look: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
+        """What ``look`` returns once it raises no AssertionError; raises the last after a while."""
         deadline = time.monotonic() + timeout
-        while left := self._call(self._left(topic, channel)):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"after {timeout:g} s, {left}")
+        while True:
+            try:
+                return self._call(look())
+            except AssertionError as error:
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"after {timeout:g} s, {error}") from None
             time.sleep(_PAUSE)
 
     async def _stats(self, topic: str, channel: str) -> dict[str, Any]:
         return take_stats(self._sandbox.nsqd, topic, channel)
 
-    async def _left(self, topic: str, channel: str) -> str:
-        """What is not finished, in words; nothing if all is."""
+    async def _check_empty(self, topic: str, channel: str) -> None:
         found = self._sandbox.nsqd.broker.topics.get(topic)
         if not found or channel not in found.channels:
-            return f"there is no channel {topic}/{channel}"
+            raise AssertionError(f"there is no channel {topic}/{channel}")
         it = found.channels[channel]
-        waiting, deferred = found.depth + it.depth, it.deferred_count
-        if not (waiting or deferred or len(it.in_flight)):
-            return ""
-        return (
-            f"of channel {topic}/{channel} {waiting} messages wait, {len(it.in_flight)} are in "
-            f"flight and {deferred} deferred"
-        )
-
-    async def _take(self, topic: str, count: int, timeout: float) -> list[bytes]:  # noqa: ASYNC109
-        nsqd = self._sandbox.nsqd
-        channel = nsqd.broker.topic(check_name("topic", topic)).channel(_CHANNEL)
-        reader = _MessageReader(asyncio.Event(), count)
-        consumer = ChannelConsumer(reader, nsqd.options.max_msg_timeout, rdy=count)
-        channel.add(consumer)
-        try:
-            async with asyncio.timeout(timeout):
-                await reader.complete.wait()
-            for message in reader.messages:
-                channel.finish(consumer, message.id)
-        except TimeoutError:
-            for message in reader.messages:
-                channel.requeue(consumer, message.id, 0, nsqd.now)
+        waiting, in_flight = found.depth + it.depth, len(it.in_flight)
+        if waiting or in_flight or it.deferred_count:
             raise AssertionError(
-                f"after {timeout:g} s, topic {topic} had {len(reader.messages)} of {count} messages"
-            ) from None
-        finally:
-            channel.remove(consumer)
-        return [message.body for message in reader.messages]
+                f"of channel {topic}/{channel} {waiting} messages wait, {in_flight} are in flight "
+                f"and {it.deferred_count} deferred"
+            )
 
-
-@dataclass(slots=True, eq=False)
-class _MessageReader:
-    """Subscriber of the broker that collects."""
-
-    complete: asyncio.Event
-    count: int
-    messages: list[QueuedMessage] = field(default_factory=list)
-
-    def deliver(self, messages: list[QueuedMessage]) -> None:
-        self.messages += messages
-        if len(self.messages) >= self.count:
-            self.complete.set()
-
-    def close(self) -> None:
-        pass
+    async def _take(self, topic: str, count: int) -> list[bytes]:
+        broker = self._sandbox.nsqd.broker
+        waiting = broker.topic(check_name("topic", topic)).channel(_CHANNEL).waiting
+        if len(waiting) < count:
+            raise AssertionError(f"topic {topic} had {len(waiting)} of {count} messages")
+        return [waiting.popleft().body for _ in range(count)]
 
 
 @pytest.fixture

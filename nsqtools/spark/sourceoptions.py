@@ -21,7 +21,8 @@ from nsqtools.config import (
     ConsumerConfig,
     ProducerConfig,
     StreamConfig,
-    secrets,
+    checked_secret,
+    read_secret,
 )
 from nsqtools.config.option import Option
 from nsqtools.config.units import nearest
@@ -186,12 +187,12 @@ def with_secret(settings: SharedSettings[C]) -> C:
     """
     config, path = settings.config, settings.config.auth_secret_file
     if path:
-        secret = secrets.read(path, f"{_spelled('auth_secret_file', settings.flags)} {path}")
+        secret = read_secret(path, f"{_spelled('auth_secret_file', settings.flags)} {path}")
     elif variable := settings.auth_secret_env:
         where = f"{_spelled(_SECRET_ENV, settings.flags)} {variable}"
         if variable not in os.environ:
             raise ConfigError(f"{where}: no such variable where the connection is made")
-        secret = secrets.checked(os.environ[variable], where)
+        secret = checked_secret(os.environ[variable], where)
     else:
         return config
     return config.with_values(auth_secret=secret, auth_secret_file="")

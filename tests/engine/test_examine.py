@@ -18,8 +18,7 @@ from tests.support.servers import free_port
 
 def question(**values: Any) -> Question:
     nobody: dict[str, Any] = dict.fromkeys(("nsqds", "lookupds", "urls"), ())
-    timeouts = {"connect_timeout": 60.0, "request_timeout": 60.0}
-    return Question(topic="events", channel="", **{**nobody, **timeouts, **values})
+    return Question(topic="events", channel="", **{**nobody, "timeout": 60.0, **values})
 
 
 def nsqd_that_says(tcp: Address, date: str) -> bytes:

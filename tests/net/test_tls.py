@@ -239,13 +239,13 @@ def test_files_are_loaded_once_until_one_changes(
     certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[object] = []
-    load = tls._load_certificates
+    load = tls.load_certificates
 
     def counting(*args: Any) -> None:
         loads.append(args)
         load(*args)
 
-    monkeypatch.setattr(tls, "_load_certificates", counting)
+    monkeypatch.setattr(tls, "load_certificates", counting)
     path = tmp_path / "ca.pem"
     path.write_bytes(certificates.ca.read_bytes())
     made = {

@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import threading
-from pathlib import Path
+from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,8 +18,11 @@ from nsqtools.names import Address
 from nsqtools.sandbox.pytest import Nsq
 from tests.support.raw import Raw
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-(CONFTEST,) = re.findall(r"^```python\n(pytest_plugins = .*\n)```$", README, re.MULTILINE)
+GUIDE = files("nsqtools.cli.docs") / "guides/nsqtools-library.7.txt"
+(CONFTEST,) = re.findall(r"^ +(pytest_plugins = .*)$", GUIDE.read_text(), re.MULTILINE)
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 USERS_TEST = '''
 import asyncio

@@ -34,10 +34,10 @@ async def ask(address: Address, target: str) -> Any:
 async def test_ports_follow_from_the_first_one() -> None:
     port = free_port(*FOLLOWING)
     async with Sandbox(SandboxOptions(port=port)) as sandbox:
-        assert sandbox.nsqd_tcp_address == Address("127.0.0.1", port)
-        assert sandbox.nsqd_http_address == Address("127.0.0.1", port + 1)
-        assert sandbox.lookupd_tcp_address == Address("127.0.0.1", port + 10)
-        assert sandbox.lookupd_http_address == Address("127.0.0.1", port + 11)
+        assert sandbox.nsqd.tcp == Address("127.0.0.1", port)
+        assert sandbox.nsqd.http == Address("127.0.0.1", port + 1)
+        assert sandbox.lookupd.tcp == Address("127.0.0.1", port + 10)
+        assert sandbox.lookupd.http == Address("127.0.0.1", port + 11)
 
 
 async def test_nsqds_free_ports_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +56,8 @@ async def test_nsqds_free_ports_follow_each_other(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(asyncio.BaseEventLoop, "create_server", taken_at_first)
     async with Sandbox() as sandbox:
         assert len(tried) >= 3
-        assert sandbox.nsqd_http_address.port == sandbox.nsqd_tcp_address.port + 1 == tried[-1]
-        await ask(sandbox.nsqd_http_address, "/info")
+        assert sandbox.nsqd.http.port == sandbox.nsqd.tcp.port + 1 == tried[-1]
+        await ask(sandbox.nsqd.http, "/info")
 
 
 @pytest.mark.parametrize("offset", [0, *FOLLOWING])
@@ -97,8 +97,8 @@ async def test_a_name_is_resolved_once_and_that_address_is_taken(
 ) -> None:
     resolve_as(["127.0.0.1"], monkeypatch)
     async with Sandbox(SandboxOptions(host="my.home", port=0)) as sandbox:
-        assert sandbox.nsqd_tcp_address.host == "127.0.0.1"
-        (node,) = (await ask(sandbox.lookupd_http_address, "/nodes"))["producers"]
+        assert sandbox.nsqd.tcp.host == "127.0.0.1"
+        (node,) = (await ask(sandbox.lookupd.http, "/nodes"))["producers"]
         assert node["broadcast_address"] == "127.0.0.1"
 
 
@@ -175,12 +175,12 @@ async def test_a_stopped_sandbox_leaves_no_task_and_no_port() -> None:
     async with Sandbox(SandboxOptions(port=0, seed_topic="events")) as sandbox:
         sandbox.nsqd.broker.topic("t").channel("c")
         await sandbox.publish("t", [b"x"], defer=60)
-        idle = await asyncio.open_connection(*sandbox.nsqd_http_address)
+        idle = await asyncio.open_connection(*sandbox.nsqd.http)
         addresses = [
-            sandbox.nsqd_tcp_address,
-            sandbox.nsqd_http_address,
-            sandbox.lookupd_tcp_address,
-            sandbox.lookupd_http_address,
+            sandbox.nsqd.tcp,
+            sandbox.nsqd.http,
+            sandbox.lookupd.tcp,
+            sandbox.lookupd.http,
         ]
     assert await asyncio.wait_for(idle[0].read(), 60) == b""
     idle[1].close()

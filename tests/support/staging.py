@@ -116,4 +116,4 @@ def producer(host: str, *topics: str, hidden: bool = False, hostname: str = "") 
     """An nsqd as nsqlookupd lists it."""
     marks = (hidden,) * len(topics)
     remote = "172.17.0.5:33000"
-    return Registration(host, hostname or host, remote, 4150, 4151, "1.3.0", topics, marks)
+    return Registration(host, 4150, 4151, hostname or host, remote, "1.3.0", topics, marks)

@@ -68,8 +68,6 @@ def _question(where: DoctorOptions) -> Question:
         nsqds=() if where.lookupd_http_address or alone else addresses(where.nsqd_tcp_address),
         lookupds=where.lookupd_http_address,
         urls=where.nsqd_http_address,
-        connect_timeout=where.http_client_connect_timeout,
-        request_timeout=where.http_client_request_timeout,
         timeout=where.timeout,
     )
 

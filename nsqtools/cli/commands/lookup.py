@@ -104,8 +104,7 @@ def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[
 
     from nsqtools.engine.lookup import ask_lookupds
 
-    limits = client_limits(where)
-    limits["request_timeout"] = min(limits["request_timeout"], where.timeout)
+    limits = {**client_limits(where), "request_timeout": where.timeout}  # it is the only request
     answers = asyncio.run(ask_lookupds(where.lookupd_http_address, call, **limits))
     for _, error in answers.failures:
         logging.getLogger(__name__).warning("nsqlookupd %s", error)

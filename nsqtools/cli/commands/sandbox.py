@@ -49,18 +49,18 @@ def _addresses(running: Sandbox) -> str:
     import json
 
     found = {
-        "nsqd_tcp_address": running.nsqd_tcp_address,
-        "nsqd_http_address": running.nsqd_http_address,
-        "lookupd_tcp_address": running.lookupd_tcp_address,
-        "lookupd_http_address": running.lookupd_http_address,
+        "nsqd_tcp_address": running.nsqd.tcp,
+        "nsqd_http_address": running.nsqd.http,
+        "lookupd_tcp_address": running.lookupd.tcp,
+        "lookupd_http_address": running.lookupd.http,
     }
     return json.dumps({name: str(address) for name, address in found.items()})
 
 
 def _welcome(running: Sandbox, where: SandboxOptions) -> str:
     lines = [
-        f"nsqd        {running.nsqd_tcp_address}, HTTP {running.nsqd_http_address}",
-        f"nsqlookupd  {running.lookupd_tcp_address}, HTTP {running.lookupd_http_address}",
+        f"nsqd        {running.nsqd.tcp}, HTTP {running.nsqd.http}",
+        f"nsqlookupd  {running.lookupd.tcp}, HTTP {running.lookupd.http}",
     ]
     if where.seed_topic:
         lines.append(f"{where.rate:g} events a second go to the topic {where.seed_topic}.")

@@ -23,7 +23,7 @@ from nsqtools.errors import (
 )
 from nsqtools.names import Address
 from nsqtools.net.connection import Connection
-from nsqtools.net.http.api import Deadline, HTTPClient, parse_url
+from nsqtools.net.http.api import Deadline, HTTPClient, limits_within, parse_url
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, union_producers
 from nsqtools.net.probe import what_speaks
 from nsqtools.net.tls import http_context, uses_tls
@@ -58,8 +58,6 @@ class Question:
     nsqds: tuple[Address, ...]
     lookupds: tuple[str, ...]
     urls: tuple[str, ...]
-    connect_timeout: float
-    request_timeout: float
     timeout: float = math.inf
 
 
@@ -82,8 +80,7 @@ class _Examination:
         self._config = config
         self._end, self._deadline = Deadline(question.timeout), Deadline(question.timeout / 2)
         self._limits: dict[str, Any] = {
-            "connect_timeout": question.connect_timeout,
-            "request_timeout": question.request_timeout,
+            **limits_within(question.timeout),
             "tls": http_context(config),
             "deadline": self._deadline,
         }
@@ -235,7 +232,7 @@ class _Examination:
             )
 
     async def _greet(self, tcp: Address) -> _Greeting:
-        limit = min(self._question.request_timeout, self._end.left)
+        limit = min(self._limits["request_timeout"], self._end.left)
         try:
             async with asyncio.timeout(limit):
                 connection = await Connection.open(
@@ -273,7 +270,7 @@ class _Examination:
         """Nothing known, if nobody listens at all or it is known to be nsqd."""
         if isinstance(error, AuthError | RefusedError) or error.reason in _DEAF:
             return ""
-        limit = min(self._question.connect_timeout, self._deadline.left)
+        limit = min(self._limits["connect_timeout"], self._deadline.left)
         return await what_speaks(address, limit=limit)
 
     async def _look_again(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:

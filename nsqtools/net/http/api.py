@@ -23,6 +23,7 @@ from nsqtools.config.units import format_duration
 from nsqtools.errors import ConfigError, HTTPError, show
 from nsqtools.names import Address
 from nsqtools.net.http.client import Connections, DialError
+from nsqtools.net.http.replies import ascii_host, is_host
 from nsqtools.net.http.wire import ClosedError, ReplyError, render, render_fields
 from nsqtools.net.tls import client_context, explain, plain, warn_of_secret_in_clear
 
@@ -71,31 +72,12 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
     if parts.scheme not in ("http", "https"):
         raise ConfigError(f"address {text!r}: expected host:port, http:// or https://")
     address = Address.parse(parts.netloc, default_port)
-    if not _is_host(address.host):
+    if not is_host(address.host):
         raise ConfigError(f"address {text!r}: expected the name or the address of a host")
     if not parts.path.isprintable():
         raise ConfigError(f"address {text!r}: the path holds a control character")
     query = tuple(parse_qsl(parts.query, keep_blank_values=True))
     return URL(parts.scheme, address, quote(parts.path, safe="/%:@!$&'()*+,;=~"), query)
-
-
-def _is_host(host: str) -> bool:
-    """Whether a name server can be asked for it, and a request can name it."""
-    try:
-        _ascii(host)
-    except UnicodeError:
-        return False
-    return host.isprintable() and " " not in host
-
-
-def _ascii(host: str) -> str:
-    """A host as name servers know it; raises UnicodeError."""
-    if not host.isascii():
-        return host.encode("idna").decode()
-    # What the codec checks, which takes long to load.
-    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
-        raise UnicodeError("a label is empty or too long")
-    return host
 
 
 class Deadline:
@@ -119,6 +101,14 @@ class Deadline:
             raise HTTPError("not asked: --timeout had expired", address, reason="silence")
 
 
+def limits_within(timeout: float) -> dict[str, float]:
+    """HTTPClient's time limits where all that a command asks may take ``timeout`` seconds.
+
+    After a server that hangs there is time to ask the servers that others list.
+    """
+    return {"connect_timeout": timeout / 4, "request_timeout": timeout * 5 / 8}
+
+
 class HTTPClient:
     """One server; an async context manager.
 
@@ -135,7 +125,7 @@ class HTTPClient:
 
     def __init__(
         self,
-        url: str | URL,
+        url: str,
         *,
         connect_timeout: float,
         request_timeout: float,
@@ -144,7 +134,7 @@ class HTTPClient:
         deadline: Deadline | None = None,
         tell: Callable[[str, str], object] | None = None,
     ) -> None:
-        self.url = parse_url(url, self.default_port) if isinstance(url, str) else url
+        self.url = parse_url(url, self.default_port)
         self.address = self.url.address
         self.date = ""
         self.at = 0.0
@@ -156,16 +146,6 @@ class HTTPClient:
             tls = client_context(ClientConfig())
         self._fields = self._render_fields(token)
         self._connections = Connections(tls, connect_timeout=connect_timeout, max_body=MAX_REPLY)
-
-    @classmethod
-    def listed(cls, address: Address, **limits: Any) -> Self:
-        """A client for the address that nsqlookupd lists for a server, over plain http.
-
-        Raises HTTPError for an address that no host can have: the one server is at fault.
-        """
-        if not _is_host(address.host):
-            raise HTTPError("cannot be asked there: it is no host", address)
-        return cls(URL("http", address), **limits)
 
     async def __aenter__(self) -> Self:
         return self
@@ -179,7 +159,7 @@ class HTTPClient:
 
     def _render_fields(self, token: str) -> bytes:
         """The headers that all requests share."""
-        host = _ascii(self.address.host.partition("%")[0])
+        host = ascii_host(self.address.host.partition("%")[0])
         headers = {
             "Host": str(Address(host, self.address.port)),
             "Accept": f"application/vnd.{_V1}",
@@ -212,17 +192,16 @@ class HTTPClient:
         reply = await self._exchange("GET", name, params)
         left_out: LeftOut = []
         try:
-            status, code, data = _unwrap(reply)
-            if status == 200:
-                found = decode(data, left_out)
-                for each in left_out:
-                    self._tell(name, each)
-                return found
+            found = decode(self._data_of(name, reply), left_out)
+        except HTTPError as error:
+            if unknown is not None and error.code in _UNKNOWN_TOPIC:
+                return unknown
+            raise
         except ValueError as error:
             raise self._unexpected(name, reply, error) from error
-        if unknown is not None and code in _UNKNOWN_TOPIC:
-            return unknown
-        raise self._refused(name, reply)
+        for each in left_out:
+            self._tell(name, each)
+        return found
 
     async def change(self, name: str, **params: str) -> None:
         """POST to an endpoint such as ``topic/create``, for its ``topic``, ``channel``, ``node``.
@@ -230,14 +209,8 @@ class HTTPClient:
         To create what is there changes nothing. Raises HTTPError unless the server did it.
         """
         reply = await self._exchange("POST", name, params)
-        if reply.status == 200 and not reply.body:
-            return
-        try:
-            status, *_ = _unwrap(reply)
-        except ValueError as error:
-            raise self._unexpected(name, reply, error) from error
-        if status != 200:
-            raise self._refused(name, reply)
+        if reply.status != 200 or reply.body:
+            self._data_of(name, reply)
 
     async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> Reply:
         """One request, and its reply whatever its status; raises HTTPError."""
@@ -261,14 +234,14 @@ class HTTPClient:
             raise HTTPError(text, address, status=reply.status)
         return reply
 
-    def _unexpected(self, name: str, reply: Reply, error: ValueError) -> HTTPError:
-        """The error for a reply of another shape."""
-        text = f"/{name}: unexpected reply: {error}"
-        return HTTPError(text, self.address, status=reply.status)
-
-    def _refused(self, name: str, reply: Reply) -> HTTPError:
-        """The error for a reply that is not a success."""
-        status, code, data = _unwrap(reply)
+    def _data_of(self, name: str, reply: Reply) -> Any:
+        """What a reply says; raises HTTPError unless it is a success, in JSON."""
+        try:
+            status, code, data = _unwrap(reply)
+        except ValueError as error:
+            raise self._unexpected(name, reply, error) from error
+        if status == 200:
+            return data
         text = show(code)
         if code == "TLS_REQUIRED":
             port = data.get("https_port") if isinstance(data, dict) else None
@@ -278,7 +251,12 @@ class HTTPClient:
             target = show(reply.header("Location"))
             text = f"redirect to {target!r}: redirects are not followed, give the final address"
         line = f"/{name}: {status} {text}".rstrip()
-        return HTTPError(line, self.address, status=status, code=code)
+        raise HTTPError(line, self.address, status=status, code=code)
+
+    def _unexpected(self, name: str, reply: Reply, error: ValueError) -> HTTPError:
+        """The error for a reply of another shape."""
+        text = f"/{name}: unexpected reply: {error}"
+        return HTTPError(text, self.address, status=reply.status)
 
     def _explain(self, error: DialError | ReplyError | TimeoutError) -> tuple[str, Reason]:
         """One line for why there is no reply, and what kind of reason that is."""

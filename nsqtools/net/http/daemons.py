@@ -92,8 +92,7 @@ class NsqdHTTP(HTTPClient):
             **({} if topic is None else {"topic": topic}),
             **({} if channel is None else {"channel": channel}),
         }
-        said = await self._read("stats", params, decode_report)
-        return replace(said, topics=tuple(_select_stats(said.topics, topic, channel)))
+        return await self._read("stats", params, decode_report)
 
 
 def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, Registration]:
@@ -110,23 +109,6 @@ def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, 
             dead[topic] = dead.get(topic, True) and tombstoned
         united[producer.tcp] = replace(known, topics=tuple(dead), tombstones=tuple(dead.values()))
     return united
-
-
-def _select_stats(
-    topics: Iterable[TopicStats], topic: str | None, channel: str | None
-) -> list[TopicStats]:
-    """The topic of that name, and of all or that one the channel of that name, if it has it.
-
-    So nsqd filters since 1.0; earlier ones may send everything.
-    """
-    found = [each for each in topics if topic in (None, each.name)]
-    if channel is None:
-        return found
-    only = [
-        replace(each, channels=tuple(c for c in each.channels if c.name == channel))
-        for each in found
-    ]
-    return [each for each in only if each.channels]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +134,9 @@ async def attempt(call: Awaitable[T]) -> T | HTTPError:
 
 async def ask_all(clients: Sequence[C], call: Callable[[C], Awaitable[T]]) -> Answers[T]:
     """Ask all servers at once. A dead one is among the failures and hides no other's answer."""
-    said = await asyncio.gather(*(attempt(call(client)) for client in clients))
-    found = [(client.address, each) for client, each in zip(clients, said, strict=True)]
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(attempt(call(client))) for client in clients]
+    found = [(client.address, each.result()) for client, each in zip(clients, asked, strict=True)]
     return Answers(
         [(address, each) for address, each in found if not isinstance(each, HTTPError)],
         [(address, each) for address, each in found if isinstance(each, HTTPError)],

@@ -45,11 +45,11 @@ class Registration:
     """An nsqd that nsqlookupd knows. ``tombstones`` run parallel to ``topics``; /nodes has both."""
 
     broadcast_address: str
-    hostname: str
-    remote_address: str
     tcp_port: int
     http_port: int
-    version: str
+    hostname: str = ""
+    remote_address: str = ""
+    version: str = ""
     topics: tuple[str, ...] = ()
     tombstones: tuple[bool, ...] = ()
 
@@ -263,9 +263,13 @@ def _latency(entry: object) -> ProcessingLatency | None:
 
 
 def _producer(entry: object, left_out: LeftOut) -> Registration:
-    host = _field(entry, "broadcast_address", str)
-    if not _is_host(host):
+    known = _fields(Registration, entry)
+    host = known["broadcast_address"]
+    if not is_host(host):
         raise ValueError(f"'broadcast_address' is {_name(host)}, expected a host")
+    for name in ("tcp_port", "http_port"):
+        if not 0 < known[name] < 65536:
+            raise ValueError(f"{name!r} is {known[name]}, expected 1 to 65535")
     topics = _field(entry, "topics", list, [])
     tombstones = _field(entry, "tombstones", list, [False] * len(topics))
     if len(tombstones) != len(topics) or not all(type(each) is bool for each in tombstones):
@@ -277,25 +281,31 @@ def _producer(entry: object, left_out: LeftOut) -> Registration:
         left_out,
     )
     return Registration(
-        host,
-        _field(entry, "hostname", str, ""),
-        _field(entry, "remote_address", str, ""),
-        _port(entry, "tcp_port"),
-        _port(entry, "http_port"),
-        _field(entry, "version", str, ""),
-        tuple(topic for topic, _ in pairs),
-        tuple(tombstoned for _, tombstoned in pairs),
+        **known,
+        topics=tuple(topic for topic, _ in pairs),
+        tombstones=tuple(tombstoned for _, tombstoned in pairs),
     )
 
 
-def _is_host(text: str) -> bool:
-    """Whether an address can be made of it that reads back as the same."""
-    if ":" not in text:
-        return text.isprintable() and re.fullmatch(r"[^\s/\\?#@%\[\]]+", text) is not None
+def is_host(text: str) -> bool:
+    """Whether this is an IP address, perhaps IPv6 in brackets, or can be the name of a host."""
     try:
-        return ip_address(re.sub(r"\A\[(.*)\]\Z", r"\1", text)).version == 6
-    except ValueError:
+        if ":" in text:
+            return ip_address(re.sub(r"\A\[(.*)\]\Z", r"\1", text)).version == 6
+        ascii_host(text)
+    except ValueError:  # a UnicodeError is one
         return False
+    return text.isprintable() and re.fullmatch(r"[^\s/\\?#@%,\[\]]+", text) is not None
+
+
+def ascii_host(host: str) -> str:
+    """A host as name servers know it; raises UnicodeError."""
+    if not host.isascii():
+        return host.encode("idna").decode()
+    # What the codec checks, which takes long to load.
+    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+        raise UnicodeError("a label is empty or too long")
+    return host
 
 
 def _checked(name: object) -> str:
@@ -303,13 +313,6 @@ def _checked(name: object) -> str:
     if not isinstance(name, str) or not is_valid_name(name):
         raise ValueError(f"{_name(name)} is no valid name")
     return name
-
-
-def _port(entry: object, name: str) -> int:
-    port = _field(entry, name, int)
-    if not 0 < port < 65536:
-        raise ValueError(f"{name!r} is {port}, expected 1 to 65535")
-    return port
 
 
 def _nullable(entry: object, name: str) -> list[Any]:

@@ -11,7 +11,7 @@ from nsqtools.names import Address
 from nsqtools.net.http.server import serve
 from nsqtools.net.tcp import StreamServer, name_of
 from nsqtools.sandbox.http_api import VERSION
-from nsqtools.sandbox.lookupd.lookupd_http import LookupdApi
+from nsqtools.sandbox.lookupd.lookupd_http import lookupd_api
 from nsqtools.sandbox.lookupd.lookupd_tcp import converse
 from nsqtools.sandbox.lookupd.registrations import Registrations
 
@@ -37,16 +37,15 @@ class Nsqlookupd:
         self._http_server: StreamServer | None = None
 
     async def start(self, host: str, tcp_port: int, http_port: int) -> None:
-        """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address."""
+        """Listen; port 0 takes a free one. To be stopped even if it fails.
+
+        Raises OSError whose ``filename`` is the address.
+        """
         self._broadcast_address = self._broadcast_address or name_of(host)
-        try:
-            self._http_server = await serve(LookupdApi(self).handler(), host, http_port)
-            self.http = self._http_server.address
-            await self._tcp_server.start(host, tcp_port)
-            self.tcp = self._tcp_server.address
-        except BaseException:
-            await self.stop()
-            raise
+        self._http_server = await serve(lookupd_api(self), host, http_port)
+        self.http = self._http_server.address
+        await self._tcp_server.start(host, tcp_port)
+        self.tcp = self._tcp_server.address
 
     async def stop(self) -> None:
         """Cut every connection and forget what was registered over them."""

@@ -7,11 +7,9 @@ import logging
 import random
 import socket
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.config import NsqdOptions
-from nsqtools.errors import ConfigError
+from nsqtools.config import NsqdOptions, read_secret
 from nsqtools.names import Address, is_ephemeral
 from nsqtools.net.http.server import serve
 from nsqtools.net.tcp import bound, close, name_of, naming
@@ -58,9 +56,12 @@ class Nsqd:
         self.tls_required = bool(
             self.options.tls_required != "false" or self.options.tls_client_auth_policy
         )
-        self.secret = _read_secret(self.options)
+        path = self.options.auth_secret_file
+        self.secret = read_secret(path, f"--auth-secret-file {path}").encode() if path else b""
+        """The one secret that AUTH takes; empty where no client has to send it."""
         self.broker = Broker(self.rng, max_msg_timeout=self.options.max_msg_timeout)
-        self.broker.registrar = self
+        self.broker.created = self._created
+        self.broker.deleted = self._deleted
         self.broker.wake = self._wake
         self.clients: dict[Client, None] = {}
         """Those that have introduced themselves and are served, in order of arrival."""
@@ -87,20 +88,16 @@ class Nsqd:
         lookupd_tcp_addresses: Sequence[Address] = (),
         broadcast_address: str = "",
     ) -> None:
-        """Listen; port 0 takes a free one. Raises OSError whose ``filename`` is the address.
+        """Listen; port 0 takes a free one. To be stopped even if it fails.
 
         Unless told, HTTP is on the port after that of TCP, also after a free one. The broadcast
-        address is the host.
+        address is the host. Raises OSError whose ``filename`` is the address.
         """
         self.broadcast_address = broadcast_address or name_of(host)
-        try:
-            await self._listen(host, tcp_port, http_port)
-            for address in lookupd_tcp_addresses:
-                self.lookupds.append(LookupPeer(address, self._identity, self._names))
-                self.lookupds[-1].start()
-        except BaseException:
-            await self.stop()
-            raise
+        await self._listen(host, tcp_port, http_port)
+        for address in lookupd_tcp_addresses:
+            self.lookupds.append(LookupPeer(address, self._identity, self._names))
+            self.lookupds[-1].start()
 
     async def stop(self) -> None:
         """Stop listening and cut every connection; what was held is gone."""
@@ -141,19 +138,6 @@ class Nsqd:
             "max_deflate_level": DEFLATE_LEVEL,
         }
 
-    def created(self, topic: str, channel: str = "") -> None:
-        """Tell nsqlookupds. A new topic holds its messages while its channels are looked up."""
-        for peer in self.lookupds:
-            peer.tell("REGISTER", topic, channel)
-        if not channel and self.lookupds:
-            self.broker.topics[topic].held = True
-            self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
-
-    def deleted(self, topic: str, channel: str = "") -> None:
-        """Tell nsqlookupds."""
-        for peer in self.lookupds:
-            peer.tell("UNREGISTER", topic, channel)
-
     async def settled(self) -> None:
         """Return when every nsqlookupd knows all there is; never, if one cannot be reached."""
         for peer in self.lookupds:
@@ -191,6 +175,19 @@ class Nsqd:
     async def _serve_http(self, host: str, port: int) -> StreamServer:
         largest = max(self.options.max_body_size, self.options.max_msg_size)
         return await serve(NsqdApi(self).handler(), host, port, max_body=largest)
+
+    def _created(self, topic: str, channel: str) -> None:
+        """Tell nsqlookupds. A new topic holds its messages while its channels are looked up."""
+        for peer in self.lookupds:
+            peer.tell("REGISTER", topic, channel)
+        if not channel and self.lookupds:
+            self.broker.topics[topic].held = True
+            self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
+
+    def _deleted(self, topic: str, channel: str) -> None:
+        """Tell nsqlookupds."""
+        for peer in self.lookupds:
+            peer.tell("UNREGISTER", topic, channel)
 
     async def _create_channels(self, topic: Topic) -> None:
         """Create the channels that nsqlookupds know, but for ephemeral ones, then release messages.
@@ -237,18 +234,3 @@ class Nsqd:
         self._awake = False
         if due is not None:
             self._timer = asyncio.get_running_loop().call_at(due + _SCAN_PAUSE, self._wake)
-
-
-def _read_secret(options: NsqdOptions) -> bytes:
-    """The one secret that AUTH takes, empty where no client has to send it."""
-    if not options.auth_secret_file:
-        return b""
-    try:
-        secret = Path(options.auth_secret_file).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"--auth-secret-file {options.auth_secret_file}: {error.strerror}"
-        ) from None
-    if not secret:
-        raise ConfigError(f"--auth-secret-file {options.auth_secret_file}: is empty")
-    return secret

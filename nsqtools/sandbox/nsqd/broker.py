@@ -10,7 +10,7 @@ RDY to spare. Source of the rules: nsqd topic.go.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.sandbox.nsqd.channel import NEVER, Channel, Queue, QueuedMessage
 
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _ID_EPOCH = 1288834974288  # guid.go, twepoch
-
-
-class Registrar(Protocol):
-    """Hears of each topic, or of its channel where one is named."""
-
-    def created(self, topic: str, channel: str = "") -> None:
-        """The topic or channel was created."""
-
-    def deleted(self, topic: str, channel: str = "") -> None:
-        """The topic or channel is about to be deleted."""
 
 
 class Topic(Queue):
@@ -45,8 +35,7 @@ class Topic(Queue):
         """The channel of that name, created if need be; the first one gets the backlog."""
         if not (channel := self.channels.get(name)):
             channel = self.channels[name] = Channel(name, self)
-            if self.broker.registrar:
-                self.broker.registrar.created(self.name, name)
+            self.broker.created(self.name, name)
             self.changed()
         return channel
 
@@ -58,8 +47,7 @@ class Topic(Queue):
 
     def drop(self, channel: Channel) -> None:
         """Delete a channel of this topic and close its clients."""
-        if self.broker.registrar:
-            self.broker.registrar.deleted(self.name, channel.name)
+        self.broker.deleted(self.name, channel.name)
         del self.channels[channel.name]
         channel.empty()
         consumers, channel.consumers = channel.consumers, []
@@ -99,6 +87,8 @@ class Broker:
     """All topics of one nsqd.
 
     ``wake`` is called when something changed that only ``tick`` can carry on: call ``tick`` soon.
+    ``created`` is called with a new topic and "", or with a topic and its new channel; ``deleted``
+    likewise, before the topic or channel is deleted.
     """
 
     def __init__(
@@ -111,7 +101,8 @@ class Broker:
         self.rng = rng
         self.max_msg_timeout = max_msg_timeout
         self.topics: dict[str, Topic] = {}
-        self.registrar: Registrar | None = None
+        self.created: Callable[[str, str], None] = lambda topic, channel: None
+        self.deleted = self.created
         self.wake: Callable[[], None] = lambda: None
         self.start_time = clock_ns() // 10**9
         """Seconds since the epoch."""
@@ -124,14 +115,12 @@ class Broker:
         """The topic of that name, created if need be; the name must be valid."""
         if not (topic := self.topics.get(name)):
             topic = self.topics[name] = Topic(name, self)
-            if self.registrar:
-                self.registrar.created(name)
+            self.created(name, "")
         return topic
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic that there is with its channels, and close their clients."""
-        if self.registrar:
-            self.registrar.deleted(name)
+        self.deleted(name, "")
         topic = self.topics.pop(name)
         for channel in tuple(topic.channels.values()):
             topic.drop(channel)

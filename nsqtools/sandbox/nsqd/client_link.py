@@ -49,7 +49,6 @@ class ClientLink(asyncio.Protocol):
         self._client = client
         self._parser = parser
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
         self._tls: TLS | None = None
         self._codec_to_come: Codec | None = None  # after the handshake under way
         self._magic: bytes | None = b""  # what has come of it, None when all has
@@ -106,7 +105,6 @@ class ClientLink(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """asyncio's: the peer does not read what was sent."""
-        assert self._transport
         self.blocked, self._unsent = True, float("inf")
         self._transport.pause_reading()
         self._client.pace_changed()
@@ -121,7 +119,7 @@ class ClientLink(asyncio.Protocol):
     def close(self) -> None:
         """Hang up, once what was said has left."""
         self.flush()
-        if not self._closed and self._transport:
+        if not self._closed:
             self._leave()
             self._transport.close()
             self._give_up_after(_LINGER)
@@ -129,8 +127,7 @@ class ClientLink(asyncio.Protocol):
     def abort(self) -> None:
         """Cut the connection."""
         self._leave()
-        if self._transport:
-            self._transport.abort()
+        self._transport.abort()
 
     def answer(self, frame: bytes) -> None:
         """Send a frame at the end of this turn, or with ``flush``."""
@@ -149,12 +146,10 @@ class ClientLink(asyncio.Protocol):
             data = self.codec.encode(data)
         if self.tls and self._tls:
             data = self._tls.encode(data)
-        if self._transport:
-            self._transport.write(data)
+        self._transport.write(data)
 
     def suspend(self, work: Coroutine[Any, Any, None]) -> None:
         """Let the commands behind this one wait for some work."""
-        assert self._transport
         self._busy = True
         self._transport.pause_reading()
         self._nsqd.run(self._carry_out(work))
@@ -204,7 +199,6 @@ class ClientLink(asyncio.Protocol):
 
         A client whose handshake fails reads why in TLS's words, and then in nsqd's.
         """
-        assert self._transport
         try:
             complete = tls.shake_hands(data)
         except ProtocolError as error:
@@ -254,7 +248,7 @@ class ClientLink(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Read again, and work off what has come."""
-        if self._transport and not (self._busy or self.blocked or self._closed):
+        if not (self._busy or self.blocked or self._closed):
             self._transport.resume_reading()
         self._work()
 
@@ -276,7 +270,7 @@ class ClientLink(asyncio.Protocol):
 
     def _beat(self) -> None:
         """Send a heartbeat, or give up a peer that is silent or reads nothing for two of them."""
-        if self._closed or not (self._transport and self._heartbeat):
+        if self._closed or not self._heartbeat:
             return
         now = self._loop.time()
         if self.blocked:

@@ -8,7 +8,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import HTTPError
+from nsqtools.errors import NSQError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import Lookupd
 from nsqtools.sandbox.http_api import to_json
@@ -76,11 +76,12 @@ class LookupPeer:
         """The channels that it knows of a topic; none if it does not answer, which is logged."""
         if not self.http:
             return []
-        limits = {"connect_timeout": QUERY_TIMEOUT, "request_timeout": QUERY_TIMEOUT}
         try:
-            async with Lookupd.listed(self.http, **limits) as client:
+            async with Lookupd(
+                str(self.http), connect_timeout=QUERY_TIMEOUT, request_timeout=QUERY_TIMEOUT
+            ) as client:
                 return await client.channels(topic)
-        except HTTPError as error:
+        except NSQError as error:
             log.warning("no channels for topic %s: %s", topic, error)
             return []
 

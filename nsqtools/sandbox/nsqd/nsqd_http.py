@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsqtools.errors import ServerError
 from nsqtools.names import is_valid_name
@@ -10,17 +10,16 @@ from nsqtools.sandbox.http_api import (
     Refused,
     argument,
     arguments,
-    json_reply,
     names_of,
+    ok_reply,
     ping,
     router,
-    text_reply,
 )
 from nsqtools.sandbox.nsqd.nsqd_stats import take_stats
 from nsqtools.sandbox.nsqd.parser import split_bodies, to_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from nsqtools.net.http.server import Handler, Request, Response
     from nsqtools.sandbox.nsqd import Nsqd
@@ -39,37 +38,32 @@ class NsqdApi:
 
     def handler(self) -> Handler:
         """What answers requests."""
-        on_topic, on_channel = self._on_topic, self._on_channel
+        topic, channel = self._topic, self._channel
         return router(
             {
                 ("GET", "/ping"): ping,
-                ("GET", "/info"): self._info,
+                ("GET", "/info"): lambda _: self._nsqd.info(),
                 ("GET", "/stats"): self._stats,
                 ("POST", "/pub"): self._pub,
                 ("POST", "/mpub"): self._mpub,
                 ("POST", "/topic/create"): self._create_topic,
-                ("POST", "/topic/delete"): on_topic(lambda it: self._broker.delete_topic(it.name)),
+                ("POST", "/topic/delete"): lambda it: self._broker.delete_topic(topic(it).name),
                 ("POST", "/topic/empty"): self._empty_topic,
-                ("POST", "/topic/pause"): on_topic(lambda it: it.pause()),
-                ("POST", "/topic/unpause"): on_topic(lambda it: it.unpause()),
+                ("POST", "/topic/pause"): lambda it: topic(it).pause(),
+                ("POST", "/topic/unpause"): lambda it: topic(it).unpause(),
                 ("POST", "/channel/create"): self._create_channel,
-                ("POST", "/channel/delete"): on_channel(
-                    lambda it: it.topic.delete_channel(it.name)
-                ),
-                ("POST", "/channel/empty"): on_channel(lambda it: it.empty()),
-                ("POST", "/channel/pause"): on_channel(lambda it: it.pause()),
-                ("POST", "/channel/unpause"): on_channel(lambda it: it.unpause()),
+                ("POST", "/channel/delete"): self._delete_channel,
+                ("POST", "/channel/empty"): lambda it: channel(it).empty(),
+                ("POST", "/channel/pause"): lambda it: channel(it).pause(),
+                ("POST", "/channel/unpause"): lambda it: channel(it).unpause(),
             }
         )
 
-    async def _info(self, _: Request) -> Response:
-        return json_reply(self._nsqd.info())
-
-    async def _stats(self, request: Request) -> Response:
+    def _stats(self, request: Request) -> dict[str, Any]:
         given = arguments(request)
         clients = _BOOLEANS.get(given.get("include_clients", ""), True)
         topic, channel = given.get("topic", ""), given.get("channel", "")
-        return json_reply(take_stats(self._nsqd, topic, channel, clients=clients))
+        return take_stats(self._nsqd, topic, channel, clients=clients)
 
     async def _pub(self, request: Request) -> Response:
         options = self._nsqd.options
@@ -100,45 +94,36 @@ class NsqdApi:
     async def _publish(self, topic: str, bodies: Sequence[bytes], defer: float = 0.0) -> Response:
         self._nsqd.publish(topic, bodies, defer=defer)
         await self._nsqd.looked_up(topic)
-        return text_reply("OK")
+        return ok_reply()
 
-    async def _create_topic(self, request: Request) -> Response:
+    async def _create_topic(self, request: Request) -> None:
         await self._nsqd.looked_up(self._made_topic(request))
-        return text_reply()
 
-    async def _empty_topic(self, request: Request) -> Response:
-        if not is_valid_name(name := argument(request, "topic")):
+    def _empty_topic(self, request: Request) -> None:
+        if not is_valid_name(argument(request, "topic")):
             raise Refused(400, "INVALID_TOPIC")
-        self._topic(name).empty()
-        return text_reply()
+        self._topic(request).empty()
 
-    async def _create_channel(self, request: Request) -> Response:
-        topic, channel = names_of(request)
-        self._topic(topic).channel(channel)
-        return text_reply()
+    def _create_channel(self, request: Request) -> None:
+        _, name = names_of(request)
+        self._topic(request).channel(name)
 
-    def _on_topic(self, act: Callable[[Topic], object]) -> Handler:
-        async def handle(request: Request) -> Response:
-            act(self._topic(argument(request, "topic")))
-            return text_reply()
+    def _delete_channel(self, request: Request) -> None:
+        channel = self._channel(request)
+        channel.topic.delete_channel(channel.name)
 
-        return handle
+    def _topic(self, request: Request) -> Topic:
+        """The query's topic; raises Refused where there is none of that name."""
+        if topic := self._broker.topics.get(argument(request, "topic")):
+            return topic
+        raise Refused(404, "TOPIC_NOT_FOUND")
 
-    def _on_channel(self, act: Callable[[Channel], object]) -> Handler:
-        async def handle(request: Request) -> Response:
-            topic, name = names_of(request)
-            channel = self._topic(topic).channels.get(name)
-            if not channel:
-                raise Refused(404, "CHANNEL_NOT_FOUND")
-            act(channel)
-            return text_reply()
-
-        return handle
-
-    def _topic(self, name: str) -> Topic:
-        if name not in self._broker.topics:
-            raise Refused(404, "TOPIC_NOT_FOUND")
-        return self._broker.topics[name]
+    def _channel(self, request: Request) -> Channel:
+        """The query's channel; raises Refused where there is none of that name."""
+        _, name = names_of(request)
+        if channel := self._topic(request).channels.get(name):
+            return channel
+        raise Refused(404, "CHANNEL_NOT_FOUND")
 
     def _made_topic(self, request: Request) -> str:
         """The name of the query's topic; nsqd creates it before it looks at anything else."""

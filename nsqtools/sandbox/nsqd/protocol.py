@@ -109,18 +109,18 @@ class Client:
 
     def stats(self, topic: str) -> dict[str, Any]:
         """The entry in ``/stats``, where pub_counts has one topic at most, as nsqd's."""
-        agreed, consumer = self.negotiated, self.consumer
+        agreed, consumer = self.negotiated, self.consumer or ChannelConsumer(self, 0.0)
         facts: dict[str, Any] = {
             "client_id": agreed.client_id,
             "hostname": agreed.hostname,
             "version": "V2",
             "remote_address": str(self.link.address),
             "state": self.state,
-            "ready_count": consumer.rdy if consumer else 0,
-            "in_flight_count": consumer.in_flight if consumer else 0,
-            "message_count": consumer.message_count if consumer else 0,
-            "finish_count": consumer.finish_count if consumer else 0,
-            "requeue_count": consumer.requeue_count if consumer else 0,
+            "ready_count": consumer.rdy,
+            "in_flight_count": consumer.in_flight,
+            "message_count": consumer.message_count,
+            "finish_count": consumer.finish_count,
+            "requeue_count": consumer.requeue_count,
             "connect_ts": self._connect_time,
             "sample_rate": agreed.sample_rate,
             "deflate": isinstance(self.link.codec, Deflate),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.errors import ConfigError, ProtocolError
+from nsqtools.errors import ProtocolError
+from nsqtools.net.tls import load_certificates, load_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,32 +24,15 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
     """The context of these options, None without a certificate; raises ConfigError.
 
     Python's ssl verifies any certificate a client shows, so ``require`` means what
-    ``require-verify`` does, and needs the CA file.
+    ``require-verify`` does.
     """
     if not options.tls_cert:
-        if options.tls_client_auth_policy:
-            raise ConfigError("--tls-client-auth-policy: needs --tls-cert and --tls-key")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key, password="")
-    except (OSError, ValueError) as error:
-        text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"--tls-cert {options.tls_cert}, --tls-key {options.tls_key}: {text}"
-        ) from None
+    load_identity(context, "--tls", options.tls_cert, options.tls_key)
     if options.tls_root_ca_file:
-        try:
-            context.load_verify_locations(options.tls_root_ca_file)
-        except OSError as error:
-            text = error.strerror or str(error)
-            raise ConfigError(f"--tls-root-ca-file {options.tls_root_ca_file}: {text}") from None
+        load_certificates(context, "--tls-root-ca-file", options.tls_root_ca_file)
     if options.tls_client_auth_policy:
-        if not options.tls_root_ca_file:
-            raise ConfigError(
-                f"--tls-client-auth-policy {options.tls_client_auth_policy}: "
-                "needs --tls-root-ca-file, which signed the certificates of clients"
-            )
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

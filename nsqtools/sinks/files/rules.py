@@ -86,7 +86,7 @@ class Rules:
         """What compresses one file; raises ConfigError."""
         options = self.options
         levels = {"gzip": options.gzip_level, "zstd": options.zstd_level}
-        return make_encoder(self.compression, levels.get(self.compression))
+        return make_encoder(self.compression, levels.get(self.compression, 0))
 
     @property
     def compression(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from nsqtools.net.http.api import URL, parse_url
 from nsqtools.net.http.daemons import ask_all
 from nsqtools.net.http.replies import Lookup
 from tests.support.scripted_http import (
-    CHANNEL,
     NODE,
     TOPIC,
     envelope,
@@ -28,6 +28,8 @@ from tests.support.scripted_http import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from nsqtools.net.http.daemons import Lookupd
 
 
 @pytest.mark.parametrize(
@@ -171,17 +173,16 @@ async def test_an_unknown_topic_is_an_empty_answer(answer: bytes) -> None:
         assert await client.channels("t") == []
 
 
-async def test_a_report_holds_what_was_asked_for_alone_even_if_nsqd_cannot_filter() -> None:
-    channels = [CHANNEL, {**CHANNEL, "channel_name": "other"}]
-    topics = [{**TOPIC, "topic_name": "other"}, {**TOPIC, "channels": channels}]
-    data = {"version": "1.3.0", "health": "OK", "start_time": 5, "topics": topics}
+async def test_a_report_asks_for_a_topic_and_a_channel() -> None:
+    data = {"version": "1.3.0", "health": "OK", "start_time": 5, "topics": [TOPIC]}
     async with serving(v1(data)) as server, nsqd(server) as client:
         said = await client.report("t", include_clients=True)
         assert (said.version, said.health, said.start_time) == ("1.3.0", "OK", 5)
         assert [topic.name for topic in said.topics] == ["t"]
         assert "include_clients=true" in server.target
-        (found,) = (await client.report("t", "c")).topics
-        assert [channel.name for channel in found.channels] == ["c"]
+        server.heads.clear()
+        await client.report("t", "c")
+        assert server.target.endswith("&topic=t&channel=c")
 
 
 async def test_a_change_is_a_post_whose_names_are_escaped() -> None:
@@ -241,3 +242,17 @@ async def test_a_dead_server_hides_no_others_answer() -> None:
     assert answers.values == [["a"], ["b"]]
     assert [address for address, _ in answers.failures] == [dead.address, broken.address]
     assert [error.status for _, error in answers.failures] == [0, 500]
+
+
+async def test_an_error_of_ours_ends_the_requests_to_other_servers() -> None:
+    clients = [lookupd(f"127.0.0.1:{port}") for port in (1, 2)]
+
+    async def call(client: Lookupd) -> None:
+        await asyncio.sleep(0)
+        if client is clients[0]:
+            raise RuntimeError
+        await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup):
+        await ask_all(clients, call)
+    assert asyncio.all_tasks() == {asyncio.current_task()}

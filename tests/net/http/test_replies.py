@@ -112,6 +112,8 @@ def test_any_json_is_decoded_or_refused_in_one_line(data: object) -> None:
         {"broadcast_address": "a\x1b[m"},
         {"broadcast_address": "a b"},
         {"broadcast_address": "a:1"},
+        {"broadcast_address": "a,b"},
+        {"broadcast_address": "a" * 64},
         {"hostname": ["x"]},
         {"topics": None},
         {"tombstones": []},
@@ -201,7 +203,8 @@ def test_a_latency_that_is_no_number_is_refused(value: object) -> None:
 
 
 def node(host: str, **topics: bool) -> Registration:
-    return Registration(host, "", "", 4150, 4151, "", tuple(topics), tuple(topics.values()))
+    marks = tuple(topics.values())
+    return Registration(host, 4150, 4151, topics=tuple(topics), tombstones=marks)
 
 
 def test_a_topic_is_tombstoned_only_if_all_who_list_it_say_so() -> None:
