@@ -7,17 +7,21 @@ told no secret.
 from __future__ import annotations
 
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.names import Address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from http.client import HTTPConnection
+    from socket import socket
+    from ssl import SSLSocket
+
+    from nsqtools.net.http.wire import Reply
 
 LIMIT = 0.3
 
+_READ_SIZE = 65536
 _MAX_REPLY = 16 << 20
 
 
@@ -59,25 +63,38 @@ def ask(questions: Iterable[SuggestionQuery]) -> set[str]:
 def _get(question: SuggestionQuery) -> list[str]:
     import json
 
-    with closing(_connection(question)) as connection:
-        connection.request(
-            "GET", question.path, headers={"Accept": "application/vnd.nsq; version=1.0"}
-        )
-        reply = connection.getresponse()
-        said = json.loads(reply.read(_MAX_REPLY)) if reply.status == 200 else {}
+    reply = _exchange(question)
+    if reply is None or reply.status != 200:
+        return []
+    said = json.loads(reply.body)
     found = said.get("data", said)
     return _read_nodes(found) if question.nodes else _read_names(found, question.topic)
 
 
-def _connection(question: SuggestionQuery) -> HTTPConnection:
-    from http.client import HTTPConnection, HTTPSConnection
+def _exchange(question: SuggestionQuery) -> Reply | None:
+    from socket import create_connection
 
-    if not question.tls:
-        return HTTPConnection(*question.address, timeout=LIMIT)
+    from nsqtools.net.http.wire import ReplyReader, render, render_fields
+
+    accept = (b"Accept", b"application/vnd.nsq; version=1.0")
+    fields = render_fields([(b"Host", str(question.address).encode()), accept])
+    reader = ReplyReader("GET", _MAX_REPLY)
+    with (
+        create_connection(question.address, LIMIT) as plain,
+        _over_tls(plain, question) if question.tls else plain as connection,
+    ):
+        connection.sendall(render("GET", question.path.encode(), fields))
+        while chunk := connection.recv(_READ_SIZE):
+            if reply := reader.feed(chunk):
+                return reply
+    return reader.finish()
+
+
+def _over_tls(plain: socket, question: SuggestionQuery) -> SSLSocket:
     from ssl import create_default_context
 
     context = create_default_context(cafile=question.cafile or None)
-    return HTTPSConnection(*question.address, timeout=LIMIT, context=context)
+    return context.wrap_socket(plain, server_hostname=question.address.host)
 
 
 def _read_names(reply: dict[str, Any], topic: str) -> list[str]:
