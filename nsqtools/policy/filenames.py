@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -113,6 +112,23 @@ class NamePattern:
         hosts = {"<SHORT_HOST>": short, "<HOSTNAME>": hostname}
         return _replace(self.host_identifier or "<SHORT_HOST>", hosts)
 
+    def parts(self, hostname: str) -> Iterator[tuple[str, str]]:
+        """Pairs of a literal and the directive after it; the last one has no directive.
+
+        ``<TOPIC>``, ``<PID>`` and ``<REV>`` stay in the literals.
+        """
+        literal = ""
+        for piece in TOKEN.split(self.filename_format):
+            if piece != "<DATETIME>":
+                literal += self.host(hostname) if piece == "<HOST>" else piece
+                continue
+            for text, directive in _split(self.datetime_format):
+                literal += text
+                if directive:
+                    yield literal, directive
+                    literal = ""
+        yield literal if literal.endswith(self.suffix) else literal + self.suffix, ""
+
 
 class FileNames:
     """Names of one topic's files, relative to the output directory.
@@ -127,9 +143,8 @@ class FileNames:
     ) -> None:
         known = {"<TOPIC>": check_name("topic", topic), "<PID>": str(pid)}
         self._always_numbered = bool(pattern.repeated_by)
-        self._parts = list(name_parts(pattern, hostname, known))
-        if not (last := self._parts[-1][0]).endswith(pattern.suffix):
-            self._parts[-1] = (last + pattern.suffix, "")
+        parts = pattern.parts(hostname)
+        self._parts = [(_replace(literal, known), directive) for literal, directive in parts]
         self._zone = zone
         self._step = _resolution(directive for _, directive in self._parts) * SECOND
         self._cache: dict[int, str | None] = {}
@@ -265,27 +280,6 @@ def _replace(text: str, known: dict[str, str]) -> str:
     return "".join(known.get(piece, piece) for piece in TOKEN.split(text))
 
 
-def name_parts(
-    pattern: NamePattern, hostname: str, known: dict[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Pairs of a literal and the directive after it; the last one has no directive.
-
-    Tokens that are not known stay in the literals; the suffix of the compression is not there.
-    """
-    known = {**known, "<HOST>": pattern.host(hostname)}
-    literal = ""
-    for piece in TOKEN.split(pattern.filename_format):
-        if piece != "<DATETIME>":
-            literal += known.get(piece, piece)
-            continue
-        for text, directive in _split(pattern.datetime_format):
-            literal += text
-            if directive:
-                yield literal, directive
-                literal = ""
-    yield literal, ""
-
-
 def _split(datetime_format: str) -> Iterable[tuple[str, str]]:
     """Pairs of a literal and a directive, which is empty after a percent sign and at the end."""
     pairs, start = [], 0
@@ -317,7 +311,7 @@ def _resolution(directives: Iterable[str]) -> int:
 
 
 def inside(path: str) -> str:
-    """The path without needless parts; raises ConfigError if it leads out of the directory."""
+    """The path; raises ConfigError if it leads out of the directory or has needless parts."""
     where = f"--filename-format: {path!r}"
     if "\0" in path:
         raise ConfigError(f"{where} has a NUL, which no file name can have")
@@ -328,6 +322,8 @@ def inside(path: str) -> str:
         raise ConfigError(f"{where} leads out of --output-dir: leave out '..'")
     if last in ("", "."):
         raise ConfigError(f"{where} is a directory: end it in the name of a file")
+    if not {"", "."}.isdisjoint(parts):
+        raise ConfigError(f"{where} has a part that is empty or '.': leave it out")
     if any(len(part.encode("utf-8", "surrogateescape")) > _LONGEST for part in parts):
         raise ConfigError(f"{where} is longer than the name of a file can be ({_LONGEST} bytes)")
-    return posixpath.normpath(path)
+    return path

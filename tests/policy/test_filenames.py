@@ -70,7 +70,6 @@ def path(of: FileNames, revision: int = 0, at: int = NOON) -> str:
         ("<DATETIME>/<TOPIC>-<PID>.log", "2026-11-20_12/events-42.log"),
         ("100%_a<TOPIC>%%Y%é", "100%_aevents%%Y%é"),
         ("a < b", "a < b"),
-        (".//<TOPIC>/./x", "events/x"),
     ],
 )
 def test_tokens_are_replaced_and_the_rest_is_kept(filename_format: str, expected: str) -> None:
@@ -145,6 +144,9 @@ def test_what_is_no_token_is_refused_with_the_right_one(option: str, value: str,
         ("<TOPIC>\0", "%Y", "NUL"),
         ("<DATETIME>", "%Y/", "is a directory"),
         ("<REV>", "%Y", "is a directory"),
+        ("./<TOPIC>", "%Y", "is empty or '.'"),
+        ("a//<TOPIC>", "%Y", "is empty or '.'"),
+        ("a/<REV>/<TOPIC>", "%Y", "is empty or '.'"),
     ],
 )
 def test_a_name_outside_the_directory_is_refused_before_any_topic_is_known(
@@ -156,7 +158,7 @@ def test_a_name_outside_the_directory_is_refused_before_any_topic_is_known(
 
 def test_a_topic_or_a_zone_that_would_leave_the_directory_is_refused_alone() -> None:
     assert path(names("<TOPIC>/x", topic="...")) == ".../x"
-    for topic in ("..", "a/b"):
+    for topic in (".", "..", "a/b"):
         with pytest.raises(ConfigError):
             names("<TOPIC>/x", topic=topic)
     with pytest.raises(ConfigError, match="leads out"):

@@ -102,8 +102,8 @@ DISTINCT = st.sampled_from(
         DEFAULT,
         "<DATETIME>/<TOPIC>/<HOST>.<PID><REV>.log",
         "<TOPIC>/<TOPIC>.<DATETIME><REV>.<PID>",
-        "<HOST>/<REV>/<PID>/<TOPIC>",
-        "./<TOPIC>//<DATETIME>/x<REV>",
+        "<HOST>/r<REV>/<PID>/<TOPIC>",
+        "<TOPIC>/<DATETIME>/x<REV>",
         "<DATETIME>+<TOPIC>+<REV>",
     ]
 )
@@ -176,7 +176,7 @@ def test_a_known_topic_is_better_than_a_revision_and_that_than_a_guess() -> None
     assert read("a-000001", "a", "a-000001", of=numbered) == "a"
     ambiguous = pattern("<TOPIC><PID>")
     assert read("a123", of=ambiguous, matching=".") == "a"
-    assert read("a123", of=ambiguous, matching="^a1$") == "a1"
+    assert read("a123", of=ambiguous, matching="^a12$") == "a12"
     assert read("a123", of=ambiguous, matching="3") is None
 
 
@@ -187,12 +187,12 @@ def test_a_format_without_topic_tells_only_of_a_single_one() -> None:
     assert read("all-000002", of=of, matching="a") == ""
 
 
-def test_the_suffix_is_wanted_once_even_where_the_topic_ends_in_it() -> None:
+def test_the_suffix_is_that_of_the_format_or_appended_to_it() -> None:
     of = pattern("<TOPIC>", suffix=".gz")
     assert read("a.gz", "a", of=of) == "a"
-    assert read("a.gz", "a.gz", of=of) == "a.gz"
-    assert read("a.gz.gz", "a.gz", of=of) is None
+    assert read("a.gz.gz", "a.gz", of=of) == "a.gz"
     assert read("a", "a", of=of) is None
+    assert read("a.gz", "a", of=pattern("<TOPIC>.gz", suffix=".gz")) == "a"
 
 
 def test_only_directories_on_the_way_to_archives_are_entered() -> None:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.errors import OutputError
-from nsqtools.policy.endpoints import RoundRobin
+from nsqtools.policy.endpoints import Endpoints
 from nsqtools.policy.verdicts import Verdict
 from nsqtools.sinks.http.post import DONE, Outcome
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from random import Random
 
     from nsqtools.metrics import Metric
-    from nsqtools.policy.endpoints import Endpoints
     from nsqtools.sinks.http.post import Parcel, Post
 
 log = logging.getLogger(__name__)
@@ -131,7 +130,7 @@ class OneOf:
         return self._post.metrics(self.states())
 
     def states(self) -> Mapping[str, str]:
-        """Every endpoint's state, as Endpoints."""
+        """Every endpoint's state, as Endpoints.states gives it."""
         return self._choice.states(self._loop.time())
 
     async def _try(self, name: str, parcel: Parcel) -> Outcome:
@@ -173,7 +172,7 @@ class EachOf:
     def __init__(self, post: Post, *, most: int, rng: Random) -> None:
         self._post = post
         self._ways = {
-            name: OneOf(post, RoundRobin([name]), most=most, rng=rng) for name in post.endpoints
+            name: OneOf(post, Endpoints([name]), most=most, rng=rng) for name in post.endpoints
         }
         self._said: OrderedDict[_Key, dict[str, Outcome]] = OrderedDict()
 

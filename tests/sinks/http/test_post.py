@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from nsqtools.errors import HTTPError
-from nsqtools.policy.endpoints import RoundRobin
+from nsqtools.policy.endpoints import Endpoints
 from nsqtools.policy.verdicts import Statuses, Verdict
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.courier import OneOf
@@ -87,7 +87,7 @@ class TestOutcomes:
         post = Post(endpoints, web, Statuses(), timeout=20.0, wall=lambda: WALL)
         assert post.fits(parcel(b"body"))
         assert not post.fits(parcel(b".."))
-        courier = OneOf(post, RoundRobin(list(post.endpoints)), most=1, rng=random.Random(1))
+        courier = OneOf(post, Endpoints(list(post.endpoints)), most=1, rng=random.Random(1))
         outcome = await courier.deliver(parcel(b".."), lambda: True)
         assert (outcome.verdict, outcome.blames_messages) == (Verdict.RETRY, True)
         assert web.sent == []
