@@ -22,7 +22,6 @@ from nsqtools.engine.membership import Membership, Subscription
 from nsqtools.errors import NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
-from nsqtools.policy.delivery import split_given_up
 from nsqtools.policy.rdy import is_starved
 
 if TYPE_CHECKING:
@@ -219,8 +218,10 @@ class Consumer:
 
     def _deliver(self, link: Link, messages: list[Message], size: int) -> None:
         """Queue all messages that one read brought, once."""
-        now, count = self._loop.time(), len(messages)
-        messages, given_up = split_given_up(messages, self._config.max_attempts)
+        now, count, limit = self._loop.time(), len(messages), self._config.max_attempts
+        given_up = [message for message in messages if message.attempts > limit] if limit else []
+        if given_up:
+            messages = [message for message in messages if message.attempts <= limit]
         for part, is_given_up in ((messages, False), (given_up, True)):
             if not part:
                 continue

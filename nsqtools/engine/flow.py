@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsqtools.net.connection import Listener
-from nsqtools.policy.backoff import Backoff
-from nsqtools.policy.delivery import requeue_delay
+from nsqtools.policy.backoff import Backoff, requeue_delay
 from nsqtools.policy.rdy import ByteBudget, Mode, Peer, RdyPlanner
 
 if TYPE_CHECKING:

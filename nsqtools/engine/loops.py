@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqtools.engine.concurrency import together
+from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import nodes
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import Address
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nsqtools.config import ClientConfig
-    from nsqtools.net.http.replies import Registration
+    from nsqtools.net.http.replies import NsqdInfo, Registration
 
 log = logging.getLogger(__name__)
 
@@ -33,38 +33,33 @@ _THIS_HOST = "localhost"
 
 
 class _Self(NamedTuple):
-    """What an nsqd says of itself; ``start_time`` is 0 when it is nsqlookupd that says it."""
+    """What an nsqd says of itself, over HTTP or to nsqlookupd."""
 
     hostname: str
     broadcast_address: str
     tcp_port: int
     http_port: int
-    start_time: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Nsqd:
     """An nsqd: what it is called here, where that leads to, and what it says of itself.
 
-    Of ``places`` those on this host have its name for an address. ``http`` is where it can be asked
-    for its start time.
+    Of ``places`` those on this host have its name for an address. ``started`` is 0 if it is unknown
+    when the nsqd was started, as nsqlookupd does not say that.
     """
 
     name: str
-    addresses: frozenset[Address] = frozenset()
-    places: frozenset[Address] = frozenset()
-    said: _Self | None = None
-    http: str = ""
+    places: frozenset[Address]
+    said: _Self | None
+    started: int
 
     def may_be(self, other: _Nsqd) -> bool:
         """Whether nothing tells it from the other one."""
-        if self.addresses & other.addresses:
-            return True
-        if self.said and other.said and self.said.start_time and other.said.start_time:
-            return self.said == other.said
-        if self.said and other.said and self.said[:4] == other.said[:4]:
-            return True
-        return bool(self.places & other.places)
+        if self.started and other.started:
+            return (self.said, self.started) == (other.said, other.started)
+        is_said = self.said is not None and self.said == other.said
+        return is_said or not self.places.isdisjoint(other.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +94,7 @@ class LoopGuard:
             if goal.said:
                 self._own.add(Address(goal.said.broadcast_address, goal.said.tcp_port))
             for source in sources:
-                if source.may_be(goal) and await self._is_same(source, goal):
+                if source.may_be(goal):
                     raise self._error(next(iter(self._loops)), source.name, goal.name)
 
     def error_for(self, topic: str, source: Address) -> ConfigError | None:
@@ -111,13 +106,6 @@ class LoopGuard:
             return self._error(topic, str(source), "a destination")
         return None
 
-    async def _is_same(self, source: _Nsqd, goal: _Nsqd) -> bool:
-        """Whether those that may be one nsqd started at the same time, if both can be asked."""
-        if source.addresses & goal.addresses or not (source.http and goal.said):
-            return True
-        said = await _ask(source.http, self._source.config)
-        return said is None or not goal.said.start_time or said == goal.said
-
     def _error(self, topic: str, source: str, goal: str) -> ConfigError:
         return ConfigError(
             f"topic {topic} would be relayed to {self._loops[topic]} of the nsqd that it comes "
@@ -128,33 +116,34 @@ class LoopGuard:
 
 async def _known(side: Side) -> list[_Nsqd]:
     """Who is there now; raises UnreachableError if no nsqlookupd answers."""
+    found: list[tuple[Address | None, str, _Self | None]]
     if side.lookupds:
         timeouts = _CONNECT_TIMEOUT, _REQUEST_TIMEOUT
-        found = [_of_node(node) for node in await nodes(side.lookupds, side.config, timeouts)]
+        listed = await nodes(side.lookupds, side.config, timeouts)
+        found = [(node.tcp, str(node.http), _said(node)) for node in listed]
     else:
-        found = [_at(address, side.config) for address in side.nsqds]
-    return list(await together(*found, *(_at_http(url, side.config) for url in side.http)))
+        found = [(tcp, str(Address(tcp.host, tcp.port + 1)), None) for tcp in side.nsqds]
+    found += [(None, url, None) for url in side.http]
+    return await call_each(found, lambda each: _nsqd(*each, side.config))
 
 
-async def _of_node(node: Registration) -> _Nsqd:
-    addresses, places = await _resolve(node.tcp)
-    said = _Self(node.hostname, node.broadcast_address, node.tcp_port, node.http_port, 0)
-    return _Nsqd(str(node.tcp), addresses, places, said, str(node.http))
+async def _nsqd(
+    tcp: Address | None, http: str, listed: _Self | None, config: ClientConfig
+) -> _Nsqd:
+    """The nsqd at a TCP address, as far as known, which may answer at an HTTP address."""
+    info = await _ask(http, config)
+    if info and tcp and info.tcp_port != tcp.port:  # that is another nsqd's port
+        info = None
+    places = await _resolve(tcp) if tcp else frozenset()
+    said = _said(info) if info else listed
+    return _Nsqd(str(tcp or http), places, said, info.start_time if info else 0)
 
 
-async def _at(address: Address, config: ClientConfig) -> _Nsqd:
-    addresses, places = await _resolve(address)
-    said = await _ask(str(Address(address.host, address.port + 1)), config)
-    if said and said.tcp_port != address.port:  # that is another nsqd's port
-        said = None
-    return _Nsqd(str(address), addresses, places, said)
+def _said(by: NsqdInfo | Registration) -> _Self:
+    return _Self(by.hostname, by.broadcast_address, by.tcp_port, by.http_port)
 
 
-async def _at_http(url: str, config: ClientConfig) -> _Nsqd:
-    return _Nsqd(url, said=await _ask(url, config))
-
-
-async def _ask(url: str, config: ClientConfig) -> _Self | None:
+async def _ask(url: str, config: ClientConfig) -> NsqdInfo | None:
     """What an nsqd says of itself, if it does; those before 1.0 do not."""
     try:
         async with NsqdHTTP(
@@ -167,45 +156,24 @@ async def _ask(url: str, config: ClientConfig) -> _Self | None:
     except (HTTPError, ConfigError) as error:
         log.debug("the loop guard does without %s: %s", url, error)
         return None
-    if not (info.tcp_port and info.start_time):
-        return None
-    return _Self(
-        info.hostname, info.broadcast_address, info.tcp_port, info.http_port, info.start_time
-    )
+    return info if info.tcp_port and info.start_time else None
 
 
-async def _resolve(address: Address) -> tuple[frozenset[Address], frozenset[Address]]:
-    """The addresses that a name stands for, and the same with one name for all of this host."""
-    loop = asyncio.get_running_loop()
+async def _resolve(address: Address) -> frozenset[Address]:
+    """The addresses that a name stands for, with one name for all of this host."""
     try:
-        found = await loop.getaddrinfo(*address)
+        found = await asyncio.get_running_loop().getaddrinfo(*address)
     except (OSError, UnicodeError):
-        return frozenset(), frozenset()
-    hosts = {_plain(str(place[0])) for *_, place in found}
-    places = [_THIS_HOST if await _is_here(host) else host for host in hosts]
-    return (
-        frozenset(Address(host, address.port) for host in hosts),
-        frozenset(Address(host, address.port) for host in places),
-    )
+        return frozenset()
+    return frozenset(Address(_plain(str(place[0])), address.port) for *_, place in found)
 
 
 def _plain(host: str) -> str:
-    """An IPv4 address that is written as one of IPv6 as the former."""
+    """One spelling for this host, and for an IPv4 address that is written as one of IPv6."""
     try:
         ip = ip_address(host)
     except ValueError:
         return host
-    return str(ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else host
-
-
-async def _is_here(host: str) -> bool:
-    """Whether an address is one of this host's: only these can be bound."""
-    loop = asyncio.get_running_loop()
-    try:
-        transport, _ = await loop.create_datagram_endpoint(
-            asyncio.DatagramProtocol, local_addr=(host, 0)
-        )
-    except OSError:
-        return False
-    transport.close()
-    return True
+    if isinstance(ip, IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    return _THIS_HOST if ip.is_loopback or ip.is_unspecified else str(ip)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
@@ -30,42 +29,32 @@ STRATEGIES: Mapping[str, Callable[[int, float, Random], float]] = {
 }
 
 
-class BackoffState(Enum):
-    """Where a consumer stands; see Backoff."""
-
-    NONE = "none"
-    WAITING = "waiting"
-    PROBING = "probing"
-
-
-_MODES = {
-    BackoffState.NONE: Mode.RUNNING,
-    BackoffState.WAITING: Mode.STOPPED,
-    BackoffState.PROBING: Mode.PROBING,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class BackoffChange:
-    """A new state; ``wait`` in seconds, 0 unless waiting. ``str()`` is for the log."""
+    """A new mode; ``wait`` in seconds, 0 unless stopped. ``str()`` is for the log."""
 
-    state: BackoffState
+    mode: Mode
     wait: float
     counter: int
 
     def __str__(self) -> str:
-        match self.state:
-            case BackoffState.WAITING:
+        match self.mode:
+            case Mode.STOPPED:
                 return f"waiting {self.wait:.3g} s, level {self.counter}"
-            case BackoffState.PROBING:
+            case Mode.PROBING:
                 return f"probing one connection, level {self.counter}"
         return "over"
+
+
+def requeue_delay(attempts: int, *, default_delay: float, max_delay: float) -> float:
+    """Seconds until a requeued message comes again: longer each time (go-nsq conn.go)."""
+    return min(default_delay * attempts, max_delay)
 
 
 class Backoff:
     """Counts failures up and successes down, and waits while the count is above 0.
 
-    none -- a failure --> waiting -- time --> probing -- any result --> waiting, or none at 0
+    running -- a failure --> stopped -- time --> probing -- any result --> stopped, or running at 0
 
     Only one result counts per wait: results during the wait are ignored, the first one after it
     starts the next. A failure raises the counter if the strategy's duration for the higher one
@@ -98,16 +87,11 @@ class Backoff:
         return self._until
 
     @property
-    def state(self) -> BackoffState:
-        """The state of now."""
-        if self._until is not None:
-            return BackoffState.WAITING
-        return BackoffState.PROBING if self._counter else BackoffState.NONE
-
-    @property
     def mode(self) -> Mode:
-        """What RDY is planned by."""
-        return _MODES[self.state]
+        """What RDY is planned by: stopped while waiting."""
+        if self._until is not None:
+            return Mode.STOPPED
+        return Mode.PROBING if self._counter else Mode.RUNNING
 
     def record(
         self, *, succeeded: int, failed: int, neutral: int = 0, now: float, rng: Random
@@ -131,15 +115,15 @@ class Backoff:
         if self._counter:
             wait = min(self._strategy(self._counter, self._multiplier, rng), self._max_duration)
             self._until = now + wait
-            return BackoffChange(BackoffState.WAITING, wait, self._counter)
-        return BackoffChange(BackoffState.NONE, 0.0, 0) if before else None
+            return BackoffChange(Mode.STOPPED, wait, self._counter)
+        return BackoffChange(Mode.RUNNING, 0.0, 0) if before else None
 
     def due(self, now: float) -> BackoffChange | None:
         """End the wait if it is over: from now on one connection probes."""
         if self._until is None or now < self._until:
             return None
         self._until = None
-        return BackoffChange(BackoffState.PROBING, 0.0, self._counter)
+        return BackoffChange(Mode.PROBING, 0.0, self._counter)
 
     def _may_grow(self, rng: Random) -> bool:
         return self._strategy(self._counter + 1, self._multiplier, rng) <= self._max_duration

@@ -155,14 +155,31 @@ def age(row: Row) -> float | None:
     return row.totals.depth / row.egress if row.egress else math.inf
 
 
-def requeue_rate(row: Row) -> float | None:
-    """None unless it is known of every nsqd: of some, it would pass for a low one."""
-    return row.requeue_rate if row.whole else None
+_EXCEEDED = {
+    "depth": "depth {} is over {}",
+    "in_flight": "{} in flight, over {}",
+    "requeue_rate": "{} requeued per second, over {}",
+    "timeout_rate": "{} timed out per second, over {}",
+    "age": "messages wait about {} s, over {} s",
+}
+"""What is said of each value that has a Limit of its name."""
+_OF_TOPICS = ("depth", "age")
+_RATES = ("requeue_rate", "timeout_rate", "age")
+_UNITS = {"age": "s"}
 
 
-def timeout_rate(row: Row) -> float | None:
-    """As ``requeue_rate``."""
-    return row.timeout_rate if row.whole else None
+def _limits(limits: Limits, row: Row) -> dict[str, Limit]:
+    """Those that are set for what a channel has, or a topic by itself."""
+    names = _EXCEEDED if row.channel else _OF_TOPICS
+    return {name: limit for name in names if (limit := getattr(limits, name))}
+
+
+def _value(name: str, row: Row) -> float | None:
+    """None for a rate unless it is known of every nsqd: of some, it would pass for a low one."""
+    if name == "age":
+        return age(row)
+    value: float | None = getattr(row if name in _RATES else row.totals, name)
+    return value if row.whole or name not in _RATES else None
 
 
 def judge(
@@ -214,19 +231,10 @@ def _missing(rows: Sequence[Row], peers: Peers, topic: str, channel: str) -> Ite
 
 
 def _of_row(limits: Limits, row: Row) -> Iterator[Trouble]:
-    found = [
-        _over(limits.depth, row.totals.depth, "depth {} is over {}"),
-        _old(limits.age, row),
-    ]
-    if row.channel:
-        found += [
-            _over(limits.in_flight, row.totals.in_flight, "{} in flight, over {}"),
-            _over(limits.requeue_rate, requeue_rate(row), "{} requeued per second, over {}"),
-            _over(limits.timeout_rate, timeout_rate(row), "{} timed out per second, over {}"),
-        ]
-        if row.totals.clients < limits.clients_min:
-            text = f"{row.totals.clients} clients, fewer than {limits.clients_min}"
-            found.append((Status.CRITICAL, text))
+    found = [_over(name, limit, row) for name, limit in _limits(limits, row).items()]
+    if row.channel and row.totals.clients < limits.clients_min:
+        text = f"{row.totals.clients} clients, fewer than {limits.clients_min}"
+        found.append((Status.CRITICAL, text))
     if limits.paused and row.totals.paused:
         found.append((Status.CRITICAL, "paused"))
     for status, text in found:
@@ -234,21 +242,14 @@ def _of_row(limits: Limits, row: Row) -> Iterator[Trouble]:
             yield Trouble(status, text, row.topic, row.channel)
 
 
-def _over(limit: Limit, value: float | None, text: str) -> tuple[Status, str]:
-    if not limit:
-        return Status.OK, ""
+def _over(name: str, limit: Limit, row: Row) -> tuple[Status, str]:
+    value = _value(name, row)
     if value is None:
         return Status.UNKNOWN, "no rates: it was made anew, or nsqd restarted, during the check"
     status, over = limit.exceeded(value)
-    return status, text.format(number(value), number(over))
-
-
-def _old(limit: Limit, row: Row) -> tuple[Status, str]:
-    waits = age(row) if limit else None
-    if waits == math.inf:
-        status, _ = limit.exceeded(waits)
+    if value == math.inf:
         return status, f"{row.totals.depth} messages wait and none is taken"
-    return _over(limit, waits, "messages wait about {} s, over {} s")
+    return status, _EXCEEDED[name].format(number(value), number(over))
 
 
 def _summary(rows: Sequence[Row], peers: Peers, channel: str) -> str:
@@ -271,28 +272,16 @@ def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iter
     """
     least = limits.nsqds_min or None
     yield Datum("nsqds", peers.answering, Limit(crit=least), "", True, len(peers.nsqds))
-    channels = [row for row in rows if row.channel]
     if topic:
         for row in rows:
             yield from _data_of(limits, row)
         return
-    yield Datum("depth", sum(row.totals.depth for row in rows))
-    yield Datum("in_flight", sum(row.totals.in_flight for row in channels))
-    yield Datum("deferred", sum(row.totals.deferred for row in channels))
-    yield Datum("clients", sum(row.totals.clients for row in channels))
-    if limits.depth:
-        yield Datum("highest_depth", _highest([r.totals.depth for r in rows]), limits.depth)
-    if limits.in_flight:
-        values = [row.totals.in_flight for row in channels]
-        yield Datum("highest_in_flight", _highest(values), limits.in_flight)
-    if limits.requeue_rate:
-        rates = [requeue_rate(row) for row in channels]
-        yield Datum("highest_requeue_rate", _highest(rates), limits.requeue_rate)
-    if limits.timeout_rate:
-        rates = [timeout_rate(row) for row in channels]
-        yield Datum("highest_timeout_rate", _highest(rates), limits.timeout_rate)
-    if limits.age:
-        yield Datum("highest_age", _highest([age(r) for r in rows]), limits.age, "s")
+    for name in ("depth", "in_flight", "deferred", "clients"):
+        yield Datum(name, sum(getattr(row.totals, name) for row in rows))
+    for limited in _EXCEEDED:
+        if limit := getattr(limits, limited):
+            values = [_value(limited, r) for r in rows if r.channel or limited in _OF_TOPICS]
+            yield Datum(f"highest_{limited}", _highest(values), limit, _UNITS.get(limited, ""))
 
 
 def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
@@ -303,12 +292,9 @@ def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
         yield Datum(f"{place}:deferred", row.totals.deferred)
         least = Limit(crit=limits.clients_min or None)
         yield Datum(f"{place}:clients", row.totals.clients, least, "", True)
-        if limits.requeue_rate:
-            yield Datum(f"{place}:requeue_rate", requeue_rate(row), limits.requeue_rate)
-        if limits.timeout_rate:
-            yield Datum(f"{place}:timeout_rate", timeout_rate(row), limits.timeout_rate)
-    if limits.age:
-        yield Datum(f"{place}:age", age(row), limits.age, "s")
+    for name, limit in _limits(limits, row).items():
+        if name in _RATES:
+            yield Datum(f"{place}:{name}", _value(name, row), limit, _UNITS.get(name, ""))
 
 
 def _highest(values: Sequence[float | None]) -> float | None:

@@ -21,31 +21,21 @@ class Latency:
     it is given as 0.1 ms and above as 100 s. Takes less than 1 KiB.
     """
 
-    __slots__ = ("_counts", "count")
+    __slots__ = ("_count", "_counts")
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.count = 0
+        self._count = 0
         self._counts = array("Q", bytes(8 * (len(_BOUNDS) + 1)))
 
     def add(self, seconds: float) -> None:
         """Count one duration."""
-        self.count += 1
+        self._count += 1
         self._counts[bisect_right(_BOUNDS, seconds)] += 1
-
-    def merge(self, other: Latency) -> None:
-        """Count all durations of the other one, too."""
-        self.count += other.count
-        for bucket, count in enumerate(other._counts):
-            self._counts[bucket] += count
 
     def percentile(self, p: float) -> float:
         """Seconds that ``p`` percent, 0 to 100, of the durations do not exceed; 0 without any."""
-        if not self.count:
+        if not self._count:
             return 0.0
-        rank = max(1.0, self.count * p / 100)
+        rank = max(1.0, self._count * p / 100)
         bucket = bisect_left(list(accumulate(self._counts)), rank)
         return min(_BOUNDS[bucket - 1] * _HALF, _LONGEST) if bucket else _SHORTEST

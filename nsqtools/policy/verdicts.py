@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -104,17 +105,8 @@ class Statuses:
         return self._verdicts[status] if 0 <= status < _MOST else Verdict.RETRY
 
 
-_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
-_MONTH = f"(?P<month>{'|'.join(_MONTHS)})"
-_TIME = "(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
-_DATES = [
-    re.compile(f"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun){form}")
-    for form in (
-        rf", (?P<day>[0-9]{{2}}) {_MONTH} (?P<year>[0-9]{{4}}) {_TIME} GMT",
-        rf"[a-z]{{3,6}}, (?P<day>[0-9]{{2}})-{_MONTH}-(?P<year>[0-9]{{2}}) {_TIME} GMT",
-        rf" {_MONTH} (?P<day>[ 0-9][0-9]) {_TIME} (?P<year>[0-9]{{4}})",
-    )
-]
+_DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
+"""The forms of a date that RFC 9110 has, in its section 5.6.7."""
 _LONGEST = 2.0**31
 
 
@@ -132,25 +124,11 @@ def retry_after(value: str, *, now: float) -> float | None:
 
 
 def _parse_date(text: str, now: float) -> float | None:
-    match = next(filter(None, (form.fullmatch(text) for form in _DATES)), None)
-    if not match:
-        return None
-    year = int(match["year"])
-    if len(match["year"]) == 2:
-        # Two digits are the last such year that is not over 50 years ahead.
-        latest = datetime.fromtimestamp(now, UTC).year + 50
-        year = latest - (latest - year) % 100
-    second = int(match["second"])
-    try:
-        moment = datetime(
-            year,
-            _MONTHS.index(match["month"]) + 1,
-            int(match["day"]),
-            int(match["hour"]),
-            int(match["minute"]),
-            min(second, 59),
-            tzinfo=UTC,
-        )
-    except ValueError:
-        return None
-    return moment.timestamp() + (second == 60) if second <= 60 else None
+    for form in _DATES:
+        with suppress(ValueError):
+            moment = datetime.strptime(text, form).replace(tzinfo=UTC)
+            oldest = datetime.fromtimestamp(now, UTC).year - 50
+            if "%y" in form and moment.year < oldest:  # two digits are of the century around now
+                moment = moment.replace(year=moment.year + 100)
+            return moment.timestamp()
+    return None

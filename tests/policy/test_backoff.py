@@ -8,7 +8,13 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsqtools.policy.backoff import Backoff, BackoffChange, BackoffState, exponential, full_jitter
+from nsqtools.policy.backoff import (
+    Backoff,
+    BackoffChange,
+    exponential,
+    full_jitter,
+    requeue_delay,
+)
 from nsqtools.policy.rdy import Mode
 
 RNG = Random(1)
@@ -24,7 +30,7 @@ def end_wait(backoff: Backoff) -> float:
     """Let the wait pass; the time of its end."""
     assert backoff.until is not None
     now = backoff.until
-    assert backoff.due(now) == BackoffChange(BackoffState.PROBING, 0.0, backoff.counter)
+    assert backoff.due(now) == BackoffChange(Mode.PROBING, 0.0, backoff.counter)
     return now
 
 
@@ -37,7 +43,7 @@ def test_waits_double_to_the_longest_and_each_success_takes_a_level_back() -> No
         waits.append(change.wait)
         end_wait(backoff)
     assert waits == [2, 4, 8, 16, 32, 64, 64, 64, 32, 16, 8, 4, 2]
-    assert record(backoff, succeeded=1) == BackoffChange(BackoffState.NONE, 0.0, 0)
+    assert record(backoff, succeeded=1) == BackoffChange(Mode.RUNNING, 0.0, 0)
 
 
 @given(st.integers(1, 20), st.floats(0.001, 3600), st.randoms(use_true_random=False))
@@ -111,8 +117,14 @@ def test_full_jitter_stays_within_the_limit_and_always_ends(
     for step in [*steps, *["succeeded"] * (len(steps) + 1)]:
         results = {"succeeded": 0, "failed": 0, "neutral": 0} | {step: 1}
         change = backoff.record(**results, now=now, rng=rng)
-        if change and change.state is BackoffState.WAITING:
+        if change and change.mode is Mode.STOPPED:
             assert 0 <= change.wait <= 120.0
             now += change.wait
             assert backoff.due(now)
-    assert backoff.state is BackoffState.NONE
+    assert backoff.mode is Mode.RUNNING
+
+
+def test_the_requeue_delay_grows_with_the_attempts_up_to_the_limit() -> None:
+    delays = [requeue_delay(n, default_delay=90.0, max_delay=900.0) for n in (1, 2, 10, 11)]
+    assert delays == [90.0, 180.0, 900.0, 900.0]
+    assert requeue_delay(1, default_delay=90.0, max_delay=10.0) == 10.0
