@@ -64,6 +64,44 @@ async def end(tasks: Iterable[asyncio.Future[Any]], *, within: float | None = No
         await asyncio.wait(left, timeout=within)
 
 
+class Tasks:
+    """Tasks that one owner begins now and then; ``on_error`` hears of what any of them raises."""
+
+    def __init__(self, on_error: Callable[[BaseException], object]) -> None:
+        self._on_error = on_error
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let it run; after ``close`` it is not even begun."""
+        if self._closed:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def cancel(self) -> None:
+        """Cancel all, without waiting for them."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Wait until all have ended."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Begin no more of them; cancel those there are and wait until they have ended."""
+        self._closed = True
+        await end(self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._on_error(error)
+
+
 async def interruptible(work: Coroutine[Any, Any, object], event: asyncio.Event) -> bool:
     """Whether the work came to its end; once the event is set it is cancelled and waited for."""
     loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, ask_all, union_producers
 from nsqtools.net.tls import http_context
-from nsqtools.policy.topics import Change, MatchingTopics, grace
+from nsqtools.policy.topics import Change, MatchingTopics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -89,13 +89,6 @@ class Lookups:
         return union_producers(answer.producers for answer in answers.values)
 
 
-def finder(
-    subscription: Subscription, config: ConsumerConfig
-) -> Callable[[], Awaitable[Iterable[Address]]]:
-    """The addresses of ``Lookups.producers``, as Membership wants them."""
-    return Lookups(subscription, config).producers
-
-
 class TopicFinder:
     """Asks all nsqlookupds for the topics of a pattern, once for each ``look``.
 
@@ -115,7 +108,7 @@ class TopicFinder:
     ) -> None:
         self._lookupds = lookupds
         self._limits = _limits(config, timeouts)
-        self._topics = MatchingTopics(pattern, grace(refresh))
+        self._topics = MatchingTopics(pattern, refresh)
         self._silence = silence or Silence()
         self.answered = False
         """Whether there was a first answer."""

@@ -7,13 +7,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.concurrency import call_each, end
+from nsqtools.engine.concurrency import Tasks, call_each
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address, check_list, check_name
 from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable
     from random import Random
     from typing import Any
 
@@ -96,32 +96,29 @@ class Membership:
         self._rng = rng
         self._find = find
         self._on_nobody = on_nobody
-        self._broken = broken
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._lookup_again = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._tasks = Tasks(broken)
 
     async def start(self) -> None:
         """Make first contact; raises UnreachableError if everybody failed or refused us."""
         if fixed := self._subscription.nsqds:
             for address in await self._connect_all(fixed):
-                self._spawn(self._reconnect(address))
+                self._tasks.begin(self._reconnect(address))
         else:
             await self._connect_all(await self._lookup())
-            self._spawn(self._discover())
+            self._tasks.begin(self._discover())
 
     def lost(self, address: Address) -> None:
         """A connection ended: dial a fixed address again, or ask who is there."""
         if self._subscription.nsqds:
-            self._spawn(self._reconnect(address))
+            self._tasks.begin(self._reconnect(address))
         else:
             self._lookup_again.set()
 
     async def close(self) -> None:
         """Connect to nobody any more; dials under way are broken off."""
-        self._closed = True
-        await end(self._tasks)
+        await self._tasks.close()
 
     async def _connect_all(self, addresses: Iterable[Address]) -> Collection[Address]:
         """Connect to all, return who failed; raises the first error if every one did."""
@@ -175,23 +172,10 @@ class Membership:
 
     async def _lookup(self) -> list[Address]:
         if self._find is None:
-            from nsqtools.engine.lookup import finder
+            from nsqtools.engine.lookup import Lookups  # loads net.http
 
-            self._find = finder(self._subscription, self._config)
+            self._find = Lookups(self._subscription, self._config).producers
         found = list(dict.fromkeys(await self._find()))
         if not found:
             self._on_nobody()
         return found
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._closed:
-            work.close()
-            return
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            self._broken(error)

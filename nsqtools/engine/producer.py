@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 from weakref import WeakSet
 
 from nsqtools.config import ProducerConfig
@@ -30,7 +31,7 @@ from nsqtools.policy.endpoints import make_endpoints
 from nsqtools.proto import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from nsqtools.net.connection import Dial
     from nsqtools.policy.endpoints import Endpoints
@@ -43,17 +44,8 @@ _PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED", "E_INVALID"}
 _RETRY_DELAY = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Positions that were not taken, and why; ``permanent`` as in PublishError.
-
-    ``error`` is nsqd's, if it gave one.
-    """
-
-    positions: Sequence[int]
-    reason: str
-    permanent: bool
-    error: NSQError | None = None
+_Refusal: TypeAlias = tuple[Sequence[int], NSQError]
+"""Positions that were not taken, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +179,16 @@ class Producer(Listener):
         parts = list(self._split(bodies, refusals))
         targets = self._nsqds if self._config.mode == "all" else (None,)
         batches = [_Batch(topic, *part, defer_ms, target) for target in targets for part in parts]
-        for refused in await call_each(batches, lambda batch: self._publish(batch, deadline)):
-            refusals += refused
+        for more in await call_each(batches, lambda batch: self._publish(batch, deadline)):
+            refusals += more
         if refusals:
-            positions = sorted(set(chain.from_iterable(r.positions for r in refusals)))
+            refused = sorted(set(chain.from_iterable(positions for positions, _ in refusals)))
+            errors = [error for _, error in refusals]
             # A body is to blame only if bodies are to blame for all of it.
-            errors = sorted(filter(None, (r.error for r in refusals)), key=_blames_a_body)
-            permanent = all(r.permanent for r in refusals)
-            reason, cause = refusals[0].reason, next(iter(errors), None)
-            raise PublishError(reason, positions, permanent=permanent) from cause
+            said = sorted((e for e in errors if isinstance(e, PeerError)), key=_blames_a_body)
+            permanent = all(map(_is_permanent, errors))
+            cause = next(iter(said), None)
+            raise PublishError(str(errors[0]), refused, permanent=permanent) from cause
 
     def _split(
         self, bodies: Sequence[bytes], refusals: list[_Refusal]
@@ -216,7 +209,7 @@ class Producer(Listener):
                     if size
                     else "empty message: nsqd does not take them"
                 )
-                refusals.append(_Refusal((position,), reason, permanent=True))
+                refusals.append(((position,), ConfigError(reason)))
                 continue
             if positions and (commands.publish_many_size(len(positions) + 1, total + size) > limit):
                 yield positions, [bodies[p] for p in positions]
@@ -228,19 +221,18 @@ class Producer(Listener):
 
     async def _publish(self, batch: _Batch, deadline: float) -> list[_Refusal]:
         """Publish a batch; returns what nobody took."""
-        refusals = []
+        refusals: list[_Refusal] = []
         todo = [batch]
         while todo:
             failure = await self._try(todo.pop(), deadline)
             if failure is None:
                 continue
             rest, error = failure
-            permanent = _is_permanent(error)
             count = len(rest.bodies)
             if not _blames_a_body(error):
-                refusals.append(_Refusal(rest.positions, str(error), permanent, error))
+                refusals.append((rest.positions, error))
             elif count == 1 or rest.defer_ms is not None:  # DPUBs are refused one by one
-                refusals.append(_Refusal(rest.positions[:1], str(error), permanent, error))
+                refusals.append((rest.positions[:1], error))
                 todo += [rest.part(1)] if count > 1 else []
             else:  # an MPUB is taken whole or not at all: halve it until the culprit stands alone
                 todo += [rest.part(count // 2), rest.part(0, count // 2)]
@@ -385,7 +377,8 @@ def _is_permanent(error: NSQError) -> bool:
     """Whether another try cannot help; nsqd's E_UNAUTHORIZED comes as an AuthError."""
     if isinstance(error, ServerError):
         return error.code in _PERMANENT
-    return isinstance(error, AuthError) and "E_UNAUTHORIZED" in error.text
+    is_forbidden = isinstance(error, AuthError) and "E_UNAUTHORIZED" in error.text
+    return is_forbidden or isinstance(error, ConfigError)
 
 
 def _blames_a_body(error: NSQError) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig, StopOptions
-from nsqtools.engine.concurrency import end, interruptible
+from nsqtools.engine.concurrency import Tasks, interruptible
 from nsqtools.engine.conditions import Conditions, Count
 from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.handler import whole
@@ -21,7 +21,7 @@ from nsqtools.names import check_list, check_name, check_type
 from nsqtools.net.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from random import Random
 
     from nsqtools.engine.consumer import ConsumerStats
@@ -132,7 +132,7 @@ class Runner:
             self._topics,
             complete=lambda: self._finder is None or self._finder.answered,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._fail)
         self._errors: list[BaseException] = []
         self._ending = asyncio.Event()
         self._reason: Reason = "stopped"
@@ -220,14 +220,14 @@ class Runner:
         try:
             for subscription in self._named:
                 topics.add(subscription)
-            self._spawn(self._watch())
+            self._tasks.begin(self._watch())
             if self._finder:
-                self._spawn(self._discover(self._finder))
+                self._tasks.begin(self._discover(self._finder))
             await self._ending.wait()
-            await end(self._tasks)
+            await self._tasks.close()
             await topics.stop(out_of_time=self._reason not in ("stopped", "count"))
         finally:
-            await end(self._tasks)
+            await self._tasks.close()
             topics.leave()
             await topics.stop()
         if failed and failed.done():
@@ -326,13 +326,3 @@ class Runner:
         """End with an error; the first is raised."""
         self._errors.append(error)
         self._end("stopped")
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            self._fail(error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nsqtools.config.units import format_duration
-from nsqtools.engine.concurrency import interruptible
+from nsqtools.engine.concurrency import Tasks, interruptible
 from nsqtools.engine.consumer import Consumer, ConsumerStats
 from nsqtools.engine.handler import Handler
 from nsqtools.engine.membership import Silence
@@ -63,10 +63,13 @@ class Subscriptions:
     undrained: set[str] = field(default_factory=set)
     """Topics that were dropped, of which the handler could not settle all."""
     _topics: dict[str, _Topic] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: Tasks = field(init=False)
     _past: dict[str, ConsumerStats] = field(default_factory=dict)
     _any_reached: bool = False
     _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._tasks = Tasks(self.on_error)
 
     def __len__(self) -> int:
         """How many topics there are now."""
@@ -82,9 +85,7 @@ class Subscriptions:
             return
         past = self._past.setdefault(name, ConsumerStats())
         topic = self._topics[name] = _Topic(subscription, self, past)
-        task = asyncio.get_running_loop().create_task(self._keep(topic))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        self._tasks.begin(self._keep(topic))
 
     def drop(self, name: str) -> None:
         """Drain this topic and forget it."""
@@ -99,13 +100,11 @@ class Subscriptions:
             topic.out_of_time = out_of_time
             topic.stopped = True
             topic.interrupt()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
 
     def leave(self) -> None:
         """Drop all connections at once; ``stop`` waits until that is done."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     def stats(self) -> ConsumerStats:
         """Totals of all topics; ``last_message`` is 0 until a message came."""
@@ -191,11 +190,6 @@ class Subscriptions:
             raise errors[0]
         log.log(logging.INFO if known else logging.ERROR, "topic %s: %s", name, error)
         log.info("topic %s: next try in %s", name, format_duration(self.retry))
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            self.on_error(error)
 
 
 class _Topic(Handler):

@@ -31,14 +31,14 @@ def matching(pattern: Pattern[str], topics: Iterable[str]) -> list[str]:
 class MatchingTopics:
     """The topics of a pattern, by what all nsqlookupds say in each round.
 
-    A topic is gone once it has been missing for ``grace`` seconds, in all rounds of that time.
-    A round that one nsqlookupd did not answer shows what there is, but not what is missing: the
-    time begins anew after it.
+    Rounds are ``refresh`` seconds apart. A topic is gone once it has been missing for two of them,
+    and for MIN_GRACE seconds, in all rounds of that time. A round that one nsqlookupd did not
+    answer shows what there is, but not what is missing: the time begins anew after it.
     """
 
-    def __init__(self, pattern: Pattern[str], grace: float) -> None:
+    def __init__(self, pattern: Pattern[str], refresh: float) -> None:
         self._pattern = pattern
-        self._grace = grace
+        self._grace = max(2 * refresh, MIN_GRACE)
         self._missing: dict[str, float | None] = {}
         # Every topic of now, and since when it was missing.
 
@@ -58,8 +58,3 @@ class MatchingTopics:
                 del self._missing[topic]
                 gone.append(topic)
         return Change(appeared, gone)
-
-
-def grace(refresh: float) -> float:
-    """How long a topic may be missing, when nsqlookupds are asked every ``refresh`` seconds."""
-    return max(2 * refresh, MIN_GRACE)

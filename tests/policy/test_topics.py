@@ -13,13 +13,13 @@ ALL = re.compile("")
 
 
 def test_topics_appear_once_in_order_and_others_do_not() -> None:
-    topics = MatchingTopics(re.compile("a"), 120)
+    topics = MatchingTopics(re.compile("a"), 60)
     assert topics.looked(["ba", "b", "aa", "ba"], complete=True, now=0) == Change(["aa", "ba"], [])
     assert topics.looked(["ba", "b", "aa", "ac"], complete=True, now=1) == Change(["ac"], [])
 
 
 def test_a_topic_is_gone_once_it_was_missing_for_the_grace() -> None:
-    topics = MatchingTopics(ALL, 120)
+    topics = MatchingTopics(ALL, 60)
     topics.looked(["a", "b"], complete=True, now=0)
     for now in (60, 120, 179):
         assert topics.looked(["a"], complete=True, now=now) == Change([], [])
@@ -29,7 +29,7 @@ def test_a_topic_is_gone_once_it_was_missing_for_the_grace() -> None:
 
 
 def test_a_topic_that_comes_back_within_the_grace_was_never_away() -> None:
-    topics = MatchingTopics(ALL, 120)
+    topics = MatchingTopics(ALL, 60)
     topics.looked(["a"], complete=True, now=0)
     topics.looked([], complete=True, now=60)
     assert topics.looked(["a"], complete=True, now=120) == Change([], [])
@@ -39,7 +39,7 @@ def test_a_topic_that_comes_back_within_the_grace_was_never_away() -> None:
 
 
 def test_nothing_is_missing_in_a_round_that_somebody_did_not_answer() -> None:
-    topics = MatchingTopics(ALL, 120)
+    topics = MatchingTopics(ALL, 60)
     topics.looked(["a"], complete=True, now=0)
     for now in range(60, 6000, 60):
         assert topics.looked(["b"], complete=False, now=now).gone == []
@@ -56,7 +56,7 @@ rounds = st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.booleans()), max
 def test_appearing_and_going_alternate_and_nothing_goes_that_is_there(
     rounds: list[tuple[set[str], bool]],
 ) -> None:
-    topics, present = MatchingTopics(ALL, 120), set[str]()
+    topics, present = MatchingTopics(ALL, 60), set[str]()
     for number, (found, complete) in enumerate(rounds):
         change = topics.looked(found, complete=complete, now=60.0 * number)
         assert not present & set(change.appeared)
