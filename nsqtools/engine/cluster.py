@@ -122,10 +122,6 @@ class Cluster:
         self._infos: dict[str, NsqdInfo] = {}
         self._found: dict[str, Node] = {}
         self._listed: dict[str, float] = {}
-        self._failed: dict[str, HTTPError] = {}
-        self._answers: Answers[list[Registration]] = Answers([], [])
-        self._asked: dict[str, HTTPError | None] = {}
-        self._unanswered: UnreachableError | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,12 +138,12 @@ class Cluster:
         self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
     ) -> Snapshot:
         """``look``, but raises UnreachableError if no nsqd answers, unless there is none."""
-        snapshot = await self._look(topic, channel, include_clients)
+        snapshot, answers = await self._look(topic, channel, include_clients)
         if snapshot.failures and not snapshot.stats:
             raise nobody("nsqd", list(snapshot.failures.values()))
-        if self._unanswered and not snapshot.stats:
-            raise self._unanswered
-        self._tell(snapshot)
+        if not snapshot.stats and (error := _unanswered(answers)):
+            raise error
+        self._tell(snapshot, answers)
         return snapshot
 
     async def look(
@@ -163,19 +159,22 @@ class Cluster:
         Who does not answer is among the failures, be it everybody. ``everywhere`` asks those too
         that nsqlookupd does not list with the topic: it may have been deleted from there alone.
         """
-        snapshot = await self._look(topic, channel, include_clients, everywhere=everywhere)
-        self._tell(snapshot)
+        snapshot, answers = await self._look(topic, channel, include_clients, everywhere=everywhere)
+        self._tell(snapshot, answers)
         return snapshot
 
     async def _look(
         self, topic: str | None, channel: str | None, clients: bool, *, everywhere: bool = False
-    ) -> Snapshot:
+    ) -> tuple[Snapshot, Answers[list[Registration]]]:
         end = Deadline(2 * _PART * self._timeout)
         self._deadline.begin(_PART * self._timeout)
-        found = await self._discover()
+        answers, failed = await self._discover()
         self._deadline.begin(end.left)
+        found = self._united(answers)
+        for name in self._clients.keys() - {node.name for node in found}:
+            await self._hang_up(name)
         nodes = {each.name: each for each in found if everywhere or self._has(each, topic)}
-        failures = {name: self._failed[name] for name in nodes if name in self._failed}
+        failures = {name: failed[name] for name in nodes if name in failed}
 
         async def report(name: str) -> NsqdStats:
             self._deadline.check(nodes[name].api)
@@ -198,64 +197,51 @@ class Cluster:
                 if name in self._infos and self._infos[name].start_time != said.start_time:
                     del self._infos[name]  # it was restarted, perhaps with other options
         times = {name: self._clients[name].at for name in stats}
-        listed = {str(address): said for address, said in self._answers.answers}
+        listed = {str(address): said for address, said in answers.answers}
+        lookupds: dict[str, HTTPError | None] = dict.fromkeys(listed)
+        lookupds |= {str(address): error for address, error in answers.failures}
         at = fmean(times.values()) if times else monotonic()
-        return Snapshot(at, stats, failures, nodes, self._asked, times, listed)
+        return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
 
-    async def _discover(self) -> list[Node]:
-        """Ask nsqlookupds, and the given nsqds that have not said who they are yet."""
+    async def _discover(self) -> tuple[Answers[list[Registration]], dict[str, HTTPError]]:
+        """Ask nsqlookupds, and the given nsqds that have not said who they are yet.
+
+        Returns the answers of the former, and the errors of the latter by name.
+        """
         unknown = [name for name in self._given if name not in self._infos]
         answers, infos = await together(
             ask_all(self._lookupds, lambda client: client.nodes()),
             call_each(unknown, lambda name: attempt(self._clients[name].info())),
         )
-        self._failed = {}
+        failed = {}
         for name, info in zip(unknown, infos, strict=True):
             if isinstance(info, HTTPError):
-                self._failed[name] = info
+                failed[name] = info
             else:
                 self._infos[name] = info
-        self._heard(answers)
-        nodes = self._united(answers)
-        for name in self._clients.keys() - {node.name for node in nodes}:
-            await self._hang_up(name)
-        return nodes
+        return answers, failed
 
     async def _hang_up(self, name: str) -> None:
         """Close the client of a node, unless that is given."""
         if name not in self._given and name in self._clients:
             await self._clients.pop(name).close()
 
-    def _heard(self, answers: Answers[list[Registration]]) -> None:
-        """Keep who answered."""
-        self._answers = answers
-        self._asked = {str(address): None for address, _ in answers.answers}
-        self._asked |= {str(address): error for address, error in answers.failures}
-        self._unanswered = None
-        if answers.failures and not answers.answers:
-            errors = [error for _, error in answers.failures]
-            self._unanswered = nobody("nsqlookupd", errors)
-
-    def _tell(self, snapshot: Snapshot) -> None:
+    def _tell(self, snapshot: Snapshot, answers: Answers[list[Registration]]) -> None:
         """Warn of servers that are silent, once of each until it answers."""
-        self._tell_of_lookupds()
-        if not self._quiet:
-            for name in snapshot.stats.keys() & self._silent:
-                log.info("nsqd %s answers again", name)
-            fallen = [e for name, e in snapshot.failures.items() if name not in self._silent]
-            for error in fallen[:_MOST_TOLD]:
-                log.warning("nsqd %s", error)
-            if more := len(fallen[_MOST_TOLD:]):
-                log.warning("and %d more nsqds do not answer", more)
-        self._silent = set(snapshot.failures)
-
-    def _tell_of_lookupds(self) -> None:
         if self._quiet:
             return
-        if self._unanswered:
-            self._silence.nobody(self._unanswered)
+        if error := _unanswered(answers):
+            self._silence.nobody(error)
         else:
-            self._silence.heard(self._answers)
+            self._silence.heard(answers)
+        for name in snapshot.stats.keys() & self._silent:
+            log.info("nsqd %s answers again", name)
+        fallen = [e for name, e in snapshot.failures.items() if name not in self._silent]
+        for failure in fallen[:_MOST_TOLD]:
+            log.warning("nsqd %s", failure)
+        if more := len(fallen[_MOST_TOLD:]):
+            log.warning("and %d more nsqds do not answer", more)
+        self._silent = set(snapshot.failures)
 
     def _united(self, answers: Answers[list[Registration]]) -> list[Node]:
         """The given and the listed, each once; one that is no longer listed stays for a while."""
@@ -289,6 +275,12 @@ class Cluster:
     def _has(self, node: Node, topic: str | None) -> bool:
         """Whether it is worth asking: of a given nsqd that is not known from nsqlookupd."""
         return topic is None or node.name in self._given or topic in node.topics
+
+
+def _unanswered(answers: Answers[Any]) -> UnreachableError | None:
+    """The error of nsqlookupds of which none answers."""
+    errors = [error for _, error in answers.failures]
+    return nobody("nsqlookupd", errors) if errors and not answers.answers else None
 
 
 def _given_node(

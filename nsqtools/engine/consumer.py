@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig
-from nsqtools.engine.concurrency import call_each, end
+from nsqtools.engine.concurrency import call_each, end, interruptible
 from nsqtools.engine.flow import Flow, Link
 from nsqtools.engine.handler import Batch, check_handler
 from nsqtools.engine.membership import Membership, Subscription
@@ -151,14 +151,10 @@ class Consumer:
         self._stats.last_message = self._loop.time()
         self._flow.start()
         worker = self._loop.create_task(self._work())
-        stopped = self._loop.create_task(self._stop.wait())
-        starting = self._loop.create_task(self._membership.start())
+        worker.add_done_callback(lambda _: self.stop())
         try:
-            await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
-                await asyncio.wait({worker, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            await end([starting])
+            await interruptible(self._membership.start(), self._stop)
+            await self._stop.wait()
             await self._drain(worker)
         finally:
             self._stopping = True
@@ -166,7 +162,7 @@ class Consumer:
             for link in list(self._flow.links.values()):
                 link.connection.abort()
             await self._membership.close()
-            await end((worker, stopped, starting), within=_CANCEL_TIMEOUT)
+            await end([worker], within=_CANCEL_TIMEOUT)
         if self._bug:
             raise self._bug
         return self.stats()
@@ -189,9 +185,9 @@ class Consumer:
 
     async def _connect(self, address: Address) -> NSQError | None:
         """Open one connection and let it take part; returns the error instead of raising it."""
-        link = Link(self._flow, address)
+        link = Link(self._flow)
         try:
-            link.connection = await self._dial(
+            connection = await self._dial(
                 address,
                 self._config,
                 link,
@@ -201,11 +197,11 @@ class Consumer:
         except NSQError as error:
             return error
         if self._stopping:
-            link.connection.abort()
+            connection.abort()
             return None
         log.info("connected to %s", address)
         self._stats.connected += 1
-        self._flow.add(link)
+        self._flow.add(link, connection)
         self._on_reached()
         return None
 
@@ -240,7 +236,7 @@ class Consumer:
             link,
             topic=self._subscription.topic,
             channel=self._subscription.channel,
-            source=link.address,
+            source=link.connection.address,
             starved=is_starved((link.peer(),)),
             msg_timeout=features.msg_timeout,
             is_lost=lambda: link.connection.is_lost or self._loop.time() > deadline,

@@ -41,30 +41,29 @@ class Link(Listener):
         "_last_message",
         "_rdy_since",
         "_served",
-        "address",
         "connection",
         "stale",
     )
 
     connection: Connection
 
-    def __init__(self, flow: Flow, address: Address) -> None:
-        self.address = address
+    def __init__(self, flow: Flow) -> None:
         self.stale = False
         self._flow = flow
         self._fresh = True
         self._last_message = self._rdy_since = 0.0
         self._served = float("-inf")
 
-    def opened(self, now: float) -> None:
-        """The connection is made."""
+    def take_part(self, connection: Connection, now: float) -> None:
+        """Have a connection, made now."""
+        self.connection = connection
         self._last_message = self._rdy_since = now
 
     def peer(self) -> Peer:
         """The facts of now."""
         connection = self.connection
         return Peer(
-            address=self.address,
+            address=connection.address,
             rdy=connection.ready,
             max_rdy=connection.features.max_rdy_count,
             in_flight=connection.in_flight,
@@ -115,7 +114,7 @@ class Link(Listener):
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
         """Give its share to the other connections."""
-        self._flow.lost(self, error)
+        self._flow.lost(self, connection.address, error)
 
     # What a batch calls, as Settle.
 
@@ -207,10 +206,10 @@ class Flow:
         for timer in self._timers.values():
             timer.cancel()
 
-    def add(self, link: Link) -> None:
+    def add(self, link: Link, connection: Connection) -> None:
         """Let a connection that is open take part."""
-        link.opened(self._loop.time())
-        self.links[link.address] = link
+        link.take_part(connection, self._loop.time())
+        self.links[connection.address] = link
         self.plan()
 
     def set_max_in_flight(self, n: int) -> None:
@@ -273,16 +272,16 @@ class Flow:
         default, most = self._config.default_requeue_delay, self._config.max_requeue_delay
         return round(requeue_delay(attempts, default_delay=default, max_delay=most) * 1000)
 
-    def lost(self, link: Link, error: PeerError | None) -> None:
+    def lost(self, link: Link, address: Address, error: PeerError | None) -> None:
         """A connection is gone; its share goes to the others."""
-        if self.links.get(link.address) is not link:
+        if self.links.get(address) is not link:
             return
-        del self.links[link.address]
+        del self.links[address]
         if self._stopped or error is None:
             return
         log.warning("connection lost: %s", error)
         self.plan()
-        self._lost(link.address)
+        self._lost(address)
 
     def plan(self) -> None:
         """Send the RDY counts that the facts of now ask for."""

@@ -149,7 +149,8 @@ class Runner:
         of ``drain`` at the end. Cancelling drops the connections, and what the handler holds.
         """
         try:
-            await self._open()
+            is_open = await interruptible(self._handler.open(), self._ending)
+            self._is_open = is_open and not self._ending.is_set()
             if self._is_open:
                 await self._consume()
         except BaseException as error:
@@ -207,11 +208,6 @@ class Runner:
         of the nsqds does not answer over HTTP.
         """
         return await self._conditions.backlog()
-
-    async def _open(self) -> None:
-        """Open the handler, which may take long; being stopped ends that."""
-        await interruptible(self._handler.open(), self._ending)
-        self._is_open = not self._ending.is_set()
 
     async def _consume(self) -> None:
         topics, failed = self._topics, self._handler.failed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -92,29 +92,37 @@ def shown(rows: Iterable[Row], channel: str = "") -> list[Row]:
 
 
 @dataclass(slots=True)
-class _Growth:
-    """Sums over nsqds, per second."""
+class _Sum:
+    """Sums over nsqds and, of those that are measured, what they grow by per second."""
 
+    totals: Counters = field(default_factory=Counters)
     nodes: int = 0
+    missing: int = 0
+    measured: int = 0
     messages: float = 0.0
     held: float = 0.0
     requeues: float = 0.0
     timeouts: float = 0.0
 
-    def add(self, before: Counters, now: Counters, elapsed: float) -> None:
-        self.nodes += 1
+    def measure(self, before: Counters, now: Counters, elapsed: float) -> None:
+        self.measured += 1
         self.messages += (now.messages - before.messages) / elapsed
         self.held += (now.held - before.held) / elapsed
         self.requeues += (now.requeues - before.requeues) / elapsed
         self.timeouts += (now.timeouts - before.timeouts) / elapsed
 
-
-@dataclass(slots=True)
-class _Sum:
-    totals: Counters = field(default_factory=Counters)
-    nodes: int = 0
-    missing: int = 0
-    growth: _Growth = field(default_factory=_Growth)
+    def row(self, key: Key) -> Row:
+        row = Row(*key, self.totals, self.nodes, self.missing)
+        if not self.measured:
+            return row
+        return replace(
+            row,
+            ingress=self.messages,
+            egress=max(0.0, self.messages - self.held),
+            requeue_rate=self.requeues,
+            timeout_rate=self.timeouts,
+            measured=self.measured,
+        )
 
 
 _NOTHING = Counters()
@@ -161,7 +169,7 @@ class Rates:
                 # What a node did not have when it answered last began from nothing since.
                 first = before.counters.get(key, _NOTHING)
                 if not _fell(first, counters):
-                    total.growth.add(first, counters, sample.at - before.at)
+                    total.measure(first, counters, sample.at - before.at)
         for (topic, _), total in sums.items():
             total.missing += unseen[topic]
         self._had = {
@@ -170,7 +178,7 @@ class Rates:
             if sample is not None or node in self._had
         }
         self._before = {node: sample for node, sample in samples.items() if sample is not None}
-        return [_row(key, sums[key]) for key in sorted(sums)]
+        return [sums[key].row(key) for key in sorted(sums)]
 
     def _baseline(self, node: str, sample: CounterSample) -> CounterSample | None:
         before = self._before.get(node)
@@ -185,21 +193,4 @@ def _fell(before: Counters, now: Counters) -> bool:
         now.messages < before.messages
         or now.requeues < before.requeues
         or now.timeouts < before.timeouts
-    )
-
-
-def _row(key: Key, found: _Sum) -> Row:
-    growth = found.growth
-    if not growth.nodes:
-        return Row(*key, found.totals, found.nodes, found.missing)
-    return Row(
-        *key,
-        found.totals,
-        found.nodes,
-        found.missing,
-        growth.messages,
-        max(0.0, growth.messages - growth.held),
-        growth.requeues,
-        growth.timeouts,
-        growth.nodes,
     )

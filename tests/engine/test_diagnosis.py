@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.engine.doctor.diagnosis import diagnose
+from nsqtools.engine.doctor import diagnose
 from nsqtools.engine.doctor.facts import Facts, Finding, LookupdFacts, NsqdFacts
 from nsqtools.errors import ConnectError, HTTPError, HTTPPortError, RefusedError
 from nsqtools.names import Address

@@ -37,7 +37,7 @@ def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
     import asyncio
 
     from nsqtools.cli.remotes import with_secret
-    from nsqtools.engine.doctor.diagnosis import diagnose
+    from nsqtools.engine.doctor import diagnose
     from nsqtools.engine.doctor.examine import examine
 
     facts = asyncio.run(examine(_question(where), with_secret(config)))
