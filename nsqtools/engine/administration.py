@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.engine.changes import Holding, Registry, StepOutcome, Survey
+from nsqtools.engine.changes import Holding, Registry, Survey
 from nsqtools.engine.cluster import Cluster
 from nsqtools.engine.concurrency import call_each, together
 from nsqtools.engine.lookup import nobody
@@ -79,13 +79,13 @@ async def all_topics(servers: Servers, found: Survey) -> set[str]:
     return {name for names in (*held, *listed) for name in names}
 
 
-async def carry_out(servers: Servers, stages: Stages) -> list[StepOutcome]:
-    """Take all steps, whoever fails; how each ended, in their order."""
+async def carry_out(servers: Servers, stages: Stages) -> list[Step]:
+    """Take all steps, whoever fails; each with how it ended, in their order."""
     limits = servers.half()
-    outcomes: list[StepOutcome] = []
+    taken: list[Step] = []
     for steps in stages:
-        outcomes += await call_each(steps, lambda step: _take(limits, step))
-    return outcomes
+        taken += await call_each(steps, lambda step: _take(limits, step))
+    return taken
 
 
 async def _ask_lookupd(limits: Mapping[str, Any], url: str, topic: str) -> Registry:
@@ -113,14 +113,14 @@ def _holding(node: Node, snapshot: Snapshot) -> Holding:
     return Holding(node, given, topic)
 
 
-async def _take(limits: Mapping[str, Any], step: Step) -> StepOutcome:
+async def _take(limits: Mapping[str, Any], step: Step) -> Step:
     if step.error:
-        return StepOutcome(step, step.error)
+        return step
     try:
         async with _API[step.server](step.url, **limits) as client:
             await client.change(step.path, **step.params)
     except HTTPError as error:
         if step.path.endswith("/delete") and error.code in _GONE:
-            return StepOutcome(step, note="is not there")
-        return StepOutcome(step, error.bare())
-    return StepOutcome(step, note=step.note)
+            return replace(step, note="is not there")
+        return replace(step, note="", error=error.bare())
+    return step

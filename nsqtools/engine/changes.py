@@ -149,8 +149,8 @@ class Loss:
 class Step:
     """A request to a server, ``nsqlookupd`` or ``nsqd``.
 
-    ``name`` is its ``host:port``. ``note`` says why it changes nothing, ``error`` why it is not
-    even tried.
+    ``name`` is its ``host:port``. ``note`` says why it changes nothing, ``error`` why it failed, or
+    why it is not even tried.
     """
 
     server: str
@@ -176,15 +176,6 @@ class Step:
         """``POST http://127.0.0.1:4151/topic/pause?topic=events``."""
         base = self.url if "://" in self.url else f"http://{self.name}"
         return f"POST {base.rstrip('/')}/{self.path}?{urlencode(self.params, safe=':')}"
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """How a step ended."""
-
-    step: Step
-    error: HTTPError | None = None
-    note: str = ""
 
 
 Stages = list[list[Step]]
@@ -264,7 +255,7 @@ def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
             note = "is not paused"
     if not (wanted or holding.may_have(target)):
         return None
-    path, node = f"{target.kind}/{verb}", holding.node
+    path, node, note = f"{target.kind}/{verb}", holding.node, "" if holding.error else note
     return Step("nsqd", node.name, node.http, path, target.names, note=note, error=holding.error)
 
 

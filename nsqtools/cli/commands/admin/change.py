@@ -29,10 +29,10 @@ from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from nsqtools.config import ChangeOptions, TombstoneOptions
-    from nsqtools.engine.changes import Loss, Stages, Step, StepOutcome, Survey, Verb
+    from nsqtools.engine.changes import Loss, Stages, Step, Survey, Verb
     from nsqtools.errors import HTTPError
     from nsqtools.net.http.replies import Registration
 
@@ -199,62 +199,48 @@ def _describe(lost: Loss) -> str:
 def _do(request: ChangeRequest, stages: Stages) -> None:
     """Send the requests, or with --dry-run print them; raises Ended if any server failed."""
     if request.where.dry_run:
-        _print_plan(request, [step for steps in stages for step in steps])
+        _print(request, [step for steps in stages for step in steps])
         return
-    outcomes = asyncio.run(carry_out(request.servers, stages))
-    _print_outcomes(request, outcomes)
-    failed = [outcome for outcome in outcomes if outcome.error]
-    for outcome in failed:
-        log.error("%s %s", outcome.step.server, outcome.error)
-    if failed and len(failed) < len(outcomes):
+    taken = asyncio.run(carry_out(request.servers, stages))
+    _print(request, taken)
+    failed = [step for step in taken if step.error]
+    for step in failed:
+        log.error("%s %s", step.server, step.error)
+    if failed and len(failed) < len(taken):
         raise Ended(Exit.PARTIAL)
     if failed:
-        reached = any(outcome.error and outcome.error.status for outcome in failed)
+        reached = any(step.error and step.error.status for step in failed)
         raise Ended(Exit.FAILURE if reached else Exit.UNREACHABLE)
 
 
-def _print_plan(request: ChangeRequest, steps: Sequence[Step]) -> None:
+def _print(request: ChangeRequest, steps: Sequence[Step]) -> None:
+    """Print the requests that would be sent, or else how each ended."""
+    dry_run = request.where.dry_run
     if request.where.json:
-        _print_as_json(request, [_entry(each, "planned", each.note, each.error) for each in steps])
-        return
-    rows = [
-        [each.server, each.name, each.request, _failure(each.error) if each.error else each.note]
-        for each in steps
-    ]
-    print_rows(["server", "address", "request", "note"], rows)
+        _print_as_json(request, [_entry(each, dry_run=dry_run) for each in steps])
+    elif dry_run:
+        rows = [[each.server, each.name, each.request, _said(each)] for each in steps]
+        print_rows(["server", "address", "request", "note"], rows)
+    else:
+        rows = [[each.server, each.name, _said(each) or "done"] for each in steps]
+        print_rows(["server", "address", request.words], rows)
 
 
-def _print_outcomes(request: ChangeRequest, outcomes: Iterable[StepOutcome]) -> None:
-    if request.where.json:
-        entries = [
-            _entry(each.step, "unchanged" if each.note else "done", each.note, each.error)
-            for each in outcomes
-        ]
-        _print_as_json(request, entries)
-        return
-    rows = [
-        [
-            each.step.server,
-            each.step.name,
-            _failure(each.error) if each.error else each.note or "done",
-        ]
-        for each in outcomes
-    ]
-    print_rows(["server", "address", request.words], rows)
+def _said(step: Step) -> str:
+    if error := step.error:
+        return f"failed: {getattr(error, 'text', '') or describe(error)}"
+    return step.note
 
 
-def _failure(error: NSQError) -> str:
-    return f"failed: {getattr(error, 'text', '') or describe(error)}"
-
-
-def _entry(step: Step, result: str, note: str, error: NSQError | None) -> dict[str, Any]:
+def _entry(step: Step, *, dry_run: bool) -> dict[str, Any]:
+    result = "planned" if dry_run else "unchanged" if step.note else "done"
     return {
         "server": step.server,
         "address": step.name,
         "request": step.request,
-        "result": "failed" if error else result,
-        "note": note,
-        "error": str(error) if error else "",
+        "result": "failed" if step.error else result,
+        "note": step.note,
+        "error": str(step.error) if step.error else "",
     }
 
 
