@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import Lookups
 from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
@@ -51,10 +51,10 @@ class Depths:
         run would do nothing.
         """
         topics = await self._places()
-        asked = [self._ask(url, places) for url, places in topics.items()]
         found: dict[tuple[str, str], int] = {}
         failures: dict[str, HTTPError] = {}
-        for url, answer in zip(topics, await asyncio.gather(*asked), strict=True):
+        answers = await call_each(topics.items(), lambda asked: self._ask(*asked))
+        for url, answer in zip(topics, answers, strict=True):
             if isinstance(answer, HTTPError):
                 failures[url] = answer
             else:
@@ -81,7 +81,7 @@ class Depths:
             for nsqd in settings.nsqds:
                 places[nsqd.http].append((topic, str(nsqd.tcp)))
         try:
-            answers = await asyncio.gather(*(each.producers() for each in self._lookups))
+            answers = await call_each(self._lookups, Lookups.producers)
         except UnreachableError as error:
             if not self._heard:
                 raise

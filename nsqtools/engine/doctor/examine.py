@@ -71,7 +71,11 @@ class _Greeting(NamedTuple):
 
 async def examine(question: Question, config: ConsumerConfig) -> Facts:
     """Ask everybody. Raises ConfigError for what is malformed, never for a server's fault."""
-    return await _Examination(question, config).run()
+    examination = _Examination(question, config)
+    try:
+        return await examination.run()
+    finally:
+        await end(examination.greetings.values())
 
 
 class _Examination:
@@ -85,22 +89,15 @@ class _Examination:
             "deadline": self._deadline,
         }
         self._token = config.auth_secret if config.lookupd_authorization else ""
-        self._greetings: dict[Address, asyncio.Future[_Greeting]] = {}  # those of fixed nsqds
+        self.greetings: dict[Address, asyncio.Future[_Greeting]] = {}
+        """Those of fixed nsqds: begun first, and to be ended by whoever makes this."""
         self._deaf: dict[str, HTTPError] = {}  # what need not be asked a second time, by URL
 
     async def run(self) -> Facts:
         """At once whatever can be: one that hangs takes all of a limit, wherever it is asked."""
-        question = self._question
-        self._greetings = {
-            tcp: asyncio.ensure_future(self._greet(tcp)) for tcp in dict.fromkeys(question.nsqds)
-        }
-        try:
-            return await self._run()
-        finally:
-            await end(self._greetings.values())
-
-    async def _run(self) -> Facts:
         question, config = self._question, self._config
+        for tcp in dict.fromkeys(question.nsqds):
+            self.greetings[tcp] = asyncio.ensure_future(self._greet(tcp))
         lookupds, infos = await together(
             together(*map(self._ask_lookupd, dict.fromkeys(question.lookupds))),
             together(*map(self._info, question.urls)),
@@ -130,7 +127,7 @@ class _Examination:
         if tcp is None:
             return await self._ask_http(nsqd)
         if nsqd.given or facts.is_concerned(nsqd):
-            greeted = self._greetings.get(tcp) or self._greet(tcp)
+            greeted = self.greetings.get(tcp) or self._greet(tcp)
             asked, greeting = await together(self._ask_http(nsqd), greeted)
         else:
             asked = await self._ask_http(nsqd)
