@@ -120,8 +120,7 @@ class Cluster:
             self._clients.setdefault(name, client)
             self._given.setdefault(name, url)
         self._infos: dict[str, NsqdInfo] = {}
-        self._found: dict[str, Node] = {}
-        self._listed: dict[str, float] = {}
+        self._found: dict[str, tuple[Node, float]] = {}  # and when it was last listed
 
     async def __aenter__(self) -> Self:
         return self
@@ -254,18 +253,18 @@ class Cluster:
                 nodes[name] = _given_node(name, url, info, listed)
             if info:
                 known.add(info)
-        given = {node.tcp for node in nodes.values()}
+        given, now = {node.tcp for node in nodes.values()}, monotonic()
+        if not answers.answers:  # then nothing is unlisted
+            self._found = {name: (node, now) for name, (node, _) in self._found.items()}
         for tcp, producer in listed.items():
             name = str(producer.http)
-            self._found[name] = _listed_node(name, tcp, producer)
-        now = monotonic()
-        current = {str(producer.http) for producer in listed.values()}
-        for name, node in list(self._found.items()):
-            if name in current or not answers.answers:  # without an answer nothing is unlisted
-                self._listed[name] = now
-            if name in nodes or node.tcp in given or now - self._listed[name] > _FORGET:
-                del self._found[name], self._listed[name]
-        return [*nodes.values(), *sorted(self._found.values(), key=lambda node: node.name)]
+            self._found[name] = _listed_node(name, tcp, producer), now
+        self._found = {
+            name: (node, seen)
+            for name, (node, seen) in self._found.items()
+            if name not in nodes and node.tcp not in given and now - seen <= _FORGET
+        }
+        return [*nodes.values(), *(self._found[name][0] for name in sorted(self._found))]
 
     def _client(self, node: Node) -> NsqdHTTP:
         if node.name not in self._clients:
