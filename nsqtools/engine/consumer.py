@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from nsqtools.config import ConsumerConfig
 from nsqtools.engine.concurrency import call_each, end, interruptible
 from nsqtools.engine.flow import Flow, Link
-from nsqtools.engine.handler import Batch, check_handler
+from nsqtools.engine.handler import Batch, Handler
 from nsqtools.engine.membership import Membership, Subscription
 from nsqtools.errors import NSQError
 from nsqtools.names import check_type
@@ -27,7 +27,6 @@ from nsqtools.policy.rdy import is_starved
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from nsqtools.engine.handler import Handler
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
     from nsqtools.proto.messages import Message
@@ -101,7 +100,7 @@ class Consumer:
     ) -> None:
         check_type("subscription", subscription, Subscription)
         check_type("config", config, ConsumerConfig)
-        check_handler(handler)
+        check_type("handler", handler, Handler)
         self._subscription = subscription
         self._handler = handler
         self._config = config

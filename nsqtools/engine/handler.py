@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, overload
 
-from nsqtools.errors import ConfigError
 from nsqtools.proto.messages import Message
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from nsqtools.names import Address
 
-__all__ = ["Batch", "Handler", "Message", "Settle", "check_handler", "loss_of", "whole"]
+__all__ = ["Batch", "Handler", "Message", "Settle", "loss_of"]
 
 log = logging.getLogger(__name__)
 
@@ -195,8 +194,7 @@ class Handler(ABC):
     """Where messages go. Derive from it: only ``handle`` has to be written.
 
     A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``close`` at the end. A
-    Runner calls all methods, and ``handle`` of several topics at the same time. A class that does
-    not derive from this one needs ``handle``, ``gave_up`` and ``close`` (without arguments).
+    Runner calls all methods, and ``handle`` of several topics at the same time.
     """
 
     failed: asyncio.Future[None] | None = None
@@ -246,43 +244,6 @@ class Handler(ABC):
         A Consumer calls it after the last batch, while connections are open, so what is held can
         be settled. A Runner calls it once at the very end, even if ``open`` failed.
         """
-
-
-class _Whole(Handler):
-    """A handler that has ``handle``, ``gave_up`` and ``close`` alone, for a Runner.
-
-    It is closed when the last of its topics is drained: then it can settle what it holds.
-    """
-
-    def __init__(self, given: Handler) -> None:
-        self._handle = given.handle
-        self.gave_up = given.gave_up  # type: ignore[method-assign]
-        self._close = given.close
-        self._topics: set[str] = set()
-
-    async def handle(self, batch: Batch) -> None:
-        await self._handle(batch)
-
-    async def join(self, topic: str) -> None:
-        self._topics.add(topic)
-
-    async def drain(self, topic: str) -> None:
-        self._topics.discard(topic)
-        if not self._topics:
-            await self._close()
-
-
-def whole(given: Handler) -> Handler:
-    """The handler with all that a Runner calls; raises ConfigError for what is no handler."""
-    check_handler(given)
-    return given if isinstance(given, Handler) else _Whole(given)
-
-
-def check_handler(given: object) -> None:
-    """Raise ConfigError that names the method which is missing."""
-    for method in ("handle", "close", "gave_up"):
-        if not callable(getattr(given, method, None)):
-            raise ConfigError(f"handler: {type(given).__name__} has no method {method!r}")
 
 
 def loss_of(messages: Sequence[Message], reason: str = "too many attempts") -> str:

@@ -13,7 +13,7 @@ from nsqtools.config import ConsumerConfig, StopOptions
 from nsqtools.engine.concurrency import Tasks, interruptible
 from nsqtools.engine.conditions import Conditions, Count
 from nsqtools.engine.descriptors import Descriptors
-from nsqtools.engine.handler import whole
+from nsqtools.engine.handler import Handler
 from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.engine.subscriptions import Subscriptions
 from nsqtools.errors import ConfigError, NSQError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from random import Random
 
     from nsqtools.engine.consumer import ConsumerStats
-    from nsqtools.engine.handler import Handler
     from nsqtools.engine.lookup import TopicFinder
     from nsqtools.names import Address
     from nsqtools.net.connection import Dial
@@ -102,6 +101,7 @@ class Runner:
         dial: Dial = Connection.open,
     ) -> None:
         config, stop = config or ConsumerConfig(), stop or StopOptions()
+        check_type("handler", handler, Handler)
         check_type("config", config, ConsumerConfig)
         check_type("stop", stop, StopOptions)
         check_name("channel", channel)
@@ -111,7 +111,7 @@ class Runner:
             config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
         self._channel = channel
         self._nsqds, self._lookupds = tuple(nsqds), tuple(lookupds)
-        self._handler = whole(handler)
+        self._handler = handler
         self._stop_options = stop
         self._refresh = refresh
         self._on_reached = on_reached

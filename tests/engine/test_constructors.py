@@ -60,15 +60,6 @@ def test_a_wrong_type_is_refused_at_once_by_name(argument: str, made: Callable[[
     assert "secret" not in str(caught.value).removeprefix("--auth-secret")
 
 
-def test_a_handler_that_lacks_a_method_is_told_which() -> None:
-    class Half:
-        async def handle(self, batch: object) -> None: ...
-
-    half: Any = Half()
-    with pytest.raises(ConfigError, match="close"):
-        Consumer(subscription(), half, ConsumerConfig())
-
-
 def test_the_package_has_what_it_lists_and_listing_it_loads_little() -> None:
     assert {"Address", "Consumer", "NSQError", "PublishError"} <= set(dir(nsqtools))
     assert all(getattr(nsqtools, name) for name in dir(nsqtools))

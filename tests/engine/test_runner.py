@@ -47,30 +47,6 @@ async def test_one_topic_drains_without_waiting_for_the_handler_of_another() -> 
 
 
 @virtual
-async def test_a_class_with_the_three_methods_alone_is_a_handler_and_may_settle_in_close() -> None:
-    class Plain:
-        def __init__(self) -> None:
-            self.batches: list[Batch] = []
-
-        async def handle(self, batch: Batch) -> None:
-            batch.hold()
-            self.batches.append(batch)
-
-        async def close(self) -> None:
-            for batch in self.batches:
-                batch.finish()
-
-        async def gave_up(self, batch: Batch) -> None: ...
-
-    nsqd = Network().nsqd()
-    nsqd.publish(b"1", b"2", b"3")
-    plain = Plain()
-    outcome = await start(plain, nsqd, max_duration=5.0)  # type: ignore[arg-type]
-    assert outcome.totals.finished == 3
-    assert (nsqd.depth, nsqd.in_flight) == (0, 0)
-
-
-@virtual
 async def test_a_handler_that_only_handles_counts_and_logs_what_it_gave_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

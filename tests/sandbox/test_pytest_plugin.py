@@ -29,12 +29,12 @@ import asyncio
 
 import pytest
 
-from nsqtools import Consumer, ConsumerConfig, Producer, ProducerConfig, Subscription
+from nsqtools import Consumer, ConsumerConfig, Handler, Producer, ProducerConfig, Subscription
 from nsqtools.config import NsqdOptions
 from nsqtools.names import Address
 
 
-class Upper:
+class Upper(Handler):
     """A user's handler: republishes in capitals."""
 
     def __init__(self, producer):
@@ -42,12 +42,6 @@ class Upper:
 
     async def handle(self, batch):
         await self.producer.publish("loud", [message.body.upper() for message in batch])
-
-    async def close(self):
-        pass
-
-    async def gave_up(self, messages):
-        pass
 
 
 async def consume(nsq, **source):
