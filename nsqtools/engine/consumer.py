@@ -217,30 +217,27 @@ class Consumer:
         given_up = [message for message in messages if message.attempts > limit] if limit else []
         if given_up:
             messages = [message for message in messages if message.attempts <= limit]
+        features = link.connection.features
+        deadline = now + features.max_msg_timeout
         for part, is_given_up in ((messages, False), (given_up, True)):
             if not part:
                 continue
-            batch = self._batch(link, part, size if len(part) == count else None)
+            batch = Batch(
+                part,
+                link,
+                topic=self._subscription.topic,
+                channel=self._subscription.channel,
+                source=link.connection.address,
+                starved=is_starved((link.peer(),)),
+                msg_timeout=features.msg_timeout,
+                is_lost=lambda: link.connection.is_lost or self._loop.time() > deadline,
+                size=size if len(part) == count else None,
+            )
             if self._all_delivered:  # nsqd may send one more after it has answered CLS
                 batch.requeue(delay=0, backoff=False)
             else:
                 self._queue.append((now, batch, is_given_up))
         self._wake.set()
-
-    def _batch(self, link: Link, messages: list[Message], size: int | None) -> Batch:
-        features = link.connection.features
-        deadline = self._loop.time() + features.max_msg_timeout
-        return Batch(
-            messages,
-            link,
-            topic=self._subscription.topic,
-            channel=self._subscription.channel,
-            source=link.connection.address,
-            starved=is_starved((link.peer(),)),
-            msg_timeout=features.msg_timeout,
-            is_lost=lambda: link.connection.is_lost or self._loop.time() > deadline,
-            size=size,
-        )
 
     async def _work(self) -> None:
         """Hand batches to the handler until nsqd sends no more and the queue is empty."""

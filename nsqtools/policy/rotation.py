@@ -117,7 +117,7 @@ class Rotation:
         a reason at that time, unless the clock was set meanwhile. An empty file that would not be
         published can wait for its first record.
         """
-        if self._unwanted(file):
+        if self._skip_empty and not (file.records or file.size):
             return None
         if file.size > self._size or file.compressed > self._compressed_size:
             return now
@@ -128,9 +128,6 @@ class Rotation:
         due = min((now + (at - wall + _MARGIN) / SECOND for at in instants), default=math.inf)
         due = min(due, math.nextafter(file.opened + self._interval, math.inf))
         return None if due == math.inf else max(due, now)
-
-    def _unwanted(self, file: OpenFile) -> bool:
-        return self._skip_empty and not (file.records or file.size)
 
     def _end(self, ns: int) -> int:
         """The first boundary after this time, in ns: the same for all times of a piece."""

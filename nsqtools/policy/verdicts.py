@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 _SPAN = re.compile(r"(?P<first>[1-5][0-9]{2})(?:-(?P<last>[1-5][0-9]{2}))?")
 _CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
-_MOST = 1000
 
 _CODE, _RANGE, _ANY_OF_CLASS = 3, 2, 1
-
 
 RETRY_AFTER = frozenset({429, 503})
 """Statuses whose ``Retry-After`` is heeded (RFC 6585, section 4; RFC 9110, section 15.6.4)."""
@@ -94,15 +92,13 @@ class Statuses:
                 other = deciding.setdefault(status, rule)
                 if other.exactness == rule.exactness and other.verdict is not rule.verdict:
                     raise ConfigError(f"{other.given} and {rule.given}: status {status} is in both")
-        self._verdicts = [Verdict.RETRY] * _MOST
-        for status, rule in deciding.items():
-            self._verdicts[status] = rule.verdict
+        self._verdicts = {status: rule.verdict for status, rule in deciding.items()}
         if 410 not in deciding or deciding[410].exactness < _CODE:
             self._verdicts[410] = Verdict.GONE
 
     def verdict(self, status: int) -> Verdict:
         """The verdict on a response of this status."""
-        return self._verdicts[status] if 0 <= status < _MOST else Verdict.RETRY
+        return self._verdicts.get(status, Verdict.RETRY)
 
 
 _DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")

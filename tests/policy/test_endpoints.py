@@ -244,9 +244,6 @@ def test_requests_are_shared_in_proportion_to_speed_and_follow_when_it_changes()
         w.run(300, all_answer, took=took, step=0.05)
 
 
-# Gone.
-
-
 # Whatever happens.
 
 # What to do, to which endpoint or request in flight, and how much time passes before.
