@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,6 @@ class ConsumerStats:
     """Failures not yet outweighed by successes."""
     last_message: float = 0.0
     """Loop time of the last message, or of the start."""
-    nsqds: list[Address] = field(default_factory=list)
 
     def add(self, other: ConsumerStats) -> None:
         """Add what another consumer counted, and keep the time of the later message."""

@@ -236,7 +236,6 @@ class Flow:
             connections=len(self.links),
             in_flight=sum(link.connection.in_flight for link in self.links.values()),
             backoff_level=self._backoff.counter,
-            nsqds=list(self.links),
         )
 
     # Called by links.

@@ -52,7 +52,7 @@ def lookupd(host: str = "l", **values: Any) -> LookupdFacts:
 def facts(
     *nsqds: NsqdFacts, lookupds: Iterable[LookupdFacts] = (), channel: str = "c", **values: Any
 ) -> Facts:
-    known = {"uses_tls": False, "has_secret": False, "max_in_flight": 2500, **values}
+    known = {"has_secret": False, "max_in_flight": 2500, **values}
     return Facts(topic="events", channel=channel, lookupds=tuple(lookupds), nsqds=nsqds, **known)
 
 

@@ -109,7 +109,6 @@ class _Examination:
             channel=question.channel,
             lookupds=tuple(lookupds),
             nsqds=tuple(candidates),
-            uses_tls=uses_tls(config),
             has_secret=bool(config.auth_secret),
             max_in_flight=config.max_in_flight,
             compression="snappy" if config.snappy else "deflate" if config.deflate else "",

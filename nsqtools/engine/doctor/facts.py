@@ -113,15 +113,14 @@ class NsqdFacts:
 class Facts:
     """All that the diagnosis is made of; ``channel`` is empty if none was named.
 
-    ``uses_tls``, ``has_secret``, ``max_in_flight`` and ``compression``, which is snappy, deflate or
-    empty, are of the consumer in question.
+    ``has_secret``, ``max_in_flight`` and ``compression``, which is snappy, deflate or empty, are of
+    the consumer in question.
     """
 
     topic: str
     channel: str
     lookupds: tuple[LookupdFacts, ...]
     nsqds: tuple[NsqdFacts, ...]
-    uses_tls: bool
     has_secret: bool
     max_in_flight: int
     compression: str = ""
