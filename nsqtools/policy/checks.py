@@ -155,31 +155,38 @@ def age(row: Row) -> float | None:
     return row.totals.depth / row.egress if row.egress else math.inf
 
 
-_EXCEEDED = {
-    "depth": "depth {} is over {}",
-    "in_flight": "{} in flight, over {}",
-    "requeue_rate": "{} requeued per second, over {}",
-    "timeout_rate": "{} timed out per second, over {}",
-    "age": "messages wait about {} s, over {} s",
-}
-"""What is said of each value that has a Limit of its name."""
-_OF_TOPICS = ("depth", "age")
-_RATES = ("requeue_rate", "timeout_rate", "age")
-_UNITS = {"age": "s"}
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """What may have a Limit of its ``name``; ``text`` says that this is exceeded, by what."""
+
+    name: str
+    text: str
+    of_topics: bool = False
+    is_rate: bool = False
+    unit: str = ""
+
+    def of(self, row: Row) -> float | None:
+        """None for a rate that is not known of every nsqd: of some, it would pass for a low one."""
+        if self.name == "age":
+            return age(row)
+        value: float | None = getattr(row if self.is_rate else row.totals, self.name)
+        return value if row.whole or not self.is_rate else None
 
 
-def _limits(limits: Limits, row: Row) -> dict[str, Limit]:
-    """Those that are set for what a channel has, or a topic by itself."""
-    names = _EXCEEDED if row.channel else _OF_TOPICS
-    return {name: limit for name in names if (limit := getattr(limits, name))}
+_MEASURES = (
+    _Measure("depth", "depth {} is over {}", of_topics=True),
+    _Measure("in_flight", "{} in flight, over {}"),
+    _Measure("requeue_rate", "{} requeued per second, over {}", is_rate=True),
+    _Measure("timeout_rate", "{} timed out per second, over {}", is_rate=True),
+    _Measure("age", "messages wait about {} s, over {} s", of_topics=True, is_rate=True, unit="s"),
+)
 
 
-def _value(name: str, row: Row) -> float | None:
-    """None for a rate unless it is known of every nsqd: of some, it would pass for a low one."""
-    if name == "age":
-        return age(row)
-    value: float | None = getattr(row if name in _RATES else row.totals, name)
-    return value if row.whole or name not in _RATES else None
+def _limited(limits: Limits, row: Row) -> Iterator[tuple[_Measure, Limit]]:
+    """What has a limit, of all that is measured of this channel, or of this topic."""
+    for measure in _MEASURES:
+        if (row.channel or measure.of_topics) and (limit := getattr(limits, measure.name)):
+            yield measure, limit
 
 
 def judge(
@@ -231,7 +238,7 @@ def _missing(rows: Sequence[Row], peers: Peers, topic: str, channel: str) -> Ite
 
 
 def _of_row(limits: Limits, row: Row) -> Iterator[Trouble]:
-    found = [_over(name, limit, row) for name, limit in _limits(limits, row).items()]
+    found = [_over(limit, measure, row) for measure, limit in _limited(limits, row)]
     if row.channel and row.totals.clients < limits.clients_min:
         text = f"{row.totals.clients} clients, fewer than {limits.clients_min}"
         found.append((Status.CRITICAL, text))
@@ -242,14 +249,14 @@ def _of_row(limits: Limits, row: Row) -> Iterator[Trouble]:
             yield Trouble(status, text, row.topic, row.channel)
 
 
-def _over(name: str, limit: Limit, row: Row) -> tuple[Status, str]:
-    value = _value(name, row)
+def _over(limit: Limit, measure: _Measure, row: Row) -> tuple[Status, str]:
+    value = measure.of(row)
     if value is None:
         return Status.UNKNOWN, "no rates: it was made anew, or nsqd restarted, during the check"
     status, over = limit.exceeded(value)
     if value == math.inf:
         return status, f"{row.totals.depth} messages wait and none is taken"
-    return status, _EXCEEDED[name].format(number(value), number(over))
+    return status, measure.text.format(number(value), number(over))
 
 
 def _summary(rows: Sequence[Row], peers: Peers, channel: str) -> str:
@@ -278,10 +285,10 @@ def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iter
         return
     for name in ("depth", "in_flight", "deferred", "clients"):
         yield Datum(name, sum(getattr(row.totals, name) for row in rows))
-    for limited in _EXCEEDED:
-        if limit := getattr(limits, limited):
-            values = [_value(limited, r) for r in rows if r.channel or limited in _OF_TOPICS]
-            yield Datum(f"highest_{limited}", _highest(values), limit, _UNITS.get(limited, ""))
+    for measure in _MEASURES:
+        if limit := getattr(limits, measure.name):
+            values = [measure.of(row) for row in rows if row.channel or measure.of_topics]
+            yield Datum(f"highest_{measure.name}", _highest(values), limit, measure.unit)
 
 
 def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
@@ -292,9 +299,9 @@ def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
         yield Datum(f"{place}:deferred", row.totals.deferred)
         least = Limit(crit=limits.clients_min or None)
         yield Datum(f"{place}:clients", row.totals.clients, least, "", True)
-    for name, limit in _limits(limits, row).items():
-        if name in _RATES:
-            yield Datum(f"{place}:{name}", _value(name, row), limit, _UNITS.get(name, ""))
+    for measure, limit in _limited(limits, row):
+        if measure.is_rate:
+            yield Datum(f"{place}:{measure.name}", measure.of(row), limit, measure.unit)
 
 
 def _highest(values: Sequence[float | None]) -> float | None:
