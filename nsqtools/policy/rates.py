@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -13,8 +14,7 @@ Key: TypeAlias = tuple[str, str]
 """Topic and channel; without a channel it is the topic itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(NamedTuple):
     """A topic or channel on one nsqd, or the sum over several; paused if it is on any of them.
 
     ``messages``, ``requeues`` and ``timeouts`` only grow. ``depth`` includes ``backend_depth``.
@@ -36,18 +36,12 @@ class Counters:
         """What is not finished yet."""
         return self.depth + self.in_flight + self.deferred
 
-    def __add__(self, other: Counters) -> Counters:
-        return Counters(
-            self.messages + other.messages,
-            self.requeues + other.requeues,
-            self.timeouts + other.timeouts,
-            self.depth + other.depth,
-            self.backend_depth + other.backend_depth,
-            self.in_flight + other.in_flight,
-            self.deferred + other.deferred,
-            self.clients + other.clients,
-            self.paused or other.paused,
-        )
+    def plus(self, other: Counters) -> Counters:
+        """The sum of both."""
+        return Counters._make((*map(add, self[:-1], other[:-1]), self.paused or other.paused))
+
+
+_NOTHING = Counters()
 
 
 class CounterSample(NamedTuple):
@@ -95,7 +89,7 @@ def shown(rows: Iterable[Row], channel: str = "") -> list[Row]:
 class _Sum:
     """Sums over nsqds and, of those that are measured, what they grow by per second."""
 
-    totals: Counters = field(default_factory=Counters)
+    totals: Counters = _NOTHING
     nodes: int = 0
     missing: int = 0
     measured: int = 0
@@ -123,9 +117,6 @@ class _Sum:
             timeout_rate=self.timeouts,
             measured=self.measured,
         )
-
-
-_NOTHING = Counters()
 
 
 class Rates:
@@ -162,7 +153,7 @@ class Rates:
             before = self._baseline(node, sample)
             for key, counters in sample.counters.items():
                 total = sums.setdefault(key, _Sum())
-                total.totals += counters
+                total.totals = total.totals.plus(counters)
                 total.nodes += 1
                 if before is None:
                     continue

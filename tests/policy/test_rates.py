@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import pytest
@@ -150,6 +151,6 @@ def test_whatever_nsqds_say_no_rate_is_negative_and_sums_are_those_of_the_answer
             assert row.nodes == len(found)
             assert 0 <= row.measured <= row.nodes
             assert (row.measured == 0) == (row.ingress is None)
-            assert row.totals == sum(found, Counters())
+            assert row.totals == reduce(Counters.plus, found, Counters())
             for rate in (row.ingress, row.egress, row.requeue_rate, row.timeout_rate):
                 assert rate is None or rate >= 0
