@@ -60,6 +60,8 @@ class Subscriptions:
     silence: Silence = field(default_factory=Silence)
     rng: Random | None = None
     dial: Dial = Connection.open
+    out_of_time: bool = False
+    """Whether a topic that was not reached until now has failed."""
     undrained: set[str] = field(default_factory=set)
     """Topics that were dropped, of which the handler could not settle all."""
     _topics: dict[str, _Topic] = field(default_factory=dict)
@@ -95,10 +97,8 @@ class Subscriptions:
 
     async def stop(self, *, out_of_time: bool = False) -> None:
         """Drain all topics. ``out_of_time``: one that was never reached has failed."""
-        self._stopped = True
+        self._stopped, self.out_of_time = True, out_of_time
         for topic in self._topics.values():
-            topic.out_of_time = out_of_time
-            topic.stopped = True
             topic.interrupt()
         await self._tasks.wait()
 
@@ -161,7 +161,7 @@ class Subscriptions:
             self.undrained.add(name)
 
     async def _keep(self, topic: _Topic) -> None:
-        while not topic.stopped:
+        while not self._stopped:
             if topic.wanted:
                 topic.interrupted.clear()
                 if error := await topic.consume():
@@ -203,8 +203,6 @@ class _Topic(Handler):
         self.error: NSQError | None = None
         """Why the last start failed."""
         self.wanted = True
-        self.stopped = False
-        self.out_of_time = False
         self.interrupted = asyncio.Event()
         self.joined = False
         """Whether the handler has it."""
@@ -249,7 +247,7 @@ class _Topic(Handler):
             ended = consumer.stats()
             ended.connections = ended.in_flight = ended.backoff_level = 0
             self._past.add(ended)
-        if self.out_of_time and not self._reached:
+        if owner.out_of_time and not self._reached:
             return UnreachableError("no nsqd let us in before the time was over")
         return None
 
