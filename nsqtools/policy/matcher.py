@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from itertools import product
 from typing import TYPE_CHECKING
 
 from nsqtools.names import is_valid_name
@@ -19,7 +20,7 @@ _NUMBERED = "-(?:[0-9]{6}|[1-9][0-9]{6,})"
 
 _SAMPLE = datetime(2022, 11, 23, 23, 45, 56, tzinfo=UTC)
 """A time whose numbers have all the digits that they can have."""
-_OF_ZONE = {"s": "-?[0-9]+", "z": "[+-][0-9.]+", "Z": "[A-Za-z0-9:.+-]+"}
+_OF_ZONE = {"s": "-?[0-9]+", "z": "[+-][0-9]{4}[0-9.]*", "Z": "[A-Za-z0-9:.+-]+"}
 """What directives write that no sample shows, as it depends on the zone."""
 _PADDED = "ceklr"
 """Directives that may write a space, or nothing, for a leading zero."""
@@ -46,7 +47,12 @@ class NameMatcher:
             longest_first = sorted(set(topics), key=len, reverse=True)
             forms = ["|".join(map(re.escape, longest_first)) or "(?!)"]
             self._only = longest_first[0] if len(longest_first) == 1 else ""
-        self._paths = [_expressions(pattern, hostname, form) for form in forms]
+        # Of files before there was --rotate-size, or the like, the first ones have no number.
+        revisions = [_NUMBERED, ""] if pattern.repeated_by else [f"(?:{_NUMBERED})?"]
+        self._paths = [
+            _expressions(pattern, hostname, topic=form, revision=revision)
+            for revision, form in product(revisions, forms)
+        ]
 
     def match(self, path: str) -> str | None:
         """The topic whose file has this relative path; None when the file is not ours.
@@ -69,25 +75,22 @@ class NameMatcher:
 
     def _find(self, depth: int, path: str) -> re.Match[str] | None:
         for expressions in self._paths:
-            if not (found := expressions[depth].fullmatch(path)):
-                return None
-            topic = found.groupdict().get("topic")
-            if topic is None or self.accepts(topic):
-                return found
+            if found := expressions[depth].fullmatch(path):
+                topic = found.groupdict().get("topic")
+                if topic is None or self.accepts(topic):
+                    return found
         return None
 
 
-def _expressions(pattern: NamePattern, hostname: str, topic: str) -> list[re.Pattern[str]]:
+def _expressions(
+    pattern: NamePattern, hostname: str, *, topic: str, revision: str
+) -> list[re.Pattern[str]]:
     """Those for the directories of a path, from the top down, and for the path itself."""
-    tokens = {
-        "<TOPIC>": f"(?P<topic>{topic})",
-        "<PID>": "[0-9]+",
-        REV: _NUMBERED if pattern.repeated_by else f"(?:{_NUMBERED})?",
-    }
+    tokens = {"<TOPIC>": f"(?P<topic>{topic})", "<PID>": "[0-9]+", REV: revision}
     source = ""
     for literal, directive in pattern.parts(hostname):
         for text in TOKEN.split(literal):
-            source += tokens.get(text) or re.escape(text)
+            source += tokens.get(text, re.escape(text))
             if text == "<TOPIC>":
                 tokens[text] = "(?P=topic)"
         source += _of_directive(directive)

@@ -174,6 +174,7 @@ def test_a_known_topic_is_better_than_a_revision_and_that_than_a_guess() -> None
     numbered = pattern("<TOPIC><REV>", repeated_by="--gzip")
     assert read("a-000001-000000", "a", "a-000001", of=numbered) == "a-000001"
     assert read("a-000001", "a", "a-000001", of=numbered) == "a"
+    assert read("a", "a", of=numbered) == "a"  # of a time when it was not numbered
     ambiguous = pattern("<TOPIC><PID>")
     assert read("a123", of=ambiguous, matching=".") == "a"
     assert read("a123", of=ambiguous, matching="^a12$") == "a12"
