@@ -257,7 +257,7 @@ def _make_runner(
 def _status(runner: Runner) -> str:
     """What systemd shows of a run."""
     if not runner.is_open:
-        return "waiting for a lock, or for the recovery of what an earlier run left"
+        return "recovering what an earlier run left"
     totals = runner.stats()
     return (
         f"{runner.topics} topics, {totals.connections} connections, "

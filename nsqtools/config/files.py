@@ -101,9 +101,6 @@ class ArchiveOptions(ArchiveRecordOptions):
         0,
         default_note="no limit",
     )
-    rotate_compressed_size: int = size(
-        "Begin another file when the file is larger than this.", 0, default_note="no limit"
-    )
     rotate_interval: float = duration(
         "Begin another file this long after the last one was begun.", 0.0, default_note="no limit"
     )
@@ -129,11 +126,6 @@ class ArchiveOptions(ArchiveRecordOptions):
         600.0,
         minimum=0.001,
     )
-    latest_link: str = path(
-        "Symbolic link to keep on the newest published file, relative to --output-dir; <TOPIC> is "
-        "replaced.",
-        metavar="FILE",
-    )
     keep: int = integer(
         "Maximum published files of a topic; older ones are deleted.", 0, default_note="all"
     )
@@ -151,7 +143,6 @@ class ArchiveOptions(ArchiveRecordOptions):
         metavar="FILE",
     )
     lock: str = LOCK
-    wait_lock: bool = flag("Wait for a lock that another process holds; else exit with 75.")
     fail_fast: bool = flag("Exit with 1 when a file cannot be written; else wait and try again.")
     log_level: str = choice(
         "nsq_to_file's name for -v and -q.", "", "debug", "info", "warn", "error", "fatal"

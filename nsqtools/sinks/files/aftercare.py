@@ -1,13 +1,10 @@
-"""What is done for a published file: manifest, latest link, retention, and the user's command."""
+"""What is done for a published file: manifest, retention, and the user's command."""
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
-import secrets
-import stat
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -17,7 +14,7 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import ConfigError
 from nsqtools.policy.retention import Kept, Retention
 from nsqtools.records.manifest import object_of
-from nsqtools.sinks.files.disk import append_lines, make_directory
+from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
 
 if TYPE_CHECKING:
@@ -62,7 +59,6 @@ class Care:
         self._manifest: Manifest | None = None
         if options.manifest:
             self._manifest = Manifest(rules.target_path(options.manifest))
-        self._link = rules.target_path(options.latest_link) if options.latest_link else ""
         self._retention = Retention(
             keep=options.keep, max_age=options.max_age, max_total=options.max_total
         )
@@ -102,12 +98,6 @@ class Care:
         published = entry.published
         self._count(published)
         self.settle(entry)
-        if self._link:
-            try:
-                link = LatestLink(self._link.replace("<TOPIC>", published.topic))
-                link.point(published.path)
-            except OSError as error:
-                log.warning("--latest-link %s: %s", error.filename, error.strerror)
         if not self._retention.unlimited:
             files = self._listed().setdefault(published.topic, {})
             files[published.path] = Kept(published.path, published.size, time.time_ns())
@@ -212,38 +202,6 @@ class Manifest:
 
     def _name(self, path: str) -> str:
         return _relative(path, os.path.dirname(self._path))
-
-
-class LatestLink:
-    """A symbolic link that always names a file: it is replaced, never removed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = os.path.abspath(path)
-
-    def point(self, path: str) -> None:
-        """Have the link name this file, relative to the link's directory, which is made.
-
-        Raises OSError: FileExistsError, naming the link, when something else has its name.
-        """
-        folder = os.path.dirname(self._path)
-        target = _relative(path, folder)
-        make_directory(folder)
-        try:
-            if not stat.S_ISLNK(os.lstat(self._path).st_mode):
-                raise FileExistsError(
-                    errno.EEXIST, "not a symbolic link, so left alone", self._path
-                )
-            if os.readlink(self._path) == target:
-                return
-        except FileNotFoundError:
-            pass
-        new = os.path.join(folder, f".nsqtools-link-{secrets.token_hex(4)}")
-        os.symlink(target, new)
-        try:
-            os.replace(new, self._path)
-        except OSError:
-            os.unlink(new)
-            raise
 
 
 def _relative(path: str, folder: str) -> str:

@@ -50,7 +50,8 @@ def file_sink(
 ) -> FileSink:
     """The sink that archives these topics; raises ConfigError, having touched nothing."""
     rules = Rules.of(options, config.max_msg_size)
-    rules.check_topics(several=bool(source.topic_pattern) or len(set(source.topic)) > 1)
+    if source.topic_pattern or len(set(source.topic)) > 1:
+        rules.check_several_topics()
     topics = re.compile(source.topic_pattern) if source.topic_pattern else source.topic
     return FileSink(Archives(rules, topics), window=config.max_in_flight)
 
@@ -87,7 +88,7 @@ class FileSink(Handler):
         """Take the locks that all topics share, and recover what a crash left behind."""
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
-        await self.archives.lock("")
+        self.archives.lock("")
         await self.threads.run(self.archives.open)
 
     async def join(self, topic: str) -> None:
@@ -97,8 +98,7 @@ class FileSink(Handler):
                 return
             await self.drain(topic)  # it had no time to end
         try:
-            if await self.archives.lock(topic):
-                await self.threads.run(self.archives.open)
+            self.archives.lock(topic)
             archive = self.archives.topic(topic, self._loop.time())
         except BaseException as error:
             self.archives.leave(topic)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from datetime import UTC
 from typing import TYPE_CHECKING
@@ -75,7 +74,6 @@ class Rules:
         options = self.options
         return Rotation(
             size=options.rotate_size,
-            compressed_size=options.rotate_compressed_size,
             interval=options.rotate_interval,
             boundary=options.rotate_boundary,
             zone=self.zone,
@@ -121,24 +119,16 @@ class Rules:
         """Where it is published."""
         return os.path.join(self.output_dir, relative)
 
-    def check_topics(self, *, several: bool) -> None:
-        """Raise ConfigError for names by which topics, of which there may be several, clash."""
+    def check_several_topics(self) -> None:
+        """Raise ConfigError for names by which the files of several topics clash."""
         options = self.options
-        for unknown in set(re.findall("<[^<>/]*>", options.latest_link)) - {"<TOPIC>"}:
-            raise ConfigError(f"--latest-link: unknown token {unknown}; there is <TOPIC>")
-        if not several:
+        limits = options.keep or options.max_age or options.max_total
+        if "<TOPIC>" in options.filename_format:
             return
-        if "<TOPIC>" not in options.filename_format:
-            limits = options.keep or options.max_age or options.max_total
-            if limits or "<REV>" not in options.filename_format:
-                raise ConfigError(
-                    f"--filename-format {options.filename_format!r}: the files of several topics "
-                    f"{'could not be told apart' if limits else 'would have one name'}: add <TOPIC>"
-                )
-        if options.latest_link and "<TOPIC>" not in options.latest_link:
+        if limits or "<REV>" not in options.filename_format:
             raise ConfigError(
-                f"--latest-link {options.latest_link}: several topics have a newest file each: "
-                "add <TOPIC>"
+                f"--filename-format {options.filename_format!r}: the files of several topics "
+                f"{'could not be told apart' if limits else 'would have one name'}: add <TOPIC>"
             )
 
 
@@ -152,7 +142,6 @@ def _repeating(options: ArchiveOptions, *, same_place: bool) -> Iterator[str]:
         yield "--gzip" if options.gzip else "--compress"
     for flag, given in (
         ("--rotate-size", options.rotate_size),
-        ("--rotate-compressed-size", options.rotate_compressed_size),
         ("--rotate-interval", options.rotate_interval),
         ("--rotate-boundary", options.rotate_boundary),
         ("--name-by message", options.name_by == "message"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import threading
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.journal import Journal
-from nsqtools.sinks.files.locks import Lock, obtain
+from nsqtools.sinks.files.locks import Lock
 from nsqtools.sinks.files.publication import Publication
 from nsqtools.sinks.files.topicarchive import Archive
 
@@ -51,20 +50,16 @@ class Archives:
         if rules.options.lock:  # which an operator named, so that one such command runs at a time
             self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
         self._left_behind: list[Entry] = []
-        self._opening = threading.Lock()
 
-    async def lock(self, topic: str) -> bool:
-        """Make sure that no other process writes the same names; whether that took waiting.
+    def lock(self, topic: str) -> None:
+        """Make sure that no other process writes the same names.
 
         The empty topic is for ``--lock``. Raises LockedError or OSError.
         """
         if topic:
             self._locks.setdefault(topic, Lock(self._lock_path(topic)))
-        lock = self._locks.get(topic)
-        if lock is None or lock.acquire():
-            return False
-        await obtain(lock, wait=self.rules.options.wait_lock)
-        return True
+        if (lock := self._locks.get(topic)) and not lock.acquire():
+            raise lock.refusal()
 
     def open(self) -> None:
         """Make the directories, publish what crashes left behind, and do what files still owe.
@@ -79,12 +74,10 @@ class Archives:
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
             if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "cannot be written to", directory)
-        with self._opening:
-            for name, revision in self._journal.revisions():
-                rules.revisions.skip(name, revision)
-            entries = self._left_behind + self._journal.adopt(self._wanted)
-            self._left_behind = self._publication.salvage(entries)
-            self._care.prune()
+        for name, revision in self._journal.revisions():
+            rules.revisions.skip(name, revision)
+        self._left_behind = self._publication.salvage(self._journal.adopt(self._wanted))
+        self._care.prune()
 
     def topic(self, topic: str, now: float) -> Archive:
         """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
