@@ -142,9 +142,6 @@ class HttpOptions(Options):
         0,
         default_note="never",
     )
-    dry_run: bool = flag(
-        "Print requests for messages published from now on, and send and finish nothing."
-    )
 
     def validate(self) -> None:
         """What belongs together."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from nsqtools.config.option import (
     Options,
     addresses,
-    flag,
     integer,
     like,
     text,
@@ -57,10 +56,6 @@ class RelayOptions(Options):
         "Edit JSON by this jq expression, such as '.seen = true'; may be repeated.",
         metavar="JQ",
         lines=True,
-    )
-    pass_invalid: bool = flag(
-        "Relay what is not JSON as it is; else it is a dead letter or, without a place for those, "
-        "goes back to nsqd."
     )
     defer: float = like(DEFER, help="Let the destination deliver only after this time.")
     rate: float = RATE

@@ -48,10 +48,10 @@ class Rotation:
     """The rules of ``--rotate-*``; 0 is no limit, sizes are bytes and times seconds.
 
     ``size`` is before compression; a file may exceed it by one record. ``interval`` is since
-    opening. ``boundary`` is a time by the clock of ``zone`` (None is the machine's): the day from midnight
-    on is cut into pieces of that length, the last of which may be shorter. Both comparisons are
-    ``>`` (file_logger.go, needsRotation). Raises ConfigError for a boundary over a day or with a
-    fraction.
+    opening. ``boundary`` is a time by the clock of ``zone`` (None is the machine's): the day from
+    midnight on is cut into pieces of that length, the last of which may be shorter. Both
+    comparisons are ``>`` (file_logger.go, needsRotation). Raises ConfigError for a boundary over a
+    day or with a fraction.
     """
 
     def __init__(

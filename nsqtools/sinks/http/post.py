@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import httpx
 
-from nsqtools.errors import HTTPError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.policy.latency import Latency
 from nsqtools.policy.verdicts import (
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.policy.verdicts import Statuses
-    from nsqtools.sinks.deadletters import Post as PostLetter
     from nsqtools.sinks.http.requests import Endpoint
 
 log = logging.getLogger(__name__)
@@ -318,21 +316,3 @@ def _is_public(name: bytes) -> bool:
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def post_letters(transport: httpx.AsyncBaseTransport, timeout: float) -> PostLetter:
-    """What ``deadletters.ToURL`` wants; ``timeout`` in seconds."""
-
-    async def post(url: str, headers: Mapping[str, str], body: bytes) -> int:
-        request = httpx.Request("POST", url, headers=headers, content=body)
-        try:
-            async with asyncio.timeout(timeout):
-                response = await transport.handle_async_request(request)
-                await read(response)
-        except TimeoutError:
-            raise HTTPError(f"no response within {timeout:g} s") from None
-        except httpx.TransportError as error:
-            raise HTTPError(_reason(error)) from error
-        return response.status_code
-
-    return post

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     from nsqtools.net.http.client import Origin
 
-__all__ = ["AnyTransport", "with_proxies"]
-
-AnyTransport = httpx.AsyncBaseTransport
+__all__ = ["with_proxies"]
 
 _HOST = re.compile(r"[^\s%]+")
 

@@ -22,13 +22,11 @@ class Filter:
     ``require_field``: a member of the object, which with ``require_value`` has that value; of
     repeated members the last one counts. ``where``: a condition on the JSON text. ``whitelist``:
     the members that are kept, if any is named. ``edit``: the JSON text that is sent instead.
-    ``pass_invalid``: what is not JSON, or no object where members are asked for, goes as it is.
     """
 
     require_field: str = ""
     require_value: str = ""
     whitelist: frozenset[str] = frozenset()
-    pass_invalid: bool = False
     where: Callable[[str], bool] | None = None
     edit: Callable[[str], bytes | None] | None = None
 
@@ -58,13 +56,8 @@ class Filter:
         A body from which nothing is taken stays as it is, byte by byte. Raises RecordError, which
         says what is wrong with the body.
         """
-        try:
-            members = members_of(body) if self.require_field or self.whitelist else None
-            text = text_of(body) if self.where or self.edit else ""
-        except RecordError:
-            if self.pass_invalid:
-                return body
-            raise
+        members = members_of(body) if self.require_field or self.whitelist else None
+        text = text_of(body) if self.where or self.edit else ""
         if self.require_field:
             values = [each.raw for each in members or () if each.key == self.require_field]
             if not values or (self.require_value and not is_equal(values[-1], self.require_value)):
@@ -83,7 +76,6 @@ def make_filter(
     require_field: str = "",
     require_value: str = "",
     whitelist: Iterable[str] = (),
-    pass_invalid: bool = False,
     where: str = "",
     edits: Sequence[str] = (),
 ) -> Filter:
@@ -92,7 +84,6 @@ def make_filter(
         require_field,
         require_value,
         frozenset(whitelist),
-        pass_invalid,
         condition(where) if where else None,
         edit(edits) if edits else None,
     )
