@@ -136,11 +136,11 @@ class Care:
             return self._files
 
     def _delete(self, files: dict[str, Kept]) -> None:
-        known = list(files.values())
-        if self._retention.surplus(known, time.time_ns()):
-            owing = self._journal.owing()
-            known = [replace(each, busy=each.path in owing) for each in known]
-        for kept in self._retention.surplus(known, time.time_ns()):
+        surplus = self._retention.surplus(list(files.values()), time.time_ns())
+        owing = self._journal.owing() if surplus else ()
+        for kept in surplus:
+            if kept.path in owing:  # the command of --on-rotate has still to be run with it
+                continue
             try:
                 os.unlink(kept.path)
             except FileNotFoundError:

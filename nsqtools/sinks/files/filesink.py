@@ -14,14 +14,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.sinks.files.aftercare import Tally
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.files.topicarchive import Arrival
-from nsqtools.sinks.holding import Held
+from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.files.topicarchive import Archive, Fate
+    from nsqtools.sinks.files.topicarchive import Fate
     from nsqtools.sinks.files.workfile import Part
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ def file_sink(
     return FileSink(Archives(rules, topics), window=config.max_in_flight)
 
 
-class FileSink(Handler):
+class FileSink(HoldingHandler):
     """A handler that archives topics, each in files of its own.
 
     ``window`` is max_in_flight: a sync is due when a quarter of it waits, so that more comes in
@@ -65,7 +64,6 @@ class FileSink(Handler):
     ends ``failed`` with ``--fail-fast``.
     """
 
-    failed: asyncio.Future[None]
     files = 3
     """A topic has a lock, the file under way, and perhaps another."""
 
@@ -86,8 +84,7 @@ class FileSink(Handler):
 
     async def open(self) -> None:
         """Take the locks that all topics share, and recover what a crash left behind."""
-        self._loop = asyncio.get_running_loop()
-        self.failed = self._loop.create_future()
+        await super().open()
         self.archives.lock("")
         await self.threads.run(self.archives.open)
 
@@ -99,13 +96,12 @@ class FileSink(Handler):
             await self.drain(topic)  # it had no time to end
         try:
             self.archives.lock(topic)
-            archive = self.archives.topic(topic, self._loop.time())
-        except BaseException as error:
+            self._topics[topic] = _TopicQueue(self, topic)
+        except Exception as error:
             self.archives.leave(topic)
             if isinstance(error, OSError):
                 raise as_output_error(error) from error
             raise
-        self._topics[topic] = _TopicQueue(archive, self, topic)
         self.write_failures[topic] += 0
 
     async def handle(self, batch: Batch) -> None:
@@ -190,25 +186,18 @@ class FileSink(Handler):
         """Whether to go on after an error that kept messages from being written."""
         if isinstance(error, OSError | OutputError) and not self._options.fail_fast:
             return True
-        self.fail(error)
+        self.fail(as_output_error(error))
         return False
-
-    def fail(self, error: Exception) -> None:
-        """End ``failed`` with an error after which nothing can be written."""
-        if not self.failed.done():
-            known = as_output_error(error) if isinstance(error, OSError) else error
-            self.failed.set_exception(known)
-            self.failed.exception()  # it need not be looked at
 
 
 class _TopicQueue:
     """One topic's batches that wait, and the task that has them written."""
 
-    def __init__(self, archive: Archive, sink: FileSink, name: str) -> None:
-        self._archive = archive
+    def __init__(self, sink: FileSink, name: str) -> None:
         self._sink = sink
         self._name = name
         self._loop = asyncio.get_running_loop()
+        self._archive = sink.archives.topic(name, self._synced, now=self._loop.time())
         self._held = Held()
         self._arrivals: list[Arrival] = []
         self._count = self._size = 0
@@ -263,11 +252,8 @@ class _TopicQueue:
 
     def result(self) -> None:
         """Raise what kept the last of it from being written."""
-        if inside := self._archive.delimiters:
-            log.info("topic %s: bodies contain the delimiter %d times", self._name, inside)
         if self._error:
-            error = self._error
-            raise as_output_error(error) if isinstance(error, OSError) else error
+            raise as_output_error(self._error)
 
     async def leave(self) -> None:
         """Write nothing more than what is being written."""
@@ -280,7 +266,7 @@ class _TopicQueue:
             await self._work()
         except Exception as error:
             self._error = error
-            self._sink.fail(error)
+            self._sink.fail(as_output_error(error))
             self._give_back_waiting()
 
     def _give_back_waiting(self) -> None:
@@ -327,7 +313,7 @@ class _TopicQueue:
         if not arrivals:
             self._sink.archives.tend()
         now, wall = self._loop.time(), time.time_ns()
-        return self._archive.step(arrivals, self._synced, now=now, wall=wall, fate=fate)
+        return self._archive.step(arrivals, now=now, wall=wall, fate=fate)
 
     def _synced(self, safe: list[Part]) -> None:
         """Have what was synced finished while the thread goes on to publish.
@@ -354,7 +340,7 @@ class _TopicQueue:
             log.error(
                 "topic %s cannot be written, its messages wait in nsqd: %s",
                 self._name,
-                as_output_error(error) if isinstance(error, OSError) else error,
+                as_output_error(error),
             )
         self._error = error
         self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)

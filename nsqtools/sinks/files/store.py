@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nsqtools.sinks.files.aftercare import Tally
     from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.rules import Rules
+    from nsqtools.sinks.files.topicarchive import Synced
 
 _NAMED = 3
 """How many files the last error names."""
@@ -79,10 +80,10 @@ class Archives:
         self._left_behind = self._publication.salvage(self._journal.adopt(self._wanted))
         self._care.prune()
 
-    def topic(self, topic: str, now: float) -> Archive:
+    def topic(self, topic: str, synced: Synced, *, now: float) -> Archive:
         """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
         guard = partial(self._guard, topic)
-        return Archive(topic, self._publication, now=now, guard=guard)
+        return Archive(topic, self._publication, synced, now=now, guard=guard)
 
     def leave(self, topic: str) -> None:
         """The topic is archived no more."""

@@ -11,10 +11,9 @@ from collections import deque
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Verdict
-from nsqtools.sinks.holding import Held
+from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.http.courier import NOT_TRIED, UNFIT
 from nsqtools.sinks.http.post import Outcome
 from nsqtools.sinks.repeats import Repeats
@@ -35,15 +34,13 @@ log = logging.getLogger(__name__)
 _GIVEN_UP = Outcome(Verdict.DROP, reason="too many attempts")
 
 
-class HttpSink(Handler):
+class HttpSink(HoldingHandler):
     """A handler that delivers messages, ``workers`` requests at a time.
 
     With ``size`` over 1 as many messages of a topic share a request, or fewer if ``wait`` seconds
     have passed or nsqd sends no more. ``share`` is the part of the messages that is delivered; the
     rest is finished at once. ``on_close`` is awaited last.
     """
-
-    failed: asyncio.Future[None]
 
     def __init__(
         self,
@@ -77,8 +74,7 @@ class HttpSink(Handler):
 
     async def open(self) -> None:
         """Begin to work; raises OutputError if dead letters cannot be written."""
-        self._loop = asyncio.get_running_loop()
-        self.failed = self._loop.create_future()
+        await super().open()
         await self._dead_letters.open()
         self._tasks = [self._loop.create_task(self._work()) for _ in range(self._workers)]
         for task in self._tasks:
@@ -242,7 +238,7 @@ class HttpSink(Handler):
         try:
             return await self._courier.deliver(parcel, topic.is_staying)
         except OutputError as error:
-            self._fail(error)
+            self.fail(error)
             return NOT_TRIED
         except Exception as error:  # ours: the task must go on, and the messages come again
             self._tell(parcel, error)
@@ -302,12 +298,7 @@ class HttpSink(Handler):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.failed.done():
-            self.failed.set_exception(error)
-            self.failed.exception()  # it need not be looked at
+            self.fail(error)
 
 
 class _HeldTopic:

@@ -6,13 +6,12 @@ takes all of them, so the slower the destination answers the more goes in one.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.pace import Pace
+from nsqtools.sinks.holding import HoldingHandler
 from nsqtools.sinks.relay.counts import Counts, metrics_of
 from nsqtools.sinks.relay.work import Work
 from nsqtools.sinks.repeats import Repeats
@@ -65,7 +64,7 @@ class Guard(Protocol):
         """The error for a topic that is consumed from this nsqd, which is asked for each batch."""
 
 
-class RelaySink(Handler):
+class RelaySink(HoldingHandler):
     """A handler that publishes topics to others, by the topic's name in ``destinations``.
 
     ``defer`` is in seconds. What the rules refuse, and what no nsqd can take, goes to
@@ -73,8 +72,6 @@ class RelaySink(Handler):
     are told when it is closed and after every ``status_every`` messages; 0 is never. ``on_close``
     is awaited last.
     """
-
-    failed: asyncio.Future[None]
 
     def __init__(
         self,
@@ -109,8 +106,7 @@ class RelaySink(Handler):
 
     async def open(self) -> None:
         """Raises ConfigError for a loop, UnreachableError, and OutputError of dead letters."""
-        self._loop = asyncio.get_running_loop()
-        self.failed = self._loop.create_future()
+        await super().open()
         if self._guard:
             await self._guard.check()
         await self.dead_letters.open()
@@ -175,9 +171,3 @@ class RelaySink(Handler):
     def _tell_counts(self) -> None:
         for counts in self.counts.values():
             status.info("%s", str(counts))  # as they are now
-
-    def fail(self, error: BaseException) -> None:
-        """Stop the command."""
-        if not self.failed.done():
-            self.failed.set_exception(error)
-            self.failed.exception()  # it need not be looked at
