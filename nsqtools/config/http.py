@@ -92,12 +92,14 @@ class HttpOptions(Options):
         "Content-Type of POSTs.",
         metavar="TYPE",
         default_note="application/octet-stream, or that of the batch format",
+        excludes=("get",),
     )
-    compress: str = choice("Compression of bodies.", "none", "gzip")
+    compress: str = choice("Compression of bodies.", "none", "gzip", excludes=("get",))
     sign_secret_file: str = path(
         "File of a secret that requests are signed with as Standard Webhooks does; with several "
         "lines they have a signature of each.",
         metavar="FILE",
+        excludes=("get",),
     )
     success_on: str = text(
         "Statuses that finish a message, as in 2xx,304 or 200-204.",

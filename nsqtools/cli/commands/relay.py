@@ -94,18 +94,11 @@ def _sink(
     config, target = with_secret(config), with_secret(target)
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
     check_dead_letter_topic(source, dead)
-    rules = make_filter(
-        require_field=options.require_json_field,
-        require_value=options.require_json_value,
-        whitelist=options.whitelist_json_field,
-        where=options.where,
-        edits=options.set,
-    )
     postbox = Postbox(source, config)
     return RelaySink(
         Producer(addresses(options.destination_nsqd_tcp_address), target),
         goals,
-        rules,
+        make_filter(options),
         make_dead_letters(dead, postbox.publish),
         guard=_guard(goals, source, options, stop, config, target),
         defer=options.defer or None,

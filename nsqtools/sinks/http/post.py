@@ -34,6 +34,7 @@ status = logging.getLogger("nsqtools.status")
 
 MAX_REDIRECTS = 10
 _SNIPPET = 120
+_PERCENTILES = (50, 95, 99)
 _REDIRECTS = (307, 308), (301, 302, 303, 307, 308)
 """Those that a POST follows, and a GET."""
 _PUBLIC = (b"content-type", b"content-encoding", b"content-length", b"user-agent")
@@ -139,49 +140,36 @@ class Post:
     def tell(self) -> None:
         """Log what happened."""
         for name, tally in self.tallies.items():
-            p50, p95, p99 = (1000 * tally.latency.percentile(p) for p in (50, 95, 99))
             status.info(
                 "%s: %d delivered, %d failed, %d dropped, latency %.1f ms, p95 %.1f, p99 %.1f",
-                name,
-                tally.delivered,
-                tally.failed,
-                tally.dropped,
-                p50,
-                p95,
-                p99,
+                *(name, tally.delivered, tally.failed, tally.dropped),
+                *(1000 * tally.latency.percentile(percent) for percent in _PERCENTILES),
             )
 
     def metrics(self, states: Mapping[str, str]) -> Iterator[Metric]:
         """Of each endpoint, by its name as ``endpoint``."""
-
-        def samples(value: Callable[[EndpointTally], float], **labels: str) -> list[Sample]:
-            return [
-                Sample({"endpoint": name, **labels}, value(tally))
-                for name, tally in self.tallies.items()
-            ]
-
-        results = [
-            *samples(lambda tally: tally.delivered, result="delivered"),
-            *samples(lambda tally: tally.failed, result="failed"),
-            *samples(lambda tally: tally.dropped, result="dropped"),
-        ]
+        tallies = self.tallies.items()
         yield Metric(
             "nsqtools_http_messages_total",
             "counter",
             "Messages that were sent to an endpoint, by what became of them.",
-            results,
+            [
+                Sample({"endpoint": name, "result": result}, getattr(tally, result))
+                for result in ("delivered", "failed", "dropped")
+                for name, tally in tallies
+            ],
         )
         yield Metric(
             "nsqtools_http_latency_seconds",
             "gauge",
             "Time from a request to the end of its response.",
             [
-                sample
-                for percent in (50, 95, 99)
-                for sample in samples(
-                    lambda tally, percent=percent: tally.latency.percentile(percent),  # type: ignore[misc]
-                    quantile=str(percent / 100),
+                Sample(
+                    {"endpoint": name, "quantile": str(percent / 100)},
+                    tally.latency.percentile(percent),
                 )
+                for percent in _PERCENTILES
+                for name, tally in tallies
             ],
         )
         yield Metric(

@@ -14,6 +14,8 @@ from nsqtools.sinks.relay.programs import condition, edit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from nsqtools.config import RelayOptions
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -29,11 +31,6 @@ class Filter:
     whitelist: frozenset[str] = frozenset()
     where: Callable[[str], bool] | None = None
     edit: Callable[[str], bytes | None] | None = None
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what would do nothing."""
-        if self.require_value and not self.require_field:
-            raise ConfigError("--require-json-value: needs --require-json-field")
 
     @property
     def passes_all(self) -> bool:
@@ -71,21 +68,14 @@ class Filter:
         return self.edit(body.decode()) if self.edit else body
 
 
-def make_filter(
-    *,
-    require_field: str = "",
-    require_value: str = "",
-    whitelist: Iterable[str] = (),
-    where: str = "",
-    edits: Sequence[str] = (),
-) -> Filter:
+def make_filter(options: RelayOptions) -> Filter:
     """The filter of these options; raises ConfigError, also where the package jq is missing."""
     return Filter(
-        require_field,
-        require_value,
-        frozenset(whitelist),
-        condition(where) if where else None,
-        edit(edits) if edits else None,
+        options.require_json_field,
+        options.require_json_value,
+        frozenset(options.whitelist_json_field),
+        condition(options.where) if options.where else None,
+        edit(options.set) if options.set else None,
     )
 
 

@@ -18,9 +18,10 @@ from nsqtools.sinks.repeats import Repeats
 from nsqtools.sinks.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from nsqtools.engine.handler import Batch
+    from nsqtools.engine.producer import Producer
     from nsqtools.errors import NSQError
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
@@ -33,25 +34,6 @@ status = logging.getLogger("nsqtools.status")
 
 _STATUS_INTERVAL = 1.0
 """Seconds at least between two reports."""
-
-
-class Publisher(Protocol):
-    """How messages reach the destination, as Producer."""
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether a publish could be sent now."""
-
-    async def connect(self) -> None:
-        """Raises UnreachableError."""
-
-    async def publish(
-        self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
-    ) -> None:
-        """Return once nsqd has taken all of them; raises PublishError."""
-
-    async def close(self) -> None:
-        """Publishes under way fail."""
 
 
 class Guard(Protocol):
@@ -75,7 +57,7 @@ class RelaySink(HoldingHandler):
 
     def __init__(
         self,
-        publisher: Publisher,
+        producer: Producer,
         destinations: Mapping[str, str],
         rules: Filter,
         dead_letters: DeadLetters,
@@ -87,7 +69,7 @@ class RelaySink(HoldingHandler):
         on_close: Callable[[], Awaitable[None]] | None = None,
         threads: Threads | None = None,
     ) -> None:
-        self.publisher = publisher
+        self.producer = producer
         self.rules = rules
         self.dead_letters = dead_letters
         self.defer = defer
@@ -110,11 +92,11 @@ class RelaySink(HoldingHandler):
         if self._guard:
             await self._guard.check()
         await self.dead_letters.open()
-        await self.publisher.connect()
+        await self.producer.connect()
         self._is_open = True
 
     async def join(self, topic: str) -> None:
-        """All topics share the publisher."""
+        """All topics share the producer."""
         if topic not in self._topics:
             self._topics[topic] = Work(self, self.counts[topic])
 
@@ -145,7 +127,7 @@ class RelaySink(HoldingHandler):
         self._topics.clear()
         self.repeats.close()
         self.threads.close()
-        await self.publisher.close()
+        await self.producer.close()
         await self.dead_letters.close()
         if self._on_close:
             await self._on_close()

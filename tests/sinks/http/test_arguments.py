@@ -168,18 +168,6 @@ class TestNames:
 
 class TestCombinations:
     @pytest.mark.parametrize(
-        ("given", "flag"),
-        [
-            ({"content_type": "a/b"}, "--content-type"),
-            ({"compress": True}, "--compress"),
-            ({"batch_format": "ndjson"}, "--batch-format"),
-            ({"signer": SIGNER}, "--sign-secret-file"),
-        ],
-    )
-    def test_what_is_of_a_body_needs_post(self, given: dict[str, Any], flag: str) -> None:
-        assert fault(get=["http://h/%s"], **given).startswith(f"{flag}: ")
-
-    @pytest.mark.parametrize(
         ("given", "line", "flag"),
         [
             ({"content_type": "a/b"}, "content-Type: c/d", "--content-type"),
@@ -195,10 +183,9 @@ class TestCombinations:
         assert fault(post=["http://h/"], headers=headers, **given).startswith(f"{flag}: ")
         make_endpoints(post=["http://h/"], headers=headers)
 
-    def test_a_content_type_cannot_hold_a_control_character_nor_a_format_be_unknown(self) -> None:
+    def test_a_content_type_cannot_hold_a_control_character(self) -> None:
         for control in CONTROLS:
             assert "--content-type" in fault(post=["http://h/"], content_type=f"a/b{control}")
-        assert "csv" in fault(post=["http://h/"], batch_format="csv")
 
 
 class TestHeaders:
