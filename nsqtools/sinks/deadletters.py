@@ -19,7 +19,7 @@ from nsqtools.errors import NSQError, OutputError
 from nsqtools.records.layout import Layout
 from nsqtools.records.manifest import object_of
 from nsqtools.records.writers import make_writer
-from nsqtools.sinks.files.disk import append_lines, make_directory
+from nsqtools.sinks.files.disk import append_lines, make_writable_directory
 from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ToDirectory(DeadLetters):
 
     async def open(self) -> None:
         """Make the directory; raises OutputError if it cannot be written to."""
-        await self._run(self._prepare)
+        await self._run(make_writable_directory, self._folder)
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Append the messages and sync the file; it is as it was after an error."""
@@ -122,13 +122,6 @@ class ToDirectory(DeadLetters):
             await self._threads.run(work, *args)
         except OSError as error:
             raise as_output_error(error) from error
-
-    def _prepare(self) -> None:
-        make_directory(self._folder)
-        if not os.path.isdir(self._folder):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._folder)
-        if not os.access(self._folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "cannot be written to", self._folder)
 
     def _append(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         path = os.path.join(self._folder, batch.topic + SUFFIX)

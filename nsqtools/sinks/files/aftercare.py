@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from nsqtools.policy.retention import Kept, Retention
 from nsqtools.records.manifest import object_of
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
+from nsqtools.sinks.files.journal import owing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,15 +34,6 @@ _UNPUBLISHED = (".part", ".torn", ".copy")
 _BLOCK = 1 << 16
 _RECENT = 1 << 20
 """Bytes at a manifest's end that ``has`` looks at: some 2000 lines."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What of a topic was published; a file that is continued counts each time, with all of it."""
-
-    files: int = 0
-    records: int = 0
-    size: int = 0
 
 
 class Care:
@@ -67,7 +59,7 @@ class Care:
             self._hook = Hook(options.on_rotate, timeout=options.on_rotate_timeout)
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
-        self._tallies: dict[str, Tally] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._counting = threading.Lock()
 
     @property
@@ -115,17 +107,20 @@ class Care:
             self._hook.close()
             self.prune()
 
-    def tallies(self) -> dict[str, Tally]:
-        """What was published until now, by topic; it does not block."""
+    def counts(self) -> Counter[tuple[str, str]]:
+        """The ``files``, ``records`` and ``bytes`` of each topic that were published until now.
+
+        A file that is continued counts each time, with all of it. This does not block.
+        """
         with self._counting:
-            return {topic: replace(tally) for topic, tally in self._tallies.items()}
+            return self._counts.copy()
 
     def _count(self, published: Published) -> None:
+        topic = published.topic
         with self._counting:
-            tally = self._tallies.setdefault(published.topic, Tally())
-            tally.files += 1
-            tally.records += published.records
-            tally.size += published.size
+            self._counts["files", topic] += 1
+            self._counts["records", topic] += published.records
+            self._counts["bytes", topic] += published.size
 
     def _listed(self) -> dict[str, dict[str, Kept]]:
         with self._listing:
@@ -137,9 +132,9 @@ class Care:
 
     def _delete(self, files: dict[str, Kept]) -> None:
         surplus = self._retention.surplus(list(files.values()), time.time_ns())
-        owing = self._journal.owing() if surplus else ()
+        waiting = owing(self._root) if surplus else ()
         for kept in surplus:
-            if kept.path in owing:  # the command of --on-rotate has still to be run with it
+            if kept.path in waiting:  # the command of --on-rotate has still to be run with it
                 continue
             try:
                 os.unlink(kept.path)

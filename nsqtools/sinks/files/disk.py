@@ -248,6 +248,15 @@ def make_directory(path: str) -> None:
     sync_directory(parent)
 
 
+def make_writable_directory(path: str) -> None:
+    """Make a directory; raises OSError, too, where it is there and is none, or not for us."""
+    make_directory(path)
+    if not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "cannot be written to", path)
+
+
 def sync_directory(path: str) -> None:
     """Make the names in a directory last; some file systems need no such thing and refuse."""
     fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)

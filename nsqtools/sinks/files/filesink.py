@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
-from nsqtools.sinks.files.aftercare import Tally
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.files.topicarchive import Arrival
@@ -24,7 +23,7 @@ from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
     from nsqtools.engine.handler import Batch
@@ -153,18 +152,18 @@ class FileSink(HoldingHandler):
 
     def metrics(self) -> Iterator[Metric]:
         """What was published, leftovers of crashes included, and what could not be written."""
-        published = self.archives.tallies()
-        topics = sorted({*published, *self.write_failures})
-        for what, text in (
+        counts = self.archives.care.counts()
+        for topic, failures in self.write_failures.items():
+            counts["write_failures", topic] = failures
+        topics = sorted({topic for _, topic in counts})
+        for name, text in (
             ("files", "Files that were published."),
             ("records", "Records in published files."),
-            ("size", "Size of published files."),
+            ("bytes", "Size of published files."),
+            ("write_failures", "Attempts to write that failed."),
         ):
-            name = "bytes" if what == "size" else what
-            values = (getattr(published.get(topic, Tally()), what) for topic in topics)
-            yield _counter(f"archive_{name}", text, zip(topics, values, strict=True))
-        failures = ((topic, self.write_failures[topic]) for topic in topics)
-        yield _counter("archive_write_failures", "Attempts to write that failed.", failures)
+            samples = [Sample({"topic": topic}, counts[name, topic]) for topic in topics]
+            yield Metric(f"nsqtools_archive_{name}_total", "counter", text, samples)
 
     # For topics.
 
@@ -311,7 +310,7 @@ class _TopicQueue:
 
     def _call(self, arrivals: list[Arrival], fate: Fate) -> bool:
         if not arrivals:
-            self._sink.archives.tend()
+            self._sink.archives.care.prune()
         now, wall = self._loop.time(), time.time_ns()
         return self._archive.step(arrivals, now=now, wall=wall, fate=fate)
 
@@ -348,8 +347,3 @@ class _TopicQueue:
         for _, batch in arrivals:
             self._held.requeue(batch, delay=0, backoff=fate != "close")
         return goes_on
-
-
-def _counter(name: str, text: str, values: Iterable[tuple[str, int]]) -> Metric:
-    samples = [Sample({"topic": topic}, value) for topic, value in values]
-    return Metric(f"nsqtools_{name}_total", "counter", text, samples)

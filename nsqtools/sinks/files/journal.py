@@ -35,7 +35,6 @@ __all__ = ["FOLDER", "Entry", "Journal", "owing", "owing_near"]
 log = logging.getLogger(__name__)
 
 FOLDER = ".nsqtools"
-_ON_ROTATE = "on-rotate"
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECENT = 1 << 20
@@ -215,10 +214,6 @@ class Journal:
         entries = list(self._entries.values())
         return sorted(entry.published.path for entry in entries if entry.owes)
 
-    def owing(self) -> set[str]:
-        """As ``owing`` of the output directory."""
-        return owing(self._output_dir)
-
     def close(self) -> None:
         """Let others adopt what is left."""
         self._lock.release()
@@ -311,7 +306,7 @@ def _names(folder: str) -> list[str]:
 def _as_object(entry: Entry) -> dict[str, Any]:
     value = asdict(entry)
     del value["key"], value["published"]["path"]
-    return {**value, "owes": [_ON_ROTATE] if entry.owes else []}
+    return value
 
 
 def _read(output_dir: str, path: str) -> Entry:

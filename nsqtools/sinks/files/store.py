@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Collection
 
-    from nsqtools.sinks.files.aftercare import Tally
     from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.rules import Rules
     from nsqtools.sinks.files.topicarchive import Synced
@@ -35,7 +34,7 @@ _TIMES = (0, 1_234_567_890 * SECOND)
 
 
 class Archives:
-    """Archives of these topics under one output directory. All but ``lock`` and ``tallies`` block.
+    """Archives of these topics under one output directory. All but ``lock`` block.
 
     ``topics`` is that of ``NameMatcher``, which raises ConfigError.
     """
@@ -45,8 +44,8 @@ class Archives:
         matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
         self._wanted = matcher.accepts
         self._journal = Journal(rules.output_dir, rules.host)
-        self._care = Care(rules, self._journal, matcher)
-        self._publication = Publication(rules, self._journal, self._care)
+        self.care = Care(rules, self._journal, matcher)
+        self._publication = Publication(rules, self._journal, self.care)
         self._locks: dict[str, Lock] = {}
         if rules.options.lock:  # which an operator named, so that one such command runs at a time
             self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
@@ -68,17 +67,13 @@ class Archives:
         Raises OSError, or ConfigError for a manifest that is none.
         """
         rules = self.rules
-        self._care.check()
+        self.care.check()
         for directory in (rules.output_dir, rules.work_dir):
-            disk.make_directory(directory)
-            if not os.path.isdir(directory):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
-            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, "cannot be written to", directory)
+            disk.make_writable_directory(directory)
         for name, revision in self._journal.revisions():
             rules.revisions.skip(name, revision)
         self._left_behind = self._publication.salvage(self._journal.adopt(self._wanted))
-        self._care.prune()
+        self.care.prune()
 
     def topic(self, topic: str, synced: Synced, *, now: float) -> Archive:
         """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
@@ -90,26 +85,18 @@ class Archives:
         if lock := self._locks.pop(topic, None):
             lock.release()
 
-    def tend(self) -> None:
-        """Do what is due without a message; call it now and then."""
-        self._care.prune()
-
-    def tallies(self) -> dict[str, Tally]:
-        """What was published until now, by topic."""
-        return self._care.tallies()
-
     def close(self) -> None:
         """Wait for the last commands of ``--on-rotate``.
 
         Raises OutputError if a leftover could not be published, or a published file still waits
         for its command: the next run goes on with both.
         """
-        self._care.close()
+        self.care.close()
         if left := len(self._left_behind) + len(self._journal.damaged):
             raise OutputError(f"files of an earlier crash that are not published: {left}")
         if owed := self._journal.owed():
             names = ", ".join(owed[:_NAMED]) + (", ..." if len(owed) > _NAMED else "")
-            todo = "" if self._care.owes else "; run with it again, or with --on-rotate true"
+            todo = "" if self.care.owes else "; run with it again, or with --on-rotate true"
             raise OutputError(f"files that wait for --on-rotate: {len(owed)} ({names}){todo}")
 
     def unlock(self) -> None:

@@ -187,7 +187,11 @@ class EachOf:
             *[self._put(name, parcel, said, patient) for name in self._ways],
             return_exceptions=True,
         )
-        outcomes = [_outcome(result) for result in results]
+        outcomes = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            outcomes.append(result)
         if not self._ways:
             raise _AllGoneError
         worst = _worst(outcomes)
@@ -240,18 +244,11 @@ def _is_final(outcome: Outcome, parcel: Parcel) -> bool:
     return outcome is DONE or (outcome.verdict is Verdict.DROP and len(parcel) == 1)
 
 
-def _outcome(result: Outcome | BaseException) -> Outcome:
-    if isinstance(result, BaseException):
-        raise result
-    return result
-
-
 def _worst(outcomes: Sequence[Outcome]) -> Outcome:
-    return min(outcomes, key=_lightness, default=DONE)
+    def lightness(outcome: Outcome) -> tuple[int, bool]:
+        return _BY_WEIGHT.index(outcome.verdict), outcome is NOT_TRIED
 
-
-def _lightness(outcome: Outcome) -> tuple[int, bool]:
-    return _BY_WEIGHT.index(outcome.verdict), outcome is NOT_TRIED
+    return min(outcomes, key=lightness, default=DONE)
 
 
 class News:

@@ -248,18 +248,16 @@ class HttpSink(HoldingHandler):
         """Finish what is safe as a dead letter; the rest comes again."""
         for batch, items in groupby(parcel, key=lambda item: item[0]):
             part = list(items)
+            messages = [message for _, message in part]
             try:
-                await self._bury(batch, [message for _, message in part], outcome.reason)
+                await self._dead_letters.write(batch, messages, outcome.reason)
             except Exception as error:
                 self._tell(part, error)
                 self._give_back(part, outcome)
             else:
+                if self._dead_letters.is_lossy:
+                    self.lost += len(messages)
                 self._finish(part)
-
-    async def _bury(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
-        await self._dead_letters.write(batch, messages, reason)
-        if self._dead_letters.is_lossy:
-            self.lost += len(messages)
 
     def _tell(self, parcel: Parcel, error: Exception) -> None:
         """Log why messages go back; of an error that is ours, its kind and where it was, too."""

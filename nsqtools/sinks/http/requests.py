@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus, unquote
 
 import httpx
 
 from nsqtools import __version__
+from nsqtools.errors import RecordError
 from nsqtools.net.http import wire
+from nsqtools.sinks.objects import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,18 +50,10 @@ class BatchFormat:
     fits: Callable[[bytes], bool]
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)  # NaN, Infinity
-
-
-# Numbers are not converted: they are only looked at, and may have any number of digits.
-_decode_json = json.JSONDecoder(parse_constant=_refuse, parse_int=len, parse_float=len).decode
-
-
 def _is_json(body: bytes) -> bool:
     try:
-        _decode_json(body.decode())
-    except (ValueError, RecursionError):
+        text_of(body)
+    except RecordError:
         return False
     return True
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.names import check_name
-from nsqtools.sinks.relay.objects import is_equal, join, members_of, text_of
+from nsqtools.sinks.objects import is_equal, join, members_of, text_of
 from nsqtools.sinks.relay.programs import condition, edit
 
 if TYPE_CHECKING:

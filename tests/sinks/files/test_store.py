@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,7 +75,7 @@ class TestOpening:
         with pytest.raises(PermissionError, match=str(tmp_path / "out")):
             make_archives(rules).open()
 
-    @pytest.mark.parametrize("moment", ["open", "tend"])
+    @pytest.mark.parametrize("moment", ["open", "care.prune"])
     def test_old_files_are_deleted_at_the_start_and_as_they_get_old(
         self, moment: str, rules: Rules, tmp_path: Path
     ) -> None:
@@ -85,5 +86,5 @@ class TestOpening:
         old.write_bytes(b"one\n")
         new.write_bytes(b"two\n")
         os.utime(old, (1, 1))
-        getattr(archives, moment)()
+        attrgetter(moment)(archives)()
         assert below(rules.output_dir) == [new.name]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from nsqtools.config import RelayOptions
 from nsqtools.errors import ConfigError, RecordError
+from nsqtools.sinks.objects import is_equal, join, members_of, text_of
 from nsqtools.sinks.relay.filter import destinations, find_loops, make_filter
-from nsqtools.sinks.relay.objects import is_equal, join, members_of, text_of
 
 BIG = b'{"z": 12345678901234567890.10, "a": "<\\u003c", "b": [1,  2], "c": null}'
 VALUES = st.recursive(
