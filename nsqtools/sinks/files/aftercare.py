@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import threading
 import time
 from collections import Counter
@@ -219,31 +220,27 @@ def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:
     Symbolic links are left alone, as are directories that hold nothing of ours. What cannot be
     read is logged and left out; what is gone, silently.
     """
-    directories = [""]
-    while directories:
-        below = directories.pop()
-        prefix = f"{below}/" if below else ""
-        try:
-            with os.scandir(os.path.join(root, below)) as entries:
-                for entry in entries:
-                    relative = prefix + entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        if matcher.descend(relative):
-                            directories.append(relative)
-                    elif (topic := matcher.match(relative)) is not None and (found := _kept(entry)):
-                        yield topic, found
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            path = os.path.join(root, below)
-            log.warning("%s: cannot be searched for archives: %s", path, error.strerror)
+
+    def unreadable(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            log.warning("%s: cannot be searched for archives: %s", error.filename, error.strerror)
+
+    for folder, folders, names in os.walk(root, onerror=unreadable):
+        prefix = "" if folder == root else f"{os.path.relpath(folder, root)}/"
+        folders[:] = [name for name in folders if matcher.descend(prefix + name)]
+        for name in names:
+            topic = matcher.match(prefix + name)
+            if topic is not None and (found := _kept(os.path.join(folder, name))):
+                yield topic, found
 
 
-def _kept(entry: os.DirEntry[str]) -> Kept | None:
-    if entry.name.endswith(_UNPUBLISHED) or not entry.is_file(follow_symlinks=False):
+def _kept(path: str) -> Kept | None:
+    if path.endswith(_UNPUBLISHED):
         return None
     try:
-        status = entry.stat(follow_symlinks=False)
+        status = os.lstat(path)
     except FileNotFoundError:
         return None
-    return Kept(entry.path, status.st_size, status.st_mtime_ns)
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Kept(path, status.st_size, status.st_mtime_ns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from datetime import UTC
+from socket import gethostname
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
@@ -44,8 +45,6 @@ class Rules:
     @classmethod
     def of(cls, options: ArchiveOptions, max_msg_size: int) -> Rules:
         """The rules of these options here and now; raises ConfigError for what cannot be."""
-        from socket import gethostname
-
         output_dir = os.path.abspath(options.output_dir)
         work_dir = os.path.abspath(options.work_dir) if options.work_dir else output_dir
         rules = cls(

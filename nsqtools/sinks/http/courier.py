@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.endpoints import RoundRobin
@@ -44,23 +45,35 @@ UNFIT = Outcome(
 NOT_TRIED = Outcome(Verdict.RETRY, reason="no endpoint can be tried now", arrived=False)
 
 
-class Courier(Protocol):
-    """Delivers parcels; ``patient`` says, while no endpoint may be tried, whether to wait."""
+class Courier(ABC):
+    """Delivers parcels by requests of ``post``, which it closes."""
 
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    @abstractmethod
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """Try once; NOT_TRIED if it was not patient, or the parcel was lost while it waited.
+        """Try once; ``patient`` says, while no endpoint may be tried, whether to wait.
 
-        Raises OutputError if no endpoint is left.
+        NOT_TRIED if it was not patient, or the parcel was lost while it waited. Raises OutputError
+        if no endpoint is left.
         """
 
+    @abstractmethod
     def look(self) -> None:
         """Ask ``patient`` again."""
 
-    async def close(self) -> None:
-        """Hang up."""
+    @abstractmethod
+    def states(self) -> Mapping[str, str]:
+        """Whether each endpoint is up, down or gone, by its name."""
 
     def metrics(self) -> Iterable[Metric]:
-        """As Measured."""
+        """Counts, latencies and states of the endpoints, for Prometheus."""
+        return self._post.metrics(self.states())
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._post.close()
 
 
 class _AllGoneError(OutputError):
@@ -70,14 +83,14 @@ class _AllGoneError(OutputError):
         super().__init__("every endpoint is gone (status 410)")
 
 
-class OneOf:
+class OneOf(Courier):
     """To the endpoint that the policy chooses; the next one at once where none was reached.
 
     ``most`` is how many requests one endpoint gets at a time.
     """
 
     def __init__(self, post: Post, choice: Endpoints, *, most: int, rng: Random) -> None:
-        self._post = post
+        super().__init__(post)
         self._choice = choice
         self._most = most
         self._rng = rng
@@ -87,7 +100,7 @@ class OneOf:
         self._loop = asyncio.get_running_loop()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """As Courier."""
+        """Try the endpoint that the policy chooses; others as long as none was reached."""
         if not self._post.fits(parcel):
             return UNFIT
         outcome = NOT_TRIED
@@ -119,19 +132,11 @@ class OneOf:
                 return NOT_TRIED
 
     def look(self) -> None:
-        """As Courier."""
+        """Wake all that wait for an endpoint."""
         self._news.tell()
 
-    async def close(self) -> None:
-        """As Courier."""
-        await self._post.close()
-
-    def metrics(self) -> Iterable[Metric]:
-        """As Courier."""
-        return self._post.metrics(self.states())
-
     def states(self) -> Mapping[str, str]:
-        """Every endpoint's state, as Endpoints."""
+        """As the policy has them."""
         return self._choice.states(self._loop.time())
 
     async def _try(self, name: str, parcel: Parcel) -> Outcome:
@@ -164,21 +169,21 @@ class OneOf:
         return due
 
 
-class EachOf:
+class EachOf(Courier):
     """To every endpoint, at the same time.
 
     What one said of a message for good is remembered until all have; a retry spares it.
     """
 
     def __init__(self, post: Post, *, most: int, rng: Random) -> None:
-        self._post = post
+        super().__init__(post)
         self._ways = {
             name: OneOf(post, RoundRobin([name]), most=most, rng=rng) for name in post.endpoints
         }
         self._said: OrderedDict[_Key, dict[str, Outcome]] = OrderedDict()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """As Courier: an outcome that has it tried again, else one that drops it, else DONE."""
+        """Try all at once: the outcome has it tried again, else dropped, else it is DONE."""
         keys = [(batch.topic, message.id, message.timestamp) for batch, message in parcel]
         said = [self._said.setdefault(key, {}) for key in keys]
         while len(self._said) > _REMEMBERED:
@@ -223,20 +228,16 @@ class EachOf:
         return _worst(outcomes)
 
     def look(self) -> None:
-        """As Courier."""
+        """Wake all that wait, whatever the endpoint."""
         for way in self._ways.values():
             way.look()
 
-    async def close(self) -> None:
-        """As Courier."""
-        await self._post.close()
-
-    def metrics(self) -> Iterable[Metric]:
-        """As Courier."""
+    def states(self) -> Mapping[str, str]:
+        """An endpoint to which there is no way any more is gone."""
         known = dict.fromkeys(self._post.endpoints, "gone")
         for way in self._ways.values():
             known.update(way.states())
-        return self._post.metrics(known)
+        return known
 
 
 def _is_final(outcome: Outcome, parcel: Parcel) -> bool:

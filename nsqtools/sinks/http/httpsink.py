@@ -148,7 +148,7 @@ class HttpSink(HoldingHandler):
         await self._on_close()
 
     def metrics(self) -> Iterable[Metric]:
-        """As Measured."""
+        """Counts, latencies and states of the endpoints, for Prometheus."""
         return self._courier.metrics()
 
     def _gather(self, topic: _HeldTopic, items: Parcel, *, now: bool) -> None:
