@@ -174,7 +174,6 @@ class Delivering:
             statuses or Statuses(),
             timeout=timeout,
             wall=lambda: WALL + loop.time(),
-            in_batches=size > 1,
             **more,
         )
         rng = random.Random(1)

@@ -54,7 +54,6 @@ def make_sink(
         Statuses(options.success_on, options.drop_on, options.retry_on),
         timeout=options.http_client_request_timeout,
         wall=time.time,
-        in_batches=options.batch > 1,
         follow_redirects=options.follow_redirects,
         status_every=options.status_every,
     )

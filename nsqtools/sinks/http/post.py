@@ -82,9 +82,8 @@ class Post:
     """Sends parcels to single endpoints and judges the responses.
 
     ``timeout``, in seconds, is for everything from the connection to the end of the response.
-    ``wall`` is the clock, in seconds since the epoch. ``in_batches`` sends single messages, too,
-    in the format of batches. After every ``status_every`` requests, and when it is closed, what
-    happened is logged; 0 is never.
+    ``wall`` is the clock, in seconds since the epoch. After every ``status_every`` requests, and
+    when it is closed, what happened is logged; 0 is never.
     """
 
     def __init__(
@@ -95,21 +94,19 @@ class Post:
         *,
         timeout: float,
         wall: Callable[[], float],
-        in_batches: bool = False,
         follow_redirects: bool = False,
         status_every: int = 0,
     ) -> None:
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self.tallies = {name: EndpointTally() for name in self.endpoints}
         self.requests = 0
-        # A POST of a single message holds any body, and batches have one form.
+        # Places for a body differ from one GET to another; POSTs all have one form.
         gets = [endpoint for endpoint in endpoints if endpoint.method == "GET"]
-        self._judges = gets or list(endpoints[:1] if in_batches else ())
+        self._judges = gets or endpoints[:1]
         self._transport = transport
         self._statuses = statuses
         self._limit = TimeLimit(timeout)
         self._wall = wall
-        self._in_batches = in_batches
         self._follow_redirects = follow_redirects
         self._status_every = status_every
 
@@ -186,12 +183,9 @@ class Post:
         await self._transport.aclose()
 
     async def _exchange(self, endpoint: Endpoint, parcel: Parcel) -> Outcome:
-        batch, message = parcel[0]
-        if self._in_batches:
-            messages = [message for _, message in parcel]
-            request = endpoint.build_batch(batch.topic, batch.channel, messages, self._wall())
-        else:
-            request = endpoint.build(batch.topic, batch.channel, message, self._wall())
+        batch = parcel[0][0]
+        messages = [message for _, message in parcel]
+        request = endpoint.build(batch.topic, batch.channel, messages, self._wall())
         response = await self._transport.handle_async_request(request)
         if self._follow_redirects:
             response = await follow(self._transport, request, response)
