@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.retention import Kept, Retention
-from nsqtools.records.manifest import object_of
+from nsqtools.records.manifest import is_manifest, object_of
 from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
 from nsqtools.sinks.files.journal import owing
@@ -159,10 +159,10 @@ class Manifest:
         """Raise ConfigError if there is another file where it should be; OSError as for reading."""
         try:
             with open(self._path, "rb") as file:
-                first = file.readline(_BLOCK)
+                is_ours = not os.fstat(file.fileno()).st_size or is_manifest(file)
         except FileNotFoundError:
             return
-        if first and not {"name", "sha256"} <= object_of(first).keys():
+        if not is_ours:
             raise ConfigError(f"--manifest {self._path}: exists, and is no manifest")
 
     def append(self, published: Published) -> None:

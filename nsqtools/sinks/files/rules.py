@@ -65,11 +65,10 @@ class Rules:
             max_msg_size=max_msg_size,
         )
         rules.encoder()  # its library may be missing
-        rules.rotation()
         return rules
 
     def rotation(self) -> Rotation:
-        """A rule for one topic; raises ConfigError."""
+        """When files of one topic are closed."""
         options = self.options
         return Rotation(
             size=options.rotate_size,
@@ -121,9 +120,9 @@ class Rules:
     def check_several_topics(self) -> None:
         """Raise ConfigError for names by which the files of several topics clash."""
         options = self.options
-        limits = options.keep or options.max_age or options.max_total
         if "<TOPIC>" in options.filename_format:
             return
+        limits = options.keep or options.max_age or options.max_total
         if limits or "<REV>" not in options.filename_format:
             raise ConfigError(
                 f"--filename-format {options.filename_format!r}: the files of several topics "

@@ -254,34 +254,12 @@ class Archive:
     def _create(self, name: str, *, anew: bool = False) -> tuple[Entry, int]:
         """The journal's entry and the descriptor of a work file that nobody else has.
 
-        A name without ``<REV>`` is continued, as nsq_to_file appends to it: the published file
-        becomes the work file again. So is what an attempt that failed has left. ``anew`` gives an
-        empty file.
+        A name without ``<REV>`` is continued; ``anew`` gives an empty file all the same.
         """
-        rules = self._rules
         self._guard()
         if REV not in name:
-            entry = self._entry(name, 0)
-            target, work = entry.published.path, entry.work_path(rules.output_dir)
-            left = os.path.lexists(work)
-            if anew and left:
-                log.warning("%s: another's file, now %s", work, disk.move_aside(work))
-            if anew or not (left or os.path.lexists(target)):
-                return entry, self._begin(entry, work)
-            if left and os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
-            fd = disk.hold(work if left else target)
-            if fd is None:
-                raise OSError(errno.EAGAIN, "another process writes to it", work)
-            try:
-                self._journal.write(entry)
-                if not left:
-                    os.rename(target, work)
-                    self._journal.reopened(target)
-            except BaseException:
-                os.close(fd)
-                raise
-            return entry, fd
+            return self._continue(name, anew=anew)
+        rules = self._rules
         while True:
             entry = self._entry(name, rules.revisions.take(name))
             work = entry.work_path(rules.output_dir)
@@ -289,6 +267,33 @@ class Archive:
                 continue
             with contextlib.suppress(FileExistsError):
                 return entry, self._begin(entry, work)
+
+    def _continue(self, name: str, *, anew: bool) -> tuple[Entry, int]:
+        """As nsq_to_file appends to a file: the published one becomes the work file again.
+
+        So does what an attempt that failed has left.
+        """
+        entry = self._entry(name, 0)
+        target, work = entry.published.path, entry.work_path(self._rules.output_dir)
+        is_left, is_published = os.path.lexists(work), os.path.lexists(target)
+        if anew and is_left:
+            log.warning("%s: another's file, now %s", work, disk.move_aside(work))
+        if anew or not (is_left or is_published):
+            return entry, self._begin(entry, work)
+        if is_left and is_published:
+            raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
+        fd = disk.hold(work if is_left else target)
+        if fd is None:
+            raise OSError(errno.EAGAIN, "another process writes to it", work)
+        try:
+            self._journal.write(entry)
+            if is_published:
+                os.rename(target, work)
+                self._journal.reopened(target)
+        except BaseException:
+            os.close(fd)
+            raise
+        return entry, fd
 
     def _entry(self, name: str, revision: int) -> Entry:
         """What the journal is to know of a file before there is one."""

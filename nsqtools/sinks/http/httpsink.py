@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -163,17 +164,14 @@ class HttpSink(HoldingHandler):
             if parcels or not topic.waiting:
                 topic.stop_timer()
             if topic.waiting and topic.timer is None:
-                topic.timer = self._loop.call_later(self._wait, self._gather_now, topic)
+                gather = partial(self._gather, topic, [], now=True)
+                topic.timer = self._loop.call_later(self._wait, gather)
         self._queue += parcels
         self._wake(len(parcels))
 
     def _wake(self, count: int) -> None:
         for _ in range(min(count, len(self._resting))):
             self._resting.popleft().set_result(None)
-
-    def _gather_now(self, topic: _HeldTopic) -> None:
-        topic.timer = None
-        self._gather(topic, [], now=True)
 
     async def _work(self) -> None:
         while True:
