@@ -85,7 +85,7 @@ def hold(path: str) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    held = False
+    held: bool | None = False
     try:
         held = _lock(fd, path)
     finally:
@@ -103,13 +103,14 @@ def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
     return os.path.samestat(there, ours)
 
 
-def _lock(fd: int, path: str) -> bool:
+def _lock(fd: int, path: str, *, wait: bool = False, follow: bool = False) -> bool | None:
+    """Whether the file is locked, and still has its name; None if another has the lock."""
     try:
         with naming(path):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return is_at(fd, path)
+        return None
+    return is_at(fd, path, follow=follow)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -276,21 +277,18 @@ def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:
     ``flags`` are added to open's. The result is a descriptor whose closing is the unlocking; None
     when another has the lock and ``wait`` is false. Raises OSError with the file's name.
     """
-    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
         fd = _open_or_make(path, os.O_RDWR | os.O_CREAT | flags)
-        named = False
+        held: bool | None = False
         try:
-            with naming(path):
-                fcntl.flock(fd, how)
-            named = is_at(fd, path, follow=True)
-        except BlockingIOError:
-            return None
+            held = _lock(fd, path, wait=wait, follow=True)
         finally:
-            if not named:
+            if not held:
                 os.close(fd)
-        if named:
+        if held:
             return fd
+        if held is None:
+            return None
 
 
 def _open_or_make(path: str, flags: int) -> int:
