@@ -10,9 +10,8 @@ import errno
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nsqtools.engine.handler import loss_of
 from nsqtools.errors import NSQError, OutputError
@@ -23,6 +22,8 @@ from nsqtools.sinks.files.disk import append_lines, make_writable_directory
 from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from nsqtools.config import DeadLetterOptions
     from nsqtools.engine.handler import Batch, Message
 
@@ -30,14 +31,21 @@ __all__ = ["DeadLetters", "Nowhere", "ToDirectory", "ToTopic", "make_dead_letter
 
 log = logging.getLogger(__name__)
 
-Publish = Callable[[str, Sequence[bytes]], Awaitable[None]]
-"""Topic and bodies, as ``Producer.publish``: returns once nsqd has said OK, raises NSQError."""
-
 SUFFIX = ".dead.jsonl"
 _WRITER = make_writer(Layout("json"))
 _START = b'{"reason":'
 """Of the line of every dead letter."""
 _LINK = "is a symbolic link, which is not followed: move it away"
+
+
+class Publisher(Protocol):
+    """Reaches the cluster that is consumed from, once there is a dead letter for it."""
+
+    async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+        """Return once nsqd has said OK; raises NSQError."""
+
+    async def close(self) -> None:
+        """Hang up."""
 
 
 class DeadLetters(ABC):
@@ -61,10 +69,10 @@ class DeadLetters(ABC):
         """There will be no more."""
 
 
-def make_dead_letters(options: DeadLetterOptions, publish: Publish) -> DeadLetters:
-    """What the options choose; those for a topic go to ``publish``."""
+def make_dead_letters(options: DeadLetterOptions, publisher: Publisher) -> DeadLetters:
+    """What the options choose; those for a topic go to the publisher."""
     if options.dead_letter_topic:
-        return ToTopic(options.dead_letter_topic, publish)
+        return ToTopic(options.dead_letter_topic, publisher)
     if options.dead_letter_dir:
         return ToDirectory(options.dead_letter_dir)
     return Nowhere()
@@ -81,18 +89,22 @@ class Nowhere(DeadLetters):
 
 
 class ToTopic(DeadLetters):
-    """Publishes the bodies, as they are, to a topic; the owner of the publisher closes it."""
+    """Publishes the bodies, as they are, to a topic."""
 
-    def __init__(self, topic: str, publish: Publish) -> None:
+    def __init__(self, topic: str, publisher: Publisher) -> None:
         self._topic = topic
-        self._publish = publish
+        self._publisher = publisher
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         """Publish the bodies; the reason is not told."""
         try:
-            await self._publish(self._topic, [message.body for message in messages])
+            await self._publisher.publish(self._topic, [message.body for message in messages])
         except NSQError as error:
             raise OutputError(f"dead-letter topic {self._topic}: {error}") from error
+
+    async def close(self) -> None:
+        """Close the publisher."""
+        await self._publisher.close()
 
 
 class ToDirectory(DeadLetters):

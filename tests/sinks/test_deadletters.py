@@ -274,9 +274,18 @@ class TestSharing:
         assert len(set(found)) == len(found)
 
 
-async def test_a_refusal_of_a_topic_is_an_error_that_names_it() -> None:
-    async def refuse(topic: str, given: Sequence[bytes]) -> None:
-        raise PublishError("nobody took it", [0], permanent=False)
+async def test_a_refusal_of_a_topic_is_an_error_that_names_it_and_its_publisher_is_closed() -> None:
+    class Refusing:
+        is_closed = False
 
-    with pytest.raises(OutputError, match="graveyard: nobody took it"):
-        await ToTopic("graveyard", refuse).write(batch(b"1"), batch(b"1"), REASON)
+        async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+            raise PublishError("nobody took it", [0], permanent=False)
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    publisher = Refusing()
+    async with opened(ToTopic("graveyard", publisher)) as letters:
+        with pytest.raises(OutputError, match="graveyard: nobody took it"):
+            await letters.write(batch(b"1"), batch(b"1"), REASON)
+    assert publisher.is_closed

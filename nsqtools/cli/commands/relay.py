@@ -94,17 +94,15 @@ def _sink(
     config, target = with_secret(config), with_secret(target)
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
     check_dead_letter_topic(source, dead)
-    postbox = Postbox(source, config)
     return RelaySink(
         Producer(addresses(options.destination_nsqd_tcp_address), target),
         goals,
         make_filter(options),
-        make_dead_letters(dead, postbox.publish),
+        make_dead_letters(dead, Postbox(source, config)),
         guard=_guard(goals, source, options, stop, config, target),
         defer=options.defer or None,
         pace=Pace(options.rate),
         status_every=options.status_every,
-        on_close=postbox.close,
     )
 
 

@@ -79,7 +79,6 @@ def http_sink(
     from nsqtools.sinks.http.assembly import make_sink
 
     check_dead_letter_topic(source, dead)
-    postbox = Postbox(source, config)
     tls = ClientConfig(
         tls_root_ca_file=options.http_tls_root_ca_file,
         tls_cert=options.http_tls_cert,
@@ -88,10 +87,9 @@ def http_sink(
     )
     sink = make_sink(
         options,
-        make_dead_letters(dead, postbox.publish),
+        make_dead_letters(dead, Postbox(source, config)),
         client_context(tls, flags=_TLS_FLAGS),
         explain=partial(explain, flags=_TLS_FLAGS),
-        on_close=postbox.close,
     )
     for path in filter(None, (options.sign_secret_file, *options.header_file)):
         warn_if_public(path)

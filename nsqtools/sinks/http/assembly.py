@@ -18,7 +18,7 @@ from nsqtools.sinks.http.signing import Signer
 from nsqtools.sinks.http.transport import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from ssl import SSLContext
 
     from nsqtools.config import HttpOptions
@@ -32,7 +32,6 @@ def make_sink(
     context: SSLContext,
     *,
     explain: Callable[[BaseException], str],
-    on_close: Callable[[], Awaitable[None]],
 ) -> HttpSink:
     """The sink that delivers to the endpoints of the options; it connects nowhere yet.
 
@@ -73,5 +72,4 @@ def make_sink(
         wait=options.batch_wait,
         share=options.sample,
         rng=rng,
-        on_close=on_close,
     )

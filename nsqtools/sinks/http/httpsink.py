@@ -20,7 +20,7 @@ from nsqtools.sinks.http.post import Outcome
 from nsqtools.sinks.repeats import Repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from random import Random
 
     from nsqtools.engine.handler import Batch, Message
@@ -40,7 +40,7 @@ class HttpSink(HoldingHandler):
 
     With ``size`` over 1 as many messages of a topic share a request, or fewer if ``wait`` seconds
     have passed or nsqd sends no more. ``share`` is the part of the messages that is delivered; the
-    rest is finished at once. ``on_close`` is awaited last.
+    rest is finished at once.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class HttpSink(HoldingHandler):
         wait: float,
         share: float,
         rng: Random,
-        on_close: Callable[[], Awaitable[None]],
     ) -> None:
         self._courier = courier
         self._dead_letters = dead_letters
@@ -64,7 +63,6 @@ class HttpSink(HoldingHandler):
         self._wait = wait
         self._share = share
         self._rng = rng
-        self._on_close = on_close
         self._tasks: list[asyncio.Task[None]] = []
         self._topics: dict[str, _HeldTopic] = {}
         self._done: Parcel = []
@@ -146,7 +144,6 @@ class HttpSink(HoldingHandler):
         self._repeats.close()
         await self._courier.close()
         await self._dead_letters.close()
-        await self._on_close()
 
     def metrics(self) -> Iterable[Metric]:
         """Counts, latencies and states of the endpoints, for Prometheus."""

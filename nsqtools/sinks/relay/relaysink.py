@@ -18,7 +18,7 @@ from nsqtools.sinks.repeats import Repeats
 from nsqtools.sinks.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from nsqtools.engine.handler import Batch
     from nsqtools.engine.producer import Producer
@@ -51,8 +51,7 @@ class RelaySink(HoldingHandler):
 
     ``defer`` is in seconds. What the rules refuse, and what no nsqd can take, goes to
     ``dead_letters``; without a place for those it goes back to nsqd, later and later. The counts
-    are told when it is closed and after every ``status_every`` messages; 0 is never. ``on_close``
-    is awaited last.
+    are told when it is closed and after every ``status_every`` messages; 0 is never.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class RelaySink(HoldingHandler):
         defer: float | None = None,
         pace: Pace | None = None,
         status_every: int = 0,
-        on_close: Callable[[], Awaitable[None]] | None = None,
         threads: Threads | None = None,
     ) -> None:
         self.producer = producer
@@ -78,7 +76,6 @@ class RelaySink(HoldingHandler):
         self._guard = guard
         self._topics: dict[str, Work] = {}
         self._status_every = status_every
-        self._on_close = on_close
         self._since_status = 0
         self._next_status = 0.0
         self._is_open = False
@@ -129,8 +126,6 @@ class RelaySink(HoldingHandler):
         self.threads.close()
         await self.producer.close()
         await self.dead_letters.close()
-        if self._on_close:
-            await self._on_close()
         if self._is_open:
             self._tell_counts()
 

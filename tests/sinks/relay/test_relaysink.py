@@ -253,19 +253,13 @@ class TestEnding:
             assert (run.fates.requeued, run.fates.touched) == ([], [])
 
     async def test_closing_hangs_up_whatever_is_under_way(self) -> None:
-        closed = []
-
-        async def close() -> None:
-            closed.append(True)
-
-        async with relaying(on_close=close) as run:
+        async with relaying() as run:
             run.destination.answers.clear()
             await run.handle(b"1")
             await turns()
             assert (run.destination.life, run.letters.said) == (["connected"], ["open"])
         assert run.destination.cancelled == 1
         assert (run.destination.life[1:], run.letters.said[1:]) == (["closed"], ["close"])
-        assert closed
         assert run.fates.finished == []
 
     async def test_an_error_that_nobody_expects_stops_the_command_and_loses_nothing(self) -> None:
