@@ -34,7 +34,7 @@ LAYERS = {
     "engine": (*ENGINE, "metrics"),
     "sinks": (
         *(*BASE, "metrics", "config", "policy", "records"),
-        *("engine.handler", "net.http", "proto.messages"),
+        *("engine.handler", "engine.producer", "net.http", "proto.messages"),
     ),
     "sandbox": (*BASE, "config", "proto", "net.http", "net.tcp", "net.tls"),
     "spark": (*ENGINE, "engine", "records", "sinks"),

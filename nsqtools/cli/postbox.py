@@ -1,4 +1,4 @@
-"""Where the dead letters of to-http and relay go: back to the cluster, or over HTTP."""
+"""How dead letters of to-http and relay go back to the cluster."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.remotes import addresses, with_secret
-from nsqtools.config import ClientConfig, HttpOptions, ProducerConfig
+from nsqtools.config import ClientConfig, ProducerConfig
 from nsqtools.engine.lookup import nodes
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from nsqtools.config import ConsumerConfig, DeadLetterOptions, SourceOptions
     from nsqtools.names import Address
-    from nsqtools.sinks.deadletters import Post
-    from nsqtools.sinks.http.proxies import AnyTransport
-
-_HTTP_FLAGS = "--http-tls"
-_POST_TIMEOUT = 20.0  # seconds
 
 
 def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> None:
@@ -76,32 +71,3 @@ class Postbox:
         if not found:
             raise UnreachableError("nsqlookupd knows of no nsqd")
         return [node.tcp for node in found]
-
-
-def make_transport(options: HttpOptions) -> AnyTransport:
-    """The transport of requests: our own connections, or httpx's where there is a proxy."""
-    from nsqtools.net.tls import client_context, explain
-    from nsqtools.sinks.http.proxies import with_proxies
-    from nsqtools.sinks.http.transport import Transport
-
-    tls = ClientConfig(
-        tls_root_ca_file=options.http_tls_root_ca_file,
-        tls_cert=options.http_tls_cert,
-        tls_key=options.http_tls_key,
-        tls_insecure_skip_verify=options.http_tls_insecure_skip_verify,
-    )
-    context = client_context(tls, flags=_HTTP_FLAGS)
-    direct = Transport(
-        context,
-        connect_timeout=options.http_client_connect_timeout,
-        explain=lambda error: explain(error, flags=_HTTP_FLAGS),
-    )
-    return with_proxies(direct, options.proxy, context, [*options.post, *options.get])
-
-
-def letters_over_http() -> tuple[Post, Callable[[], Awaitable[None]]]:
-    """A function that POSTs dead letters, and one that closes its connections."""
-    from nsqtools.sinks.http.post import post_letters
-
-    transport = make_transport(HttpOptions())
-    return post_letters(transport, _POST_TIMEOUT), transport.aclose

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from nsqtools.engine.runner import Runner, RunOutcome
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
-    from nsqtools.net.connection import Dial
 
 log = logging.getLogger(__name__)
 
@@ -173,14 +172,12 @@ async def consume(
     *,
     metrics: MetricsOptions | None = None,
     hangup: Callable[[], object] | None = None,
-    dial: Dial | None = None,
 ) -> int:
     """Consume topics into one handler until a stop condition or a signal; an exit code.
 
     The topics are those named, or those that match the pattern of ArchiveSourceOptions, as they
     come and go. ``metrics`` says where metrics are served, from before the handler is opened until
-    it is closed. ``hangup`` is called for SIGHUP, which else stops. ``dial`` is for another way to
-    connect than the usual one. Raises as Runner.
+    it is closed. ``hangup`` is called for SIGHUP, which else stops. Raises as Runner.
     """
 
     def interrupted() -> None:
@@ -201,7 +198,7 @@ async def consume(
     )
     _spare_the_collector()
     notifier = Notifier()
-    runner = _make_runner(source, channel, config, stop, handler, notifier, dial)
+    runner = _make_runner(source, channel, config, stop, handler, notifier)
 
     def collect() -> Iterator[Metric]:
         yield from of_consumers(runner.by_topic(), channel)
@@ -222,16 +219,15 @@ def _make_runner(
     stop: StopOptions,
     handler: Handler,
     notifier: Notifier,
-    dial: Dial | None,
 ) -> Runner:
     """Raises ConfigError, also if no topic that was named matches the pattern."""
     from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
     topics: Any = source.topic
-    options: dict[str, Any] = {"dial": dial} if dial else {}
+    options: dict[str, Any] = {}
     if isinstance(source, ArchiveSourceOptions):
         timeouts = source.http_client_connect_timeout, source.http_client_request_timeout
-        options |= {"refresh": source.topic_refresh, "timeouts": timeouts}
+        options = {"refresh": source.topic_refresh, "timeouts": timeouts}
         if source.topic_pattern:
             topics = re.compile(source.topic_pattern)
             if source.topic and not (topics := matching(topics, source.topic)):
@@ -257,7 +253,7 @@ def _make_runner(
 def _status(runner: Runner) -> str:
     """What systemd shows of a run."""
     if not runner.is_open:
-        return "waiting for a lock, or for the recovery of what an earlier run left"
+        return "recovering what an earlier run left"
     totals = runner.stats()
     return (
         f"{runner.topics} topics, {totals.connections} connections, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nsqtools.config.option import (
-    URL_SECRETS,
     Options,
     addresses,
     channel_name,
@@ -18,7 +17,6 @@ from nsqtools.config.option import (
     urls,
 )
 from nsqtools.config.records import RecordOptions
-from nsqtools.errors import ConfigError
 from nsqtools.names import NSQD_TCP_PORT, listening_address
 
 METRICS_ADDRESS = text(
@@ -116,19 +114,6 @@ class MetricsOptions(Options):
     metrics_address: str = METRICS_ADDRESS
 
 
-def _http_url(value: str) -> None:
-    from urllib.parse import urlsplit
-
-    try:
-        parts = urlsplit(value)
-        has_host = parts.hostname and parts.port != 0
-    except ValueError:
-        has_host = False
-    plain = value.isprintable() and " " not in value
-    if not (has_host and plain and parts.scheme in ("http", "https")):
-        raise ConfigError("expected http:// or https:// and a host")
-
-
 class DeadLetterOptions(Options):
     """Where messages go that are given up or refused for good."""
 
@@ -136,17 +121,10 @@ class DeadLetterOptions(Options):
 
     dead_letter_topic: str = topic_name(
         "Publish messages that are given up to this topic, as they are.",
-        excludes=("dead_letter_dir", "dead_letter_url"),
+        excludes=("dead_letter_dir",),
     )
     dead_letter_dir: str = path(
         "Append messages that are given up to TOPIC.dead.jsonl in this directory, which "
         "pub --json reads.",
         metavar="DIR",
-        excludes=("dead_letter_url",),
-    )
-    dead_letter_url: str = text(
-        "POST messages that are given up to this URL, as JSON.",
-        metavar="URL",
-        hides=URL_SECRETS,
-        rule=_http_url,
     )

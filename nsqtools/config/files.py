@@ -38,7 +38,7 @@ class ArchiveSourceOptions(SourceOptions):
         rule=_regular_expression,
     )
     topic_refresh: float = duration(
-        "Time between looks for topics of --topic-pattern.", 60.0, minimum=0.1, own=True
+        "Interval at which --topic-pattern looks for topics.", 60.0, minimum=0.1, own=True
     )
     http_client_connect_timeout: float = like(
         CONNECT_TIMEOUT,
@@ -63,7 +63,7 @@ class ArchiveOptions(ArchiveRecordOptions):
 
     output_dir: str = path("Directory of published files.", ".", metavar="DIR")
     work_dir: str = path(
-        "Directory of files that are still written to.",
+        "Directory of files that are being written.",
         metavar="DIR",
         default_note="beside the published file, with .part after its name",
     )
@@ -87,9 +87,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         300.0,
         minimum=0.001,
     )
-    compress: str = choice(
-        "Compression of files; its suffix is appended to names.", "none", "gzip", "zstd"
-    )
+    compress: str = choice("Compression of files; names get its suffix.", "none", "gzip", "zstd")
     gzip: bool = flag("As --compress gzip.", excludes=("compress",))
     gzip_level: int = integer(
         "Level of gzip; the package isal speeds up 1 to 3.", 6, minimum=1, maximum=9
@@ -97,12 +95,9 @@ class ArchiveOptions(ArchiveRecordOptions):
     zstd_level: int = integer("Level of zstd.", 3, minimum=1, maximum=19)
     skip_empty_files: bool = flag("Make no file for a time without messages.")
     rotate_size: int = size(
-        "Begin another file when this much was written, before compression.",
+        "Begin another file after this many bytes, before compression.",
         0,
         default_note="no limit",
-    )
-    rotate_compressed_size: int = size(
-        "Begin another file when the file is larger than this.", 0, default_note="no limit"
     )
     rotate_interval: float = duration(
         "Begin another file this long after the last one was begun.", 0.0, default_note="no limit"
@@ -120,19 +115,14 @@ class ArchiveOptions(ArchiveRecordOptions):
         minimum=0.001,
     )
     on_rotate: str = text(
-        "Shell command to run with each published file: {} is its quoted path, which is else "
-        "appended.",
+        "Shell command to run with each published file. {} stands for its quoted path; without {} "
+        "the path is appended.",
         metavar="COMMAND",
     )
     on_rotate_timeout: float = duration(
         "Timeout for the --on-rotate command; a command that is killed has failed.",
         600.0,
         minimum=0.001,
-    )
-    latest_link: str = path(
-        "Symbolic link to keep on the newest published file, relative to --output-dir; <TOPIC> is "
-        "replaced.",
-        metavar="FILE",
     )
     keep: int = integer(
         "Maximum published files of a topic; older ones are deleted.", 0, default_note="all"
@@ -151,8 +141,7 @@ class ArchiveOptions(ArchiveRecordOptions):
         metavar="FILE",
     )
     lock: str = LOCK
-    wait_lock: bool = flag("Wait for a lock that another process holds; else exit with 75.")
-    fail_fast: bool = flag("Exit with 1 when a file cannot be written; else wait and try again.")
+    fail_fast: bool = flag("Exit with 1 when a file cannot be written, instead of trying again.")
     log_level: str = choice(
         "nsq_to_file's name for -v and -q.", "", "debug", "info", "warn", "error", "fatal"
     )

@@ -45,13 +45,13 @@ class HttpOptions(Options):
         excludes=("get",),
     )
     get: tuple[str, ...] = texts(
-        "URL to GET for each message, which stands escaped for %s; may be repeated.",
+        "URL to GET for each message, with %s for the escaped body; may be repeated.",
         metavar="URL",
         hides=URL_SECRETS,
     )
     mode: str = choice(
-        "Which of several URLs gets a message: the next one of those that answer, the next one, "
-        "more often a faster one, or all of them.",
+        "Which URL gets a message: the next that answers, the next, more often a faster one, or "
+        "all of them.",
         *("hostpool", "round-robin", "epsilon-greedy", "all"),
     )
     concurrency: int = integer(
@@ -61,20 +61,19 @@ class HttpOptions(Options):
         "Maximum deliveries per second, of a message or of a batch; 0 for no limit.", 0.0
     )
     sample: float = number(
-        "Part of the messages to deliver; the others are finished at once.", 1.0, maximum=1.0
+        "Fraction of messages to deliver; the others are finished at once.", 1.0, maximum=1.0
     )
     batch: int = integer(
-        "Maximum messages of a request, of which twice as many may be in flight. A request of "
-        "--get has no body for them.",
+        "Maximum messages in a request; twice as many may be in flight. Not with --get.",
         1,
         minimum=1,
         maximum=10000,
         excludes=("get",),
     )
-    batch_wait: float = duration("Maximum wait for as many messages.", 0.2, maximum=60.0)
+    batch_wait: float = duration("Maximum wait for a batch to fill.", 0.2, maximum=60.0)
     batch_format: str = choice(
-        "How messages share a body: one JSON text a line, a JSON array, or with four bytes of "
-        "length, big-endian, before each.",
+        "Body of a batch: one JSON text per line, a JSON array, or a 4-byte big-endian length "
+        "before each message.",
         *("ndjson", "json-array", "length-prefixed"),
     )
     header: tuple[str, ...] = texts(
@@ -84,20 +83,21 @@ class HttpOptions(Options):
         lines=True,
     )
     header_file: tuple[str, ...] = paths(
-        "File of such headers, one a line, so that secrets stay off the command line; may be "
-        "repeated.",
+        "File of headers, one per line, to keep secrets off the command line; may be repeated.",
         metavar="FILE",
     )
     content_type: str = text(
         "Content-Type of POSTs.",
         metavar="TYPE",
         default_note="application/octet-stream, or that of the batch format",
+        excludes=("get",),
     )
-    compress: str = choice("Compression of bodies.", "none", "gzip")
+    compress: str = choice("Compression of bodies.", "none", "gzip", excludes=("get",))
     sign_secret_file: str = path(
-        "File of a secret that requests are signed with as Standard Webhooks does; with several "
-        "lines they have a signature of each.",
+        "File of secrets, one per line, to sign requests with as Standard Webhooks describes; each "
+        "secret adds a signature.",
         metavar="FILE",
+        excludes=("get",),
     )
     success_on: str = text(
         "Statuses that finish a message, as in 2xx,304 or 200-204.",
@@ -106,27 +106,25 @@ class HttpOptions(Options):
         rule=_statuses,
     )
     drop_on: str = text(
-        "Statuses that make it a dead letter at once; 410 only if it is named itself.",
+        "Statuses that make a message a dead letter at once; 410 counts only if named by itself.",
         metavar="STATUSES",
         rule=_statuses,
     )
     retry_on: str = text(
-        "Exceptions from both; all other statuses are tried again, too.",
+        "Exceptions to --success-on and --drop-on; all other statuses are retried too.",
         metavar="STATUSES",
         rule=_statuses,
     )
     follow_redirects: bool = flag(
-        "Follow redirects that leave a request what it is: a POST 307 and 308. Else they are "
-        "failures."
+        "Follow redirects that keep method and body: for a POST, 307 and 308. Without it, a "
+        "redirect is a failure."
     )
-    http_client_connect_timeout: float = duration(
-        "Timeout for a connection to be made.", 2.0, minimum=0.001
-    )
+    http_client_connect_timeout: float = duration("Timeout for connecting.", 2.0, minimum=0.001)
     http_client_request_timeout: float = duration(
-        "Timeout for a whole request, from the connection on.", 20.0, minimum=0.001
+        "Timeout for a whole request, connecting included.", 20.0, minimum=0.001
     )
     proxy: str = text(
-        "HTTP proxy, or none; that of the environment is not for this host.",
+        "HTTP proxy, or none. Proxies of the environment are not used for this host.",
         metavar="URL",
         hides=URL_SECRETS,
         default_note="$http_proxy, $https_proxy and $no_proxy",
@@ -141,9 +139,6 @@ class HttpOptions(Options):
         "Log counts and latencies of each URL after this many requests and at the end.",
         0,
         default_note="never",
-    )
-    dry_run: bool = flag(
-        "Print requests for messages published from now on, and send and finish nothing."
     )
 
     def validate(self) -> None:

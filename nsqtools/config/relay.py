@@ -5,7 +5,6 @@ from __future__ import annotations
 from nsqtools.config.option import (
     Options,
     addresses,
-    flag,
     integer,
     like,
     text,
@@ -25,7 +24,7 @@ class RelayOptions(Options):
 
     destination_nsqd_tcp_address: tuple[str, ...] = DESTINATION_NSQD
     destination_nsqd_http_address: tuple[str, ...] = urls(
-        "HTTP address of such an nsqd, by which a loop is noticed; may be repeated.",
+        "HTTP address of a destination nsqd, to detect a relay into itself; may be repeated.",
         default_note="the port after the TCP port",
     )
     destination_topic: str = topic_name(
@@ -34,8 +33,8 @@ class RelayOptions(Options):
         excludes=("map",),
     )
     map: tuple[str, ...] = texts(
-        "Name of the destination topic by that of the topic, which REGEX matches as a whole; "
-        "TEMPLATE has \\1 and \\g<name>. May be repeated: the first match counts.",
+        "Destination topic, by topic: REGEX matches the whole name, TEMPLATE may have \\1 and "
+        "\\g<name>. May be repeated: the first match counts.",
         metavar="REGEX=TEMPLATE",
         lines=True,
     )
@@ -47,20 +46,16 @@ class RelayOptions(Options):
         needs="require_json_field",
     )
     whitelist_json_field: tuple[str, ...] = texts(
-        "Relay only this field of JSON objects, as it is written; may be repeated.",
+        "Keep only this field of JSON objects; may be repeated.",
         metavar="FIELD",
     )
     where: str = text(
-        "Relay only JSON of which this jq expression is neither false nor null.", metavar="JQ"
+        "Relay only JSON for which this jq expression is neither false nor null.", metavar="JQ"
     )
     set: tuple[str, ...] = texts(
         "Edit JSON by this jq expression, such as '.seen = true'; may be repeated.",
         metavar="JQ",
         lines=True,
-    )
-    pass_invalid: bool = flag(
-        "Relay what is not JSON as it is; else it is a dead letter or, without a place for those, "
-        "goes back to nsqd."
     )
     defer: float = like(DEFER, help="Let the destination deliver only after this time.")
     rate: float = RATE

@@ -14,15 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A published file. ``size`` is in bytes, ``mtime_ns`` since the epoch.
-
-    ``busy`` says that somebody still needs it, as a command that is to be run with it.
-    """
+    """A published file. ``size`` is in bytes, ``mtime_ns`` since the epoch."""
 
     path: str
     size: int
     mtime_ns: int
-    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +37,8 @@ class Retention:
     def surplus(self, files: Sequence[Kept], now_ns: int) -> list[Kept]:
         """The files to delete, of one topic's, oldest first.
 
-        Never the newest one, however old or large. A busy file stays for now, but counts as if it
-        were gone where it should be: no newer file has to go in its place.
+        Never the newest one, however old or large. Where somebody still needs one of them it may
+        stay for now: no newer file has to go in its place.
         """
         oldest = now_ns - self.max_age * SECOND if self.max_age else -math.inf
         keep, max_total = self.keep or math.inf, self.max_total or math.inf
@@ -52,6 +48,6 @@ class Retention:
         for count, file in enumerate(newest_first, 1):
             total += file.size
             over = count > keep or total > max_total or file.mtime_ns < oldest
-            if over and count > 1 and not file.busy:
+            if over and count > 1:
                 found.append(file)
         return found[::-1]

@@ -13,7 +13,7 @@ from nsqtools.policy.filenames import SECOND, local_time
 if TYPE_CHECKING:
     from datetime import datetime, tzinfo
 
-Reason = Literal["name", "interval", "boundary", "size", "compressed-size"]
+Reason = Literal["name", "interval", "boundary", "size"]
 
 _DAY = 86_400
 _MARGIN = 1_000
@@ -47,19 +47,17 @@ class Rotate:
 class Rotation:
     """The rules of ``--rotate-*``; 0 is no limit, sizes are bytes and times seconds.
 
-    ``size`` is before compression and ``compressed_size`` after it: a file may exceed either by
-    one record, or by what is written between two looks. ``interval`` is since opening.
-    ``boundary`` is a time by the clock of ``zone`` (None is the machine's): the day from midnight
-    on is cut into pieces of that length, the last of which may be shorter. Both comparisons are
-    ``>`` (file_logger.go, needsRotation). Raises ConfigError for a boundary over a day or with a
-    fraction.
+    ``size`` is before compression; a file may exceed it by one record. ``interval`` is since
+    opening. ``boundary`` is a time by the clock of ``zone`` (None is the machine's): the day from
+    midnight on is cut into pieces of that length, the last of which may be shorter. Both
+    comparisons are ``>`` (file_logger.go, needsRotation). Raises ConfigError for a boundary over a
+    day or with a fraction.
     """
 
     def __init__(
         self,
         *,
         size: int = 0,
-        compressed_size: int = 0,
         interval: float = 0,
         boundary: float = 0,
         zone: tzinfo | None = None,
@@ -71,7 +69,6 @@ class Rotation:
                 "at most a day; take an interval since opening for others"
             )
         self._size = size or math.inf
-        self._compressed_size = compressed_size or math.inf
         self._interval = interval or math.inf
         self._boundary = int(boundary)
         self._zone = zone
@@ -95,8 +92,6 @@ class Rotation:
             reason = "boundary"
         elif file.size > self._size:
             reason = "size"
-        elif file.compressed > self._compressed_size:
-            reason = "compressed-size"
         else:
             return None
         return Rotate(reason)
@@ -119,7 +114,7 @@ class Rotation:
         """
         if self._skip_empty and not (file.records or file.size):
             return None
-        if file.size > self._size or file.compressed > self._compressed_size:
+        if file.size > self._size:
             return now
         instants = [] if renamed is None else [renamed]
         if self._boundary:

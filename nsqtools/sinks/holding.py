@@ -5,15 +5,34 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from nsqtools.engine.handler import Handler
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nsqtools.engine.handler import Batch, Message
 
-__all__ = ["Held"]
+__all__ = ["Held", "HoldingHandler"]
 
 _SHARE = 0.55
 """Part of msg_timeout after which a batch is TOUCHed; what is settled within half of it is not."""
+
+
+class HoldingHandler(Handler):
+    """A handler that may fail between batches."""
+
+    failed: asyncio.Future[None]
+
+    async def open(self) -> None:
+        """Get ready to fail."""
+        self._loop = asyncio.get_running_loop()
+        self.failed = self._loop.create_future()
+
+    def fail(self, error: BaseException) -> None:
+        """End ``failed`` with an error after which nothing can be handled."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+            self.failed.exception()  # it need not be looked at
 
 
 class Held:

@@ -40,7 +40,9 @@ class Threads:
         self._pool.shutdown(wait=False)
 
 
-def as_output_error(error: OSError) -> OutputError:
-    """The error for users: the file, if it is known, and the reason."""
+def as_output_error(error: Exception) -> Exception:
+    """The error for users: of an OSError the file, if it is known, and the reason."""
+    if not isinstance(error, OSError):
+        return error
     reason = error.strerror or str(error)
     return OutputError(f"{error.filename}: {reason}" if error.filename else reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,20 +63,6 @@ async def test_a_place_for_dead_letters_that_cannot_be_is_known_at_the_start(
     with pytest.raises(OutputError, match=str(place)):
         await sink.open()
     await sink.close()
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-async def test_a_dry_run_writes_no_dead_letters_and_tells_no_status(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, dry_run: bool
-) -> None:
-    caplog.set_level(logging.INFO, "nsqtools.status")
-    folder = tmp_path / "dead"
-    sink = make({"dead_letter_dir": str(folder)}, dry_run=dry_run, status_every=1000)
-    await sink.open()
-    await sink.close()
-    assert folder.exists() != dry_run
-    told = [message.partition(":")[0] for message in caplog.messages]
-    assert told == [] if dry_run else ["http"]
 
 
 async def test_no_secret_is_in_an_error(tmp_path: Path) -> None:

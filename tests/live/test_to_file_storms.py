@@ -71,10 +71,9 @@ def test_a_hup_while_it_is_being_loaded_changes_nothing(archiver: Archiver, stuc
     ("options", "fewest"),
     [
         (("--rotate-size", "500"), 8),
-        (("--rotate-compressed-size", "500", "--compress", "zstd", "--max-in-flight", "20"), 150),
         (("--rotate-interval", "1ms", "--gzip"), 200),
     ],
-    ids=["size", "compressed size", "interval"],
+    ids=["size", "interval"],
 )
 def test_a_storm_of_rotations(
     archiver: Archiver, options: Sequence[str], fewest: int, full: bool

@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import re
-import subprocess
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from tests.support.consuming import run_beside
 from tests.support.eventually import eventually
 from tests.support.posting import DIRECT
-from tests.support.servers import at, free_port
 from tests.support.webserver import Answer, WebServer, per_message, redirect
 
 if TYPE_CHECKING:
@@ -181,68 +179,3 @@ def test_a_sample_is_delivered_at_a_limited_rate_and_the_rest_finished(posting: 
         assert set(web.deliveries.values()) == {1}
         assert 5 < (count := len(web.deliveries)) < 70
         assert web.requests[-1].at - web.requests[0].at > (count - 2) / 50
-
-
-# A dry run takes no message from anybody, and leaves no channel.
-
-
-def dry_run(topic: str, *options: str) -> tuple[str, ...]:
-    words = ("to-http", "--topic", topic, "--channel", "c", "--post", "http://127.0.0.1:9/")
-    return (*words, "--dry-run", *options)
-
-
-def test_a_dry_run_makes_no_channel_of_a_topic_without_a_lasting_one(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "other#ephemeral")
-    nsqd.publish(topic, [b"precious"])
-    where = (*at(nsqd), "--nsqd-http-address", str(nsqd.http))
-    ended = nsqtools_cli(*dry_run(topic, *where))
-    assert (ended.code, ended.stdout) == (3, b"")
-    assert f"channel create {topic} c" in ended.stderr
-    there = nsqd.topic(topic)
-    assert there["message_count"] == 1
-    assert {each["channel_name"] for each in there["channels"]} == {"other#ephemeral"}
-    assert nsqtools_cli(*dry_run(f"{topic}.none", *where)).code == 3
-    assert [each["topic_name"] for each in nsqd.stats()["topics"]] == [topic]
-
-
-def test_a_dry_run_that_cannot_see_the_channels_subscribes_to_none(
-    nsqtools_cli: Cli, nsqd: Nsqd, topic: str
-) -> None:
-    nsqd.create(topic, "c")
-    nobody = f"127.0.0.1:{free_port()}"
-    ended = nsqtools_cli(*dry_run(topic, *at(nsqd), "--nsqd-http-address", nobody))
-    assert (ended.code, ended.stdout) == (3, b"")
-    assert "--nsqd-http-address" in ended.stderr
-    assert [each["channel_name"] for each in nsqd.topic(topic)["channels"]] == ["c"]
-
-
-def test_a_dry_run_prints_requests_and_takes_nothing(posting: Posting) -> None:
-    posting.publish([b"before"])
-    with WebServer() as web:
-        process = posting.cli.start(
-            *posting.command("--post", web.url("/in"), "--header", "X-Own: 1", "--dry-run"),
-            *("--count", "2", *at(posting.nsqd)),
-            *("--nsqd-http-address", str(posting.nsqd.http)),
-            env=DIRECT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-        def clients() -> int:
-            channels = posting.nsqd.topic(posting.topic)["channels"]
-            return sum(each["client_count"] for each in channels)
-
-        eventually(clients)
-        posting.publish([b"one", b"two\x1b[31m"])
-        stdout, stderr = process.communicate(timeout=60)
-        assert process.returncode == 0
-        assert web.connections == 0
-    assert b"1 message in its channels" in stderr
-    assert posting.depth() == 3
-    assert stdout.count(b"POST /in HTTP/1.1\nHost: 127.0.0.1") == 2
-    assert stdout.count(b"X-Own: 1\n") == 2
-    assert stdout.count(b"\n\none\n\n") == stdout.count(b"\n\ntwo\x1b[31m\n\n") == 1
-    eventually(lambda: len(posting.nsqd.topic(posting.topic)["channels"]) == 1)
-    posting.nsqd.empty(posting.topic, "c")

@@ -182,26 +182,6 @@ def test_dead_letters_are_published_as_they_are(posting: Posting) -> None:
     assert sorted(each.get("body", each.get("body_b64")) for each in bodies) == ["/wAK", "1"]
 
 
-def test_dead_letters_are_posted_until_they_are_taken(posting: Posting) -> None:
-    """One whose target refuses it is not finished, and costs its endpoint no more requests."""
-    posting.publish([b"1", b"2"])
-    refusals = iter([Answer(status=500), Answer(cut="request"), Answer(status=302)])
-    with (
-        WebServer(Answer(status=400)) as web,
-        WebServer(lambda _: next(refusals, Answer(close=True))) as target,
-    ):
-        options = "--max-attempts", "2", "--dead-letter-url", target.url("/dead?key=h1dden")
-        poster = posting.start("--post", web.url(), *options)
-        poster.finish()
-        assert list(web.deliveries.values()) == [2, 2]
-        assert len(target.requests) == 5
-        letters = [json.loads(request.body) for request in target.requests[3:]]
-        assert {request.target for request in target.requests} == {"/dead?key=h1dden"}
-    assert sorted(letter["body"] for letter in letters) == ["1", "2"]
-    assert "dead-letter" in poster.said
-    assert "h1dden" not in poster.said
-
-
 def test_messages_that_are_given_up_with_no_place_for_them_are_status_4(posting: Posting) -> None:
     posting.publish([b"1", b"2"])
     with WebServer(Answer(status=404)) as web:

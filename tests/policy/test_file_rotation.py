@@ -59,13 +59,11 @@ def next_due(rotation: Rotation, file: OpenFile, *, after: float = 0.0) -> float
 
 
 def test_a_file_is_closed_once_it_is_over_its_size() -> None:
-    rotation = Rotation(size=1000, compressed_size=500)
-    assert decide(rotation, opened(size=1000, compressed=500)) is None
-    assert decide(rotation, opened(size=1001, compressed=500)) == Rotate("size")
-    assert decide(rotation, opened(size=1000, compressed=501)) == Rotate("compressed-size")
-    assert next_due(rotation, opened(size=1000, compressed=500)) is None
+    rotation = Rotation(size=1000)
+    assert decide(rotation, opened(size=1000)) is None
+    assert decide(rotation, opened(size=1001)) == Rotate("size")
+    assert next_due(rotation, opened(size=1000)) is None
     assert next_due(rotation, opened(size=1001), after=7.0) == 7.0
-    assert next_due(rotation, opened(compressed=501), after=7.0) == 7.0
 
 
 @given(st.integers(1, 300), st.lists(st.integers(0, 120), max_size=30))

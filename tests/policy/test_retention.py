@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,20 +39,11 @@ def test_too_old_or_too_much_goes_oldest_first() -> None:
     assert Retention(max_age=1).surplus(aged(-5, -1), NOW) == []
 
 
-def test_a_busy_file_stays_and_no_newer_one_goes_in_its_place() -> None:
-    newest, middle, oldest = aged(1, 2, 3)
-    busy = replace(oldest, busy=True)
-    assert Retention(keep=2).surplus([newest, middle, busy], NOW) == []
-    assert Retention(max_total=20).surplus([newest, middle, busy], NOW) == []
-    assert Retention(keep=1).surplus([newest, middle, busy], NOW) == [middle]
-
-
 KEPT = st.builds(
     Kept,
     path=st.uuids().map(str),
     size=st.integers(0, 100),
     mtime_ns=st.integers(0, 20).map(lambda age: NOW - age * SECOND),
-    busy=st.booleans(),
 )
 
 
@@ -64,7 +53,7 @@ KEPT = st.builds(
     st.integers(0, 20),
     st.integers(0, 500),
 )
-def test_what_stays_is_within_all_limits_but_for_the_newest_and_busy_ones(
+def test_what_stays_is_within_all_limits_but_for_the_newest(
     files: list[Kept], keep: int, max_age: int, max_total: int
 ) -> None:
     retention = Retention(keep=keep, max_age=max_age, max_total=max_total)
@@ -72,12 +61,11 @@ def test_what_stays_is_within_all_limits_but_for_the_newest_and_busy_ones(
     stay = [file for file in files if file not in gone]
     order = sorted(files, key=lambda file: (file.mtime_ns, file.path))
     assert gone == [file for file in order if file in gone]
-    assert not any(file.busy for file in gone)
     if not files:
         return
     newest = order[-1]
     assert newest in stay
-    free = [file for file in stay if not file.busy and file != newest]
+    free = [file for file in stay if file != newest]
     counted = [*free, newest]
     assert not keep or len(counted) <= keep
     assert not max_age or all(file.mtime_ns >= NOW - max_age * SECOND for file in free)

@@ -14,16 +14,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nsqtools.errors import HTTPError, OutputError, PublishError
-from nsqtools.names import Address
+from nsqtools.errors import OutputError, PublishError
 from nsqtools.records.readers import JsonLines
-from nsqtools.sinks.deadletters import ToDirectory, ToTopic, ToURL
+from nsqtools.sinks.deadletters import ToDirectory, ToTopic
 from tests.support.archiving import START, batch
 from tests.support.faults import broken, file_limit
 from tests.support.neighbour import neighbour
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -275,37 +274,18 @@ class TestSharing:
         assert len(set(found)) == len(found)
 
 
-async def test_a_refusal_of_a_topic_is_an_error_that_names_it() -> None:
-    async def refuse(topic: str, given: Sequence[bytes]) -> None:
-        raise PublishError("nobody took it", [0], permanent=False)
+async def test_a_refusal_of_a_topic_is_an_error_that_names_it_and_its_publisher_is_closed() -> None:
+    class Refusing:
+        is_closed = False
 
-    with pytest.raises(OutputError, match="graveyard: nobody took it"):
-        await ToTopic("graveyard", refuse).write(batch(b"1"), batch(b"1"), REASON)
+        async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+            raise PublishError("nobody took it", [0], permanent=False)
 
+        async def close(self) -> None:
+            self.is_closed = True
 
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [(199, "199"), (302, "302"), (HTTPError("refused", Address("a", 80)), "a:80: refused")],
-)
-async def test_all_but_2xx_of_a_url_is_an_error_without_secrets_and_no_post_is_under_way_then(
-    answer: int | Exception, text: str
-) -> None:
-    taken: list[str] = []
-    under_way = 0
-
-    async def post(url: str, headers: Mapping[str, str], body: bytes) -> int:
-        nonlocal under_way
-        under_way += 1
-        await asyncio.sleep(0)
-        under_way -= 1
-        taken.append(json.loads(body)["body"])
-        if taken[-1] != "2":
-            return 204
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    given = batch(b"1", b"2", b"3")
-    with pytest.raises(OutputError, match=f" https://example.org/dead: .*{text}$"):
-        await ToURL("https://user:pw@example.org/dead?token=1", post).write(given, given, REASON)
-    assert (under_way, sorted(taken)) == (0, ["1", "2", "3"])
+    publisher = Refusing()
+    async with opened(ToTopic("graveyard", publisher)) as letters:
+        with pytest.raises(OutputError, match="graveyard: nobody took it"):
+            await letters.write(batch(b"1"), batch(b"1"), REASON)
+    assert publisher.is_closed

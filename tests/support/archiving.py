@@ -194,16 +194,15 @@ class Archiving:
         self._topic = topic
         self.journal = Journal(self.rules.output_dir, self.rules.host)
         publication = publication_of(self.rules, self.journal, self.notes)
-        self.archive = Archive(topic, publication, now=self.now)
+        self.archive = Archive(topic, publication, self._synced, now=self.now)
 
     def step(self, *batches: Batch, fate: Fate = "") -> None:
         """One step with these batches, that come now."""
-        parts: list[Part] = []
         arrivals = [Arrival(self.wall, each) for each in batches]
-        try:
-            self.archive.step(arrivals, parts.extend, now=self.now, wall=self.wall, fate=fate)
-        finally:
-            self.safe += [message.body for _, messages in parts for message in messages]
+        self.archive.step(arrivals, now=self.now, wall=self.wall, fate=fate)
+
+    def _synced(self, parts: list[Part]) -> None:
+        self.safe += [message.body for _, messages in parts for message in messages]
 
     def write(self, *bodies: bytes | Message) -> None:
         self.step(batch(*bodies, topic=self._topic))

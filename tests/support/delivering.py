@@ -161,7 +161,6 @@ class Delivering:
         self.web = Scripted()
         self.letters = Letters()
         self.settled = Settled()
-        self.said: list[str] = []
         self.is_closed = False
         loop = asyncio.get_running_loop()
         endpoints = make_endpoints(
@@ -174,7 +173,6 @@ class Delivering:
             statuses or Statuses(),
             timeout=timeout,
             wall=lambda: WALL + loop.time(),
-            in_batches=size > 1,
             **more,
         )
         rng = random.Random(1)
@@ -193,7 +191,6 @@ class Delivering:
             wait=wait,
             share=1.0,
             rng=rng,
-            on_close=self._note_close,
         )
 
     async def handle(self, *bodies: bytes | Message, **more: Any) -> Batch:
@@ -234,9 +231,6 @@ class Delivering:
             if metric.name == "nsqtools_http_endpoint_up"
             for labels, value in metric.samples
         }
-
-    async def _note_close(self) -> None:
-        self.said.append("close")
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ TOO_BIG = ServerError("E_BAD_MESSAGE MPUB message too big")
 
 
 class Destination:
-    """A publisher. While ``answers`` is cleared nothing returns; then ``errors`` are raised."""
+    """In place of a Producer: ``publish`` returns once ``answers`` is set, or raises ``errors``."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, list[bytes]]] = []
@@ -70,7 +70,7 @@ class Relaying:
         self.letters.is_lossy = lossy
         self.fates = Settled()
         self.sink = RelaySink(
-            self.destination,
+            self.destination,  # type: ignore[arg-type]
             {"t": "T", "u": "U"},
             rules or Filter(),
             self.letters,

@@ -83,7 +83,7 @@ def _sink(
     target: ProducerConfig,
 ) -> RelaySink:
     """The sink that relays these topics; connects nowhere yet. Raises ConfigError."""
-    from nsqtools.cli.postbox import Postbox, check_dead_letter_topic, letters_over_http
+    from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
     from nsqtools.cli.remotes import addresses, with_secret
     from nsqtools.engine.producer import Producer
     from nsqtools.policy.pace import Pace
@@ -94,32 +94,15 @@ def _sink(
     config, target = with_secret(config), with_secret(target)
     goals = destinations(source.topic, destination=options.destination_topic, maps=options.map)
     check_dead_letter_topic(source, dead)
-    rules = make_filter(
-        require_field=options.require_json_field,
-        require_value=options.require_json_value,
-        whitelist=options.whitelist_json_field,
-        pass_invalid=options.pass_invalid,
-        where=options.where,
-        edits=options.set,
-    )
-    postbox = Postbox(source, config)
-    post, close_post = letters_over_http() if dead.dead_letter_url else (None, None)
-
-    async def close() -> None:
-        await postbox.close()
-        if close_post:
-            await close_post()
-
     return RelaySink(
         Producer(addresses(options.destination_nsqd_tcp_address), target),
         goals,
-        rules,
-        make_dead_letters(dead, publish=postbox.publish, post=post),
+        make_filter(options),
+        make_dead_letters(dead, Postbox(source, config)),
         guard=_guard(goals, source, options, stop, config, target),
         defer=options.defer or None,
         pace=Pace(options.rate),
         status_every=options.status_every,
-        on_close=close,
     )
 
 

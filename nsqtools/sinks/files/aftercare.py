@@ -1,24 +1,23 @@
-"""What is done for a published file: manifest, latest link, retention, and the user's command."""
+"""What is done for a published file: manifest, retention, and the user's command."""
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
-import secrets
 import stat
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
 from nsqtools.policy.retention import Kept, Retention
-from nsqtools.records.manifest import object_of
-from nsqtools.sinks.files.disk import append_lines, make_directory
+from nsqtools.records.manifest import is_manifest, object_of
+from nsqtools.sinks.files.disk import append_lines
 from nsqtools.sinks.files.hooks import Hook
+from nsqtools.sinks.files.journal import owing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,15 +37,6 @@ _RECENT = 1 << 20
 """Bytes at a manifest's end that ``has`` looks at: some 2000 lines."""
 
 
-@dataclass(slots=True)
-class Tally:
-    """What of a topic was published; a file that is continued counts each time, with all of it."""
-
-    files: int = 0
-    records: int = 0
-    size: int = 0
-
-
 class Care:
     """Those parts of it that the options ask for; threads may share it.
 
@@ -62,7 +52,6 @@ class Care:
         self._manifest: Manifest | None = None
         if options.manifest:
             self._manifest = Manifest(rules.target_path(options.manifest))
-        self._link = rules.target_path(options.latest_link) if options.latest_link else ""
         self._retention = Retention(
             keep=options.keep, max_age=options.max_age, max_total=options.max_total
         )
@@ -71,7 +60,7 @@ class Care:
             self._hook = Hook(options.on_rotate, timeout=options.on_rotate_timeout)
         self._files: dict[str, dict[str, Kept]] | None = None
         self._listing = threading.Lock()
-        self._tallies: dict[str, Tally] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._counting = threading.Lock()
 
     @property
@@ -102,12 +91,6 @@ class Care:
         published = entry.published
         self._count(published)
         self.settle(entry)
-        if self._link:
-            try:
-                link = LatestLink(self._link.replace("<TOPIC>", published.topic))
-                link.point(published.path)
-            except OSError as error:
-                log.warning("--latest-link %s: %s", error.filename, error.strerror)
         if not self._retention.unlimited:
             files = self._listed().setdefault(published.topic, {})
             files[published.path] = Kept(published.path, published.size, time.time_ns())
@@ -125,17 +108,20 @@ class Care:
             self._hook.close()
             self.prune()
 
-    def tallies(self) -> dict[str, Tally]:
-        """What was published until now, by topic; it does not block."""
+    def counts(self) -> Counter[tuple[str, str]]:
+        """The ``files``, ``records`` and ``bytes`` of each topic that were published until now.
+
+        A file that is continued counts each time, with all of it. This does not block.
+        """
         with self._counting:
-            return {topic: replace(tally) for topic, tally in self._tallies.items()}
+            return self._counts.copy()
 
     def _count(self, published: Published) -> None:
+        topic = published.topic
         with self._counting:
-            tally = self._tallies.setdefault(published.topic, Tally())
-            tally.files += 1
-            tally.records += published.records
-            tally.size += published.size
+            self._counts["files", topic] += 1
+            self._counts["records", topic] += published.records
+            self._counts["bytes", topic] += published.size
 
     def _listed(self) -> dict[str, dict[str, Kept]]:
         with self._listing:
@@ -146,11 +132,11 @@ class Care:
             return self._files
 
     def _delete(self, files: dict[str, Kept]) -> None:
-        known = list(files.values())
-        if self._retention.surplus(known, time.time_ns()):
-            owing = self._journal.owing()
-            known = [replace(each, busy=each.path in owing) for each in known]
-        for kept in self._retention.surplus(known, time.time_ns()):
+        surplus = self._retention.surplus(list(files.values()), time.time_ns())
+        waiting = owing(self._root) if surplus else ()
+        for kept in surplus:
+            if kept.path in waiting:  # the command of --on-rotate has still to be run with it
+                continue
             try:
                 os.unlink(kept.path)
             except FileNotFoundError:
@@ -173,10 +159,10 @@ class Manifest:
         """Raise ConfigError if there is another file where it should be; OSError as for reading."""
         try:
             with open(self._path, "rb") as file:
-                first = file.readline(_BLOCK)
+                is_ours = not os.fstat(file.fileno()).st_size or is_manifest(file)
         except FileNotFoundError:
             return
-        if first and not {"name", "sha256"} <= object_of(first).keys():
+        if not is_ours:
             raise ConfigError(f"--manifest {self._path}: exists, and is no manifest")
 
     def append(self, published: Published) -> None:
@@ -214,38 +200,6 @@ class Manifest:
         return _relative(path, os.path.dirname(self._path))
 
 
-class LatestLink:
-    """A symbolic link that always names a file: it is replaced, never removed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = os.path.abspath(path)
-
-    def point(self, path: str) -> None:
-        """Have the link name this file, relative to the link's directory, which is made.
-
-        Raises OSError: FileExistsError, naming the link, when something else has its name.
-        """
-        folder = os.path.dirname(self._path)
-        target = _relative(path, folder)
-        make_directory(folder)
-        try:
-            if not stat.S_ISLNK(os.lstat(self._path).st_mode):
-                raise FileExistsError(
-                    errno.EEXIST, "not a symbolic link, so left alone", self._path
-                )
-            if os.readlink(self._path) == target:
-                return
-        except FileNotFoundError:
-            pass
-        new = os.path.join(folder, f".nsqtools-link-{secrets.token_hex(4)}")
-        os.symlink(target, new)
-        try:
-            os.replace(new, self._path)
-        except OSError:
-            os.unlink(new)
-            raise
-
-
 def _relative(path: str, folder: str) -> str:
     """The path as seen from the folder, where links among the directories do not mislead it."""
     path = os.path.abspath(path)
@@ -266,31 +220,27 @@ def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:
     Symbolic links are left alone, as are directories that hold nothing of ours. What cannot be
     read is logged and left out; what is gone, silently.
     """
-    directories = [""]
-    while directories:
-        below = directories.pop()
-        prefix = f"{below}/" if below else ""
-        try:
-            with os.scandir(os.path.join(root, below)) as entries:
-                for entry in entries:
-                    relative = prefix + entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        if matcher.descend(relative):
-                            directories.append(relative)
-                    elif (topic := matcher.match(relative)) is not None and (found := _kept(entry)):
-                        yield topic, found
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            path = os.path.join(root, below)
-            log.warning("%s: cannot be searched for archives: %s", path, error.strerror)
+
+    def unreadable(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            log.warning("%s: cannot be searched for archives: %s", error.filename, error.strerror)
+
+    for folder, folders, names in os.walk(root, onerror=unreadable):
+        prefix = "" if folder == root else f"{os.path.relpath(folder, root)}/"
+        folders[:] = [name for name in folders if matcher.descend(prefix + name)]
+        for name in names:
+            topic = matcher.match(prefix + name)
+            if topic is not None and (found := _kept(os.path.join(folder, name))):
+                yield topic, found
 
 
-def _kept(entry: os.DirEntry[str]) -> Kept | None:
-    if entry.name.endswith(_UNPUBLISHED) or not entry.is_file(follow_symlinks=False):
+def _kept(path: str) -> Kept | None:
+    if path.endswith(_UNPUBLISHED):
         return None
     try:
-        status = entry.stat(follow_symlinks=False)
+        status = os.lstat(path)
     except FileNotFoundError:
         return None
-    return Kept(entry.path, status.st_size, status.st_mtime_ns)
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return Kept(path, status.st_size, status.st_mtime_ns)

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 Mark = Callable[[os.stat_result], object]
 
@@ -25,6 +25,16 @@ _ATTEMPTS = 10
 
 # What link(2) says where there are no hard links: FAT, some network file systems, containers.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Have an OSError tell the file's name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path
+        raise
 
 
 def create(path: str) -> int:
@@ -75,7 +85,7 @@ def hold(path: str) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    held = False
+    held: bool | None = False
     try:
         held = _lock(fd, path)
     finally:
@@ -93,15 +103,14 @@ def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
     return os.path.samestat(there, ours)
 
 
-def _lock(fd: int, path: str) -> bool:
+def _lock(fd: int, path: str, *, wait: bool = False, follow: bool = False) -> bool | None:
+    """Whether the file is locked, and still has its name; None if another has the lock."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with naming(path):
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    except OSError as error:
-        error.filename = path
-        raise
-    return is_at(fd, path)
+        return None
+    return is_at(fd, path, follow=follow)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -240,14 +249,23 @@ def make_directory(path: str) -> None:
     sync_directory(parent)
 
 
+def make_writable_directory(path: str) -> None:
+    """Make a directory; raises OSError, too, where it is there and is none, or not for us."""
+    make_directory(path)
+    if not os.path.isdir(path):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "cannot be written to", path)
+
+
 def sync_directory(path: str) -> None:
     """Make the names in a directory last; some file systems need no such thing and refuse."""
     fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with naming(path):
+            os.fsync(fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP):
-            error.filename = path
             raise
     finally:
         os.close(fd)
@@ -259,22 +277,18 @@ def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:
     ``flags`` are added to open's. The result is a descriptor whose closing is the unlocking; None
     when another has the lock and ``wait`` is false. Raises OSError with the file's name.
     """
-    how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
     while True:
         fd = _open_or_make(path, os.O_RDWR | os.O_CREAT | flags)
-        named = False
+        held: bool | None = False
         try:
-            fcntl.flock(fd, how)
-            named = is_at(fd, path, follow=True)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from error
+            held = _lock(fd, path, wait=wait, follow=True)
         finally:
-            if not named:
+            if not held:
                 os.close(fd)
-        if named:
+        if held:
             return fd
+        if held is None:
+            return None
 
 
 def _open_or_make(path: str, flags: int) -> int:
@@ -297,21 +311,20 @@ def append_lines(
     fd = open_locked(path, os.O_APPEND | flags, wait=True)
     assert fd is not None
     try:
-        end, missing = _end_of_lines(fd, is_torn)
-        os.ftruncate(fd, end)
-        if not end:  # before there is a line, so that others need not ask whether the name lasts
-            sync_directory(os.path.dirname(path))
-        try:
-            write_all(fd, missing + data)  # one write, unless the disk fills up
-            os.fsync(fd)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(fd, end)
-            raise
-        if not os.fstat(fd).st_nlink:
-            raise FileNotFoundError(errno.ENOENT, "removed while it was written to")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+        with naming(path):
+            end, missing = _end_of_lines(fd, is_torn)
+            os.ftruncate(fd, end)
+            if not end:  # before the first line, so that nobody need ask whether the name lasts
+                sync_directory(os.path.dirname(path))
+            try:
+                write_all(fd, missing + data)  # one write, unless the disk fills up
+                os.fsync(fd)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, end)
+                raise
+            if not os.fstat(fd).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "removed while it was written to")
     finally:
         os.close(fd)
 

@@ -14,22 +14,20 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.metrics import Metric, Sample
-from nsqtools.sinks.files.aftercare import Tally
 from nsqtools.sinks.files.rules import Rules
 from nsqtools.sinks.files.store import Archives
 from nsqtools.sinks.files.topicarchive import Arrival
-from nsqtools.sinks.holding import Held
+from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.threads import Threads, as_output_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from nsqtools.config import ArchiveOptions, ArchiveSourceOptions, ConsumerConfig
     from nsqtools.engine.handler import Batch
-    from nsqtools.sinks.files.topicarchive import Archive, Fate
+    from nsqtools.sinks.files.topicarchive import Fate
     from nsqtools.sinks.files.workfile import Part
 
 log = logging.getLogger(__name__)
@@ -50,12 +48,13 @@ def file_sink(
 ) -> FileSink:
     """The sink that archives these topics; raises ConfigError, having touched nothing."""
     rules = Rules.of(options, config.max_msg_size)
-    rules.check_topics(several=bool(source.topic_pattern) or len(set(source.topic)) > 1)
+    if source.topic_pattern or len(set(source.topic)) > 1:
+        rules.check_several_topics()
     topics = re.compile(source.topic_pattern) if source.topic_pattern else source.topic
     return FileSink(Archives(rules, topics), window=config.max_in_flight)
 
 
-class FileSink(Handler):
+class FileSink(HoldingHandler):
     """A handler that archives topics, each in files of its own.
 
     ``window`` is max_in_flight: a sync is due when a quarter of it waits, so that more comes in
@@ -64,7 +63,6 @@ class FileSink(Handler):
     ends ``failed`` with ``--fail-fast``.
     """
 
-    failed: asyncio.Future[None]
     files = 3
     """A topic has a lock, the file under way, and perhaps another."""
 
@@ -85,9 +83,8 @@ class FileSink(Handler):
 
     async def open(self) -> None:
         """Take the locks that all topics share, and recover what a crash left behind."""
-        self._loop = asyncio.get_running_loop()
-        self.failed = self._loop.create_future()
-        await self.archives.lock("")
+        await super().open()
+        self.archives.lock("")
         await self.threads.run(self.archives.open)
 
     async def join(self, topic: str) -> None:
@@ -97,15 +94,13 @@ class FileSink(Handler):
                 return
             await self.drain(topic)  # it had no time to end
         try:
-            if await self.archives.lock(topic):
-                await self.threads.run(self.archives.open)
-            archive = self.archives.topic(topic, self._loop.time())
-        except BaseException as error:
+            self.archives.lock(topic)
+            self._topics[topic] = _TopicQueue(self, topic)
+        except Exception as error:
             self.archives.leave(topic)
             if isinstance(error, OSError):
                 raise as_output_error(error) from error
             raise
-        self._topics[topic] = _TopicQueue(archive, self, topic)
         self.write_failures[topic] += 0
 
     async def handle(self, batch: Batch) -> None:
@@ -157,18 +152,18 @@ class FileSink(Handler):
 
     def metrics(self) -> Iterator[Metric]:
         """What was published, leftovers of crashes included, and what could not be written."""
-        published = self.archives.tallies()
-        topics = sorted({*published, *self.write_failures})
-        for what, text in (
+        counts = self.archives.care.counts()
+        for topic, failures in self.write_failures.items():
+            counts["write_failures", topic] = failures
+        topics = sorted({topic for _, topic in counts})
+        for name, text in (
             ("files", "Files that were published."),
             ("records", "Records in published files."),
-            ("size", "Size of published files."),
+            ("bytes", "Size of published files."),
+            ("write_failures", "Attempts to write that failed."),
         ):
-            name = "bytes" if what == "size" else what
-            values = (getattr(published.get(topic, Tally()), what) for topic in topics)
-            yield _counter(f"archive_{name}", text, zip(topics, values, strict=True))
-        failures = ((topic, self.write_failures[topic]) for topic in topics)
-        yield _counter("archive_write_failures", "Attempts to write that failed.", failures)
+            samples = [Sample({"topic": topic}, counts[name, topic]) for topic in topics]
+            yield Metric(f"nsqtools_archive_{name}_total", "counter", text, samples)
 
     # For topics.
 
@@ -190,25 +185,18 @@ class FileSink(Handler):
         """Whether to go on after an error that kept messages from being written."""
         if isinstance(error, OSError | OutputError) and not self._options.fail_fast:
             return True
-        self.fail(error)
+        self.fail(as_output_error(error))
         return False
-
-    def fail(self, error: Exception) -> None:
-        """End ``failed`` with an error after which nothing can be written."""
-        if not self.failed.done():
-            known = as_output_error(error) if isinstance(error, OSError) else error
-            self.failed.set_exception(known)
-            self.failed.exception()  # it need not be looked at
 
 
 class _TopicQueue:
     """One topic's batches that wait, and the task that has them written."""
 
-    def __init__(self, archive: Archive, sink: FileSink, name: str) -> None:
-        self._archive = archive
+    def __init__(self, sink: FileSink, name: str) -> None:
         self._sink = sink
         self._name = name
         self._loop = asyncio.get_running_loop()
+        self._archive = sink.archives.topic(name, self._synced, now=self._loop.time())
         self._held = Held()
         self._arrivals: list[Arrival] = []
         self._count = self._size = 0
@@ -263,11 +251,8 @@ class _TopicQueue:
 
     def result(self) -> None:
         """Raise what kept the last of it from being written."""
-        if inside := self._archive.delimiters:
-            log.info("topic %s: bodies contain the delimiter %d times", self._name, inside)
         if self._error:
-            error = self._error
-            raise as_output_error(error) if isinstance(error, OSError) else error
+            raise as_output_error(self._error)
 
     async def leave(self) -> None:
         """Write nothing more than what is being written."""
@@ -280,7 +265,7 @@ class _TopicQueue:
             await self._work()
         except Exception as error:
             self._error = error
-            self._sink.fail(error)
+            self._sink.fail(as_output_error(error))
             self._give_back_waiting()
 
     def _give_back_waiting(self) -> None:
@@ -325,9 +310,9 @@ class _TopicQueue:
 
     def _call(self, arrivals: list[Arrival], fate: Fate) -> bool:
         if not arrivals:
-            self._sink.archives.tend()
+            self._sink.archives.care.prune()
         now, wall = self._loop.time(), time.time_ns()
-        return self._archive.step(arrivals, self._synced, now=now, wall=wall, fate=fate)
+        return self._archive.step(arrivals, now=now, wall=wall, fate=fate)
 
     def _synced(self, safe: list[Part]) -> None:
         """Have what was synced finished while the thread goes on to publish.
@@ -354,7 +339,7 @@ class _TopicQueue:
             log.error(
                 "topic %s cannot be written, its messages wait in nsqd: %s",
                 self._name,
-                as_output_error(error) if isinstance(error, OSError) else error,
+                as_output_error(error),
             )
         self._error = error
         self._rest_until = self._loop.time() + min(2**self._failures, _LONGEST_REST)
@@ -362,8 +347,3 @@ class _TopicQueue:
         for _, batch in arrivals:
             self._held.requeue(batch, delay=0, backoff=fate != "close")
         return goes_on
-
-
-def _counter(name: str, text: str, values: Iterable[tuple[str, int]]) -> Metric:
-    samples = [Sample({"topic": topic}, value) for topic, value in values]
-    return Metric(f"nsqtools_{name}_total", "counter", text, samples)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import heapq
 import logging
-import math
 import os
 import shlex
 import signal
 import subprocess
 import threading
-import time
 from dataclasses import dataclass, field
+from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,23 +20,20 @@ if TYPE_CHECKING:
 
     from nsqtools.records.manifest import Published
 
-__all__ = ["RETRIES", "Hook", "Job", "Schedule"]
+__all__ = ["RETRIES", "Hook"]
 
 log = logging.getLogger(__name__)
 
-RETRIES = (1.0, 2.0, 4.0, 15.0, 60.0)
-"""Seconds from a failure to the next attempt."""
+RETRIES = (1.0, 2.0, 4.0, 15.0, 60.0, 600.0)
+"""Seconds from a failure to the next attempt; the last ones are all as long."""
 
-_LATER = 600.0
-"""Seconds between attempts after those."""
-_LONG = 300.0
 _PATIENCE = 5.0
 """Seconds between attempts at the end: whoever waits for it may be a cron job."""
 _STDERR = 2
 
 
 @dataclass(order=True, slots=True)
-class Job:
+class _Job:
     """A file that the command has to be run with, from ``due`` on, in monotonic seconds."""
 
     due: float
@@ -44,50 +41,6 @@ class Job:
     published: Published = field(compare=False)
     done: Callable[[], object] = field(compare=False)
     failures: int = field(default=0, compare=False)
-
-
-class Schedule:
-    """Jobs in the order in which they are due; one that failed waits while others go on."""
-
-    def __init__(self, retries: Sequence[float] = RETRIES) -> None:
-        self._retries = retries
-        self._jobs: list[Job] = []
-        self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def add(self, published: Published, now: float, done: Callable[[], object] = bool) -> None:
-        """A new job, due at once; ``done`` is called when the command has succeeded."""
-        self._number += 1
-        heapq.heappush(self._jobs, Job(now, self._number, published, done))
-
-    def wait(self, now: float) -> float | None:
-        """Seconds until the next job is due, 0 if one is; None without jobs."""
-        return max(0.0, self._jobs[0].due - now) if self._jobs else None
-
-    def pop(self) -> Job:
-        """Take out the job that is, or will be, due first; raises IndexError without jobs."""
-        return heapq.heappop(self._jobs)
-
-    def retry(self, job: Job, now: float, longest: float = math.inf) -> float | None:
-        """Put a job that failed back; seconds to wait.
-
-        None: it would have to wait for more than ``longest``, and is out.
-        """
-        job.failures += 1
-        wait = self._retries[job.failures - 1] if job.failures <= len(self._retries) else _LATER
-        if wait > longest:
-            return None
-        job.due = now + wait
-        heapq.heappush(self._jobs, job)
-        return wait
-
-    def hurry(self, now: float) -> None:
-        """All jobs are due."""
-        for job in self._jobs:
-            job.due = min(job.due, now)
-        heapq.heapify(self._jobs)
 
 
 class Hook:
@@ -98,27 +51,22 @@ class Hook:
     (ns; empty if unknown) in its environment, nothing on its standard input, and what it prints
     goes to our standard error. It has a process group of its own, so that Ctrl-C does not end it.
     When our process ends before ``close`` returns, the command goes on alone. A failure is logged,
-    and the command run again after each of ``retries``, in seconds. One that runs for more than
-    ``timeout`` seconds is killed with its process group, and has failed.
+    and the command run again after each of ``retries``, in seconds; other files go on meanwhile. A
+    command that runs for more than ``timeout`` seconds is killed with its process group, and has
+    failed.
     """
 
     def __init__(
-        self,
-        command: str,
-        *,
-        timeout: float = 600.0,
-        retries: Sequence[float] = RETRIES,
-        clock: Callable[[], float] = time.monotonic,
+        self, command: str, *, timeout: float = 600.0, retries: Sequence[float] = RETRIES
     ) -> None:
         self._command = command
         self._timeout = timeout
-        self._clock = clock
+        self._retries = retries
         self._changed = threading.Condition()
-        self._schedule = Schedule(retries)
+        self._jobs: list[_Job] = []  # a heap
+        self._numbers = count()
         self._thread: threading.Thread | None = None
-        self._current: Job | None = None
-        self._since = 0.0
-        self._closing = self._last = False
+        self._closing = False
 
     def submit(self, published: Published, done: Callable[[], object] = bool) -> None:
         """Have the command run with this file, after those before it; returns at once.
@@ -126,13 +74,11 @@ class Hook:
         ``done`` is called once it has succeeded, or the file is gone.
         """
         with self._changed:
-            now = self._clock()
-            self._schedule.add(published, now, done)
-            self._warn_of_a_long_run(now)
+            heapq.heappush(self._jobs, _Job(monotonic(), next(self._numbers), published, done))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="on-rotate", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            self._changed.notify()
 
     def close(self) -> None:
         """Run the command with all that is waiting, now, and again after short delays.
@@ -142,27 +88,33 @@ class Hook:
         """
         with self._changed:
             self._closing = True
-            self._schedule.hurry(self._clock())
-            self._changed.notify_all()
+            for job in self._jobs:
+                job.due = 0.0
+            heapq.heapify(self._jobs)
+            self._changed.notify()
         if self._thread is not None:
             self._thread.join()
 
     def _work(self) -> None:
-        while (job := self._next()) is not None:
-            self._record(job, self._attempt(job.published))
+        while job := self._next():
+            at_the_end = self._closing
+            problem = self._attempt(job.published)
+            if problem and os.path.lexists(job.published.path):
+                self._try_again(job, problem, at_the_end)
+                continue
+            if problem:
+                log.warning("--on-rotate %s for %s, which is gone", problem, job.published.path)
+            job.done()
 
-    def _next(self) -> Job | None:
-        """Wait for a job; None when there is nothing left to do."""
+    def _next(self) -> _Job | None:
+        """Wait for a job that is due; None when there is nothing left to do."""
         with self._changed:
-            while True:
-                wait = self._schedule.wait(self._clock())
-                if wait is None and self._closing:
-                    return None
-                if wait == 0:
-                    self._last = self._closing
-                    self._current, self._since = self._schedule.pop(), self._clock()
-                    return self._current
+            while self._jobs or not self._closing:
+                wait = self._jobs[0].due - monotonic() if self._jobs else None
+                if wait is not None and wait <= 0:
+                    return heapq.heappop(self._jobs)
                 self._changed.wait(wait)
+            return None
 
     def _attempt(self, published: Published) -> str:
         """Run the command; what went wrong, empty if nothing did."""
@@ -188,35 +140,22 @@ class Hook:
             return f"was killed by signal {-status}"
         return f"exited with status {status}" if status else ""
 
-    def _record(self, job: Job, problem: str) -> None:
+    def _try_again(self, job: _Job, problem: str, at_the_end: bool) -> None:
+        """Put back a job that failed, unless it would have to wait for too long at the end."""
         path = job.published.path
         with self._changed:
-            self._current = None
-            if problem and not os.path.lexists(path):
-                log.warning("--on-rotate %s for %s, which is gone", problem, path)
-            elif problem:
-                now = self._clock()
-                wait = self._schedule.retry(job, now, _PATIENCE if self._last else math.inf)
-                if wait is not None:
-                    if self._closing and not self._last:
-                        self._schedule.hurry(now)
-                    log.warning("--on-rotate %s for %s, again in %g s", problem, path, wait)
-                    return
+            wait = self._retries[min(job.failures, len(self._retries) - 1)]
+            job.failures += 1
+            if at_the_end and wait > _PATIENCE:
                 log.error(
                     "--on-rotate %s for %s, given up after %d attempts", problem, path, job.failures
                 )
                 return
-        job.done()
-
-    def _warn_of_a_long_run(self, now: float) -> None:
-        if self._current and now - self._since >= _LONG:
-            log.warning(
-                "--on-rotate has been running for %d s for %s, %d files wait",
-                now - self._since,
-                self._current.published.path,
-                len(self._schedule),
-            )
-            self._since = now
+            if self._closing and not at_the_end:
+                wait = 0.0
+            job.due = monotonic() + wait
+            heapq.heappush(self._jobs, job)
+        log.warning("--on-rotate %s for %s, again in %g s", problem, path, wait)
 
 
 def _fill_in(command: str, path: str) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from nsqtools.errors import ConfigError
 from nsqtools.policy.filenames import REV, inside
 from nsqtools.records.manifest import Published
-from nsqtools.sinks.files.disk import WORK, open_locked, sync_directory, write_all
+from nsqtools.sinks.files.disk import WORK, naming, open_locked, sync_directory, write_all
 from nsqtools.sinks.files.locks import Lock
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ __all__ = ["FOLDER", "Entry", "Journal", "owing", "owing_near"]
 log = logging.getLogger(__name__)
 
 FOLDER = ".nsqtools"
-_ON_ROTATE = "on-rotate"
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECENT = 1 << 20
@@ -104,7 +103,6 @@ class Journal:
         self._used = os.path.join(self._folder, "names")
         self._owner = secrets.token_hex(4)
         self._lock = Lock(self._path(self._owner, _LOCK))
-        self._owing: tuple[int, set[str]] = (0, set())
         self._numbers = count()
         self._entries: dict[str, Entry] = {}
         self._guard = threading.Lock()
@@ -216,16 +214,6 @@ class Journal:
         entries = list(self._entries.values())
         return sorted(entry.published.path for entry in entries if entry.owes)
 
-    def owing(self) -> set[str]:
-        """As ``owing`` of the output directory; it is read when an entry has come or gone."""
-        try:
-            changed = os.stat(self._folder).st_mtime_ns
-        except FileNotFoundError:
-            return set()
-        if self._owing[0] != changed:
-            self._owing = (changed, owing(self._output_dir))
-        return self._owing[1]
-
     def close(self) -> None:
         """Let others adopt what is left."""
         self._lock.release()
@@ -301,10 +289,9 @@ def _entries(output_dir: str) -> Iterator[Entry]:
 def _write(path: str, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
-        write_all(fd, data)
-        os.fsync(fd)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
+        with naming(path):
+            write_all(fd, data)
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -319,7 +306,7 @@ def _names(folder: str) -> list[str]:
 def _as_object(entry: Entry) -> dict[str, Any]:
     value = asdict(entry)
     del value["key"], value["published"]["path"]
-    return {**value, "owes": [_ON_ROTATE] if entry.owes else []}
+    return value
 
 
 def _read(output_dir: str, path: str) -> Entry:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import os
 from typing import TYPE_CHECKING, Self
 
@@ -14,11 +12,8 @@ from nsqtools.sinks.files.disk import is_at, open_locked
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Lock", "obtain"]
+__all__ = ["Lock"]
 
-log = logging.getLogger(__name__)
-
-_POLL = 0.2
 _PID_SIZE = 32
 
 
@@ -100,20 +95,6 @@ class Lock:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
-
-
-async def obtain(lock: Lock, *, wait: bool) -> None:
-    """Take the lock. When another has it, wait for that to end, or raise LockedError.
-
-    Raises OSError as ``acquire``. Cancelled while waiting, it holds nothing.
-    """
-    if lock.acquire():
-        return
-    if not wait:
-        raise lock.refusal("wait for it with --wait-lock")
-    log.info("waiting: %s", lock)
-    while not lock.acquire():  # noqa: ASYNC110 - nothing tells of the end of another process
-        await asyncio.sleep(_POLL)
 
 
 def _write_pid(fd: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from datetime import UTC
+from socket import gethostname
 from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError
@@ -45,8 +45,6 @@ class Rules:
     @classmethod
     def of(cls, options: ArchiveOptions, max_msg_size: int) -> Rules:
         """The rules of these options here and now; raises ConfigError for what cannot be."""
-        from socket import gethostname
-
         output_dir = os.path.abspath(options.output_dir)
         work_dir = os.path.abspath(options.work_dir) if options.work_dir else output_dir
         rules = cls(
@@ -67,15 +65,13 @@ class Rules:
             max_msg_size=max_msg_size,
         )
         rules.encoder()  # its library may be missing
-        rules.rotation()
         return rules
 
     def rotation(self) -> Rotation:
-        """A rule for one topic; raises ConfigError."""
+        """When files of one topic are closed."""
         options = self.options
         return Rotation(
             size=options.rotate_size,
-            compressed_size=options.rotate_compressed_size,
             interval=options.rotate_interval,
             boundary=options.rotate_boundary,
             zone=self.zone,
@@ -121,24 +117,16 @@ class Rules:
         """Where it is published."""
         return os.path.join(self.output_dir, relative)
 
-    def check_topics(self, *, several: bool) -> None:
-        """Raise ConfigError for names by which topics, of which there may be several, clash."""
+    def check_several_topics(self) -> None:
+        """Raise ConfigError for names by which the files of several topics clash."""
         options = self.options
-        for unknown in set(re.findall("<[^<>/]*>", options.latest_link)) - {"<TOPIC>"}:
-            raise ConfigError(f"--latest-link: unknown token {unknown}; there is <TOPIC>")
-        if not several:
+        if "<TOPIC>" in options.filename_format:
             return
-        if "<TOPIC>" not in options.filename_format:
-            limits = options.keep or options.max_age or options.max_total
-            if limits or "<REV>" not in options.filename_format:
-                raise ConfigError(
-                    f"--filename-format {options.filename_format!r}: the files of several topics "
-                    f"{'could not be told apart' if limits else 'would have one name'}: add <TOPIC>"
-                )
-        if options.latest_link and "<TOPIC>" not in options.latest_link:
+        limits = options.keep or options.max_age or options.max_total
+        if limits or "<REV>" not in options.filename_format:
             raise ConfigError(
-                f"--latest-link {options.latest_link}: several topics have a newest file each: "
-                "add <TOPIC>"
+                f"--filename-format {options.filename_format!r}: the files of several topics "
+                f"{'could not be told apart' if limits else 'would have one name'}: add <TOPIC>"
             )
 
 
@@ -152,7 +140,6 @@ def _repeating(options: ArchiveOptions, *, same_place: bool) -> Iterator[str]:
         yield "--gzip" if options.gzip else "--compress"
     for flag, given in (
         ("--rotate-size", options.rotate_size),
-        ("--rotate-compressed-size", options.rotate_compressed_size),
         ("--rotate-interval", options.rotate_interval),
         ("--rotate-boundary", options.rotate_boundary),
         ("--name-by message", options.name_by == "message"),

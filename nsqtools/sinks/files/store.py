@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import threading
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from nsqtools.policy.matcher import NameMatcher
 from nsqtools.sinks.files import disk
 from nsqtools.sinks.files.aftercare import Care
 from nsqtools.sinks.files.journal import Journal
-from nsqtools.sinks.files.locks import Lock, obtain
+from nsqtools.sinks.files.locks import Lock
 from nsqtools.sinks.files.publication import Publication
 from nsqtools.sinks.files.topicarchive import Archive
 
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Collection
 
-    from nsqtools.sinks.files.aftercare import Tally
     from nsqtools.sinks.files.journal import Entry
     from nsqtools.sinks.files.rules import Rules
+    from nsqtools.sinks.files.topicarchive import Synced
 
 _NAMED = 3
 """How many files the last error names."""
@@ -35,7 +34,7 @@ _TIMES = (0, 1_234_567_890 * SECOND)
 
 
 class Archives:
-    """Archives of these topics under one output directory. All but ``lock`` and ``tallies`` block.
+    """Archives of these topics under one output directory. All but ``lock`` block.
 
     ``topics`` is that of ``NameMatcher``, which raises ConfigError.
     """
@@ -45,26 +44,22 @@ class Archives:
         matcher = NameMatcher(rules.pattern, hostname=rules.hostname, topics=topics)
         self._wanted = matcher.accepts
         self._journal = Journal(rules.output_dir, rules.host)
-        self._care = Care(rules, self._journal, matcher)
-        self._publication = Publication(rules, self._journal, self._care)
+        self.care = Care(rules, self._journal, matcher)
+        self._publication = Publication(rules, self._journal, self.care)
         self._locks: dict[str, Lock] = {}
         if rules.options.lock:  # which an operator named, so that one such command runs at a time
             self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
         self._left_behind: list[Entry] = []
-        self._opening = threading.Lock()
 
-    async def lock(self, topic: str) -> bool:
-        """Make sure that no other process writes the same names; whether that took waiting.
+    def lock(self, topic: str) -> None:
+        """Make sure that no other process writes the same names.
 
         The empty topic is for ``--lock``. Raises LockedError or OSError.
         """
         if topic:
             self._locks.setdefault(topic, Lock(self._lock_path(topic)))
-        lock = self._locks.get(topic)
-        if lock is None or lock.acquire():
-            return False
-        await obtain(lock, wait=self.rules.options.wait_lock)
-        return True
+        if (lock := self._locks.get(topic)) and not lock.acquire():
+            raise lock.refusal()
 
     def open(self) -> None:
         """Make the directories, publish what crashes left behind, and do what files still owe.
@@ -72,37 +67,23 @@ class Archives:
         Raises OSError, or ConfigError for a manifest that is none.
         """
         rules = self.rules
-        self._care.check()
+        self.care.check()
         for directory in (rules.output_dir, rules.work_dir):
-            disk.make_directory(directory)
-            if not os.path.isdir(directory):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
-            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, "cannot be written to", directory)
-        with self._opening:
-            for name, revision in self._journal.revisions():
-                rules.revisions.skip(name, revision)
-            entries = self._left_behind + self._journal.adopt(self._wanted)
-            self._left_behind = self._publication.salvage(entries)
-            self._care.prune()
+            disk.make_writable_directory(directory)
+        for name, revision in self._journal.revisions():
+            rules.revisions.skip(name, revision)
+        self._left_behind = self._publication.salvage(self._journal.adopt(self._wanted))
+        self.care.prune()
 
-    def topic(self, topic: str, now: float) -> Archive:
+    def topic(self, topic: str, synced: Synced, *, now: float) -> Archive:
         """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
         guard = partial(self._guard, topic)
-        return Archive(topic, self._publication, now=now, guard=guard)
+        return Archive(topic, self._publication, synced, now=now, guard=guard)
 
     def leave(self, topic: str) -> None:
         """The topic is archived no more."""
         if lock := self._locks.pop(topic, None):
             lock.release()
-
-    def tend(self) -> None:
-        """Do what is due without a message; call it now and then."""
-        self._care.prune()
-
-    def tallies(self) -> dict[str, Tally]:
-        """What was published until now, by topic."""
-        return self._care.tallies()
 
     def close(self) -> None:
         """Wait for the last commands of ``--on-rotate``.
@@ -110,12 +91,12 @@ class Archives:
         Raises OutputError if a leftover could not be published, or a published file still waits
         for its command: the next run goes on with both.
         """
-        self._care.close()
+        self.care.close()
         if left := len(self._left_behind) + len(self._journal.damaged):
             raise OutputError(f"files of an earlier crash that are not published: {left}")
         if owed := self._journal.owed():
             names = ", ".join(owed[:_NAMED]) + (", ..." if len(owed) > _NAMED else "")
-            todo = "" if self._care.owes else "; run with it again, or with --on-rotate true"
+            todo = "" if self.care.owes else "; run with it again, or with --on-rotate true"
             raise OutputError(f"files that wait for --on-rotate: {len(owed)} ({names}){todo}")
 
     def unlock(self) -> None:

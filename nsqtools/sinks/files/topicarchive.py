@@ -48,13 +48,15 @@ class Arrival(NamedTuple):
 class Archive:
     """The open files of one topic. Raises ConfigError for names that cannot be made.
 
-    ``guard`` is called before a file is begun, and raises OSError if none may be.
+    ``synced`` is called with messages that may be finished, as soon as they may. ``guard`` is
+    called before a file is begun, and raises OSError if none may be.
     """
 
     def __init__(
         self,
         topic: str,
         publication: Publication,
+        synced: Synced,
         *,
         now: float,
         guard: Callable[[], object] = bool,
@@ -63,6 +65,7 @@ class Archive:
         self._publication = publication
         self._rules = rules = publication.rules
         self._journal = publication.journal
+        self._synced = synced
         self._guard = guard
         self._names = FileNames(
             rules.pattern, topic=topic, hostname=rules.hostname, pid=rules.pid, zone=rules.zone
@@ -73,13 +76,12 @@ class Archive:
         self._finished: list[WorkFile] = []
         self._bare_since = now
         self._written = 0
-        self.delimiters = 0
-        """How many more delimiters than records were written: bodies contain them."""
+        self._may_tear = rules.layout.format == "raw"
+        """Whether the first body that contains the delimiter is still to be warned of."""
 
     def step(
         self,
         arrivals: Sequence[Arrival],
-        synced: Synced,
         *,
         now: float,
         wall: int,
@@ -87,22 +89,21 @@ class Archive:
     ) -> bool:
         """Write the batches, sync, and rotate what is due; whether anything was written.
 
-        ``synced`` is called with messages that may be finished, as soon as they may. When OSError,
-        OutputError or ConfigError is raised, all others are cut off the files again, and must be
-        given back.
+        When OSError, OutputError or ConfigError is raised, all messages that were not synced are
+        cut off the files again, and must be given back.
         """
         before = self._written
         try:
             self._publish_finished()
             for arrival in arrivals:
                 for name, messages in self._named(arrival):
-                    self._write(name, arrival, messages, synced, now)
-            self._sync(synced)
+                    self._write(name, arrival, messages, now)
+            self._sync()
             if not fate:
-                self._rotate_due(synced, now, wall)
+                self._rotate_due(now, wall)
             else:
                 for name in list(self._files):
-                    self._end(name, synced, now)
+                    self._end(name, now)
                 self._publish_finished()
         except BaseException:
             for file in self._files.values():
@@ -139,20 +140,14 @@ class Archive:
         else:
             yield self._names.at(arrival.wall), arrival.batch
 
-    def _write(
-        self,
-        name: str,
-        arrival: Arrival,
-        messages: Sequence[Message],
-        synced: Synced,
-        now: float,
-    ) -> None:
+    def _write(self, name: str, arrival: Arrival, messages: Sequence[Message], now: float) -> None:
         """Gather messages in the file of this name, and in those after it as it gets full."""
         batch = arrival.batch
         data = self._writer.render(batch, messages)
-        self._count_delimiters(data, len(messages))
+        if self._may_tear:
+            self._look_for_delimiters(data, len(messages))
         while messages:
-            file = self._file_for(name, arrival.wall, synced, now)
+            file = self._file_for(name, arrival.wall, now)
             room = self._rotation.room(file.facts)
             if len(data) <= room:
                 file.add(data, batch, messages, now)
@@ -172,44 +167,41 @@ class Archive:
             size += len(records[-1])
         return b"".join(records), len(records)
 
-    def _count_delimiters(self, data: bytes, records: int) -> None:
-        if self._rules.layout.format != "raw":
-            return
-        more = data.count(self._rules.layout.delimiter) - records
-        if more and not self.delimiters:
+    def _look_for_delimiters(self, data: bytes, records: int) -> None:
+        if data.count(self._rules.layout.delimiter) > records:
+            self._may_tear = False
             log.warning(
                 "topic %s: a body contains the delimiter, so its record cannot be told from "
                 "several: --format json or length-prefixed keeps them apart",
                 self._topic,
             )
-        self.delimiters += more
 
-    def _file_for(self, name: str, wall: int, synced: Synced, now: float) -> WorkFile:
+    def _file_for(self, name: str, wall: int, now: float) -> WorkFile:
         """The open file of this name, after what must be closed before it."""
         for known in [name] if self._rules.by_message else list(self._files):
             file = self._files.get(known)
             if file and self._rotation.decide(file.facts, name=name, now=now, wall=wall):
-                self._finish(known, synced, now)
+                self._finish(known, now)
         if name not in self._files:
             while len(self._files) >= self._rules.max_open_files:
                 oldest = min(self._files, key=lambda each: self._files[each].used)
-                self._finish(oldest, synced, now)
+                self._finish(oldest, now)
             self._files[name] = self._open(name, wall, now)
         return self._files[name]
 
-    def _sync(self, synced: Synced) -> None:
+    def _sync(self) -> None:
         for file in list(self._files.values()):
             if file.is_dirty:
-                self._sync_one(file, synced)
+                self._sync_one(file)
 
-    def _sync_one(self, file: WorkFile, synced: Synced) -> None:
+    def _sync_one(self, file: WorkFile) -> None:
         """Make one file safe, wherever its name has gone."""
         while True:
             try:
                 done = file.sync()
                 self._written += len(done)
                 if done:
-                    synced(done)
+                    self._synced(done)
                 return
             except MovedError as error:
                 entry, fd = self._create(file.facts.name, anew=True)
@@ -229,13 +221,13 @@ class Archive:
                 file.close()
                 raise
 
-    def _rotate_due(self, synced: Synced, now: float, wall: int) -> None:
+    def _rotate_due(self, now: float, wall: int) -> None:
         rules = self._rules
         for name, file in list(self._files.items()):
             current = name if rules.by_message else self._names.at(wall)
             idle = rules.by_message and now >= file.used + rules.options.close_idle
             if idle or self._rotation.decide(file.facts, name=current, now=now, wall=wall):
-                self._finish(name, synced, now)
+                self._finish(name, now)
                 if rules.makes_empty:
                     self._files[current] = self._open(current, wall, now)
         is_bare = rules.makes_empty and not self._files
@@ -262,34 +254,12 @@ class Archive:
     def _create(self, name: str, *, anew: bool = False) -> tuple[Entry, int]:
         """The journal's entry and the descriptor of a work file that nobody else has.
 
-        A name without ``<REV>`` is continued, as nsq_to_file appends to it: the published file
-        becomes the work file again. So is what an attempt that failed has left. ``anew`` gives an
-        empty file.
+        A name without ``<REV>`` is continued; ``anew`` gives an empty file all the same.
         """
-        rules = self._rules
         self._guard()
         if REV not in name:
-            entry = self._entry(name, 0)
-            target, work = entry.published.path, entry.work_path(rules.output_dir)
-            left = os.path.lexists(work)
-            if anew and left:
-                log.warning("%s: another's file, now %s", work, disk.move_aside(work))
-            if anew or not (left or os.path.lexists(target)):
-                return entry, self._begin(entry, work)
-            if left and os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
-            fd = disk.hold(work if left else target)
-            if fd is None:
-                raise OSError(errno.EAGAIN, "another process writes to it", work)
-            try:
-                self._journal.write(entry)
-                if not left:
-                    os.rename(target, work)
-                    self._journal.reopened(target)
-            except BaseException:
-                os.close(fd)
-                raise
-            return entry, fd
+            return self._continue(name, anew=anew)
+        rules = self._rules
         while True:
             entry = self._entry(name, rules.revisions.take(name))
             work = entry.work_path(rules.output_dir)
@@ -297,6 +267,33 @@ class Archive:
                 continue
             with contextlib.suppress(FileExistsError):
                 return entry, self._begin(entry, work)
+
+    def _continue(self, name: str, *, anew: bool) -> tuple[Entry, int]:
+        """As nsq_to_file appends to a file: the published one becomes the work file again.
+
+        So does what an attempt that failed has left.
+        """
+        entry = self._entry(name, 0)
+        target, work = entry.published.path, entry.work_path(self._rules.output_dir)
+        is_left, is_published = os.path.lexists(work), os.path.lexists(target)
+        if anew and is_left:
+            log.warning("%s: another's file, now %s", work, disk.move_aside(work))
+        if anew or not (is_left or is_published):
+            return entry, self._begin(entry, work)
+        if is_left and is_published:
+            raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
+        fd = disk.hold(work if is_left else target)
+        if fd is None:
+            raise OSError(errno.EAGAIN, "another process writes to it", work)
+        try:
+            self._journal.write(entry)
+            if is_published:
+                os.rename(target, work)
+                self._journal.reopened(target)
+        except BaseException:
+            os.close(fd)
+            raise
+        return entry, fd
 
     def _entry(self, name: str, revision: int) -> Entry:
         """What the journal is to know of a file before there is one."""
@@ -333,14 +330,14 @@ class Archive:
             self._journal.remove(entry)
             raise
 
-    def _finish(self, name: str, synced: Synced, now: float) -> None:
+    def _finish(self, name: str, now: float) -> None:
         """Sync a file and publish it."""
-        self._end(name, synced, now)
+        self._end(name, now)
         self._publish_finished()
 
-    def _end(self, name: str, synced: Synced, now: float) -> None:
+    def _end(self, name: str, now: float) -> None:
         file = self._files[name]
-        self._sync_one(file, synced)
+        self._sync_one(file)
         del self._files[name]
         self._bare_since = now
         self._finished.append(file)
@@ -353,7 +350,7 @@ class Archive:
     def _publish(self, file: WorkFile) -> None:
         facts, entry = file.facts, file.entry
         if not file.is_published:  # else what follows has failed the last time
-            self._sync_one(file, bool)  # its name may be gone since then
+            self._sync_one(file)  # its name may be gone since then
             entry = file.entry
             if self._rules.options.skip_empty_files and not (facts.records or facts.size):
                 self._publication.discard(entry, file.path)

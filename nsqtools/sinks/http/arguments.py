@@ -14,6 +14,7 @@ from nsqtools.config.option import MASK
 from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.requests import BATCH_FORMATS, Endpoint, GetEndpoint
 from nsqtools.sinks.http.signing import HEADERS as SIGNING_HEADERS
+from nsqtools.sinks.http.signing import read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from nsqtools.sinks.http.signing import Signer
 
 __all__ = ["make_endpoints", "parse_url", "read_headers"]
-
-_MAX_FILE = 1 << 20
 
 _HEADER = re.compile(r"[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*[:=](.*)", re.DOTALL)
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")  # a tab may be in a value
@@ -57,21 +56,14 @@ def make_endpoints(
     ``content_type`` batches have that of their format, and other bodies application/octet-stream.
     Raises ConfigError naming the flag at fault.
     """
-    if bool(post) == bool(get):
-        raise ConfigError("expected a URL with --post, or with --get" + " and not both" * bool(get))
     given = {key.lower() for key, _ in headers}
     for flag, value, sets in (
         ("--content-type", content_type, (b"content-type",)),
         ("--compress", compress, (b"content-encoding",)),
         ("--sign-secret-file", signer, SIGNING_HEADERS),
-        ("--batch-format", batch_format, ()),
     ):
-        if value and get:
-            raise ConfigError(f"{flag}: needs --post, as a request of --get has no body")
         if value and (twice := sorted(given.intersection(sets))):
             raise ConfigError(f"{flag}: a --header gives {twice[0].decode()}, too; leave one out")
-    if batch_format and batch_format not in BATCH_FORMATS:
-        raise ConfigError(f"--batch-format {batch_format}: expected {', '.join(BATCH_FORMATS)}")
     if _CONTROL.search(content_type):
         raise ConfigError("--content-type: holds a line break or another control character")
     endpoints: list[Endpoint] = []
@@ -151,32 +143,17 @@ def _name_of(url: httpx.URL) -> str:
 def read_headers(lines: Sequence[str] = (), files: Sequence[str] = ()) -> list[Header]:
     """The headers of ``--header`` and of the files of ``--header-file``, in order.
 
-    Each is written ``Name: value`` or ``Name=value``; a file has one a line, and may have blank
-    lines and lines that begin with #. Raises ConfigError, which says where and shows no value.
+    Each is written ``Name: value`` or ``Name=value``. Raises ConfigError, which says where and
+    shows no value.
     """
     headers = [_parse_header(f"--header number {n}", line) for n, line in enumerate(lines, 1)]
     for path in files:
-        for number, line in enumerate(_read(path).split("\n"), 1):
-            line = line.removesuffix("\r")
-            if line.strip() and not line.lstrip().startswith("#"):
-                headers.append(_parse_header(f"--header-file {path}, line {number}", line))
+        headers += [_parse_header(*line) for line in read_lines(path, "--header-file")]
     keys = Counter(key.lower() for key, _ in headers)
     for key in _SINGLE:
         if keys[key] > 1:
             raise ConfigError(f"--header: {key.decode()} is given {keys[key]} times; leave one")
     return headers
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            text = file.read(_MAX_FILE + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise ConfigError(f"--header-file {path}: {reason}") from error
-    if len(text) > _MAX_FILE:
-        raise ConfigError(f"--header-file {path}: more than {_MAX_FILE} characters")
-    return text
 
 
 def _parse_header(where: str, text: str) -> Header:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.errors import OutputError
 from nsqtools.policy.endpoints import Endpoints
@@ -43,23 +44,35 @@ UNFIT = Outcome(
 NOT_TRIED = Outcome(Verdict.RETRY, reason="no endpoint can be tried now", arrived=False)
 
 
-class Courier(Protocol):
-    """Delivers parcels; ``patient`` says, while no endpoint may be tried, whether to wait."""
+class Courier(ABC):
+    """Delivers parcels by requests of ``post``, which it closes."""
 
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    @abstractmethod
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """Try once; NOT_TRIED if it was not patient, or the parcel was lost while it waited.
+        """Try once; ``patient`` says, while no endpoint may be tried, whether to wait.
 
-        Raises OutputError if no endpoint is left.
+        NOT_TRIED if it was not patient, or the parcel was lost while it waited. Raises OutputError
+        if no endpoint is left.
         """
 
+    @abstractmethod
     def look(self) -> None:
         """Ask ``patient`` again."""
 
-    async def close(self) -> None:
-        """Hang up."""
+    @abstractmethod
+    def states(self) -> Mapping[str, str]:
+        """Whether each endpoint is up, down or gone, by its name."""
 
     def metrics(self) -> Iterable[Metric]:
-        """As Measured."""
+        """Counts, latencies and states of the endpoints, for Prometheus."""
+        return self._post.metrics(self.states())
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._post.close()
 
 
 class _AllGoneError(OutputError):
@@ -69,14 +82,14 @@ class _AllGoneError(OutputError):
         super().__init__("every endpoint is gone (status 410)")
 
 
-class OneOf:
+class OneOf(Courier):
     """To the endpoint that the policy chooses; the next one at once where none was reached.
 
     ``most`` is how many requests one endpoint gets at a time.
     """
 
     def __init__(self, post: Post, choice: Endpoints, *, most: int, rng: Random) -> None:
-        self._post = post
+        super().__init__(post)
         self._choice = choice
         self._most = most
         self._rng = rng
@@ -86,7 +99,7 @@ class OneOf:
         self._loop = asyncio.get_running_loop()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """As Courier."""
+        """Try the endpoint that the policy chooses; others as long as none was reached."""
         if not self._post.fits(parcel):
             return UNFIT
         outcome = NOT_TRIED
@@ -118,16 +131,8 @@ class OneOf:
                 return NOT_TRIED
 
     def look(self) -> None:
-        """As Courier."""
+        """Wake all that wait for an endpoint."""
         self._news.tell()
-
-    async def close(self) -> None:
-        """As Courier."""
-        await self._post.close()
-
-    def metrics(self) -> Iterable[Metric]:
-        """As Courier."""
-        return self._post.metrics(self.states())
 
     def states(self) -> Mapping[str, str]:
         """Every endpoint's state, as Endpoints.states gives it."""
@@ -163,21 +168,21 @@ class OneOf:
         return due
 
 
-class EachOf:
+class EachOf(Courier):
     """To every endpoint, at the same time.
 
     What one said of a message for good is remembered until all have; a retry spares it.
     """
 
     def __init__(self, post: Post, *, most: int, rng: Random) -> None:
-        self._post = post
+        super().__init__(post)
         self._ways = {
             name: OneOf(post, Endpoints([name]), most=most, rng=rng) for name in post.endpoints
         }
         self._said: OrderedDict[_Key, dict[str, Outcome]] = OrderedDict()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """As Courier: an outcome that has it tried again, else one that drops it, else DONE."""
+        """Try all at once: the outcome has it tried again, else dropped, else it is DONE."""
         keys = [(batch.topic, message.id, message.timestamp) for batch, message in parcel]
         said = [self._said.setdefault(key, {}) for key in keys]
         while len(self._said) > _REMEMBERED:
@@ -186,7 +191,11 @@ class EachOf:
             *[self._put(name, parcel, said, patient) for name in self._ways],
             return_exceptions=True,
         )
-        outcomes = [_outcome(result) for result in results]
+        outcomes = []
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            outcomes.append(result)
         if not self._ways:
             raise _AllGoneError
         worst = _worst(outcomes)
@@ -218,20 +227,16 @@ class EachOf:
         return _worst(outcomes)
 
     def look(self) -> None:
-        """As Courier."""
+        """Wake all that wait, whatever the endpoint."""
         for way in self._ways.values():
             way.look()
 
-    async def close(self) -> None:
-        """As Courier."""
-        await self._post.close()
-
-    def metrics(self) -> Iterable[Metric]:
-        """As Courier."""
+    def states(self) -> Mapping[str, str]:
+        """An endpoint to which there is no way any more is gone."""
         known = dict.fromkeys(self._post.endpoints, "gone")
         for way in self._ways.values():
             known.update(way.states())
-        return self._post.metrics(known)
+        return known
 
 
 def _is_final(outcome: Outcome, parcel: Parcel) -> bool:
@@ -239,18 +244,11 @@ def _is_final(outcome: Outcome, parcel: Parcel) -> bool:
     return outcome is DONE or (outcome.verdict is Verdict.DROP and len(parcel) == 1)
 
 
-def _outcome(result: Outcome | BaseException) -> Outcome:
-    if isinstance(result, BaseException):
-        raise result
-    return result
-
-
 def _worst(outcomes: Sequence[Outcome]) -> Outcome:
-    return min(outcomes, key=_lightness, default=DONE)
+    def lightness(outcome: Outcome) -> tuple[int, bool]:
+        return _BY_WEIGHT.index(outcome.verdict), outcome is NOT_TRIED
 
-
-def _lightness(outcome: Outcome) -> tuple[int, bool]:
-    return _BY_WEIGHT.index(outcome.verdict), outcome is NOT_TRIED
+    return min(outcomes, key=lightness, default=DONE)
 
 
 class News:

@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.verdicts import Verdict
-from nsqtools.sinks.holding import Held
+from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.http.courier import NOT_TRIED, UNFIT
 from nsqtools.sinks.http.post import Outcome
 from nsqtools.sinks.repeats import Repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from random import Random
 
     from nsqtools.engine.handler import Batch, Message
@@ -35,15 +35,13 @@ log = logging.getLogger(__name__)
 _GIVEN_UP = Outcome(Verdict.DROP, reason="too many attempts")
 
 
-class HttpSink(Handler):
+class HttpSink(HoldingHandler):
     """A handler that delivers messages, ``workers`` requests at a time.
 
     With ``size`` over 1 as many messages of a topic share a request, or fewer if ``wait`` seconds
     have passed or nsqd sends no more. ``share`` is the part of the messages that is delivered; the
-    rest is finished at once. ``on_close`` is awaited last.
+    rest is finished at once.
     """
-
-    failed: asyncio.Future[None]
 
     def __init__(
         self,
@@ -56,7 +54,6 @@ class HttpSink(Handler):
         wait: float,
         share: float,
         rng: Random,
-        on_close: Callable[[], Awaitable[None]],
     ) -> None:
         self._courier = courier
         self._dead_letters = dead_letters
@@ -66,7 +63,6 @@ class HttpSink(Handler):
         self._wait = wait
         self._share = share
         self._rng = rng
-        self._on_close = on_close
         self._tasks: list[asyncio.Task[None]] = []
         self._topics: dict[str, _HeldTopic] = {}
         self._done: Parcel = []
@@ -77,8 +73,7 @@ class HttpSink(Handler):
 
     async def open(self) -> None:
         """Begin to work; raises OutputError if dead letters cannot be written."""
-        self._loop = asyncio.get_running_loop()
-        self.failed = self._loop.create_future()
+        await super().open()
         await self._dead_letters.open()
         self._tasks = [self._loop.create_task(self._work()) for _ in range(self._workers)]
         for task in self._tasks:
@@ -149,10 +144,9 @@ class HttpSink(Handler):
         self._repeats.close()
         await self._courier.close()
         await self._dead_letters.close()
-        await self._on_close()
 
     def metrics(self) -> Iterable[Metric]:
-        """As Measured."""
+        """Counts, latencies and states of the endpoints, for Prometheus."""
         return self._courier.metrics()
 
     def _gather(self, topic: _HeldTopic, items: Parcel, *, now: bool) -> None:
@@ -167,17 +161,14 @@ class HttpSink(Handler):
             if parcels or not topic.waiting:
                 topic.stop_timer()
             if topic.waiting and topic.timer is None:
-                topic.timer = self._loop.call_later(self._wait, self._gather_now, topic)
+                gather = partial(self._gather, topic, [], now=True)
+                topic.timer = self._loop.call_later(self._wait, gather)
         self._queue += parcels
         self._wake(len(parcels))
 
     def _wake(self, count: int) -> None:
         for _ in range(min(count, len(self._resting))):
             self._resting.popleft().set_result(None)
-
-    def _gather_now(self, topic: _HeldTopic) -> None:
-        topic.timer = None
-        self._gather(topic, [], now=True)
 
     async def _work(self) -> None:
         while True:
@@ -242,7 +233,7 @@ class HttpSink(Handler):
         try:
             return await self._courier.deliver(parcel, topic.is_staying)
         except OutputError as error:
-            self._fail(error)
+            self.fail(error)
             return NOT_TRIED
         except Exception as error:  # ours: the task must go on, and the messages come again
             self._tell(parcel, error)
@@ -252,18 +243,16 @@ class HttpSink(Handler):
         """Finish what is safe as a dead letter; the rest comes again."""
         for batch, items in groupby(parcel, key=lambda item: item[0]):
             part = list(items)
+            messages = [message for _, message in part]
             try:
-                await self._bury(batch, [message for _, message in part], outcome.reason)
+                await self._dead_letters.write(batch, messages, outcome.reason)
             except Exception as error:
                 self._tell(part, error)
                 self._give_back(part, outcome)
             else:
+                if self._dead_letters.is_lossy:
+                    self.lost += len(messages)
                 self._finish(part)
-
-    async def _bury(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
-        await self._dead_letters.write(batch, messages, reason)
-        if self._dead_letters.is_lossy:
-            self.lost += len(messages)
 
     def _tell(self, parcel: Parcel, error: Exception) -> None:
         """Log why messages go back; of an error that is ours, its kind and where it was, too."""
@@ -302,12 +291,7 @@ class HttpSink(Handler):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.failed.done():
-            self.failed.set_exception(error)
-            self.failed.exception()  # it need not be looked at
+            self.fail(error)
 
 
 class _HeldTopic:

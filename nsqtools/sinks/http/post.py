@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import httpx
 
-from nsqtools.errors import HTTPError
 from nsqtools.metrics import Metric, Sample
 from nsqtools.policy.latency import Latency
 from nsqtools.policy.verdicts import (
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from nsqtools.engine.handler import Batch, Message
     from nsqtools.policy.verdicts import Statuses
-    from nsqtools.sinks.deadletters import Post as PostLetter
     from nsqtools.sinks.http.requests import Endpoint
 
 log = logging.getLogger(__name__)
@@ -36,6 +34,7 @@ status = logging.getLogger("nsqtools.status")
 
 MAX_REDIRECTS = 10
 _SNIPPET = 120
+_PERCENTILES = (50, 95, 99)
 _REDIRECTS = (307, 308), (301, 302, 303, 307, 308)
 """Those that a POST follows, and a GET."""
 _PUBLIC = (b"content-type", b"content-encoding", b"content-length", b"user-agent")
@@ -83,9 +82,8 @@ class Post:
     """Sends parcels to single endpoints and judges the responses.
 
     ``timeout``, in seconds, is for everything from the connection to the end of the response.
-    ``wall`` is the clock, in seconds since the epoch. ``in_batches`` sends single messages, too,
-    in the format of batches. After every ``status_every`` requests, and when it is closed, what
-    happened is logged; 0 is never.
+    ``wall`` is the clock, in seconds since the epoch. After every ``status_every`` requests, and
+    when it is closed, what happened is logged; 0 is never.
     """
 
     def __init__(
@@ -96,21 +94,19 @@ class Post:
         *,
         timeout: float,
         wall: Callable[[], float],
-        in_batches: bool = False,
         follow_redirects: bool = False,
         status_every: int = 0,
     ) -> None:
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self.tallies = {name: EndpointTally() for name in self.endpoints}
         self.requests = 0
-        # A POST of a single message holds any body, and batches have one form.
+        # Places for a body differ from one GET to another; POSTs all have one form.
         gets = [endpoint for endpoint in endpoints if endpoint.method == "GET"]
-        self._judges = gets or list(endpoints[:1] if in_batches else ())
+        self._judges = gets or endpoints[:1]
         self._transport = transport
         self._statuses = statuses
         self._limit = TimeLimit(timeout)
         self._wall = wall
-        self._in_batches = in_batches
         self._follow_redirects = follow_redirects
         self._status_every = status_every
 
@@ -141,49 +137,36 @@ class Post:
     def tell(self) -> None:
         """Log what happened."""
         for name, tally in self.tallies.items():
-            p50, p95, p99 = (1000 * tally.latency.percentile(p) for p in (50, 95, 99))
             status.info(
                 "%s: %d delivered, %d failed, %d dropped, latency %.1f ms, p95 %.1f, p99 %.1f",
-                name,
-                tally.delivered,
-                tally.failed,
-                tally.dropped,
-                p50,
-                p95,
-                p99,
+                *(name, tally.delivered, tally.failed, tally.dropped),
+                *(1000 * tally.latency.percentile(percent) for percent in _PERCENTILES),
             )
 
     def metrics(self, states: Mapping[str, str]) -> Iterator[Metric]:
         """Of each endpoint, by its name as ``endpoint``."""
-
-        def samples(value: Callable[[EndpointTally], float], **labels: str) -> list[Sample]:
-            return [
-                Sample({"endpoint": name, **labels}, value(tally))
-                for name, tally in self.tallies.items()
-            ]
-
-        results = [
-            *samples(lambda tally: tally.delivered, result="delivered"),
-            *samples(lambda tally: tally.failed, result="failed"),
-            *samples(lambda tally: tally.dropped, result="dropped"),
-        ]
+        tallies = self.tallies.items()
         yield Metric(
             "nsqtools_http_messages_total",
             "counter",
             "Messages that were sent to an endpoint, by what became of them.",
-            results,
+            [
+                Sample({"endpoint": name, "result": result}, getattr(tally, result))
+                for result in ("delivered", "failed", "dropped")
+                for name, tally in tallies
+            ],
         )
         yield Metric(
             "nsqtools_http_latency_seconds",
             "gauge",
             "Time from a request to the end of its response.",
             [
-                sample
-                for percent in (50, 95, 99)
-                for sample in samples(
-                    lambda tally, percent=percent: tally.latency.percentile(percent),  # type: ignore[misc]
-                    quantile=str(percent / 100),
+                Sample(
+                    {"endpoint": name, "quantile": str(percent / 100)},
+                    tally.latency.percentile(percent),
                 )
+                for percent in _PERCENTILES
+                for name, tally in tallies
             ],
         )
         yield Metric(
@@ -200,12 +183,9 @@ class Post:
         await self._transport.aclose()
 
     async def _exchange(self, endpoint: Endpoint, parcel: Parcel) -> Outcome:
-        batch, message = parcel[0]
-        if self._in_batches:
-            messages = [message for _, message in parcel]
-            request = endpoint.build_batch(batch.topic, batch.channel, messages, self._wall())
-        else:
-            request = endpoint.build(batch.topic, batch.channel, message, self._wall())
+        batch = parcel[0][0]
+        messages = [message for _, message in parcel]
+        request = endpoint.build(batch.topic, batch.channel, messages, self._wall())
         response = await self._transport.handle_async_request(request)
         if self._follow_redirects:
             response = await follow(self._transport, request, response)
@@ -318,21 +298,3 @@ def _is_public(name: bytes) -> bool:
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def post_letters(transport: httpx.AsyncBaseTransport, timeout: float) -> PostLetter:
-    """What ``deadletters.ToURL`` wants; ``timeout`` in seconds."""
-
-    async def post(url: str, headers: Mapping[str, str], body: bytes) -> int:
-        request = httpx.Request("POST", url, headers=headers, content=body)
-        try:
-            async with asyncio.timeout(timeout):
-                response = await transport.handle_async_request(request)
-                await read(response)
-        except TimeoutError:
-            raise HTTPError(f"no response within {timeout:g} s") from None
-        except httpx.TransportError as error:
-            raise HTTPError(_reason(error)) from error
-        return response.status_code
-
-    return post

@@ -13,14 +13,12 @@ from nsqtools.errors import ConfigError
 from nsqtools.sinks.http.requests import origin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from ssl import SSLContext
 
     from nsqtools.net.http.client import Origin
 
-__all__ = ["AnyTransport", "with_proxies"]
-
-AnyTransport = httpx.AsyncBaseTransport
+__all__ = ["with_proxies"]
 
 _HOST = re.compile(r"[^\s%]+")
 
@@ -34,32 +32,12 @@ def with_proxies(
     as in Go (``httpproxy``, ProxyFunc). Raises ConfigError for a proxy of one of the ``urls`` that
     cannot be one.
     """
-    known = getproxies()
-    if proxy == "none" or not (proxy or known):
+    if proxy == "none" or not (proxy or getproxies()):
         return direct
-
-    def proxy_of(url: httpx.URL) -> httpx.Proxy | None:
-        if proxy:
-            return _parse(proxy, "--proxy", "none")
-        name = url.scheme if known.get(url.scheme) else "all"
-        text = known.get(name)
-        _, host, port = origin_of(url)
-        if not text or _is_loopback(host) or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
-            return None
-        return _parse(text, f"${name}_proxy", "--proxy none")
-
+    routes = _Routes(direct, proxy, context)
     for url in urls:
-        proxy_of(httpx.URL(url))
-    return _Routes(
-        direct,
-        proxy_of,
-        lambda proxy: httpx.AsyncHTTPTransport(
-            verify=context,
-            proxy=proxy,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        ),
-    )
+        routes.proxy_of(httpx.URL(url))
+    return routes
 
 
 def _is_loopback(host: str) -> bool:
@@ -80,27 +58,42 @@ def _parse(text: str, where: str, otherwise: str) -> httpx.Proxy:
 
 
 class _Routes(httpx.AsyncBaseTransport):
-    """Sends through a proxy what has one, with a transport that ``make`` made for its origin."""
+    """Sends requests directly, or through the proxy of their origin."""
 
-    def __init__(
-        self,
-        direct: httpx.AsyncBaseTransport,
-        proxy_of: Callable[[httpx.URL], httpx.Proxy | None],
-        make: Callable[[httpx.Proxy], httpx.AsyncBaseTransport],
-    ) -> None:
+    def __init__(self, direct: httpx.AsyncBaseTransport, proxy: str, context: SSLContext) -> None:
         self._direct = direct
-        self._proxy_of = proxy_of
-        self._make = make
+        self._proxy = proxy
+        self._context = context
+        self._environment = getproxies()
         self._known: dict[Origin, httpx.AsyncBaseTransport] = {}
+
+    def proxy_of(self, url: httpx.URL) -> httpx.Proxy | None:
+        """The proxy for a URL; None for a direct connection. Raises ConfigError."""
+        if self._proxy:
+            return _parse(self._proxy, "--proxy", "none")
+        name = url.scheme if self._environment.get(url.scheme) else "all"
+        text = self._environment.get(name)
+        _, host, port = origin_of(url)
+        if not text or _is_loopback(host) or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
+            return None
+        return _parse(text, f"${name}_proxy", "--proxy none")
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """The response."""
         origin = origin_of(request.url)
-        transport = self._known.get(origin)
-        if transport is None:
-            proxy = self._proxy_of(request.url)
-            transport = self._known[origin] = self._make(proxy) if proxy else self._direct
-        return await transport.handle_async_request(request)
+        if origin not in self._known:
+            self._known[origin] = self._transport(self.proxy_of(request.url))
+        return await self._known[origin].handle_async_request(request)
+
+    def _transport(self, proxy: httpx.Proxy | None) -> httpx.AsyncBaseTransport:
+        if proxy is None:
+            return self._direct
+        return httpx.AsyncHTTPTransport(
+            verify=self._context,
+            proxy=proxy,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        )
 
     async def aclose(self) -> None:
         """Hang up."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus, unquote
 
 import httpx
 
 from nsqtools import __version__
+from nsqtools.errors import RecordError
 from nsqtools.net.http import wire
+from nsqtools.sinks.objects import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,18 +50,10 @@ class BatchFormat:
     fits: Callable[[bytes], bool]
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)  # NaN, Infinity
-
-
-# Numbers are not converted: they are only looked at, and may have any number of digits.
-_decode_json = json.JSONDecoder(parse_constant=_refuse, parse_int=len, parse_float=len).decode
-
-
 def _is_json(body: bytes) -> bool:
     try:
-        _decode_json(body.decode())
-    except (ValueError, RecursionError):
+        text_of(body)
+    except RecordError:
         return False
     return True
 
@@ -171,82 +164,68 @@ class Endpoint:
         self._form = form
         self._signer = signer
         self._compress = compress
-        # By topic, channel, and whether it is for batches.
-        self._heads: dict[tuple[str, str, bool], Head] = {}
+        self._heads: dict[tuple[str, str], Head] = {}
+        """By topic and channel."""
 
     def fits(self, body: bytes) -> bool:
-        """Whether a request, or a batch if there is a format of batches, can hold this body.
-
-        ``build`` without a format and ``build_batch`` take only bodies that fit.
-        """
+        """Whether a request can hold this body; ``build`` takes only bodies that fit."""
         return self._form is None or self._form.fits(body)
 
-    def build(self, topic: str, channel: str, message: Message, now: float) -> httpx.Request:
-        """The request that delivers a message; ``now`` is in seconds since the epoch."""
-        head = self._head(topic, channel, False)
-        return self._post(head, self._facts(message), message.body, now, (message,))
-
-    def build_batch(
+    def build(
         self, topic: str, channel: str, messages: Sequence[Message], now: float
     ) -> httpx.Request:
-        """The request that delivers these together; a single one is a batch, too."""
-        if self._form is None:
-            raise ValueError("the endpoint has no format of batches")
-        facts = [(b"X-NSQ-Count", b"%d" % len(messages))]
-        if len(messages) <= MAX_IDS:
-            facts.append((b"X-NSQ-Ids", b",".join([_identity(each) for each in messages])))
-        head = self._head(topic, channel, True)
-        body = self._form.join([message.body for message in messages])
-        return self._post(head, self._own(facts), body, now, messages)
+        """The request that delivers these; ``now`` is in seconds since the epoch.
 
-    def _post(
-        self,
-        head: Head,
-        headers: list[Header],
-        body: bytes,
-        now: float,
-        messages: Sequence[Message],
-    ) -> httpx.Request:
-        """The signature is that of the body before it is compressed, as receivers see it."""
+        Without a format of batches it is a single message. The signature is that of the body before
+        it is compressed, as receivers see it.
+        """
+        body = self._form.join([each.body for each in messages]) if self._form else messages[0].body
+        headers = self._facts(messages)
         if self._signer:
             headers += self._signer.sign(_webhook_id(messages), now, body)
         if self._compress:
             body = gzip.compress(body, _GZIP_LEVEL, mtime=0)
         headers.append((b"Content-Length", b"%d" % len(body)))
-        return PreparedRequest(self.method, self.url, head, headers, body)
+        return PreparedRequest(self.method, self.url, self._head(topic, channel), headers, body)
 
-    def _facts(self, message: Message) -> list[Header]:
-        facts = [
-            (b"X-NSQ-Id", _identity(message)),
-            (b"X-NSQ-Attempts", b"%d" % message.attempts),
-            (b"X-NSQ-Timestamp", b"%d" % message.timestamp),
-        ]
+    def _facts(self, messages: Sequence[Message]) -> list[Header]:
+        """What the request says of its messages; a batch may be of one."""
+        if self._form:
+            facts = [(b"X-NSQ-Count", b"%d" % len(messages))]
+            if len(messages) <= MAX_IDS:
+                facts.append((b"X-NSQ-Ids", b",".join([_identity(each) for each in messages])))
+        else:
+            (message,) = messages
+            facts = [
+                (b"X-NSQ-Id", _identity(message)),
+                (b"X-NSQ-Attempts", b"%d" % message.attempts),
+                (b"X-NSQ-Timestamp", b"%d" % message.timestamp),
+            ]
         return self._own(facts) if self._given else facts
 
     def _own(self, headers: list[Header]) -> list[Header]:
         """Those that the user does not replace."""
         return [each for each in headers if each[0].lower() not in self._given]
 
-    def _head(self, topic: str, channel: str, is_batch: bool) -> Head:
+    def _head(self, topic: str, channel: str) -> Head:
         """What all requests of the topic share."""
-        head = self._heads.get((topic, channel, is_batch))
+        head = self._heads.get((topic, channel))
         if head is None:
             # Valid names stay as they are, and others cannot break out.
             own = [
                 (b"Host", _ZONE.sub(b"", self.url.netloc)),
                 (b"User-Agent", f"nsqtools/{__version__}".encode()),
-                *self._content(is_batch),
+                *self._content(),
                 (b"X-NSQ-Topic", quote(topic, safe="#").encode()),
                 (b"X-NSQ-Channel", quote(channel, safe="#").encode()),
             ]
-            head = self._heads[topic, channel, is_batch] = Head(
-                [*self._own(own), *self._headers], self.url
-            )
+            head = Head([*self._own(own), *self._headers], self.url)
+            self._heads[topic, channel] = head
         return head
 
-    def _content(self, is_batch: bool) -> list[Header]:
+    def _content(self) -> list[Header]:
         """Of the body, all but its length."""
-        default = self._form.content_type if is_batch and self._form else _OCTETS
+        default = self._form.content_type if self._form else _OCTETS
         headers = [(b"Content-Type", self._content_type or default)]
         if self._compress:
             headers.append((b"Content-Encoding", b"gzip"))
@@ -276,14 +255,16 @@ class GetEndpoint(Endpoint):
         start, end = self._segment
         return b"?" in self._before or start + body + end not in (b".", b"..")
 
-    def build(self, topic: str, channel: str, message: Message, now: float) -> httpx.Request:
-        """As Endpoint's."""
-        value = "".join([_ESCAPED[byte] for byte in message.body]).encode()
+    def build(
+        self, topic: str, channel: str, messages: Sequence[Message], now: float
+    ) -> httpx.Request:
+        """The request that delivers a single message."""
+        value = "".join([_ESCAPED[byte] for byte in messages[0].body]).encode()
         url = _FilledURL(self.url, b"%b%b%b" % (self._before, value, self._after))
-        head = self._head(topic, channel, False)
-        return PreparedRequest(self.method, url, head, self._facts(message), b"")
+        head = self._head(topic, channel)
+        return PreparedRequest(self.method, url, head, self._facts(messages), b"")
 
-    def _content(self, is_batch: bool) -> list[Header]:
+    def _content(self) -> list[Header]:
         return []
 
 

@@ -10,53 +10,56 @@ from typing import TYPE_CHECKING
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["HEADERS", "Signer"]
+__all__ = ["HEADERS", "Signer", "read_lines"]
 
 HEADERS = (b"webhook-id", b"webhook-timestamp", b"webhook-signature")
 
+_FLAG = "--sign-secret-file"
+_MAX_FILE = 1 << 16
 _PREFIX = "whsec_"
 _SIZES = range(24, 65)
-_MAX_FILE = 1 << 16
+
+
+def read_lines(path: str, flag: str) -> Iterator[tuple[str, str]]:
+    """The lines of a file that the flag names, each after the place where it stands.
+
+    Blank lines and those that begin with # are left out. Raises ConfigError naming flag and file.
+    """
+    file = f"{flag} {path}"
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as opened:
+            text = opened.read(_MAX_FILE + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"{file}: {reason}") from error
+    if len(text) > _MAX_FILE:
+        raise ConfigError(f"{file}: more than {_MAX_FILE} characters")
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.removesuffix("\r")
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield f"{file}, line {number}", line
 
 
 class Signer:
     """Signs with each of its secrets, so that receivers may have the old or the new one.
 
-    ``secrets`` are the keys themselves. Raises ConfigError if there is none.
+    ``secrets`` are the keys themselves, one at least.
     """
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
-        if not secrets:
-            raise ConfigError("no secret to sign with")
         self._secrets = tuple(secrets)
 
     @classmethod
-    def from_file(cls, path: str, flag: str = "--sign-secret-file") -> Signer:
-        """The secrets of a file, one a line; blank lines and those that begin with # are skipped.
+    def from_file(cls, path: str) -> Signer:
+        """The secrets of a file of ``--sign-secret-file``, one a line.
 
         Raises ConfigError naming flag, file and line, never a secret.
         """
-        try:
-            with open(path, encoding="utf-8-sig") as file:
-                text = file.read(_MAX_FILE + 1)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{flag} {path}: {getattr(error, 'strerror', None) or 'not text'}"
-            ) from error
-        if len(text) > _MAX_FILE:
-            raise ConfigError(f"{flag} {path}: more than {_MAX_FILE} characters")
-        secrets = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            try:
-                secrets.append(_parse_secret(line))
-            except ConfigError as error:
-                raise ConfigError(f"{flag} {path}, line {number}: {error}") from None
+        secrets = [_parse_secret(where, line) for where, line in read_lines(path, _FLAG)]
         if not secrets:
-            raise ConfigError(f"{flag} {path}: holds no secret")
+            raise ConfigError(f"{_FLAG} {path}: holds no secret")
         return cls(secrets)
 
     def sign(self, identity: bytes, now: float, body: bytes) -> list[tuple[bytes, bytes]]:
@@ -74,21 +77,23 @@ class Signer:
         return list(zip(HEADERS, (identity, timestamp, b" ".join(signatures)), strict=True))
 
 
-def _parse_secret(text: str) -> bytes:
+def _parse_secret(where: str, text: str) -> bytes:
     """The key in ``whsec_BASE64``, or BASE64 alone; padding may be missing.
 
     Raises ConfigError, which does not show it.
     """
     encoded = text.strip().removeprefix(_PREFIX)
     if encoded.startswith(("whsk_", "whpk_")):
-        raise ConfigError("a key of an asymmetric signature; only whsec_ secrets are supported")
+        raise ConfigError(
+            f"{where}: a key of an asymmetric signature; only whsec_ secrets are supported"
+        )
     try:
         secret = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except ValueError:
-        raise ConfigError("not a secret: expected whsec_ and base64") from None
+        raise ConfigError(f"{where}: not a secret: expected whsec_ and base64") from None
     if len(secret) not in _SIZES:
         raise ConfigError(
-            f"the secret has {len(secret)} bytes, expected {_SIZES.start} to {_SIZES.stop - 1} "
-            "(openssl rand -base64 32 makes one)"
+            f"{where}: the secret has {len(secret)} bytes, expected {_SIZES.start} to "
+            f"{_SIZES.stop - 1} (openssl rand -base64 32 makes one)"
         )
     return secret

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nsqtools.metrics import Metric, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 
 @dataclass(slots=True)
@@ -46,9 +46,8 @@ def metrics_of(counts: Iterable[Counts]) -> Iterator[Metric]:
     """The counts for Prometheus; what is received and requeued the consumers tell."""
     all_counts = list(counts)
     for name, text in _HELP.items():
-        samples = [Sample(_labels(each), getattr(each, name)) for each in all_counts]
+        samples = [
+            Sample({"topic": each.topic, "destination": each.destination}, getattr(each, name))
+            for each in all_counts
+        ]
         yield Metric(f"nsqtools_relay_{name}_total", "counter", text, samples)
-
-
-def _labels(counts: Counts) -> Mapping[str, str]:
-    return {"topic": counts.topic, "destination": counts.destination}

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.names import check_name
-from nsqtools.sinks.relay.objects import is_equal, join, members_of, text_of
+from nsqtools.sinks.objects import is_equal, join, members_of, text_of
 from nsqtools.sinks.relay.programs import condition, edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from nsqtools.config import RelayOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +24,13 @@ class Filter:
     ``require_field``: a member of the object, which with ``require_value`` has that value; of
     repeated members the last one counts. ``where``: a condition on the JSON text. ``whitelist``:
     the members that are kept, if any is named. ``edit``: the JSON text that is sent instead.
-    ``pass_invalid``: what is not JSON, or no object where members are asked for, goes as it is.
     """
 
     require_field: str = ""
     require_value: str = ""
     whitelist: frozenset[str] = frozenset()
-    pass_invalid: bool = False
     where: Callable[[str], bool] | None = None
     edit: Callable[[str], bytes | None] | None = None
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what would do nothing."""
-        if self.require_value and not self.require_field:
-            raise ConfigError("--require-json-value: needs --require-json-field")
 
     @property
     def passes_all(self) -> bool:
@@ -58,13 +53,8 @@ class Filter:
         A body from which nothing is taken stays as it is, byte by byte. Raises RecordError, which
         says what is wrong with the body.
         """
-        try:
-            members = members_of(body) if self.require_field or self.whitelist else None
-            text = text_of(body) if self.where or self.edit else ""
-        except RecordError:
-            if self.pass_invalid:
-                return body
-            raise
+        members = members_of(body) if self.require_field or self.whitelist else None
+        text = text_of(body) if self.where or self.edit else ""
         if self.require_field:
             values = [each.raw for each in members or () if each.key == self.require_field]
             if not values or (self.require_value and not is_equal(values[-1], self.require_value)):
@@ -78,23 +68,14 @@ class Filter:
         return self.edit(body.decode()) if self.edit else body
 
 
-def make_filter(
-    *,
-    require_field: str = "",
-    require_value: str = "",
-    whitelist: Iterable[str] = (),
-    pass_invalid: bool = False,
-    where: str = "",
-    edits: Sequence[str] = (),
-) -> Filter:
+def make_filter(options: RelayOptions) -> Filter:
     """The filter of these options; raises ConfigError, also where the package jq is missing."""
     return Filter(
-        require_field,
-        require_value,
-        frozenset(whitelist),
-        pass_invalid,
-        condition(where) if where else None,
-        edit(edits) if edits else None,
+        options.require_json_field,
+        options.require_json_value,
+        frozenset(options.whitelist_json_field),
+        condition(options.where) if options.where else None,
+        edit(options.set) if options.set else None,
     )
 
 

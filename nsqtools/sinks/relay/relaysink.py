@@ -6,22 +6,22 @@ takes all of them, so the slower the destination answers the more goes in one.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy.pace import Pace
+from nsqtools.sinks.holding import HoldingHandler
 from nsqtools.sinks.relay.counts import Counts, metrics_of
 from nsqtools.sinks.relay.work import Work
 from nsqtools.sinks.repeats import Repeats
 from nsqtools.sinks.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from nsqtools.engine.handler import Batch
+    from nsqtools.engine.producer import Producer
     from nsqtools.errors import NSQError
     from nsqtools.metrics import Metric
     from nsqtools.names import Address
@@ -36,25 +36,6 @@ _STATUS_INTERVAL = 1.0
 """Seconds at least between two reports."""
 
 
-class Publisher(Protocol):
-    """How messages reach the destination, as Producer."""
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether a publish could be sent now."""
-
-    async def connect(self) -> None:
-        """Raises UnreachableError."""
-
-    async def publish(
-        self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
-    ) -> None:
-        """Return once nsqd has taken all of them; raises PublishError."""
-
-    async def close(self) -> None:
-        """Publishes under way fail."""
-
-
 class Guard(Protocol):
     """Knows whether what is relayed would come back."""
 
@@ -65,20 +46,17 @@ class Guard(Protocol):
         """The error for a topic that is consumed from this nsqd, which is asked for each batch."""
 
 
-class RelaySink(Handler):
+class RelaySink(HoldingHandler):
     """A handler that publishes topics to others, by the topic's name in ``destinations``.
 
     ``defer`` is in seconds. What the rules refuse, and what no nsqd can take, goes to
     ``dead_letters``; without a place for those it goes back to nsqd, later and later. The counts
-    are told when it is closed and after every ``status_every`` messages; 0 is never. ``on_close``
-    is awaited last.
+    are told when it is closed and after every ``status_every`` messages; 0 is never.
     """
-
-    failed: asyncio.Future[None]
 
     def __init__(
         self,
-        publisher: Publisher,
+        producer: Producer,
         destinations: Mapping[str, str],
         rules: Filter,
         dead_letters: DeadLetters,
@@ -87,10 +65,9 @@ class RelaySink(Handler):
         defer: float | None = None,
         pace: Pace | None = None,
         status_every: int = 0,
-        on_close: Callable[[], Awaitable[None]] | None = None,
         threads: Threads | None = None,
     ) -> None:
-        self.publisher = publisher
+        self.producer = producer
         self.rules = rules
         self.dead_letters = dead_letters
         self.defer = defer
@@ -99,7 +76,6 @@ class RelaySink(Handler):
         self._guard = guard
         self._topics: dict[str, Work] = {}
         self._status_every = status_every
-        self._on_close = on_close
         self._since_status = 0
         self._next_status = 0.0
         self._is_open = False
@@ -109,16 +85,15 @@ class RelaySink(Handler):
 
     async def open(self) -> None:
         """Raises ConfigError for a loop, UnreachableError, and OutputError of dead letters."""
-        self._loop = asyncio.get_running_loop()
-        self.failed = self._loop.create_future()
+        await super().open()
         if self._guard:
             await self._guard.check()
         await self.dead_letters.open()
-        await self.publisher.connect()
+        await self.producer.connect()
         self._is_open = True
 
     async def join(self, topic: str) -> None:
-        """All topics share the publisher."""
+        """All topics share the producer."""
         if topic not in self._topics:
             self._topics[topic] = Work(self, self.counts[topic])
 
@@ -149,10 +124,8 @@ class RelaySink(Handler):
         self._topics.clear()
         self.repeats.close()
         self.threads.close()
-        await self.publisher.close()
+        await self.producer.close()
         await self.dead_letters.close()
-        if self._on_close:
-            await self._on_close()
         if self._is_open:
             self._tell_counts()
 
@@ -175,9 +148,3 @@ class RelaySink(Handler):
     def _tell_counts(self) -> None:
         for counts in self.counts.values():
             status.info("%s", str(counts))  # as they are now
-
-    def fail(self, error: BaseException) -> None:
-        """Stop the command."""
-        if not self.failed.done():
-            self.failed.set_exception(error)
-            self.failed.exception()  # it need not be looked at

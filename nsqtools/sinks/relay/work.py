@@ -112,7 +112,7 @@ class Work:
             looks = 0
             while self._working:
                 await asyncio.wait(self._working, timeout=_LOOK)
-                looks = 0 if self._sink.publisher.is_connected else looks + 1
+                looks = 0 if self._sink.producer.is_connected else looks + 1
                 if looks == _LOOKS:
                     self._give_up_waiting()
                     self._publishes.cut()
@@ -208,7 +208,7 @@ class Work:
         """Publish lots together, and settle them; False, with nothing settled, if cut short."""
         sink, counts = self._sink, self._counts
         bodies = list(chain.from_iterable(lot.bodies for lot in lots))
-        publish = partial(sink.publisher.publish, counts.destination, bodies, defer=sink.defer)
+        publish = partial(sink.producer.publish, counts.destination, bodies, defer=sink.defer)
         try:
             if not await self._publishes.done(publish):
                 return False

@@ -1,4 +1,4 @@
-"""What follows when a file is published: its line, the link, the deletion of old files."""
+"""What follows when a file is published: its line, the deletion of old files."""
 
 from __future__ import annotations
 
@@ -75,24 +75,6 @@ def test_a_file_is_recorded_once_as_often_as_it_changes(tmp_path: Path) -> None:
         files.record(name, data)
     lines = list(map(json.loads, manifest.read_bytes().splitlines()))
     assert [(line["name"], line["bytes"]) for line in lines] == [("a", 2), ("b", 2), ("a", 4)]
-
-
-def test_the_link_is_on_the_newest_file_of_its_topic(tmp_path: Path) -> None:
-    files = Publishing(tmp_path, latest_link="<TOPIC>.latest")
-    files.publish("a.1.log", "b.1.log", "a.2.log")
-    assert os.readlink(tmp_path / "a.latest") == "a.2.log"
-    assert os.readlink(tmp_path / "b.latest") == "b.1.log"
-
-
-def test_a_link_that_cannot_be_set_is_a_warning_that_names_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "latest"
-    path.write_bytes(b"theirs")
-    Publishing(tmp_path, latest_link="latest").publish("a.log")
-    (warning,) = caplog.messages
-    assert str(path) in warning
-    assert path.read_bytes() == b"theirs"
 
 
 class TestRetention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import TYPE_CHECKING
@@ -87,7 +88,7 @@ def test_a_directory_that_cannot_be_read_is_logged_unless_it_is_gone_and_the_res
 
     def scan(path: str) -> object:
         if os.path.normpath(path) == str(tmp_path / "dt=20"):
-            raise error
+            raise error(errno.EACCES, "not readable", path)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", scan)

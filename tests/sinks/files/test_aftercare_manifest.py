@@ -1,4 +1,4 @@
-"""The manifest of published files, and the link to the latest."""
+"""The manifest of published files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsqtools.errors import ConfigError
-from nsqtools.sinks.files.aftercare import LatestLink, Manifest
+from nsqtools.sinks.files.aftercare import Manifest
 from tests.support.archiving import published
 from tests.support.faults import broken
 from tests.support.neighbour import neighbour
@@ -195,40 +195,3 @@ class TestHas:
             file.write(b'{"name": "a", "sha256": "00"}\n')
             file.truncate(1 << 40)
         assert not manifest.has("a", "00")
-
-
-class TestLatestLink:
-    def test_it_is_made_and_moved_and_is_relative(self, tmp_path: Path) -> None:
-        link = tmp_path / "links" / "latest"
-        for name in "ab":
-            (tmp_path / name).write_text(name)
-            LatestLink(str(link)).point(str(tmp_path / name))
-            assert os.readlink(link) == f"../{name}"
-            assert link.read_text() == name
-        assert os.listdir(link.parent) == ["latest"]
-
-    @pytest.mark.parametrize("before", ["a", "deleted"])
-    def test_it_is_there_at_every_moment_though_it_leads_nowhere(
-        self, before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        link = tmp_path / "latest"
-        link.symlink_to(before)
-        replacing = os.replace
-
-        def look_and_replace(source: str, target: str) -> None:
-            assert os.readlink(target) == before
-            replacing(source, target)
-
-        monkeypatch.setattr(os, "replace", look_and_replace)
-        LatestLink(str(link)).point(str(tmp_path / "b"))
-        assert os.readlink(link) == "b"
-
-    @pytest.mark.parametrize("kind", ["file", "directory"])
-    def test_what_is_no_link_is_left_alone(self, tmp_path: Path, kind: str) -> None:
-        path = tmp_path / "latest"
-        path.mkdir() if kind == "directory" else path.write_text("data")
-        with pytest.raises(FileExistsError) as caught:
-            LatestLink(str(path)).point(str(tmp_path / "a"))
-        assert caught.value.filename == str(path)
-        assert not path.is_symlink()
-        assert os.listdir(tmp_path) == ["latest"]

@@ -9,12 +9,11 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.sinks.files.filesink import FileSink
 from nsqtools.sinks.threads import Threads
-from tests.support.archiving import Settled, batch, leave
+from tests.support.archiving import Settled, batch
 from tests.support.clock import elapse, virtual
 from tests.support.eventually import eventually_async
-from tests.support.sinking import SOON, InLoop, counted, make_archives, sinking, slow
+from tests.support.sinking import SOON, counted, sinking, slow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,24 +246,6 @@ class TestTopics:
             "b-000000.log": b"two\n",
         }
         assert running.locks() == []
-
-    @virtual
-    async def test_who_waits_for_one_publishes_what_the_other_left_behind(
-        self, tmp_path: Path
-    ) -> None:
-        async with sinking(tmp_path) as running:
-            await running.handle(b"one")
-            waiting = make_archives(running.rules, wait_lock=True, sync_interval=1.0)
-            second = FileSink(waiting, window=1, threads=InLoop())
-            await second.open()
-            joining = asyncio.create_task(second.join("events"))
-            await elapse(10)
-            assert not joining.done()
-            leave(running.rules, b"left\n", "events-000007.log")
-            await running.sink.drain("events")
-            await joining
-            assert running.published() == {FIRST: b"one\n", "events-000007.log": b"left\n"}
-            await second.close()
 
     async def test_many_share_a_few_threads_which_lose_no_count(self, tmp_path: Path) -> None:
         topics = tuple(f"topic{number}" for number in range(50))

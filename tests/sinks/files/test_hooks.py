@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsqtools.sinks.files.hooks import RETRIES, Hook, Schedule
+from nsqtools.sinks.files.hooks import Hook
 from tests.support.archiving import published
 from tests.support.eventually import eventually
 
@@ -138,7 +138,7 @@ class TestFailures:
         self, out: Path, said: Callable[[], list[str]]
     ) -> None:
         command = to(out, "echo {}") + f"; test $(wc -l < {shlex.quote(str(out))}) -ge 3 || exit 7"
-        hook = Hook(command, retries=(0.0,) * 5)
+        hook = Hook(command, retries=(0.0,))
         done: list[str] = []
         hook.submit(published("/data/a"), partial(done.append, "a"))
         eventually(lambda: done == ["a"])
@@ -158,7 +158,9 @@ class TestFailures:
     def test_after_the_last_attempt_of_the_run_a_file_is_given_up(
         self, command: str, said_first: str, said: Callable[[], list[str]]
     ) -> None:
-        hook = Hook(f"{command}; : {{}}" if "kill" in command else command, retries=(0.0, 0.0))
+        hook = Hook(
+            f"{command}; : {{}}" if "kill" in command else command, retries=(0.0, 0.0, 600.0)
+        )
         hook.submit(published("/data/a"), fail)
         eventually(lambda: "again in 600 s" in "".join(said()))
         hook.close()
@@ -170,7 +172,7 @@ class TestFailures:
     def test_one_that_takes_too_long_is_killed_and_has_failed(
         self, said: Callable[[], list[str]]
     ) -> None:
-        hook = Hook("read never < /dev/zero; : {}", timeout=0.1, retries=())
+        hook = Hook("read never < /dev/zero; : {}", timeout=0.1, retries=NEVER)
         hook.submit(published("a"), fail)
         hook.close()
         assert said()[-1].startswith("ERROR --on-rotate was killed after 0.1 s")
@@ -218,18 +220,3 @@ class TestClosing:
         closing.join(WAIT)
         assert done == ["a"]
         assert out.read_text() == "a\n" * 2
-
-
-class TestSchedule:
-    def test_it_waits_1_2_4_15_60_seconds_and_then_10_minutes_each_time(self) -> None:
-        schedule = Schedule()
-        schedule.add(published("a"), 0.0)
-        now = 0.0
-        waits: list[float | None] = []
-        while len(waits) < len(RETRIES) + 3:
-            wait = schedule.wait(now)
-            assert wait is not None
-            now += wait
-            waits.append(schedule.retry(schedule.pop(), now))
-        assert waits == [1, 2, 4, 15, 60, 600, 600, 600]
-        assert schedule.retry(schedule.pop(), now, longest=5) is None

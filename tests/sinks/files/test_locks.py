@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 from pathlib import Path
@@ -8,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsqtools.errors import LockedError
-from nsqtools.sinks.files.locks import Lock, obtain
-from tests.support.clock import elapse, virtual
+from nsqtools.sinks.files.locks import Lock
 from tests.support.neighbour import holding
 
 
@@ -94,32 +92,3 @@ def test_release_leaves_a_file_that_took_the_name(path: str) -> None:
     lock.release()
     assert os.path.exists(path)
     assert not Lock(path).acquire()
-
-
-@virtual
-async def test_obtain_raises_at_once_or_waits_until_the_lock_is_free(path: str) -> None:
-    first, second = Lock(path), Lock(path)
-    await obtain(first, wait=False)
-    with pytest.raises(LockedError, match="--wait-lock"):
-        await obtain(second, wait=False)
-    waiting = asyncio.create_task(obtain(second, wait=True))
-    await elapse(60)
-    assert not waiting.done()
-    first.release()
-    await elapse(0.5)
-    assert waiting.done()
-    assert second.held
-
-
-@virtual
-async def test_obtain_cancelled_holds_nothing(path: str) -> None:
-    first, second = Lock(path), Lock(path)
-    await obtain(first, wait=True)
-    waiting = asyncio.create_task(obtain(second, wait=True))
-    await elapse(1)
-    waiting.cancel()
-    first.release()
-    await elapse(1)
-    assert waiting.cancelled()
-    assert not second.held
-    assert Lock(path).acquire()

@@ -58,7 +58,7 @@ class TestTimes:
         early, late = batch(b"early"), batch(b"late")
         arrivals = [Arrival(archiving.wall, early), Arrival(archiving.wall + SECOND, late)]
         archiving.elapse(5)
-        archiving.archive.step(arrivals, bool, now=archiving.now, wall=archiving.wall)
+        archiving.archive.step(arrivals, now=archiving.now, wall=archiving.wall)
         archiving.close()
         assert archiving.published() == {NAME: b"early\n", AT_20 % 0: b"late\n"}
 

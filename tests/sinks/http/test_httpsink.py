@@ -242,5 +242,4 @@ class TestClosing:
         assert (running.finished, running.requeued) == ([], [])
         assert running.web.is_closed
         assert running.letters.said == ["open", "close"]
-        assert running.said == ["close"]
         assert caplog.messages == []

@@ -16,7 +16,7 @@ from nsqtools.policy.verdicts import Statuses, Verdict
 from nsqtools.sinks.http.arguments import make_endpoints
 from nsqtools.sinks.http.courier import OneOf
 from nsqtools.sinks.http.limits import TimeLimit
-from nsqtools.sinks.http.post import Post, post_letters
+from nsqtools.sinks.http.post import Post
 from tests.support.archiving import batch
 from tests.support.clock import elapse, virtual
 from tests.support.delivering import OK, REFUSES, WALL, Answer, Scripted, delivering
@@ -136,26 +136,6 @@ class TestTelling:
             await post.send(A, parcel())
             told.append(len([r for r in caplog.records if r.levelno == logging.WARNING]))
         assert told == [1, 1, 2, 3, 3, 3, 4]
-
-
-@virtual
-class TestLetters:
-    async def test_the_status_is_the_answer(self) -> None:
-        web = Scripted()
-        web.next["dead"] = [Answer(507, b"full")]
-        post = post_letters(web, 5.0)
-        assert await post("http://dead/x", {"Content-Type": "application/json"}, b"{}") == 507
-        (sent,) = web.sent
-        assert (sent.request.method, sent.request.url.path, sent.body) == ("POST", "/x", b"{}")
-        assert sent.request.headers["content-type"] == "application/json"
-        assert sent.request.headers["content-length"] == "2"
-
-    @pytest.mark.parametrize("answer", [REFUSES, Answer(after=6)])
-    async def test_none_is_an_error_that_says_why(self, answer: Answer) -> None:
-        web = Scripted()
-        web.next["dead"] = [answer]
-        with pytest.raises(HTTPError, match=r"^(connection refused|no response .*5 s)$"):
-            await post_letters(web, 5.0)("http://dead/", {}, b"{}")
 
 
 async def within(limit: TimeLimit, seconds: float) -> str:

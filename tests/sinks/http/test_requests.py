@@ -53,17 +53,17 @@ def getter(url: str = "http://127.0.0.1/q?v=%s") -> Endpoint:
 
 
 def post(body: bytes = b"x", **more: Any) -> httpx.Request:
-    return poster(**more).build("events", "web", message(body), NOW)
+    return poster(**more).build("events", "web", [message(body)], NOW)
 
 
 def get(body: bytes, url: str = "http://127.0.0.1/q?v=%s") -> httpx.Request:
-    return getter(url).build("events", "web", message(body), NOW)
+    return getter(url).build("events", "web", [message(body)], NOW)
 
 
 class TestPost:
     def test_a_server_gets_exactly_this(self) -> None:
         one = message(b"\x00\r\nbody", attempts=3)
-        received = receive(poster().build("events", "web#ephemeral", one, NOW))
+        received = receive(poster().build("events", "web#ephemeral", [one], NOW))
         assert (received.method, received.target) == (b"POST", b"/hook")
         assert received.body == b"\x00\r\nbody"
         assert received.headers == [
@@ -83,8 +83,8 @@ class TestPost:
         self, body: bytes, identity: bytes, name: str
     ) -> None:
         endpoint = poster(signer=Signer([bytes(32)]))
-        usual = receive(endpoint.build("events", "web", message(b""), NOW))
-        request = endpoint.build(name, name, message(body, identity=identity), NOW)
+        usual = receive(endpoint.build("events", "web", [message(b"")], NOW))
+        request = endpoint.build(name, name, [message(body, identity=identity)], NOW)
         received = receive(request)
         assert received.body == body
         assert [key for key, _ in received.headers] == [key for key, _ in usual.headers]
@@ -92,7 +92,7 @@ class TestPost:
     def test_requests_share_no_headers_and_topics_do_not_mix(self) -> None:
         endpoint = poster()
         for topic, channel in [("a", "c"), ("b", "c"), ("a", "d"), ("a", "c")]:
-            request = endpoint.build(topic, channel, message(topic.encode()), NOW)
+            request = endpoint.build(topic, channel, [message(topic.encode())], NOW)
             assert header(request, "X-NSQ-Topic") == topic
             assert header(request, "X-NSQ-Channel") == channel
             assert header(request, "Host") == "127.0.0.1:8080"
@@ -183,7 +183,7 @@ class TestBatches:
     def built(form: str, *bodies: bytes, **more: Any) -> httpx.Request:
         endpoint = poster(batch_format=form, **more)
         assert all(map(endpoint.fits, bodies))
-        return endpoint.build_batch("events", "web", [message(body) for body in bodies], NOW)
+        return endpoint.build("events", "web", [message(body) for body in bodies], NOW)
 
     @pytest.mark.parametrize(
         ("form", "content_type"),
@@ -196,7 +196,7 @@ class TestBatches:
     def test_its_headers_tell_what_is_in_it(self, form: str, content_type: str) -> None:
         endpoint = poster(batch_format=form)
         messages = [message(b"1", identity=b"%016x" % n) for n in range(3)]
-        received = receive(endpoint.build_batch("events", "web", messages, NOW))
+        received = receive(endpoint.build("events", "web", messages, NOW))
         assert received.headers[2:] == [
             (b"content-type", content_type.encode()),
             (b"x-nsq-topic", b"events"),
@@ -205,12 +205,6 @@ class TestBatches:
             (b"x-nsq-ids", b"0000000000000000,0000000000000001,0000000000000002"),
             (b"content-length", str(len(received.body)).encode()),
         ]
-
-    def test_one_message_alone_is_not_in_the_format_of_batches(self) -> None:
-        request = post(b"no json", batch_format="ndjson")
-        assert request.read() == b"no json"
-        assert header(request, "Content-Type") == "application/octet-stream"
-        assert header(request, "X-NSQ-Id") == ID.decode()
 
     def test_a_long_list_of_ids_is_left_out(self) -> None:
         assert len(header(self.built("ndjson", *[b"1"] * MAX_IDS), "X-NSQ-Ids") or "") < 4000
@@ -221,7 +215,7 @@ class TestBatches:
     @given(st.lists(st.binary(max_size=20), min_size=1, max_size=4))
     def test_no_id_breaks_out_of_the_list(self, ids: list[bytes]) -> None:
         messages = [message(b"1", identity=identity) for identity in ids]
-        request = poster(batch_format="ndjson").build_batch("t", "c", messages, NOW)
+        request = poster(batch_format="ndjson").build("t", "c", messages, NOW)
         assert dict(receive(request).headers)[b"x-nsq-ids"].count(b",") == len(ids) - 1
 
     @settings(max_examples=40)  # to make a document takes long
