@@ -56,7 +56,6 @@ class Limits:
     """All thresholds of a check: rates are per second, ages in seconds, a minimum of 0 is none."""
 
     depth: Limit = field(default_factory=Limit)
-    in_flight: Limit = field(default_factory=Limit)
     requeue_rate: Limit = field(default_factory=Limit)
     timeout_rate: Limit = field(default_factory=Limit)
     age: Limit = field(default_factory=Limit)
@@ -220,7 +219,6 @@ def _of_row(limits: Limits, row: Row) -> Iterator[Trouble]:
     ]
     if row.channel:
         found += [
-            _over(limits.in_flight, row.totals.in_flight, "{} in flight, over {}"),
             _over(limits.requeue_rate, requeue_rate(row), "{} requeued per second, over {}"),
             _over(limits.timeout_rate, timeout_rate(row), "{} timed out per second, over {}"),
         ]
@@ -282,9 +280,6 @@ def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iter
     yield Datum("clients", sum(row.totals.clients for row in channels))
     if limits.depth:
         yield Datum("highest_depth", _highest([r.totals.depth for r in rows]), limits.depth)
-    if limits.in_flight:
-        values = [row.totals.in_flight for row in channels]
-        yield Datum("highest_in_flight", _highest(values), limits.in_flight)
     if limits.requeue_rate:
         rates = [requeue_rate(row) for row in channels]
         yield Datum("highest_requeue_rate", _highest(rates), limits.requeue_rate)
@@ -299,7 +294,7 @@ def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
     place = _place(row.topic, row.channel)
     yield Datum(f"{place}:depth", row.totals.depth, limits.depth)
     if row.channel:
-        yield Datum(f"{place}:in_flight", row.totals.in_flight, limits.in_flight)
+        yield Datum(f"{place}:in_flight", row.totals.in_flight)
         yield Datum(f"{place}:deferred", row.totals.deferred)
         least = Limit(crit=limits.clients_min or None)
         yield Datum(f"{place}:clients", row.totals.clients, least, "", True)

@@ -7,9 +7,9 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqtools.cli.exits import Exit
+from nsqtools.cli.commands.stats.report import measured, topics_of
 from nsqtools.cli.remotes import open_cluster
-from nsqtools.cli.service import supervised, until_signal
+from nsqtools.cli.service import supervised
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
@@ -17,10 +17,10 @@ from nsqtools.net.systemd import Notifier
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
+    from nsqtools.config import ClusterOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
     from nsqtools.metrics import Kind
-    from nsqtools.net.http.replies import ChannelStats, ProcessingLatency, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, TopicStats
 
 
 class _Told(NamedTuple):
@@ -65,11 +65,7 @@ _LATENCY = "end-to-end processing latency, from publishing to FIN, over nsqd's w
 
 def cluster_metrics(snapshot: Snapshot) -> list[Metric]:
     """All metrics of a snapshot; those of topics and channels are labelled with their nsqd."""
-    topics = [
-        ({"topic": topic.name, "nsqd": node}, topic)
-        for node, said in snapshot.stats.items()
-        for topic in said.topics
-    ]
+    topics = [({"topic": topic.name, "nsqd": node}, topic) for node, topic in topics_of(snapshot)]
     channels = [
         ({"topic": labels["topic"], "channel": channel.name, "nsqd": labels["nsqd"]}, channel)
         for labels, topic in topics
@@ -140,15 +136,10 @@ def _latency(
     samples = [
         Sample({**labels, "quantile": f"{quantile:g}"}, seconds)
         for labels, each in found
-        for quantile, seconds in _percentiles(each.latency)
+        for quantile, seconds in measured(each)
+        if math.isfinite(seconds)
     ]
     return Metric(name, "summary", text, samples)
-
-
-def _percentiles(latency: ProcessingLatency | None) -> Iterator[tuple[float, float]]:
-    for quantile, seconds in latency.percentiles if latency and latency.count else ():
-        if math.isfinite(seconds):
-            yield quantile, seconds
 
 
 class Exporter:
@@ -197,16 +188,12 @@ class Exporter:
         return Metric("nsqtools_poll_duration_seconds", "gauge", text, [Sample({}, seconds)])
 
 
-def serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
-    """Serve until a signal; the exit code. Raises ConfigError if it cannot listen there."""
-    return asyncio.run(until_signal(_serve(where, asked, check)))
-
-
-async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
+async def serve(where: ClusterOptions, asked: StatsOptions) -> None:
+    """Serve until cancelled. Raises ConfigError if it cannot listen there."""
     notifier = Notifier()
     cluster = open_cluster(where)
     exporter = Exporter(lambda: cluster.look(asked.topic or None, asked.channel or None))
-    address = listening_address(check.serve)
+    address = listening_address(asked.serve)
     async with (
         cluster,
         supervised(notifier, lambda: exporter.status, address, exporter.collect, "--serve"),
@@ -217,4 +204,3 @@ async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions
         finally:
             notifier.stopping()
             await exporter.close()
-    return Exit.DONE
