@@ -1,8 +1,7 @@
 """Generated documents: ``python -m nsqtools.cli.docs [--check] [ROOT]`` writes or compares them.
 
-They are the manual pages in ``man/`` and the completions in ``completions/``. ``ROOT`` is the top
-of the checkout. With ``--check`` nothing is written: the names of files that differ are printed,
-and the exit status is 1 if there are any.
+They are the manual pages in ``man/``. ``ROOT`` is the top of the checkout. With ``--check`` nothing
+is written: the names of files that differ are printed, and the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import completions, guides
+from nsqtools.cli.docs import guides
 from nsqtools.cli.docs.manpages import guide_page, page
 from nsqtools.cli.tree import walk
 
@@ -28,15 +27,12 @@ def documents() -> dict[str, str]:
     """The text of every generated file, by its name below the top of the checkout."""
     nodes = walk(cli)
     found = {f"man/man1/{node.page}.1": page(node, nodes) for node in nodes}
-    found |= {f"man/man{name[-1]}/{name}": guide_page(name) for name in guides().values()}
-    found |= {f"completions/{name}": text for name, text in completions().items()}
-    return found
+    return found | {f"man/man{name[-1]}/{name}": guide_page(name) for name in guides().values()}
 
 
 def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
-    """Names of files in the generated folders that nothing generates any more."""
-    folders = {name.partition("/")[0] for name in wanted if "/" in name}
-    paths = (path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
+    """Names of manual pages that nothing generates any more."""
+    paths = (path for path in (root / "man").rglob("*") if path.is_file())
     there = {path.relative_to(root).as_posix() for path in paths}
     return sorted(there - set(wanted))
 
