@@ -15,7 +15,7 @@ from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark import compact as compacting
-from nsqtools.spark import replay as replaying
+from nsqtools.spark import replay as republishing
 from nsqtools.spark.compact import CompactSettings
 from nsqtools.spark.folders import check_output
 from nsqtools.spark.places import OURS, local
@@ -40,7 +40,11 @@ log = logging.getLogger(__name__)
 
 
 def compact(
-    inputs: InputOptions, compaction: CompactOptions, spark: SparkOptions, metrics: MetricsOptions
+    *,
+    inputs: InputOptions,
+    compaction: CompactOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
 ) -> None:
     """Merge archives; raises Ended with PARTIAL if an input could not be deleted."""
     settings = CompactSettings(
@@ -89,9 +93,10 @@ async def _compact(
 
 
 def replay(
+    *,
     target: TargetOptions,
     inputs: InputOptions,
-    asked: ReplayOptions,
+    replaying: ReplayOptions,
     spark: SparkOptions,
     metrics: MetricsOptions,
     config: ProducerConfig,
@@ -104,15 +109,15 @@ def replay(
         inputs=inputs.input,
         topic=target.topic,
         nsqds=addresses(target.nsqd_tcp_address),
-        staging=asked.staging or _replay_staging(inputs.input[0], target.topic),
+        staging=replaying.staging or _replay_staging(inputs.input[0], target.topic),
         config=with_secret(config),
         layout=layout(inputs),
-        where=asked.where,
-        order_by=asked.order_by,
-        rate=asked.rate,
+        where=replaying.where,
+        order_by=replaying.order_by,
+        rate=replaying.rate,
     )
-    with locked(asked.lock):
-        check_free(f"{settings.staging}/{replaying.LOCK}")
+    with locked(replaying.lock):
+        check_free(f"{settings.staging}/{republishing.LOCK}")
         asyncio.run(_replay(settings, spark, metrics))
 
 
@@ -130,15 +135,15 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
     done = Replayed()
 
     def choose(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
-        replaying.stage(spark, settings, stop, _steps(report))
+        republishing.stage(spark, settings, stop, _steps(report))
 
     def send(report: Callable[[Any], None]) -> None:
         nonlocal done
-        done = replaying.publish(settings, run.stop, _steps(report))
+        done = republishing.publish(settings, run.stop, _steps(report))
 
-    if not replaying.is_staged(settings):
+    if not republishing.is_staged(settings):
         check_inputs(settings.inputs)
-        await replaying.reach(settings)
+        await republishing.reach(settings)
         none_chosen = "stopped before the messages were chosen: none is published"
         await run.until_done(choose, if_stopped=none_chosen)
     await run.without_spark(send)
