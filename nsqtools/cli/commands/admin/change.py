@@ -18,6 +18,7 @@ from nsqtools.config.units import counted, nearest
 from nsqtools.engine.administration import Servers, all_topics, carry_out, survey
 from nsqtools.engine.changes import (
     REGISTERED,
+    StepOutcome,
     Target,
     find_producer,
     loss,
@@ -29,10 +30,10 @@ from nsqtools.errors import ConfigError, NSQError, UnreachableError
 from nsqtools.names import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from nsqtools.config import ChangeOptions, TombstoneOptions
-    from nsqtools.engine.changes import Loss, Stages, Step, StepOutcome, Survey, Verb
+    from nsqtools.engine.changes import Loss, Stages, Survey, Verb
     from nsqtools.errors import HTTPError
     from nsqtools.net.http.replies import Registration
 
@@ -48,9 +49,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
     no server has the topic or channel.
     """
     target = _target(topic, channel)
-    request = ChangeRequest(f"{target.kind} {verb}", target, where)
-    if isinstance(where, LossOptions):
-        _require_consent(request)
+    request = ChangeRequest(target.kind, verb, target, where, isinstance(where, LossOptions))
     found = request.survey()
     stages = plan(verb, target, found)
     if channel or verb != "create":
@@ -59,8 +58,8 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
         if not any(stages):
             raise NSQError(f"no nsqd has {target}; nsqlookupd alone knows of it")
         _warn_of_lookupds(found)
-    if isinstance(where, LossOptions):
-        _confirm(request, _what_is_lost(verb, target, found), verb)
+    if request.loses:
+        _confirm(request, _what_is_lost(verb, target, found))
     _do(request, stages)
     if found.blind and not where.dry_run:
         raise Ended(Exit.PARTIAL)
@@ -68,26 +67,46 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
 
 def hide(topic: str, node: str, where: TombstoneOptions) -> None:
     """Tombstone an nsqd for a topic; raises as ``change`` does."""
-    request = ChangeRequest("node tombstone", _target(topic), where)
-    if where.delete:
-        _require_consent(request)
+    request = ChangeRequest("node", "tombstone", _target(topic), where, where.delete)
     found = request.survey()
     producer = _find_node(found, topic, node)
     stages = plan_tombstone(topic, producer, found, delete=where.delete)
     if where.delete:
         mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
         lost = _describe(loss("delete", request.target, mine))
-        _confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}", "delete")
+        _confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}")
     _do(request, stages)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRequest:
-    """What the user asked for; ``words`` are the command as typed, such as ``topic delete``."""
+    """What the user asked for: ``kind`` and ``action`` are the command, such as ``topic delete``.
 
-    words: str
+    Raises ConfigError if it ``loses`` messages and there is no terminal to confirm that on.
+    """
+
+    kind: str
+    action: str
     target: Target
     where: ChangeOptions
+    loses: bool
+
+    def __post_init__(self) -> None:
+        if self.must_ask and not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ConfigError(
+                f"{self.words} loses messages: give --yes, as there is no terminal to ask on"
+            )
+
+    @property
+    def words(self) -> str:
+        """The command as it is typed."""
+        return f"{self.kind} {self.action}"
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether a confirmation is needed."""
+        consents = isinstance(self.where, LossOptions) and self.where.yes
+        return self.loses and not (self.where.dry_run or consents)
 
     def survey(self) -> Survey:
         """Find out which servers have the topic; raises UnreachableError if none answers."""
@@ -154,24 +173,12 @@ def _find_node(found: Survey, topic: str, text: str) -> Registration:
     return producer
 
 
-def _is_settled(where: ChangeOptions) -> bool:
-    """Whether the options make a confirmation needless."""
-    return where.dry_run or (isinstance(where, LossOptions) and where.yes)
-
-
-def _require_consent(request: ChangeRequest) -> None:
-    """Raise ConfigError if a confirmation is needed and there is no terminal to ask on."""
-    if not (_is_settled(request.where) or (sys.stdin.isatty() and sys.stderr.isatty())):
-        raise ConfigError(
-            f"{request.words} loses messages: give --yes, as there is no terminal to ask on"
-        )
-
-
-def _confirm(request: ChangeRequest, about: str, verb: str) -> None:
-    """Ask on the terminal whether to go on; raises Ended if the answer is no."""
-    if _is_settled(request.where):
+def _confirm(request: ChangeRequest, about: str) -> None:
+    """Ask on the terminal whether to go on, if need be; raises Ended if the answer is no."""
+    if not request.must_ask:
         return
     name = request.target.channel or request.target.topic
+    verb = "empty" if request.action == "empty" else "delete"
     click.echo(one_line(about), err=True)
     click.echo(f"Type yes or {name} to {verb} it: ", err=True, nl=False)
     if sys.stdin.readline().strip() not in ("yes", name):
@@ -199,10 +206,11 @@ def _describe(lost: Loss) -> str:
 def _do(request: ChangeRequest, stages: Stages) -> None:
     """Send the requests, or with --dry-run print them; raises Ended if any server failed."""
     if request.where.dry_run:
-        _print_plan(request, [step for steps in stages for step in steps])
+        steps = [step for steps in stages for step in steps]
+        _print(request, [StepOutcome(step, step.error, step.note) for step in steps])
         return
     outcomes = asyncio.run(carry_out(request.servers, stages))
-    _print_outcomes(request, outcomes)
+    _print(request, outcomes)
     failed = [outcome for outcome in outcomes if outcome.error]
     for outcome in failed:
         log.error("%s %s", outcome.step.server, outcome.error)
@@ -213,61 +221,38 @@ def _do(request: ChangeRequest, stages: Stages) -> None:
         raise Ended(Exit.FAILURE if reached else Exit.UNREACHABLE)
 
 
-def _print_plan(request: ChangeRequest, steps: Sequence[Step]) -> None:
+def _print(request: ChangeRequest, outcomes: Sequence[StepOutcome]) -> None:
+    """Print a line, or an entry of JSON, for each step that was taken or, dry, is planned."""
+    planned, target = request.where.dry_run, request.target
     if request.where.json:
-        _print_as_json(request, [_entry(each, "planned", each.note, each.error) for each in steps])
+        print_json(
+            {
+                "kind": request.kind,
+                "action": request.action,
+                "topic": target.topic,
+                **({"channel": target.channel} if target.channel else {}),
+                "dry_run": planned,
+                "servers": [_entry(each, planned=planned) for each in outcomes],
+            }
+        )
         return
-    rows = [
-        [each.server, each.name, each.request, _failure(each.error) if each.error else each.note]
-        for each in steps
-    ]
-    print_rows(["server", "address", "request", "note"], rows)
+    header = ["server", "address", *(["request", "note"] if planned else [request.words])]
+    rows = []
+    for step, error, note in ((each.step, each.error, each.note) for each in outcomes):
+        text = f"failed: {error.text or describe(error)}" if error else note
+        more = [step.request, text] if planned else [text or "done"]
+        rows.append([step.server, step.name, *more])
+    print_rows(header, rows)
 
 
-def _print_outcomes(request: ChangeRequest, outcomes: Iterable[StepOutcome]) -> None:
-    if request.where.json:
-        entries = [
-            _entry(each.step, "unchanged" if each.note else "done", each.note, each.error)
-            for each in outcomes
-        ]
-        _print_as_json(request, entries)
-        return
-    rows = [
-        [
-            each.step.server,
-            each.step.name,
-            _failure(each.error) if each.error else each.note or "done",
-        ]
-        for each in outcomes
-    ]
-    print_rows(["server", "address", request.words], rows)
-
-
-def _failure(error: NSQError) -> str:
-    return f"failed: {getattr(error, 'text', '') or describe(error)}"
-
-
-def _entry(step: Step, result: str, note: str, error: NSQError | None) -> dict[str, Any]:
+def _entry(outcome: StepOutcome, *, planned: bool) -> dict[str, Any]:
+    step, error, note = outcome.step, outcome.error, outcome.note
+    result = "failed" if error else "planned" if planned else "unchanged" if note else "done"
     return {
         "server": step.server,
         "address": step.name,
         "request": step.request,
-        "result": "failed" if error else result,
+        "result": result,
         "note": note,
         "error": str(error) if error else "",
     }
-
-
-def _print_as_json(request: ChangeRequest, entries: list[dict[str, Any]]) -> None:
-    kind, _, verb = request.words.partition(" ")
-    target = request.target
-    print_json(
-        {
-            "kind": kind,
-            "action": verb,
-            "topic": target.topic,
-            **({"channel": target.channel} if target.channel else {}),
-            "dry_run": request.where.dry_run,
-            "servers": entries,
-        }
-    )
