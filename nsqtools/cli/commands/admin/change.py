@@ -27,7 +27,6 @@ from nsqtools.engine.changes import (
     producers,
 )
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
-from nsqtools.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,7 +47,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
     there is no terminal to confirm that on, UnreachableError if no server answers, and NSQError if
     no server has the topic or channel.
     """
-    target = _target(topic, channel)
+    target = Target(topic, channel)
     request = ChangeRequest(target.kind, verb, target, where, isinstance(where, LossOptions))
     found = request.survey()
     stages = plan(verb, target, found)
@@ -67,7 +66,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
 
 def hide(topic: str, node: str, where: TombstoneOptions) -> None:
     """Tombstone an nsqd for a topic; raises as ``change`` does."""
-    request = ChangeRequest("node", "tombstone", _target(topic), where, where.delete)
+    request = ChangeRequest("node", "tombstone", Target(topic), where, where.delete)
     found = request.survey()
     producer = _find_node(found, topic, node)
     stages = plan_tombstone(topic, producer, found, delete=where.delete)
@@ -118,13 +117,6 @@ class ChangeRequest:
         where = self.where
         limits = client_limits(where)
         return Servers(where.lookupd_http_address, nsqds_of(where), limits, where.timeout)
-
-
-def _target(topic: str, channel: str = "") -> Target:
-    check_name("topic", topic)
-    if channel:
-        check_name("channel", channel)
-    return Target(topic, channel)
 
 
 def _warn_of_lookupds(found: Survey) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, locked
 from nsqtools.cli.commands.pipeline.run import Run
@@ -19,12 +20,9 @@ from nsqtools.spark import replay as republishing
 from nsqtools.spark.compact import CompactSettings
 from nsqtools.spark.folders import check_output
 from nsqtools.spark.places import OURS, local
-from nsqtools.spark.replay import Replayed, ReplaySettings
+from nsqtools.spark.replay import ReplaySettings
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
     from nsqtools.config import (
         CompactOptions,
         InputOptions,
@@ -76,15 +74,10 @@ def compact(
 async def _compact(
     settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions
 ) -> Compacted:
-    done: Compacted
-
-    def work(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
-        nonlocal done
-        done = compacting.compact(spark, settings, stop, _steps(report))
-
+    run = Run(spark, metrics, StepView())
+    work = partial(compacting.compact, settings=settings)
     try:
-        run = Run(spark, metrics, StepView())
-        await run.until_done(work, if_stopped="stopped: the output is as it was")
+        done: Compacted = await run.until_done(work, if_stopped="stopped: the output is as it was")
     except RecordError as error:
         raise RecordError(
             f"{error}; nothing was changed or deleted: move that file away, or leave it out"
@@ -132,21 +125,13 @@ def _replay_staging(place: str, topic: str) -> str:
 
 async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> None:
     run = Run(spark, metrics, StepView())
-    done = Replayed()
-
-    def choose(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
-        republishing.stage(spark, settings, stop, _steps(report))
-
-    def send(report: Callable[[Any], None]) -> None:
-        nonlocal done
-        done = republishing.publish(settings, run.stop, _steps(report))
-
     if not republishing.is_staged(settings):
         check_inputs(settings.inputs)
         await republishing.reach(settings)
         none_chosen = "stopped before the messages were chosen: none is published"
-        await run.until_done(choose, if_stopped=none_chosen)
-    await run.without_spark(send)
+        stage = partial(republishing.stage, settings=settings)
+        await run.until_done(stage, if_stopped=none_chosen)
+    done = await run.without_spark(partial(republishing.publish, settings, run.stop))
     now = done.published - done.before
     told = f"{counted(now, 'message')} published"
     if done.before:
@@ -162,8 +147,3 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
     if done.stopped and not now:
         log.warning("stopped before a message was published: %s are left", f"{done.left:,}")
         raise Ended(run.signals.exit_code(Exit.FAILURE))
-
-
-def _steps(report: Callable[[Any], None]) -> Callable[[str, int, int], None]:
-    """A job's report of a step, passed on as the fact that StepView takes."""
-    return lambda step, done, total: report((step, done, total))
