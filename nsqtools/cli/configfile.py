@@ -125,13 +125,10 @@ class Table:
 
     def _hint(self, name: str, known: Iterable[str]) -> str:
         near = nearest(name, map(flag_name, known))
-        if not near and not self.command and name.replace("-", "_") in _all_options():
+        options = {each for cls in CLASSES for each in cls.declared()}
+        if not near and not self.command and name.replace("-", "_") in options:
             return ": what commands share stands in [defaults], other options in a command's table"
         return near
-
-
-def _all_options() -> set[str]:
-    return {name for cls in CLASSES for name in cls.declared()}
 
 
 def convert(declared: Option, value: Any) -> Any:

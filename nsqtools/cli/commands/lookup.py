@@ -152,14 +152,7 @@ def _topics(producer: Registration) -> str:
 
 
 def _as_json(producer: Registration, *, topics: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "broadcast_address": producer.broadcast_address,
-        "hostname": producer.hostname,
-        "remote_address": producer.remote_address,
-        "tcp_port": producer.tcp_port,
-        "http_port": producer.http_port,
-        "version": producer.version,
-    }
+    fields = ["broadcast_address", "hostname", "remote_address", "tcp_port", "http_port", "version"]
     if topics:
-        entry |= {"topics": list(producer.topics), "tombstones": list(producer.tombstones)}
-    return entry
+        fields += ["topics", "tombstones"]
+    return {name: getattr(producer, name) for name in fields}

@@ -17,8 +17,7 @@ from nsqtools.cli.docs.manpages import guide_page, page
 from nsqtools.cli.tree import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+    from collections.abc import Sequence
 
 _ROOT = Path(__file__).parents[3]
 
@@ -30,25 +29,6 @@ def documents() -> dict[str, str]:
     return found | {f"man/man{name[-1]}/{name}": guide_page(name) for name in guides().values()}
 
 
-def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
-    """Names of manual pages that nothing generates any more."""
-    paths = (path for path in (root / "man").rglob("*") if path.is_file())
-    there = {path.relative_to(root).as_posix() for path in paths}
-    return sorted(there - set(wanted))
-
-
-def differing(root: Path, wanted: Mapping[str, str]) -> list[str]:
-    """Names of files that are missing or have another text."""
-    return [name for name, text in wanted.items() if _read(root / name) != text]
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-
-
 def main(argv: Sequence[str]) -> int:
     """Write or compare; an exit code."""
     parser = argparse.ArgumentParser(prog="python -m nsqtools.cli.docs", description=__doc__)
@@ -56,7 +36,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("root", nargs="?", type=Path, default=_ROOT, help="top of the checkout")
     given = parser.parse_args(argv)
     wanted = documents()
-    changed, gone = differing(given.root, wanted), stale(given.root, wanted)
+    paths = (path for path in (given.root / "man").rglob("*") if path.is_file())
+    there = {path.relative_to(given.root).as_posix(): path.read_text("utf-8") for path in paths}
+    changed = [name for name, text in wanted.items() if there.get(name) != text]
+    gone = sorted(there.keys() - wanted.keys())
     for name in changed + gone:
         print(name)
     if given.check:
