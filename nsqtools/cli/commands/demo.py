@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _EVENTS = 5000
-_CONFIG = "nsqtools.toml"
 _TIMEOUT = 180.0
 
 # This very installation, whatever PATH says and whatever lies in the current folder.
@@ -134,18 +132,20 @@ async def _play() -> None:
     with TemporaryDirectory(prefix="nsqtools-demo-") as name:
         folder = Path(name)
         _write_events(folder / "events.ndjson")
-        _tell("An nsqd and an nsqlookupd, in memory. A file and variables tell their addresses.")
+        _tell("An nsqd and an nsqlookupd, in memory. Variables tell their addresses.")
         _prompt("nsqtools sandbox --port 0")
         async with Sandbox() as running:
-            line = addresses(running)
-            click.echo(line)
-            _write_configuration(folder / _CONFIG, json.loads(line))
-            own = {name: text for name, text in os.environ.items() if name[:9] != "NSQTOOLS_"}
+            click.echo(addresses(running))
+            nsqd, http = str(running.nsqd_tcp_address), str(running.nsqd_http_address)
+            lookupd = str(running.lookupd_http_address)
             environment = {
-                **own,
-                "NSQD_TCP": str(running.nsqd_tcp_address),
-                "NSQD_HTTP": str(running.nsqd_http_address),
-                "NSQTOOLS_CONFIG": str(folder / _CONFIG),
+                **{name: text for name, text in os.environ.items() if name[:9] != "NSQTOOLS_"},
+                "NSQD_TCP": nsqd,
+                "NSQD_HTTP": http,
+                "NSQTOOLS_CONFIG": "none",
+                "NSQTOOLS_NSQD_TCP_ADDRESS": nsqd,
+                "NSQTOOLS_TAIL_NSQD_HTTP_ADDRESS": http,
+                "NSQTOOLS_LOOKUP_PRODUCERS_LOOKUPD_HTTP_ADDRESS": lookupd,
             }
             for step in steps():
                 if step.story:
@@ -219,14 +219,3 @@ def _write_events(path: Path) -> None:
     events = sample_events(random.Random(1), time.time)  # noqa: S311
     with path.open("wb") as file:
         file.writelines(next(events) + b"\n" for _ in range(_EVENTS))
-
-
-def _write_configuration(path: Path, addresses: dict[str, str]) -> None:
-    path.write_text(
-        f"[defaults]\n"
-        f'nsqd-tcp-address = "{addresses["nsqd_tcp_address"]}"\n'
-        f"[tail]\n"
-        f'nsqd-http-address = "{addresses["nsqd_http_address"]}"\n'
-        f"[lookup]\n"
-        f'lookupd-http-address = "{addresses["lookupd_http_address"]}"\n'
-    )

@@ -207,29 +207,8 @@ class ViewState:
     def _table(
         self, report: Report, rows: Sequence[Row], shown: Sequence[Row], width: int
     ) -> Table:
-        """The rows shown below a header; widths are those of all rows, so that none moves."""
-        notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
-        topics = max([_NAME, *(len(row.topic) for row in rows)])
-        channels = max([_NAME, *(len(row.channel) for row in rows)])
-        for level in (3, 2, 1, 0):
-            columns = [column for column in _COLUMNS if column.level <= level]
-            least = notes + sum(column.width + 1 for column in columns) + 2
-            left = width - least
-            if left >= min(topics + channels, _NAMES):
-                break
-        topics = max(_NAME, min(topics, max(left // 2, left - channels)))
-        channels = max(_NAME, min(channels, left - topics))
-        table = Table.grid(padding=(0, 1), expand=level > 1)
-        if left < 2 * _NAME:  # rich would narrow all columns: the terminal cuts the last ones
-            table.width = least + 2 * _NAME
-        table.add_column(width=topics, no_wrap=True)
-        table.add_column(width=channels, no_wrap=True)
-        for column in columns:
-            if column.spark:
-                table.add_column(width=_SPARK, ratio=1, no_wrap=True)
-            else:
-                table.add_column(width=column.width, justify="right", no_wrap=True)
-        table.add_column(width=notes or 1, no_wrap=True)
+        """The rows shown below a header."""
+        table, columns = _grid(report, rows, width)
         table.add_row(self._head("topic"), self._head("channel"), *map(self._header, columns))
         for row in shown:
             cells = [
@@ -238,8 +217,8 @@ class ViewState:
                 else Text(short(column.value(row)))
                 for column in columns
             ]
-            texts = one_line(row.topic), one_line(row.channel) or "-", " ".join(noted(row, report))
-            topic, channel, note = map(Text, texts)
+            topic, channel = Text(one_line(row.topic)), Text(one_line(row.channel) or "-")
+            note = Text(" ".join(noted(row, report)))
             table.add_row(topic, channel, *cells, note, style=style_of(row))
         return table
 
@@ -261,6 +240,36 @@ class ViewState:
 
 _SCROLLS = ("up", "down", "pageup", "pagedown", "home", "end")
 _LETTERS = {"k": "up", "j": "down", "g": "home", "G": "end"}
+
+
+def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column]]:
+    """An empty table, and the columns between names and notes that a window has room for.
+
+    Widths are those of all rows, shown or not, so that none moves while scrolling.
+    """
+    notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
+    topics = max([_NAME, *(len(row.topic) for row in rows)])
+    channels = max([_NAME, *(len(row.channel) for row in rows)])
+    for level in (3, 2, 1, 0):
+        columns = [column for column in _COLUMNS if column.level <= level]
+        least = notes + sum(column.width + 1 for column in columns) + 2
+        left = width - least
+        if left >= min(topics + channels, _NAMES):
+            break
+    topics = max(_NAME, min(topics, max(left // 2, left - channels)))
+    channels = max(_NAME, min(channels, left - topics))
+    table = Table.grid(padding=(0, 1), expand=any(column.spark for column in columns))
+    if left < 2 * _NAME:  # rich would narrow all columns: the terminal cuts the last ones
+        table.width = least + 2 * _NAME
+    for names in (topics, channels):
+        table.add_column(width=names, no_wrap=True)
+    for column in columns:
+        if column.spark:
+            table.add_column(width=_SPARK, ratio=1, no_wrap=True)
+        else:
+            table.add_column(width=column.width, justify="right", no_wrap=True)
+    table.add_column(width=notes or 1, no_wrap=True)
+    return table, columns
 
 
 def _line(text: str, style: str) -> Text:
