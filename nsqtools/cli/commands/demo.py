@@ -136,8 +136,8 @@ async def _play() -> None:
         _prompt("nsqtools sandbox --port 0")
         async with Sandbox() as running:
             click.echo(addresses(running))
-            nsqd, http = str(running.nsqd_tcp_address), str(running.nsqd_http_address)
-            lookupd = str(running.lookupd_http_address)
+            nsqd, http = str(running.nsqd.tcp), str(running.nsqd.http)
+            lookupd = str(running.lookupd.http)
             environment = {
                 **{name: text for name, text in os.environ.items() if name[:9] != "NSQTOOLS_"},
                 "NSQD_TCP": nsqd,
