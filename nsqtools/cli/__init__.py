@@ -14,77 +14,34 @@ if TYPE_CHECKING:
 
 
 class LazyCommand(NamedTuple):
-    """A command that is not loaded yet: ``module:attribute``, a sentence of help, a heading."""
+    """A command that is not loaded yet: its heading, a sentence of help, and its module."""
 
-    target: str
-    help: str
     section: str
+    help: str
+    module: str = ""
+    """Where it is, unless in a module of ``nsqtools.cli.commands`` that has its name."""
 
+
+_ADMIN = "nsqtools.cli.commands.admin"
 
 COMMANDS = {
-    "tail": LazyCommand(
-        "nsqtools.cli.commands.tail:tail", "Print the messages of a topic.", "Consume"
-    ),
-    "to-file": LazyCommand(
-        "nsqtools.cli.commands.to_file:to_file", "Archive topics in files.", "Consume"
-    ),
-    "to-http": LazyCommand(
-        "nsqtools.cli.commands.to_http:to_http", "Deliver messages to HTTP endpoints.", "Consume"
-    ),
-    "relay": LazyCommand(
-        "nsqtools.cli.commands.relay:relay", "Relay topics to topics of another nsqd.", "Consume"
-    ),
-    "pipeline": LazyCommand(
-        "nsqtools.cli.commands.pipeline:pipeline",
-        "Carry topics into a data lake and back, with Spark.",
-        "Consume",
-    ),
-    "pub": LazyCommand("nsqtools.cli.commands.pub:pub", "Publish messages to a topic.", "Publish"),
-    "stats": LazyCommand(
-        "nsqtools.cli.commands.stats:stats",
-        "Report depths, rates and consumers of topics and channels.",
-        "Look",
-    ),
-    "verify": LazyCommand(
-        "nsqtools.cli.commands.verify:verify", "Check archives and manifests.", "Look"
-    ),
-    "lookup": LazyCommand(
-        "nsqtools.cli.commands.lookup:lookup", "Ask nsqlookupd who has what.", "Look"
-    ),
-    "doctor": LazyCommand(
-        "nsqtools.cli.commands.doctor:doctor", "Find out why a consumer sees nothing.", "Look"
-    ),
-    "topic": LazyCommand(
-        "nsqtools.cli.commands.admin:topic", "Create, empty, pause and delete topics.", "Administer"
-    ),
-    "channel": LazyCommand(
-        "nsqtools.cli.commands.admin:channel",
-        "Create, empty, pause and delete channels.",
-        "Administer",
-    ),
-    "node": LazyCommand(
-        "nsqtools.cli.commands.admin:node", "Take an nsqd out of a topic.", "Administer"
-    ),
-    "demo": LazyCommand(
-        "nsqtools.cli.commands.demo:demo",
-        "Show the main commands at work on an embedded nsqd.",
-        "Try out",
-    ),
-    "sandbox": LazyCommand(
-        "nsqtools.cli.commands.sandbox:sandbox",
-        "Run an embedded nsqd and nsqlookupd, in memory.",
-        "Try out",
-    ),
-    "config": LazyCommand(
-        "nsqtools.cli.commands.config:config",
-        "Show, check or begin a configuration file.",
-        "Set up",
-    ),
-    "completion": LazyCommand(
-        "nsqtools.cli.commands.completion:completion",
-        "Print the completion script of a shell.",
-        "Set up",
-    ),
+    "tail": LazyCommand("Consume", "Print the messages of a topic."),
+    "to-file": LazyCommand("Consume", "Archive topics in files."),
+    "to-http": LazyCommand("Consume", "Deliver messages to HTTP endpoints."),
+    "relay": LazyCommand("Consume", "Relay topics to topics of another nsqd."),
+    "pipeline": LazyCommand("Consume", "Carry topics into a data lake and back, with Spark."),
+    "pub": LazyCommand("Publish", "Publish messages to a topic."),
+    "stats": LazyCommand("Look", "Report depths, rates and consumers of topics and channels."),
+    "verify": LazyCommand("Look", "Check archives and manifests."),
+    "lookup": LazyCommand("Look", "Ask nsqlookupd who has what."),
+    "doctor": LazyCommand("Look", "Find out why a consumer sees nothing."),
+    "topic": LazyCommand("Administer", "Create, empty, pause and delete topics.", _ADMIN),
+    "channel": LazyCommand("Administer", "Create, empty, pause and delete channels.", _ADMIN),
+    "node": LazyCommand("Administer", "Take an nsqd out of a topic.", _ADMIN),
+    "demo": LazyCommand("Try out", "Show the main commands at work on an embedded nsqd."),
+    "sandbox": LazyCommand("Try out", "Run an embedded nsqd and nsqlookupd, in memory."),
+    "config": LazyCommand("Set up", "Show, check or begin a configuration file."),
+    "completion": LazyCommand("Set up", "Print the completion script of a shell."),
 }
 
 
@@ -105,8 +62,9 @@ class LazyGroup(click.Group):
             return None
         from importlib import import_module
 
-        module, _, attribute = self.table[cmd_name].target.partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        name = cmd_name.replace("-", "_")
+        module = self.table[cmd_name].module or f"nsqtools.cli.commands.{name}"
+        command: click.Command = getattr(import_module(module), name)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

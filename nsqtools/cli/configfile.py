@@ -40,7 +40,6 @@ NO_FILE = "none"
 _DEFAULT_PROFILE = "default_profile"
 _TOP_TABLES = ("defaults", "profile")
 _MAX_SIZE = 1 << 20  # bytes
-_DEEPEST = 4  # [profile.NAME.GROUP.COMMAND]
 
 
 class Source(StrEnum):
@@ -126,13 +125,10 @@ class Table:
 
     def _hint(self, name: str, known: Iterable[str]) -> str:
         near = nearest(name, map(flag_name, known))
-        if not near and not self.command and name.replace("-", "_") in _all_options():
+        options = {each for cls in CLASSES for each in cls.declared()}
+        if not near and not self.command and name.replace("-", "_") in options:
             return ": what commands share stands in [defaults], other options in a command's table"
         return near
-
-
-def _all_options() -> set[str]:
-    return {name for cls in CLASSES for name in cls.declared()}
 
 
 def convert(declared: Option, value: Any) -> Any:
@@ -274,22 +270,20 @@ def may_be_read_by_others(file: IO[Any]) -> bool:
     return bool(os.fstat(file.fileno()).st_mode & 0o077)
 
 
-def _holds_secret(table: Mapping[str, Any], depth: int = 0) -> bool:
+def _holds_secret(data: Mapping[str, Any]) -> bool:
     """Whether a secret stands in a table or below it, by its own key or as one of the pairs."""
-    if depth > _DEEPEST:
-        return False
     secrets = {name for cls in CLASSES for name, each in cls.declared().items() if each.secret}
     pairs = {pairs_key(cls) for cls in CLASSES}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if isinstance(value, dict):
-            if _holds_secret(value, depth + 1):
-                return True
-        elif name in secrets and value:
-            return True
-        elif name in pairs:
+    tables = [data]
+    while tables:
+        for key, value in tables.pop().items():
+            name = key.replace("-", "_")
+            if isinstance(value, dict):
+                tables.append(value)
+                continue
             texts = value if isinstance(value, list) else [value]
-            if secrets & {pair_name(str(text)) for text in texts}:
+            in_pairs = {pair_name(str(text)) for text in texts} if name in pairs else set()
+            if value and secrets & {name, *in_pairs}:
                 return True
     return False
 

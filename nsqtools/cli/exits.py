@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from enum import IntEnum
@@ -122,9 +123,10 @@ def _invoke(cli: click.Group, args: list[str]) -> int:
         answer(cli, instruction)
     try:
         with cli.make_context(PROGRAM, args, color=_color()) as ctx:
-            return int(cli.invoke(ctx) or Exit.DONE)
+            cli.invoke(ctx)
     except click.exceptions.Exit as stop:
         return stop.exit_code
+    return Exit.DONE
 
 
 def _color() -> bool | None:
@@ -212,6 +214,7 @@ def _open_standard_streams() -> None:
 
     Else a socket could become descriptor 1, and messages be written to nsqd. Reading standard input
     fails then, and so does writing standard output: there is no data, and nowhere for it to go.
+    Characters that standard output cannot encode are escaped, as they are on standard error.
     """
     for fd, name, flags, mode in (
         (0, "stdin", os.O_WRONLY, "r"),
@@ -224,6 +227,8 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, flags)  # takes the lowest free descriptor, which is fd
             stream = open(fd, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the run
             setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # tests may have another
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _detach_broken_streams() -> None:

@@ -134,7 +134,7 @@ class Command(click.Command):
         examples: Sequence[tuple[str, str]] = (),
         **attrs: Any,
     ) -> None:
-        super().__init__(*args, **_with_short_help(attrs))
+        super().__init__(*args, **attrs)
         self._guide = guide
         self._examples = tuple(examples)
 
@@ -190,9 +190,6 @@ class Command(click.Command):
 class CommandGroup(click.Group):
     """A group whose help ends with an example of each of its commands."""
 
-    def __init__(self, *args: Any, **attrs: Any) -> None:
-        super().__init__(*args, **_with_short_help(attrs))
-
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The first example of each command."""
         super().format_epilog(ctx, formatter)
@@ -200,12 +197,6 @@ class CommandGroup(click.Group):
         _write_examples(
             formatter, [each.examples[0] for each in commands if isinstance(each, Command)]
         )
-
-
-def _with_short_help(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of a command that knows ``-h``, whichever context it is first met in."""
-    settings = {"help_option_names": ["-h", "--help"], **attrs.get("context_settings", {})}
-    return {**attrs, "context_settings": settings}
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str, str]]) -> None:

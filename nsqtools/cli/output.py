@@ -65,7 +65,7 @@ def aligned(rows: Sequence[Sequence[str]], layout: TableLayout, width: int) -> l
 
     def cell(text: str, n: int) -> str:
         if (wide := _width(text)) > widths[n]:
-            text = text[: widths[n] - 1] + ellipsis()
+            text = text[: widths[n] - 1] + "…"
             wide = _width(text)
         blanks = " " * (widths[n] - wide)
         return blanks + text if n in layout.numbers else text + blanks
@@ -80,11 +80,6 @@ def _width(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def ellipsis() -> str:
-    """The mark of a text that was cut, as standard output can show it."""
-    return "…" if (sys.stdout.encoding or "").lower().startswith("utf") else "~"
 
 
 def print_json(value: object) -> None:

@@ -12,14 +12,22 @@ import os
 from contextlib import asynccontextmanager
 from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nsqtools import __version__
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.metrics import Metric, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from prometheus_client.metrics_core import Metric as Family
 
@@ -36,68 +44,53 @@ _PATHS = ("/metrics", "/")
 _METHODS = ("GET", "HEAD")
 
 
-class _Counted(NamedTuple):
-    """How a field of ConsumerStats is published."""
+def of_fields(
+    prefix: str,
+    rows: Iterable[tuple[str, str, str]],
+    found: Sequence[tuple[Mapping[str, str], object]],
+) -> Iterator[Metric]:
+    """A metric for each row, with a sample for each of the labelled objects.
 
-    name: str
-    kind: Kind
-    help: str
+    A row has a field of the objects, the name behind the prefix, and help. What ends in ``_total``
+    is a counter.
+    """
+    for field, name, text in rows:
+        kind: Kind = "counter" if name.endswith("_total") else "gauge"
+        samples = [Sample(labels, float(getattr(each, field))) for labels, each in found]
+        yield Metric(prefix + name, kind, text, samples)
 
 
-_OF_CONSUMERS = {
-    "received": _Counted(
-        "nsqtools_messages_received_total", "counter", "Messages that nsqd delivered."
-    ),
-    "received_bytes": _Counted(
-        "nsqtools_received_bytes_total", "counter", "Bytes of the bodies of these messages."
-    ),
-    "finished": _Counted(
-        "nsqtools_messages_finished_total", "counter", "Messages that were finished."
-    ),
-    "requeued": _Counted(
-        "nsqtools_messages_requeued_total", "counter", "Messages that were given back to nsqd."
-    ),
-    "touched": _Counted(
-        "nsqtools_messages_touched_total", "counter", "Times that a message got more time."
-    ),
-    "given_up": _Counted(
-        "nsqtools_messages_given_up_total",
-        "counter",
+_OF_CONSUMERS = (
+    ("received", "messages_received_total", "Messages that nsqd delivered."),
+    ("received_bytes", "received_bytes_total", "Bytes of the bodies of these messages."),
+    ("finished", "messages_finished_total", "Messages that were finished."),
+    ("requeued", "messages_requeued_total", "Messages that were given back to nsqd."),
+    ("touched", "messages_touched_total", "Times that a message got more time."),
+    (
+        "given_up",
+        "messages_given_up_total",
         "Messages that came more often than --max-attempts allows.",
     ),
-    "too_late": _Counted(
-        "nsqtools_messages_timed_out_total",
-        "counter",
+    (
+        "too_late",
+        "messages_timed_out_total",
         "Times that nsqd had timed out what was to be finished, requeued or touched.",
     ),
-    "in_flight": _Counted(
-        "nsqtools_messages_in_flight", "gauge", "Messages that are not finished or requeued yet."
-    ),
-    "connections": _Counted("nsqtools_connections", "gauge", "Connections to nsqd."),
-    "connected": _Counted(
-        "nsqtools_connections_opened_total", "counter", "Connections to nsqd that there were."
-    ),
-    "backoff_level": _Counted(
-        "nsqtools_backoff_level",
-        "gauge",
+    ("in_flight", "messages_in_flight", "Messages that are not finished or requeued yet."),
+    ("connections", "connections", "Connections to nsqd."),
+    ("connected", "connections_opened_total", "Connections to nsqd that there were."),
+    (
+        "backoff_level",
+        "backoff_level",
         "Failures not yet outweighed by successes; above 0 messages come slowly.",
     ),
-}
+)
 
 
-def of_consumers(stats: Mapping[str, ConsumerStats], channel: str) -> list[Metric]:
+def of_consumers(stats: Mapping[str, ConsumerStats], channel: str) -> Iterator[Metric]:
     """What consumers of one channel counted, by topic."""
-    labels = [{"topic": topic, "channel": channel} for topic in stats]
-    return [
-        Metric(
-            *counted,
-            [
-                Sample(each, getattr(part, field))
-                for each, part in zip(labels, stats.values(), strict=True)
-            ],
-        )
-        for field, counted in _OF_CONSUMERS.items()
-    ]
+    found = [({"topic": topic, "channel": channel}, each) for topic, each in stats.items()]
+    return of_fields("nsqtools_", _OF_CONSUMERS, found)
 
 
 _BUILD = Metric(

@@ -13,7 +13,7 @@ import sys
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from nsqtools.cli.exits import Exit
+from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config import ArchiveSourceOptions
@@ -112,8 +112,11 @@ def _listen(caught: Callable[[int], object]) -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def until_signal(work: Coroutine[Any, Any, int]) -> int:
-    """The exit code of the work, which the first signal ends; later ones are ignored."""
+async def until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run work until it is done or a signal comes; later signals are ignored.
+
+    Raises Ended after SIGINT.
+    """
     came: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
 
     def caught(number: int) -> None:
@@ -124,7 +127,8 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     working = loop.create_task(work)
     await asyncio.wait((working, came), return_when=asyncio.FIRST_COMPLETED)
     if working.done():
-        return working.result()
+        working.result()
+        return
     await end((working,))
     if not working.cancelled() and (error := working.exception()):
         if not isinstance(error, OSError | NSQError):
@@ -134,7 +138,8 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
     code = Exit.INTERRUPTED if came.result() is signal.SIGINT else Exit.DONE
     # A thread that hangs in a look-up of a name would be waited for.
     loop.call_later(_LEAVE_TIMEOUT, os._exit, code)
-    return code
+    if code:
+        raise Ended(code)
 
 
 @asynccontextmanager
@@ -172,12 +177,13 @@ async def consume(
     *,
     metrics: MetricsOptions | None = None,
     hangup: Callable[[], object] | None = None,
-) -> int:
-    """Consume topics into one handler until a stop condition or a signal; an exit code.
+) -> None:
+    """Consume topics into one handler until a stop condition or a signal.
 
     The topics are those named, or those that match the pattern of ArchiveSourceOptions, as they
     come and go. ``metrics`` says where metrics are served, from before the handler is opened until
-    it is closed. ``hangup`` is called for SIGHUP, which else stops. Raises as Runner.
+    it is closed. ``hangup`` is called for SIGHUP, which else stops. Raises as Runner does, and
+    Ended unless all went well.
     """
 
     def interrupted() -> None:
@@ -208,8 +214,11 @@ async def consume(
     address = listening_address(metrics.metrics_address) if metrics else None
     async with supervised(notifier, lambda: _status(runner), address, collect):
         outcome = await runner.run()
-    code = _exit_code(outcome)
-    return signals.exit_code(code) if signals.seen else code
+    code: int = _exit_code(outcome)
+    if signals.seen:
+        code = signals.exit_code(code)
+    if code:
+        raise Ended(code)
 
 
 def _make_runner(
@@ -261,7 +270,7 @@ def _status(runner: Runner) -> str:
     )
 
 
-def _exit_code(outcome: RunOutcome) -> int:
+def _exit_code(outcome: RunOutcome) -> Exit:
     """The exit code of a run that no signal ended, after what is to be said of it was logged."""
     totals = outcome.totals
     log.info("%d messages finished, %d requeued", totals.finished, totals.requeued)

@@ -34,9 +34,8 @@ def gnu_spelling(
         given, equals, value = arg.partition("=")
         name = _known_spelling(given, known)
         if name is None:
-            _refuse_unknown(ctx, given, known)
             out.append(arg)
-            waits = _bundle_waits(arg, known)
+            waits = _bundle_waits(ctx, given, known) and not equals
         elif _takes_value(known[name]):
             out += [name, value] if equals else [name]
             waits = not equals
@@ -57,35 +56,28 @@ def _known_spelling(given: str, known: Mapping[str, click.Option]) -> str | None
     return f"-{bare}" if len(bare) == 1 and f"-{bare}" in known else None
 
 
-def _refuse_unknown(ctx: click.Context, given: str, known: Mapping[str, click.Option]) -> None:
-    """Raise NoSuchOption for ``-verison``, which click would read as a bundle and blame ``-e``."""
-    if ctx.resilient_parsing or len(given) < 3 or given[0] != "-" or given[1] == "-":
-        return
-    for letter in given[1:]:
-        param = known.get(f"-{letter}")
-        if param is None:
-            from difflib import get_close_matches
-
-            near = get_close_matches(f"-{given}", known)
-            raise click.NoSuchOption(given, possibilities=near, ctx=ctx)
-        if _takes_value(param):
-            return
-
-
 def _takes_value(param: click.Option) -> bool:
     return not param.is_flag and not param.count
 
 
-def _bundle_waits(arg: str, known: Mapping[str, click.Option]) -> bool:
-    """Whether this is a bundle of short options whose last one takes the next argument."""
-    if not arg.startswith("-") or arg.startswith("--"):
+def _bundle_waits(ctx: click.Context, given: str, known: Mapping[str, click.Option]) -> bool:
+    """Whether this is a bundle of short options whose last one takes the next argument.
+
+    Raises NoSuchOption for ``-verison``, which click would read as a bundle and blame ``-e``.
+    """
+    if not given.startswith("-") or given.startswith("--"):
         return False
-    for position, letter in enumerate(arg[1:], 1):
+    for position, letter in enumerate(given[1:], 1):
         param = known.get(f"-{letter}")
         if param is None:
+            if len(given) > 2 and not ctx.resilient_parsing:
+                from difflib import get_close_matches
+
+                near = get_close_matches(f"-{given}", known)
+                raise click.NoSuchOption(given, possibilities=near, ctx=ctx)
             return False
         if _takes_value(param):
-            return position == len(arg) - 1
+            return position == len(given) - 1
     return False
 
 

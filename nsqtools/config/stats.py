@@ -19,6 +19,7 @@ from nsqtools.config.option import (
 from nsqtools.config.program import JSON
 from nsqtools.errors import ConfigError
 
+_MONITORING = ("check", "serve")  # which make no reports
 _NOT_CHECKED = {"minimum": -1, "default_note": "-1, not checked"}  # 0 is a threshold
 
 
@@ -26,27 +27,7 @@ def _warn(declared: Any) -> Any:
     return like(declared, help=declared.help.replace("CRITICAL", "WARNING"))
 
 
-class StatsOptions(Options):
-    """What ``stats`` reports, how often and how."""
-
-    title = "Report"
-
-    topic: str = topic_name("Only this topic.", default_note="all")
-    channel: str = channel_name("Only channels of this name.", default_note="all")
-    interval: float = duration("Time between reports.", 2.0, minimum=0.01)
-    count: int = integer("End after this many reports.", 0, short="n", default_note="no limit")
-    once: bool = flag("Report once and at once, with no rates.", excludes=("count", "watch"))
-    clients: bool = flag("Report consumers, a row for each.")
-    watch: bool = flag(
-        "Show a live view: sort with s, filter with /, end with q.",
-        excludes=("json", "csv", "clients"),
-    )
-    json: bool = like(JSON, help="Print a JSON object for each report.", excludes=("csv",))
-    csv: bool = flag("Print rows with commas between, after a header.")
-
-
 _DEPTH = integer("CRITICAL if more messages than this wait.", -1, **_NOT_CHECKED)
-_IN_FLIGHT = integer("CRITICAL if more than this are in flight.", -1, **_NOT_CHECKED)
 _REQUEUED = number("CRITICAL if more than this are requeued per second.", -1, **_NOT_CHECKED)
 _TIMED_OUT = number("CRITICAL if more than this time out per second.", -1, **_NOT_CHECKED)
 _AGE = duration(
@@ -69,8 +50,6 @@ class CheckOptions(Options):
     )
     depth_warn: int = _warn(_DEPTH)
     depth_crit: int = _DEPTH
-    inflight_warn: int = _warn(_IN_FLIGHT)
-    inflight_crit: int = _IN_FLIGHT
     requeue_rate_warn: float = _warn(_REQUEUED)
     requeue_rate_crit: float = _REQUEUED
     timeout_rate_warn: float = _warn(_TIMED_OUT)
@@ -97,10 +76,39 @@ class CheckOptions(Options):
 
     def validate(self) -> None:
         """WARNING comes before CRITICAL."""
-        for name in ("depth", "inflight", "requeue_rate", "timeout_rate", "age"):
+        for name in ("depth", "requeue_rate", "timeout_rate", "age"):
             warn, crit = f"{name}_warn", f"{name}_crit"
             unset = self.declared()[crit].default
             if getattr(self, warn) > getattr(self, crit) != unset:
                 raise ConfigError(
                     f"--{flag_name(warn)} is over --{flag_name(crit)}: it would never be told"
                 )
+
+
+class StatsOptions(CheckOptions):
+    """What ``stats`` reports, how often and how."""
+
+    title = "Report"
+
+    topic: str = topic_name("Only this topic.", default_note="all")
+    channel: str = channel_name("Only channels of this name.", default_note="all")
+    interval: float = duration("Time between reports.", 2.0, minimum=0.01, excludes=("serve",))
+    count: int = integer(
+        "End after this many reports.",
+        0,
+        short="n",
+        default_note="no limit",
+        excludes=_MONITORING,
+    )
+    once: bool = flag(
+        "Report once and at once, with no rates.", excludes=("count", "watch", *_MONITORING)
+    )
+    clients: bool = flag("Report consumers, a row for each.", excludes=_MONITORING)
+    watch: bool = flag(
+        "Show a live view: sort with s, filter with /, end with q.",
+        excludes=("json", "csv", "clients", *_MONITORING),
+    )
+    json: bool = like(
+        JSON, help="Print a JSON object for each report.", excludes=("csv", *_MONITORING)
+    )
+    csv: bool = flag("Print rows with commas between, after a header.", excludes=_MONITORING)

@@ -56,7 +56,6 @@ class Limits:
     """All thresholds of a check: rates are per second, ages in seconds, a minimum of 0 is none."""
 
     depth: Limit = field(default_factory=Limit)
-    in_flight: Limit = field(default_factory=Limit)
     requeue_rate: Limit = field(default_factory=Limit)
     timeout_rate: Limit = field(default_factory=Limit)
     age: Limit = field(default_factory=Limit)
@@ -175,7 +174,6 @@ class _Measure:
 
 _MEASURES = (
     _Measure("depth", "depth {} is over {}", of_topics=True),
-    _Measure("in_flight", "{} in flight, over {}"),
     _Measure("requeue_rate", "{} requeued per second, over {}", is_rate=True),
     _Measure("timeout_rate", "{} timed out per second, over {}", is_rate=True),
     _Measure("age", "messages wait about {} s, over {} s", of_topics=True, is_rate=True, unit="s"),
@@ -295,7 +293,7 @@ def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
     place = _place(row.topic, row.channel)
     yield Datum(f"{place}:depth", row.totals.depth, limits.depth)
     if row.channel:
-        yield Datum(f"{place}:in_flight", row.totals.in_flight, limits.in_flight)
+        yield Datum(f"{place}:in_flight", row.totals.in_flight)
         yield Datum(f"{place}:deferred", row.totals.deferred)
         least = Limit(crit=limits.clients_min or None)
         yield Datum(f"{place}:clients", row.totals.clients, least, "", True)

@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 _TOPIC = "[.a-zA-Z0-9_-]{1,64}"
 _NUMBERED = "-(?:[0-9]{6}|[1-9][0-9]{6,})"
 
+_SAMPLES = [
+    datetime(2022, month, day, hour, 45, 56, tzinfo=UTC)
+    for month, day, hour in product(range(1, 13), range(21, 28), (11, 23))
+]
+"""Times that have every name of a month, of a day and of half a day."""
 _SAMPLE = datetime(2022, 11, 23, 23, 45, 56, tzinfo=UTC)
 """A time whose numbers have all the digits that they can have."""
 _OF_ZONE = {"s": "-?[0-9]+", "z": "[+-][0-9]{4}[0-9.]*", "Z": "[A-Za-z0-9:.+-]+"}
 """What directives write that no sample shows, as it depends on the zone."""
 _PADDED = "ceklr"
 """Directives that may write a space, or nothing, for a leading zero."""
+_LETTERS = re.compile("[A-Za-z]+")
+_RUNS = re.compile("([A-Za-z]+)|([0-9]+)|(.)")
 
 
 class NameMatcher:
@@ -106,12 +113,12 @@ def _of_directive(directive: str) -> str:
         return _OF_ZONE[verb]
     is_padded = len(directive) > 2 or verb in _PADDED
     source = ""
-    for letters, digits, other in re.findall(
-        "([A-Za-z]+)|([0-9]+)|(.)", _SAMPLE.strftime(directive)
-    ):
+    written = [_LETTERS.findall(sample.strftime(directive)) for sample in _SAMPLES]
+    names = zip(*written, strict=True)
+    for letters, digits, other in _RUNS.findall(_SAMPLE.strftime(directive)):
         if digits:
             count = len(digits)
             source += f"[ 0-9]{{1,{count}}}" if is_padded else f"[0-9]{{{count}}}"
         else:
-            source += "[A-Za-z]+" if letters else re.escape(other)
+            source += f"(?:{'|'.join(sorted(set(next(names))))})" if letters else re.escape(other)
     return source

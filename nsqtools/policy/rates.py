@@ -32,6 +32,11 @@ class Counters(NamedTuple):
     paused: bool = False
 
     @property
+    def memory_depth(self) -> int:
+        """What waits in memory."""
+        return self.depth - self.backend_depth
+
+    @property
     def held(self) -> int:
         """What is not finished yet."""
         return self.depth + self.in_flight + self.deferred

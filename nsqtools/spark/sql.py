@@ -125,7 +125,7 @@ def query_archives(
     settings: ArchivesSettings,
     *,
     stop: threading.Event,
-    report: Callable[[tuple[str, int, int]], None],
+    report: Callable[[str, int, int], None],
 ) -> None:
     """Query once.
 
@@ -139,7 +139,7 @@ def query_archives(
         columns = found.columns
     if target.output:
         _check_empty(target.output)
-    report(("querying", 0, 0))
+    report("querying", 0, 0)
     if target.kind == "console":
         assert target.show
         with contextlib.closing(_rows(found, stop)) as rows:

@@ -76,14 +76,13 @@ class TestNagios:
         assert len(read(said).data) == 1
 
     @settings(max_examples=25)
-    @given(rows, st.lists(limits, min_size=5, max_size=5), counts)
+    @given(rows, st.lists(limits, min_size=4, max_size=4), counts)
     def test_who_reads_only_the_numbers_comes_to_the_same_state(
         self, found: list[Row], each: list[Limit], clients_min: int
     ) -> None:
-        depth, in_flight, requeues, timeouts, age = each
+        depth, requeues, timeouts, age = each
         asked = Limits(
             depth=depth,
-            in_flight=in_flight,
             requeue_rate=requeues,
             timeout_rate=timeouts,
             age=age,
@@ -120,7 +119,7 @@ def test_options_are_thresholds_only_where_they_are_given() -> None:
     asked = limits_of(given)
     assert (asked.depth, asked.requeue_rate) == (Limit(None, 0), Limit(0.5))
     assert (asked.age, asked.clients_min, asked.need_rates) == (Limit(None, 60), 1, True)
-    assert not limits_of(CheckOptions(depth_warn=1, inflight_crit=2, paused=True)).need_rates
+    assert not limits_of(CheckOptions(depth_warn=1, clients_min=2, paused=True)).need_rates
 
 
 NOBODY = ("--nsqd-http-address", "127.0.0.1:1")

@@ -42,14 +42,14 @@ def paint(words: tuple[str, ...], sample: Sample) -> None:
 
 
 @click.command(
-    "try",
+    "attempt",
     cls=Command,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.argument("line", nargs=-1, type=click.UNPROCESSED)
 @options(sample=Sample)
 def attempt(line: tuple[str, ...], sample: Sample) -> None:
-    """Try a command line."""
+    """Attempt a command line."""
 
 
 @click.command("draw", cls=Command)
@@ -61,10 +61,10 @@ def draw(sample: Sample) -> None:
 SAMPLES = LazyGroup(
     name="nsqtools",
     table={
-        "paint": LazyCommand(f"{__name__}:paint", "Paint.", "Make"),
-        "draw": LazyCommand(f"{__name__}:draw", "Draw.", "Make"),
-        "try": LazyCommand(f"{__name__}:attempt", "Try a command line.", "Look"),
-        "print": LazyCommand("no.such.module:x", "Never loaded.", "Make"),
+        "paint": LazyCommand("Make", "Paint.", __name__),
+        "draw": LazyCommand("Make", "Draw.", __name__),
+        "attempt": LazyCommand("Look", "Attempt a command line.", __name__),
+        "print": LazyCommand("Make", "Never loaded.", "no.such.module"),
     },
 )
 
@@ -81,7 +81,7 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", ["paint", "draw", "try", "print", "help"]),
+        ("", ["paint", "draw", "attempt", "print", "help"]),
         ("p", ["paint", "print"]),
         ("--he", ["--help"]),
         ("help p", ["paint", "print"]),
@@ -106,14 +106,14 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
         ("draw --picture a\\ b", ["<a b>"]),
         ('draw --tag "x y" --colour r', ["red"]),
         ("paint -- --c", []),
-        ("try ", ["paint", "draw", "try", "print"]),
-        ("try d", ["draw"]),
-        ("try --colour g", ["green", "grey"]),
-        ("try --keep -n 1 d", ["draw"]),
-        ("try draw --ke", ["--keep"]),
-        ("try draw --colour g", ["green", "grey"]),
-        ("try --keep draw -c g", ["green", "grey"]),
-        ("try nosuch --ke", []),
+        ("attempt ", ["paint", "draw", "attempt", "print"]),
+        ("attempt d", ["draw"]),
+        ("attempt --colour g", ["green", "grey"]),
+        ("attempt --keep -n 1 d", ["draw"]),
+        ("attempt draw --ke", ["--keep"]),
+        ("attempt draw --colour g", ["green", "grey"]),
+        ("attempt --keep draw -c g", ["green", "grey"]),
+        ("attempt nosuch --ke", []),
     ],
 )
 def test_a_word_is_completed_by_what_parsing_would_make_of_it(line: str, words: list[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import sections
+from nsqtools.cli.docs import SCRIPTS, script, sections
 from nsqtools.cli.docs.__main__ import documents, main
 from nsqtools.cli.options import ConfigOption, section_of
 from nsqtools.cli.settings import variables
@@ -71,6 +71,11 @@ def test_help_begins_with_one_sentence_and_groups_the_options(node: CommandNode)
         section = done.output.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         assert option.opts[-1].removeprefix("--") in section
     assert "\nOptions:\n" not in done.output
+
+
+def test_the_scripts_of_shells_are_said_once() -> None:
+    links = {path.name: path.read_text() for path in (ROOT / "completions").iterdir()}
+    assert links == {name: script(shell) for shell, name in SCRIPTS.items()}
 
 
 def plain(text: str) -> str:

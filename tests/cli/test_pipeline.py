@@ -268,7 +268,7 @@ def test_a_replay_that_was_stopped_once_its_messages_were_chosen_says_how_many_a
     interrupted = Interrupted(pipeline)
     staged: list[str] = []
 
-    def stage(_: object, settings: Any, *__: object) -> None:
+    def stage(_: object, settings: Any, **__: object) -> None:
         staged.append(settings.staging)
         os.makedirs(settings.staging)
         replayed.save(settings.staging, replayed.ReplayState(chosen, [("part-0", 2000)]))

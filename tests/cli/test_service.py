@@ -15,7 +15,7 @@ from nsqtools.cli.service import consume
 from nsqtools.config import ArchiveSourceOptions, ConsumerConfig, SourceOptions, StopOptions
 from nsqtools.errors import ConfigError, OutputError
 from tests.support.clock import elapse, virtual
-from tests.support.gathering import Gathering, errors, refusing, time
+from tests.support.gathering import Gathering, errors, exit_code, refusing, time
 from tests.support.scripted import Network, undisturbed
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ def serve(
     """The exit code of a command."""
     source = SourceOptions(topic=tuple(topics), nsqd_tcp_address=(str(nsqd.address),))
     config = ConsumerConfig(max_in_flight=100)
-    return asyncio.create_task(
-        consume(source, "c", config, StopOptions(**stop), sink, hangup=hangup)
-    )
+    run = consume(source, "c", config, StopOptions(**stop), sink, hangup=hangup)
+    return asyncio.create_task(exit_code(run))
 
 
 def kill(number: int = signal.SIGTERM) -> None:
@@ -250,7 +249,7 @@ async def test_named_topics_that_do_not_match_a_pattern_are_left_out() -> None:
             nsqd_tcp_address=(str(nsqd.address),),
         )
 
-    assert await consume(source("order"), "c", ConsumerConfig(), stop, sink) == 0
+    await consume(source("order"), "c", ConsumerConfig(), stop, sink)
     assert sorted(sink.said) == ["close", "drain orders", "drain reorder", "open"]
     with pytest.raises(ConfigError, match="--topic-pattern"):
         await consume(source("^x"), "c", ConsumerConfig(), stop, sink)

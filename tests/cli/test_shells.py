@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from nsqtools.cli.docs import completions
+from nsqtools.cli.docs import script
 from tests.support.binaries import needs
 from tests.support.eventually import eventually
 from tests.support.examples import LINES
@@ -143,17 +143,14 @@ class Shell:
 def home(tmp_path: Path) -> Path:
     """A home with the scripts where shells look for them, for bash where its set-up names it."""
     home = tmp_path / "home"
-    script = {
-        name.strip("_").partition(".")[2] or "zsh": text for name, text in completions().items()
-    }
     files = {
         "bin/nsqtools": PROGRAM.format(python=sys.executable),
         ".bashrc": f"{BASHRC.format(prompt=PROMPT)}. ~/nsqtools.bash\n",
-        "nsqtools.bash": script["bash"],
+        "nsqtools.bash": script("bash"),
         ".zshrc": ZSHRC.format(prompt=PROMPT),
-        "functions/_nsqtools": script["zsh"],
+        "functions/_nsqtools": script("zsh"),
         ".config/fish/config.fish": FISHRC.format(prompt=PROMPT),
-        ".config/fish/completions/nsqtools.fish": script["fish"],
+        ".config/fish/completions/nsqtools.fish": script("fish"),
         ".config/nsqtools/config.toml": "[profile.production]\n[profile.staging]\n",
         "my certificate.pem": "",
     }

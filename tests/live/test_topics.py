@@ -17,6 +17,7 @@ from nsqtools.engine.handler import Handler
 from nsqtools.errors import OutputError
 from nsqtools.policy import topics as policy
 from tests.support.eventually import eventually, eventually_async
+from tests.support.gathering import exit_code
 from tests.support.servers import at, drained
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def archive(sink: Sink, pattern: str, lookupd: Nsqlookupd) -> asyncio.Task[int]:
         topic_pattern=pattern, topic_refresh=0.1, lookupd_http_address=(str(lookupd.http),)
     )
     config = ConsumerConfig(max_in_flight=100)
-    return asyncio.create_task(consume(source, "archive", config, StopOptions(), sink))
+    run = consume(source, "archive", config, StopOptions(), sink)
+    return asyncio.create_task(exit_code(run))
 
 
 async def connected(nsqd: Nsqd, topic: str) -> None:

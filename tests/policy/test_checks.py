@@ -42,7 +42,6 @@ def data(verdict: CheckResult) -> dict[str, float | None]:
         ({"depth": Limit(9)}, WARNING, "10 is over 9"),
         ({"depth": Limit(1, 9)}, CRITICAL, "10 is over 9"),
         ({"depth": Limit(None, 0)}, CRITICAL, "10 is over 0"),
-        ({"in_flight": Limit(0)}, WARNING, "3 in flight, over 0"),
         ({"requeue_rate": Limit(0.1)}, WARNING, "0.5 requeued"),
         ({"timeout_rate": Limit(0, 0.2)}, CRITICAL, "0.25 timed out"),
         ({"age": Limit(4.9)}, WARNING, "5 s, over 4.9 s"),
@@ -60,7 +59,6 @@ def test_more_than_a_threshold_is_told_with_its_numbers(
 def test_the_threshold_itself_is_still_ok() -> None:
     limits: dict[str, Any] = {
         "depth": Limit(10, 10),
-        "in_flight": Limit(3),
         "requeue_rate": Limit(0.5),
         "timeout_rate": Limit(0.25),
         "age": Limit(5),

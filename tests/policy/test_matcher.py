@@ -209,3 +209,9 @@ def test_only_directories_on_the_way_to_archives_are_entered() -> None:
     ):
         assert not matcher.descend(directory)
     assert not NameMatcher(pattern(), hostname=HOST, topics={"a"}).descend("a")
+
+
+def test_words_in_a_time_are_those_that_strftime_writes() -> None:
+    of = pattern("<TOPIC>.<DATETIME><REV>.log", "%A-%b-%p")
+    assert read("a.Friday-Nov-PM.log", "a", of=of) == "a"
+    assert read("a.backup-Nov-PM.log", "a", of=of) is None

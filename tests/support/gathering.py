@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from nsqtools.cli.exits import Ended
 from nsqtools.config import ConsumerConfig, StopOptions
 from nsqtools.engine.handler import Handler
 from nsqtools.engine.runner import Runner
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from nsqtools.engine.runner import RunOutcome
     from nsqtools.errors import NSQError
     from tests.support.scripted import ScriptedNsqd
+
+
+async def exit_code(run: Awaitable[None]) -> int:
+    """The exit code of what a command awaits."""
+    try:
+        await run
+    except Ended as ended:
+        return ended.exit_code
+    return 0
 
 
 class Gathering(Handler):

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import click
 
+from nsqtools.cli.docs import SCRIPTS, script
 from nsqtools.cli.options import Command
-
-_FILES = {"bash": "nsqtools.bash", "zsh": "_nsqtools", "fish": "nsqtools.fish"}
 
 
 @click.command(
@@ -21,7 +20,7 @@ _FILES = {"bash": "nsqtools.bash", "zsh": "_nsqtools", "fish": "nsqtools.fish"}
         ("Complete in each zsh, from ~/.zshrc after compinit", "source <(nsqtools completion zsh)"),
     ),
 )
-@click.argument("shell", type=click.Choice(tuple(_FILES)), help="The shell that is to complete.")
+@click.argument("shell", type=click.Choice(tuple(SCRIPTS)), help="The shell that is to complete.")
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
@@ -29,6 +28,4 @@ def completion(shell: str) -> None:
     nsqlookupd or nsqd names within 0.3 s. Where the package put the scripts where shells look for
     them, TAB works already. bash has to be 4.4 or later.
     """
-    from nsqtools.cli.docs import completions
-
-    click.echo(completions()[_FILES[shell]], nl=False)
+    click.echo(script(shell), nl=False)

@@ -26,7 +26,6 @@ from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from logging import Logger
 
     from nsqtools.cli.configfile import ConfigFile, Source
     from nsqtools.cli.settings import Setting
@@ -77,8 +76,14 @@ def show(
     The columns are option, value, source (flag, environment, profile, file or default) and the
     place within it; with all commands, the command comes first. Secrets are masked.
     """
+    import logging  # which a TAB press has no need of
+
     root = ctx.find_root()
-    targets = [_find(root, command_line)] if command_line else [(c, ()) for c in _leaves(root)]
+    targets: list[tuple[click.Context, Sequence[str]]] = (
+        [_find(root, command_line)]
+        if command_line
+        else [(each, ()) for each in contexts(root) if groups_of(each.command)]
+    )
     rows: list[OptionRow] = []
     warnings: dict[str, None] = {}
     for target, args in targets:
@@ -87,7 +92,7 @@ def show(
         warnings |= dict.fromkeys(chosen.warnings)
         rows += _rows(parsed, chosen)
     for warning in warnings:
-        _log().warning(warning)
+        logging.getLogger(__name__).warning(warning)
     if form.json:
         print_json([row._asdict() for row in rows])
         return
@@ -120,11 +125,6 @@ def _find(root: click.Context, command_line: Sequence[str]) -> tuple[click.Conte
             f"{' '.join(words(ctx))}: has no options to show", click.get_current_context()
         )
     return ctx, rest
-
-
-def _leaves(ctx: click.Context) -> list[click.Context]:
-    """Contexts of all commands that have options of ``nsqtools.config``."""
-    return [each for each in contexts(ctx) if groups_of(each.command)]
 
 
 def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
@@ -168,12 +168,6 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _log() -> Logger:
-    import logging  # which a TAB press has no need of
-
-    return logging.getLogger(__name__)
-
-
 @config.command(
     "check",
     cls=Command,
@@ -187,10 +181,12 @@ def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> None:
 
     Each problem is a line on standard error; the exit status is then 2.
     """
+    import logging
+
     found = load(file or where.config or None, "" if file else "--config")
     if not found:
         raise ConfigFileError("there is no configuration file to check: name one")
-    log = _log()
+    log = logging.getLogger(__name__)
     for warning in found.warnings:
         log.warning(warning)
     problems = dict.fromkeys(_problems(ctx.find_root(), found, where.profile or None))

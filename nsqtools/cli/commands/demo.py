@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -18,11 +16,9 @@ from nsqtools.cli.options import Command
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from tempfile import TemporaryDirectory
+    from collections.abc import Mapping, Sequence
 
 _EVENTS = 5000
-_CONFIG = "nsqtools.toml"
 _TIMEOUT = 180.0
 
 # This very installation, whatever PATH says and whatever lies in the current folder.
@@ -109,19 +105,90 @@ def demo() -> None:
     It starts a sandbox on free ports, runs command lines as you would type them, and cleans up
     behind itself, also when it is interrupted. No configuration file or variable is read.
     """
-    with _Stage() as stage:
-        _write_events(stage.folder / "events.ndjson")
-        _tell("An nsqd and an nsqlookupd, in memory. A file and variables tell their addresses.")
+    import asyncio
+
+    from nsqtools.cli.service import until_signal
+
+    # With "stty tostop" a group that is not in the foreground could not write otherwise.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    is_over = False
+
+    async def play() -> None:
+        nonlocal is_over
+        await _play()
+        is_over = True
+
+    asyncio.run(until_signal(play()))
+    if not is_over:
+        raise click.ClickException("stopped by a signal before the end")
+
+
+async def _play() -> None:
+    from tempfile import TemporaryDirectory
+
+    from nsqtools.cli.commands.sandbox import addresses
+    from nsqtools.sandbox import Sandbox
+
+    with TemporaryDirectory(prefix="nsqtools-demo-") as name:
+        folder = Path(name)
+        _write_events(folder / "events.ndjson")
+        _tell("An nsqd and an nsqlookupd, in memory. Variables tell their addresses.")
         _prompt("nsqtools sandbox --port 0")
-        line = stage.start_sandbox()
-        click.echo(line)
-        stage.know(json.loads(line))
-        for step in steps():
-            if step.story:
-                _tell(step.story)
-            _prompt(step.line)
-            stage.run(step)
+        async with Sandbox() as running:
+            click.echo(addresses(running))
+            nsqd, http = str(running.nsqd.tcp), str(running.nsqd.http)
+            lookupd = str(running.lookupd.http)
+            environment = {
+                **{name: text for name, text in os.environ.items() if name[:9] != "NSQTOOLS_"},
+                "NSQD_TCP": nsqd,
+                "NSQD_HTTP": http,
+                "NSQTOOLS_CONFIG": "none",
+                "NSQTOOLS_NSQD_TCP_ADDRESS": nsqd,
+                "NSQTOOLS_TAIL_NSQD_HTTP_ADDRESS": http,
+                "NSQTOOLS_LOOKUP_PRODUCERS_LOOKUPD_HTTP_ADDRESS": lookupd,
+            }
+            for step in steps():
+                if step.story:
+                    _tell(step.story)
+                _prompt(step.line)
+                await _run(step, folder, environment)
     _tell("That was all; nothing is left behind. 'nsqtools sandbox' gives you one to play with.")
+
+
+async def _run(step: Scene, folder: Path, environment: Mapping[str, str]) -> None:
+    """Run a command line in a shell; raises ClickException if it fails or prints other text."""
+    import asyncio
+    from shlex import join
+
+    script = f'nsqtools() {{ {join(_NSQTOOLS)} "$@"; }}\n{step.line}'
+    process = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", script),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE if step.expected else None,
+        cwd=folder,
+        env=environment,
+        process_group=0,  # so that its children are killed with it
+    )
+    try:
+        async with asyncio.timeout(_TIMEOUT):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise click.ClickException(f"'{step.line}' still runs after {_TIMEOUT:g} s") from None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    if process.returncode in (Exit.PIPE_CLOSED, -signal.SIGPIPE):
+        raise BrokenPipeError
+    if process.returncode:
+        raise click.ClickException(f"'{step.line}' ended with exit status {process.returncode}")
+    if step.expected:
+        text = output.decode()
+        click.echo(text, nl=False)
+        if text.strip() != step.expected:
+            raise click.ClickException(
+                f"'{step.line}' printed {text.strip()!r}, not {step.expected}"
+            )
 
 
 def steps() -> Sequence[Scene]:
@@ -133,128 +200,6 @@ def steps() -> Sequence[Scene]:
     except ConfigError:
         return [step for step in STEPS if step not in _LAKE]
     return STEPS
-
-
-class _Stage:
-    """A context manager: a folder and processes in it, all removed however the context ends.
-
-    Every process leads its own group, so that its children are killed with it. The handler of a
-    signal kills the processes and records the signal; ``check`` raises the error. Raised by the
-    handler, the error could come between the start of a process and its entry in the list.
-    """
-
-    folder: Path
-
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[str]] = []
-        self._signal = 0
-        self._handlers: dict[int, Any] = {}
-        self._created: TemporaryDirectory[str] | None = None
-        self._addresses: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        from tempfile import TemporaryDirectory
-
-        # With "stty tostop" a group that is not in the foreground could not write otherwise.
-        self._handlers[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                self._handlers[number] = signal.signal(number, self._caught)
-        self._created = TemporaryDirectory(prefix="nsqtools-demo-")
-        self.folder = Path(self._created.name)
-        (self.folder / _CONFIG).touch()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._kill()
-        for process in self._processes:
-            process.wait()
-            if process.stdout:
-                process.stdout.close()
-        if self._created:
-            self._created.cleanup()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def start_sandbox(self) -> str:
-        """Start ``nsqtools sandbox`` and return the line that it prints: addresses, as JSON."""
-        from select import select
-
-        process = self._start([*_NSQTOOLS, "sandbox", "--port", "0"], capture=True)
-        assert process.stdout
-        ready, _, _ = select([process.stdout], [], [], _TIMEOUT)
-        line = process.stdout.readline() if ready else ""
-        self.check()
-        if not line:
-            raise click.ClickException("the sandbox did not start")
-        return line.rstrip("\n")
-
-    def know(self, addresses: dict[str, str]) -> None:
-        """Write the addresses of the servers to the configuration file; keep them as variables."""
-        _write_configuration(self.folder / _CONFIG, addresses)
-        self._addresses = {
-            "NSQD_TCP": addresses["nsqd_tcp_address"],
-            "NSQD_HTTP": addresses["nsqd_http_address"],
-        }
-
-    def run(self, step: Scene) -> None:
-        """Run a command line in a shell; raises ClickException if it fails or prints other text."""
-        from shlex import join
-
-        capture = bool(step.expected)
-        script = f'nsqtools() {{ {join(_NSQTOOLS)} "$@"; }}\n{step.line}'
-        process = self._start(["/bin/sh", "-c", script], capture=capture)
-        with suppress(subprocess.TimeoutExpired):
-            output, _ = process.communicate(timeout=_TIMEOUT)
-        self.check()
-        if process.returncode is None:
-            raise click.ClickException(f"'{step.line}' still runs after {_TIMEOUT:g} s")
-        if process.returncode in (Exit.PIPE_CLOSED, -signal.SIGPIPE):
-            raise BrokenPipeError
-        if process.returncode:
-            raise click.ClickException(f"'{step.line}' ended with exit status {process.returncode}")
-        if capture:
-            click.echo(output, nl=False)
-            if output.strip() != step.expected:
-                raise click.ClickException(
-                    f"'{step.line}' printed {output.strip()!r}, not {step.expected}"
-                )
-
-    def check(self) -> None:
-        """Raise KeyboardInterrupt or ClickException if a signal came."""
-        if self._signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self._signal:
-            name = signal.Signals(self._signal).name
-            raise click.ClickException(f"stopped by {name} before the end")
-
-    def _start(self, command: Sequence[str], *, capture: bool) -> subprocess.Popen[str]:
-        process = subprocess.Popen(  # noqa: S603 - our own lines
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if capture else None,
-            cwd=self.folder,
-            env=self._environment(),
-            process_group=0,
-            text=True,
-        )
-        self._processes.append(process)
-        self.check()
-        return process
-
-    def _environment(self) -> dict[str, str]:
-        own = {name: text for name, text in os.environ.items() if not name.startswith("NSQTOOLS_")}
-        return {**own, **self._addresses, "NSQTOOLS_CONFIG": str(self.folder / _CONFIG)}
-
-    def _caught(self, number: int, _: object) -> None:
-        self._signal = self._signal or number
-        self._kill()
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _tell(story: str) -> None:
@@ -274,14 +219,3 @@ def _write_events(path: Path) -> None:
     events = sample_events(random.Random(1), time.time)  # noqa: S311
     with path.open("wb") as file:
         file.writelines(next(events) + b"\n" for _ in range(_EVENTS))
-
-
-def _write_configuration(path: Path, addresses: dict[str, str]) -> None:
-    path.write_text(
-        f"[defaults]\n"
-        f'nsqd-tcp-address = "{addresses["nsqd_tcp_address"]}"\n'
-        f"[tail]\n"
-        f'nsqd-http-address = "{addresses["nsqd_http_address"]}"\n'
-        f"[lookup]\n"
-        f'lookupd-http-address = "{addresses["lookupd_http_address"]}"\n'
-    )

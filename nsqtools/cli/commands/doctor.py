@@ -55,11 +55,7 @@ def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
 def _question(where: DoctorOptions) -> Question:
     from nsqtools.cli.remotes import addresses
     from nsqtools.engine.doctor.examine import Question
-    from nsqtools.names import check_name
 
-    check_name("topic", where.topic)
-    if where.channel:
-        check_name("channel", where.channel)
     # An HTTP address alone is of the nsqd in question, whose /info gives its TCP address.
     alone = where.nsqd_http_address and where.nsqd_tcp_address == _HERE
     return Question(
@@ -82,15 +78,14 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def _print_json(where: DoctorOptions, findings: Sequence[Finding]) -> None:
+    from dataclasses import asdict
+
     from nsqtools.cli.output import print_json
 
     print_json(
         {
             "topic": where.topic,
             "channel": where.channel,
-            "findings": [
-                {"level": each.level, "check": each.check, "text": each.text, "fix": each.fix}
-                for each in findings
-            ],
+            "findings": [asdict(each) for each in findings],
         }
     )

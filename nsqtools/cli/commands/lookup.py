@@ -12,7 +12,6 @@ from nsqtools.cli.remotes import client_limits
 from nsqtools.config import LookupOptions
 from nsqtools.config.option import Option
 from nsqtools.errors import NSQError
-from nsqtools.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -90,7 +89,6 @@ def nodes(*, where: LookupOptions) -> None:
 
 def _look_up(where: LookupOptions, topic: str) -> list[Lookup]:
     """The answers about a topic; raises NSQError if no nsqlookupd knows it."""
-    check_name("topic", topic)
     found = _ask(where, lambda client: client.lookup(topic))
     if not any(reply.known for reply in found):
         raise NSQError(f"no nsqlookupd knows topic {topic}: see nsqtools lookup topics")
@@ -154,14 +152,7 @@ def _topics(producer: Registration) -> str:
 
 
 def _as_json(producer: Registration, *, topics: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "broadcast_address": producer.broadcast_address,
-        "hostname": producer.hostname,
-        "remote_address": producer.remote_address,
-        "tcp_port": producer.tcp_port,
-        "http_port": producer.http_port,
-        "version": producer.version,
-    }
+    fields = ["broadcast_address", "hostname", "remote_address", "tcp_port", "http_port", "version"]
     if topics:
-        entry |= {"topics": list(producer.topics), "tombstones": list(producer.tombstones)}
-    return entry
+        fields += ["topics", "tombstones"]
+    return {name: getattr(producer, name) for name in fields}

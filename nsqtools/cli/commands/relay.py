@@ -50,7 +50,7 @@ def relay(
     metrics: MetricsOptions,
     config: ConsumerConfig,
     target: ProducerConfig,
-) -> int:
+) -> None:
     """Relay topics to topics of another nsqd.
 
     A message is finished once the destination has it. It goes to the topic of the same name unless
@@ -66,12 +66,12 @@ def relay(
     if relaying.status_every or stop.until_empty:
         show_status()
 
-    async def work() -> int:
+    async def work() -> None:
         sink = _sink(source, relaying, dead, stop, config, target)
         consuming = _slowed(config, relaying)
-        return await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
+        await consume(source, source.channel, consuming, stop, sink, metrics=metrics)
 
-    return asyncio.run(work())
+    asyncio.run(work())
 
 
 def _sink(

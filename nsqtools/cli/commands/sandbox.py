@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsqtools.cli.exits import Exit
 from nsqtools.cli.options import Command, options
 from nsqtools.config import NsqdOptions, SandboxOptions
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     guide="sandbox",
 )
 @options(where=SandboxOptions, nsqd=NsqdOptions)
-def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:
+def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> None:
     """Run an embedded nsqd and nsqlookupd, in memory.
 
     They speak the protocols of the real ones, for demonstrations and for tests of consumers and
@@ -31,21 +30,21 @@ def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> int:
 
     from nsqtools.cli.service import until_signal
 
-    return asyncio.run(until_signal(_serve(where, nsqd)))
+    asyncio.run(until_signal(_serve(where, nsqd)))
 
 
-async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> int:
+async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> None:
     import asyncio
 
     from nsqtools.sandbox import Sandbox
 
     async with Sandbox(where, nsqd) as running:
-        click.echo(_addresses(running) if where.port == 0 else _welcome(running, where))
+        click.echo(addresses(running) if where.port == 0 else _welcome(running, where))
         await asyncio.Event().wait()
-        return Exit.DONE
 
 
-def _addresses(running: Sandbox) -> str:
+def addresses(running: Sandbox) -> str:
+    """Where its servers listen, as a line of JSON."""
     import json
 
     found = {

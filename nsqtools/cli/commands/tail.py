@@ -35,7 +35,7 @@ def tail(
     stop: StopOptions,
     metrics: MetricsOptions,
     config: ConsumerConfig,
-) -> int:
+) -> None:
     """Print the messages of a topic.
 
     Without --channel it creates its own ephemeral channel: it prints copies of the messages that
@@ -50,7 +50,7 @@ def tail(
 
     channel = source.channel or f"tail{random.randrange(10**6):06d}#ephemeral"  # noqa: S311
     sink = StreamSink(_STDOUT, _writer(form))
-    return asyncio.run(consume(source, channel, config, stop, sink, metrics=metrics))
+    asyncio.run(consume(source, channel, config, stop, sink, metrics=metrics))
 
 
 def _writer(form: TailOptions) -> Writer:

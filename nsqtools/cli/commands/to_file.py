@@ -33,7 +33,7 @@ def to_file(
     stop: StopOptions,
     metrics: MetricsOptions,
     config: ConsumerConfig,
-) -> int:
+) -> None:
     """Archive topics in files.
 
     A message is finished once it is on disk, in a file that stays readable after a crash. The name
@@ -51,4 +51,4 @@ def to_file(
     consuming = consume(
         source, source.channel, config, stop, sink, metrics=metrics, hangup=sink.reopen
     )
-    return asyncio.run(consuming)
+    asyncio.run(consuming)

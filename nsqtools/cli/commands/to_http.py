@@ -44,7 +44,7 @@ def to_http(
     stop: DeliveryStopOptions,
     metrics: MetricsOptions,
     config: ConsumerConfig,
-) -> int:
+) -> None:
     """Deliver messages to HTTP endpoints.
 
     A message is finished once an endpoint has taken it; until then it is tried again.
@@ -59,11 +59,11 @@ def to_http(
     if http.status_every:
         show_status()
 
-    async def deliver() -> int:
+    async def deliver() -> None:
         sink = http_sink(source, http, dead, config)
-        return await consume(source, source.channel, config, stop, sink, metrics=metrics)
+        await consume(source, source.channel, config, stop, sink, metrics=metrics)
 
-    return asyncio.run(deliver())
+    asyncio.run(deliver())
 
 
 def http_sink(

@@ -23,6 +23,9 @@ _HERE = os.path.dirname(__file__)
 _INCLUDE = re.compile(r"^%include (\S+)\n", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+)\n", re.MULTILINE)
 
+SCRIPTS = {"bash": "nsqtools.bash", "zsh": "_nsqtools", "fish": "nsqtools.fish"}
+"""The files of completion scripts, named as each shell wants it."""
+
 EXAMPLES = "EXAMPLES"
 """The section of a command's examples: sentences without full stops, each above a command line."""
 
@@ -53,10 +56,9 @@ def guide(topic: str) -> str:
     return "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())
 
 
-def completions() -> dict[str, str]:
-    """The completion scripts of shells, by the names of their files."""
-    names = sorted(os.listdir(os.path.join(_HERE, "completions")))
-    return {name: _text("completions", name) for name in names}
+def script(shell: str) -> str:
+    """The completion script of a shell; ``completions/`` of the checkout links to these files."""
+    return _text("completions", SCRIPTS[shell])
 
 
 def _read(name: str) -> str:

@@ -1,8 +1,7 @@
 """Generated documents: ``python -m nsqtools.cli.docs [--check] [ROOT]`` writes or compares them.
 
-They are the manual pages in ``man/`` and the completions in ``completions/``. ``ROOT`` is the top
-of the checkout. With ``--check`` nothing is written: the names of files that differ are printed,
-and the exit status is 1 if there are any.
+They are the manual pages in ``man/``. ``ROOT`` is the top of the checkout. With ``--check`` nothing
+is written: the names of files that differ are printed, and the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsqtools.cli import cli
-from nsqtools.cli.docs import completions, guides
+from nsqtools.cli.docs import guides
 from nsqtools.cli.docs.manpages import guide_page, page
 from nsqtools.cli.tree import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+    from collections.abc import Sequence
 
 _ROOT = Path(__file__).parents[3]
 
@@ -28,29 +26,7 @@ def documents() -> dict[str, str]:
     """The text of every generated file, by its name below the top of the checkout."""
     nodes = walk(cli)
     found = {f"man/man1/{node.page}.1": page(node, nodes) for node in nodes}
-    found |= {f"man/man{name[-1]}/{name}": guide_page(name) for name in guides().values()}
-    found |= {f"completions/{name}": text for name, text in completions().items()}
-    return found
-
-
-def stale(root: Path, wanted: Mapping[str, str]) -> list[str]:
-    """Names of files in the generated folders that nothing generates any more."""
-    folders = {name.partition("/")[0] for name in wanted if "/" in name}
-    paths = (path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
-    there = {path.relative_to(root).as_posix() for path in paths}
-    return sorted(there - set(wanted))
-
-
-def differing(root: Path, wanted: Mapping[str, str]) -> list[str]:
-    """Names of files that are missing or have another text."""
-    return [name for name, text in wanted.items() if _read(root / name) != text]
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+    return found | {f"man/man{name[-1]}/{name}": guide_page(name) for name in guides().values()}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,7 +36,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("root", nargs="?", type=Path, default=_ROOT, help="top of the checkout")
     given = parser.parse_args(argv)
     wanted = documents()
-    changed, gone = differing(given.root, wanted), stale(given.root, wanted)
+    paths = (path for path in (given.root / "man").rglob("*") if path.is_file())
+    there = {path.relative_to(given.root).as_posix(): path.read_text("utf-8") for path in paths}
+    changed = [name for name, text in wanted.items() if there.get(name) != text]
+    gone = sorted(there.keys() - wanted.keys())
     for name in changed + gone:
         print(name)
     if given.check:

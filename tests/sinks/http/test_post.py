@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from nsqtools.errors import HTTPError
 from nsqtools.policy.endpoints import Endpoints
 from nsqtools.policy.verdicts import Statuses, Verdict
 from nsqtools.sinks.http.arguments import make_endpoints

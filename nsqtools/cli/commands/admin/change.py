@@ -26,7 +26,6 @@ from nsqtools.engine.changes import (
     producers,
 )
 from nsqtools.errors import ConfigError, NSQError, UnreachableError
-from nsqtools.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,10 +46,8 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
     there is no terminal to confirm that on, UnreachableError if no server answers, and NSQError if
     no server has the topic or channel.
     """
-    target = _target(topic, channel)
-    request = ChangeRequest(f"{target.kind} {verb}", target, where)
-    if isinstance(where, LossOptions):
-        _require_consent(request)
+    target = Target(topic, channel)
+    request = ChangeRequest(target.kind, verb, target, where, isinstance(where, LossOptions))
     found = request.survey()
     stages = plan(verb, target, found)
     if channel or verb != "create":
@@ -59,8 +56,8 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
         if not any(stages):
             raise NSQError(f"no nsqd has {target}; nsqlookupd alone knows of it")
         _warn_of_lookupds(found)
-    if isinstance(where, LossOptions):
-        _confirm(request, _what_is_lost(verb, target, found), verb)
+    if request.loses:
+        _confirm(request, _what_is_lost(verb, target, found))
     _do(request, stages)
     if found.blind and not where.dry_run:
         raise Ended(Exit.PARTIAL)
@@ -68,26 +65,46 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
 
 def hide(topic: str, node: str, where: TombstoneOptions) -> None:
     """Tombstone an nsqd for a topic; raises as ``change`` does."""
-    request = ChangeRequest("node tombstone", _target(topic), where)
-    if where.delete:
-        _require_consent(request)
+    request = ChangeRequest("node", "tombstone", Target(topic), where, where.delete)
     found = request.survey()
     producer = _find_node(found, topic, node)
     stages = plan_tombstone(topic, producer, found, delete=where.delete)
     if where.delete:
         mine = [each for each in found.holdings if each.node.tcp == producer.tcp]
         lost = _describe(loss("delete", request.target, mine))
-        _confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}", "delete")
+        _confirm(request, f"topic {topic} on nsqd {producer.http}: {lost}")
     _do(request, stages)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRequest:
-    """What the user asked for; ``words`` are the command as typed, such as ``topic delete``."""
+    """What the user asked for: ``kind`` and ``action`` are the command, such as ``topic delete``.
 
-    words: str
+    Raises ConfigError if it ``loses`` messages and there is no terminal to confirm that on.
+    """
+
+    kind: str
+    action: str
     target: Target
     where: ChangeOptions
+    loses: bool
+
+    def __post_init__(self) -> None:
+        if self.must_ask and not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise ConfigError(
+                f"{self.words} loses messages: give --yes, as there is no terminal to ask on"
+            )
+
+    @property
+    def words(self) -> str:
+        """The command as it is typed."""
+        return f"{self.kind} {self.action}"
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether a confirmation is needed."""
+        consents = isinstance(self.where, LossOptions) and self.where.yes
+        return self.loses and not (self.where.dry_run or consents)
 
     def survey(self) -> Survey:
         """Find out which servers have the topic; raises UnreachableError if none answers."""
@@ -99,13 +116,6 @@ class ChangeRequest:
         where = self.where
         limits = client_limits(where)
         return Servers(where.lookupd_http_address, nsqds_of(where), limits, where.timeout)
-
-
-def _target(topic: str, channel: str = "") -> Target:
-    check_name("topic", topic)
-    if channel:
-        check_name("channel", channel)
-    return Target(topic, channel)
 
 
 def _warn_of_lookupds(found: Survey) -> None:
@@ -154,24 +164,12 @@ def _find_node(found: Survey, topic: str, text: str) -> Registration:
     return producer
 
 
-def _is_settled(where: ChangeOptions) -> bool:
-    """Whether the options make a confirmation needless."""
-    return where.dry_run or (isinstance(where, LossOptions) and where.yes)
-
-
-def _require_consent(request: ChangeRequest) -> None:
-    """Raise ConfigError if a confirmation is needed and there is no terminal to ask on."""
-    if not (_is_settled(request.where) or (sys.stdin.isatty() and sys.stderr.isatty())):
-        raise ConfigError(
-            f"{request.words} loses messages: give --yes, as there is no terminal to ask on"
-        )
-
-
-def _confirm(request: ChangeRequest, about: str, verb: str) -> None:
-    """Ask on the terminal whether to go on; raises Ended if the answer is no."""
-    if _is_settled(request.where):
+def _confirm(request: ChangeRequest, about: str) -> None:
+    """Ask on the terminal whether to go on, if need be; raises Ended if the answer is no."""
+    if not request.must_ask:
         return
     name = request.target.channel or request.target.topic
+    verb = "empty" if request.action == "empty" else "delete"
     click.echo(one_line(about), err=True)
     click.echo(f"Type yes or {name} to {verb} it: ", err=True, nl=False)
     if sys.stdin.readline().strip() not in ("yes", name):
@@ -214,16 +212,26 @@ def _do(request: ChangeRequest, stages: Stages) -> None:
 
 
 def _print(request: ChangeRequest, steps: Sequence[Step]) -> None:
-    """Print the requests that would be sent, or else how each ended."""
-    dry_run = request.where.dry_run
+    """Print a line, or an entry of JSON, for each step that was taken or, dry, is planned."""
+    planned, target = request.where.dry_run, request.target
     if request.where.json:
-        _print_as_json(request, [_entry(each, dry_run=dry_run) for each in steps])
-    elif dry_run:
-        rows = [[each.server, each.name, each.request, _said(each)] for each in steps]
-        print_rows(["server", "address", "request", "note"], rows)
-    else:
-        rows = [[each.server, each.name, _said(each) or "done"] for each in steps]
-        print_rows(["server", "address", request.words], rows)
+        print_json(
+            {
+                "kind": request.kind,
+                "action": request.action,
+                "topic": target.topic,
+                **({"channel": target.channel} if target.channel else {}),
+                "dry_run": planned,
+                "servers": [_entry(each, planned=planned) for each in steps],
+            }
+        )
+        return
+    header = ["server", "address", *(["request", "note"] if planned else [request.words])]
+    rows = []
+    for step in steps:
+        more = [step.request, _said(step)] if planned else [_said(step) or "done"]
+        rows.append([step.server, step.name, *more])
+    print_rows(header, rows)
 
 
 def _said(step: Step) -> str:
@@ -232,28 +240,14 @@ def _said(step: Step) -> str:
     return step.note
 
 
-def _entry(step: Step, *, dry_run: bool) -> dict[str, Any]:
-    result = "planned" if dry_run else "unchanged" if step.note else "done"
+def _entry(step: Step, *, planned: bool) -> dict[str, Any]:
+    error, note = step.error, step.note
+    result = "failed" if error else "planned" if planned else "unchanged" if note else "done"
     return {
         "server": step.server,
         "address": step.name,
         "request": step.request,
-        "result": "failed" if step.error else result,
-        "note": step.note,
-        "error": str(step.error) if step.error else "",
+        "result": result,
+        "note": note,
+        "error": str(error) if error else "",
     }
-
-
-def _print_as_json(request: ChangeRequest, entries: list[dict[str, Any]]) -> None:
-    kind, _, verb = request.words.partition(" ")
-    target = request.target
-    print_json(
-        {
-            "kind": kind,
-            "action": verb,
-            "topic": target.topic,
-            **({"channel": target.channel} if target.channel else {}),
-            "dry_run": request.where.dry_run,
-            "servers": entries,
-        }
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from nsqtools.cli.options import Command, CommandGroup, options
@@ -22,7 +24,6 @@ from nsqtools.config import (
     StreamSourceOptions,
     TargetOptions,
 )
-from nsqtools.errors import ConfigError
 
 
 @click.group("pipeline", cls=CommandGroup)
@@ -51,26 +52,14 @@ def pipeline() -> None:
     metrics=MetricsOptions,
     config=StreamConfig,
 )
-def archive(
-    *,
-    source: StreamSourceOptions,
-    lake: LakeOptions,
-    bodies: BodyOptions,
-    stream: StreamOptions,
-    spark: SparkOptions,
-    metrics: MetricsOptions,
-    config: StreamConfig,
-) -> None:
+def archive(**groups: Any) -> None:
     """Archive topics in Parquet, each message once.
 
     Files are in date=*/hour=*/batch=* below --output, by when messages were published (UTC). A
     message is finished once it is on disk in --staging. A run that was killed is repeated by the
     next one, file by file: whoever reads the files sees each message once.
     """
-    _require_spark()
-    from nsqtools.cli.commands.pipeline import stream as work
-
-    work.archive(source, lake, bodies, stream, spark, metrics, config)
+    _module("stream").archive(**groups)
 
 
 @pipeline.command(
@@ -84,22 +73,13 @@ def archive(
     spark=SparkOptions,
     metrics=MetricsOptions,
 )
-def compact(
-    *,
-    inputs: InputOptions,
-    compaction: CompactOptions,
-    spark: SparkOptions,
-    metrics: MetricsOptions,
-) -> None:
+def compact(**groups: Any) -> None:
     """Merge archives into few files, sorted, each message once.
 
     Archives are those of pipeline archive and of to-file. Only what is new since the last run is
     read, and only the hours that it falls into are written anew.
     """
-    _require_spark()
-    from nsqtools.cli.commands.pipeline import jobs
-
-    jobs.compact(inputs, compaction, spark, metrics)
+    _module("jobs").compact(**groups)
 
 
 @pipeline.command(
@@ -115,24 +95,13 @@ def compact(
     metrics=MetricsOptions,
     config=ProducerConfig,
 )
-def replay(
-    *,
-    target: TargetOptions,
-    inputs: InputOptions,
-    replaying: ReplayOptions,
-    spark: SparkOptions,
-    metrics: MetricsOptions,
-    config: ProducerConfig,
-) -> None:
+def replay(**groups: Any) -> None:
     """Publish archives to a topic.
 
     Archives are those of pipeline archive, pipeline compact and to-file. Every message is published
     at least once: a run that was killed is continued by the next one.
     """
-    _require_spark()
-    from nsqtools.cli.commands.pipeline import jobs
-
-    jobs.replay(target, inputs, replaying, spark, metrics, config)
+    _module("jobs").replay(**groups)
 
 
 @pipeline.command(
@@ -151,38 +120,24 @@ def replay(
     target=ProducerConfig,
     config=StreamConfig,
 )
-def sql(
-    *,
-    source: QuerySourceOptions,
-    asked: QueryOptions,
-    inputs: QueryInputOptions,
-    bodies: BodyOptions,
-    stream: StreamOptions,
-    spark: SparkOptions,
-    metrics: MetricsOptions,
-    config: StreamConfig,
-    target: ProducerConfig,
-) -> None:
+def sql(**groups: Any) -> None:
     """Query topics, or archives, with SQL.
 
     The result goes to Parquet or JSON files, to another topic, or to standard output. Over topics
     the query is a streaming one, with windows and watermarks, and messages are consumed: they are
     finished once they are on disk in --staging.
     """
-    _require_spark()
-    from nsqtools.cli.commands.pipeline import query
-
-    if inputs.input:
-        query.of_archives(asked, inputs, bodies, stream, spark, metrics, source, target)
-        return
-    for name in ("topic", "channel"):
-        if not getattr(source, name):
-            raise ConfigError(f"--{name} is required, unless --input names archives")
-    query.of_topics(source, asked, bodies, stream, spark, metrics, config, target)
+    _module("query").sql(**groups)
 
 
-def _require_spark() -> None:
-    """Raise ConfigError if Spark or Java is missing, before a module imports it."""
+def _module(name: str) -> Any:
+    """A module of this package, which imports Spark; raises ConfigError if that or Java is missing.
+
+    Its function takes what ``options`` gives the command.
+    """
+    from importlib import import_module
+
     from nsqtools.spark.sparksession import require_spark
 
     require_spark()
+    return import_module(f"{__name__}.{name}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from nsqtools.cli.commands.pipeline.preflight import check_free, check_inputs, locked
 from nsqtools.cli.commands.pipeline.run import Run
@@ -15,16 +16,13 @@ from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config.units import counted
 from nsqtools.errors import ConfigError, RecordError
 from nsqtools.spark import compact as compacting
-from nsqtools.spark import replay as replaying
+from nsqtools.spark import replay as republishing
 from nsqtools.spark.compact import CompactSettings
 from nsqtools.spark.folders import check_output
 from nsqtools.spark.places import OURS, local
-from nsqtools.spark.replay import Replayed, ReplaySettings
+from nsqtools.spark.replay import ReplaySettings
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
-
     from nsqtools.config import (
         CompactOptions,
         InputOptions,
@@ -40,7 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def compact(
-    inputs: InputOptions, compaction: CompactOptions, spark: SparkOptions, metrics: MetricsOptions
+    *,
+    inputs: InputOptions,
+    compaction: CompactOptions,
+    spark: SparkOptions,
+    metrics: MetricsOptions,
 ) -> None:
     """Merge archives; raises Ended with PARTIAL if an input could not be deleted."""
     settings = CompactSettings(
@@ -72,15 +74,10 @@ def compact(
 async def _compact(
     settings: CompactSettings, spark: SparkOptions, metrics: MetricsOptions
 ) -> Compacted:
-    done: Compacted
-
-    def work(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
-        nonlocal done
-        done = compacting.compact(spark, settings, stop, _steps(report))
-
+    run = Run(spark, metrics, StepView())
+    work = partial(compacting.compact, settings=settings)
     try:
-        run = Run(spark, metrics, StepView())
-        await run.until_done(work, if_stopped="stopped: the output is as it was")
+        done: Compacted = await run.until_done(work, if_stopped="stopped: the output is as it was")
     except RecordError as error:
         raise RecordError(
             f"{error}; nothing was changed or deleted: move that file away, or leave it out"
@@ -89,9 +86,10 @@ async def _compact(
 
 
 def replay(
+    *,
     target: TargetOptions,
     inputs: InputOptions,
-    asked: ReplayOptions,
+    replaying: ReplayOptions,
     spark: SparkOptions,
     metrics: MetricsOptions,
     config: ProducerConfig,
@@ -104,15 +102,15 @@ def replay(
         inputs=inputs.input,
         topic=target.topic,
         nsqds=addresses(target.nsqd_tcp_address),
-        staging=asked.staging or _replay_staging(inputs.input[0], target.topic),
+        staging=replaying.staging or _replay_staging(inputs.input[0], target.topic),
         config=with_secret(config),
         layout=layout(inputs),
-        where=asked.where,
-        order_by=asked.order_by,
-        rate=asked.rate,
+        where=replaying.where,
+        order_by=replaying.order_by,
+        rate=replaying.rate,
     )
-    with locked(asked.lock):
-        check_free(f"{settings.staging}/{replaying.LOCK}")
+    with locked(replaying.lock):
+        check_free(f"{settings.staging}/{republishing.LOCK}")
         asyncio.run(_replay(settings, spark, metrics))
 
 
@@ -127,21 +125,13 @@ def _replay_staging(place: str, topic: str) -> str:
 
 async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: MetricsOptions) -> None:
     run = Run(spark, metrics, StepView())
-    done = Replayed()
-
-    def choose(spark: Any, *, stop: threading.Event, report: Callable[[Any], None]) -> None:
-        replaying.stage(spark, settings, stop, _steps(report))
-
-    def send(report: Callable[[Any], None]) -> None:
-        nonlocal done
-        done = replaying.publish(settings, run.stop, _steps(report))
-
-    if not replaying.is_staged(settings):
+    if not republishing.is_staged(settings):
         check_inputs(settings.inputs)
-        await replaying.reach(settings)
+        await republishing.reach(settings)
         none_chosen = "stopped before the messages were chosen: none is published"
-        await run.until_done(choose, if_stopped=none_chosen)
-    await run.without_spark(send)
+        stage = partial(republishing.stage, settings=settings)
+        await run.until_done(stage, if_stopped=none_chosen)
+    done = await run.without_spark(partial(republishing.publish, settings, run.stop))
     now = done.published - done.before
     told = f"{counted(now, 'message')} published"
     if done.before:
@@ -157,8 +147,3 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
     if done.stopped and not now:
         log.warning("stopped before a message was published: %s are left", f"{done.left:,}")
         raise Ended(run.signals.exit_code(Exit.FAILURE))
-
-
-def _steps(report: Callable[[Any], None]) -> Callable[[str, int, int], None]:
-    """A job's report of a step, passed on as the fact that StepView takes."""
-    return lambda step, done, total: report((step, done, total))

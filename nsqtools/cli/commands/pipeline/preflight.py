@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,20 +32,13 @@ def locked(path: str) -> Iterator[None]:
 
     Entering raises LockedError if another process has it, ConfigError if it cannot be.
     """
-    if not path:
+    with ExitStack() as held:
+        if path:
+            try:
+                held.enter_context(Lock(path, keep=True))
+            except OSError as error:
+                raise ConfigError(f"--lock {path}: {error.strerror}") from error
         yield
-        return
-    lock = Lock(path, keep=True)
-    try:
-        held = lock.acquire()
-    except OSError as error:
-        raise ConfigError(f"--lock {path}: {error.strerror}") from error
-    if not held:
-        raise lock.refusal()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def check_free(path: str) -> None:

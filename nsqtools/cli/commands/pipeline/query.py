@@ -28,7 +28,7 @@ from nsqtools.cli.commands.pipeline.sources import (
     servers,
     source_options,
 )
-from nsqtools.cli.commands.pipeline.stream import Places, StreamJob, run_stream
+from nsqtools.cli.commands.pipeline.stream import Places, StreamJob
 from nsqtools.cli.commands.pipeline.views import StepView
 from nsqtools.cli.output import print_rows
 from nsqtools.cli.remotes import beside_producer
@@ -70,17 +70,65 @@ _ROWS = 1000  # of a table on a terminal
 _GOES = 100  # milliseconds in which a reader that wants no more is gone
 
 
-def of_topics(
+def sql(
+    *,
     source: QuerySourceOptions,
     asked: QueryOptions,
+    inputs: InputOptions,
     bodies: BodyOptions,
     stream: StreamOptions,
     spark: SparkOptions,
     metrics: MetricsOptions,
-    config: StreamConfig,
     target: ProducerConfig,
+    config: StreamConfig,
 ) -> None:
-    """Run a streaming query over topics."""
+    """Run a query over archives, once, or a streaming one over topics."""
+    query, goal = _query(asked, bodies), _target(asked, source, spark, target)
+    prints = result_format(asked) == "console"
+    if inputs.input:
+        archives = ArchivesSettings(query, goal, inputs.input, layout(inputs))
+        check_inputs(inputs.input)
+        if asked.explain:
+            _explain(archives, spark, metrics)
+            return
+        with locked(stream.lock):
+            work = partial(query_archives, settings=archives)
+            _once(work, spark, metrics, packages_of(goal.sink), prints=prints)
+        return
+    _check_stream(source, asked, stream)
+    with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:
+        places, more = Places.of(stream, asked.output), {}
+        if prints and not stream.checkpoint:
+            places = Places("", scratch, _kept(source, stream.staging))
+            more = {"streamName": "console"}
+        named = source_options(
+            source, stream, beside_producer(config), master=spark.master, staging=places.staging
+        )
+        trigger = stream.trigger if stream.continuous else None
+        settings = StreamSettings(
+            query, goal, more | named, Stream(places.checkpoint, trigger, asked.output_mode)
+        )
+        if asked.explain:
+            _explain(settings, spark, metrics)
+            return
+        StreamJob(
+            partial(query_stream, settings=settings),
+            settings.source,
+            places,
+            settings.stamp,
+            stream,
+            spark,
+            metrics,
+            prints=prints,
+            sink=goal.sink,
+        ).run()
+
+
+def _check_stream(source: QuerySourceOptions, asked: QueryOptions, stream: StreamOptions) -> None:
+    """Raise ConfigError for what a query over topics lacks, or cannot have."""
+    for name in ("topic", "channel"):
+        if not getattr(source, name):
+            raise ConfigError(f"--{name} is required, unless --input names archives")
     if result_format(asked) == "topic" and not stream.checkpoint:
         raise ConfigError("--checkpoint is required with --format topic, to go on from there")
     if result_format(asked) in ("parquet", "json") and asked.output_mode != "append":
@@ -88,36 +136,6 @@ def of_topics(
             f"--output-mode {asked.output_mode}: rows in files stay as they are: use append, with "
             "--watermark for aggregations"
         )
-    with TemporaryDirectory(prefix="nsqtools-sql-") as scratch:
-        places, more = Places.of(stream, asked.output), {}
-        if result_format(asked) == "console" and not stream.checkpoint:
-            places = Places("", scratch, _kept(source, stream.staging))
-            more = {"streamName": "console"}
-        settings = StreamSettings(
-            query=_query(asked, bodies),
-            target=_target(asked, source, spark, target),
-            source=more
-            | source_options(
-                source,
-                stream,
-                beside_producer(config),
-                master=spark.master,
-                staging=places.staging,
-            ),
-            stream=Stream(
-                places.checkpoint,
-                stream.trigger if stream.continuous else None,
-                asked.output_mode,
-            ),
-        )
-        if asked.explain:
-            _explain(settings, spark, metrics)
-            return
-        work = partial(query_stream, settings=settings)
-        prints = result_format(asked) == "console"
-        sink = settings.target.sink if result_format(asked) == "topic" else None
-        job = StreamJob(work, "", settings.source, places, settings.stamp, prints, sink)
-        run_stream(job, stream, spark, metrics)
 
 
 def _kept(source: QuerySourceOptions, staging: str) -> str:
@@ -130,34 +148,6 @@ def _kept(source: QuerySourceOptions, staging: str) -> str:
         raise ConfigError(f"--checkpoint is required with --staging {staging}")
     of = json.dumps([sorted(set(source.topic)), source.channel, servers(source)])
     return str(path / f"sql-{hashlib.sha256(of.encode()).hexdigest()[:16]}")
-
-
-def of_archives(
-    asked: QueryOptions,
-    inputs: InputOptions,
-    bodies: BodyOptions,
-    stream: StreamOptions,
-    spark: SparkOptions,
-    metrics: MetricsOptions,
-    source: QuerySourceOptions,
-    target: ProducerConfig,
-) -> None:
-    """Run a query over archives, once."""
-    settings = ArchivesSettings(
-        query=_query(asked, bodies),
-        target=_target(asked, source, spark, target),
-        inputs=inputs.input,
-        layout=layout(inputs),
-    )
-    check_inputs(inputs.input)
-    if asked.explain:
-        _explain(settings, spark, metrics)
-        return
-
-    with locked(stream.lock):
-        work = partial(query_archives, settings=settings)
-        packages = packages_of(settings.target.sink)
-        _once(work, spark, metrics, packages, prints=result_format(asked) == "console")
 
 
 def _explain(

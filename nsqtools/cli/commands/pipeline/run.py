@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from nsqtools.cli.commands.pipeline.views import on_terminal
 from nsqtools.cli.exits import Ended, Exit
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from nsqtools.cli.commands.pipeline.views import View
     from nsqtools.config import MetricsOptions, SparkOptions
 
+R = TypeVar("R")
+
 
 class PipelineJob(Protocol):
-    """A job. It reports facts, and ends early, without an error, once the event is set.
+    """A job. It reports what its View takes, and ends early, without an error, once told to stop.
 
     ``spark`` is a SparkSession.
     """
 
-    def __call__(
-        self, spark: Any, *, stop: threading.Event, report: Callable[[Any], None]
-    ) -> object:
-        """Called in a thread; the result is ignored."""
+    def __call__(self, spark: Any, *, stop: threading.Event, report: Callable[..., None]) -> Any:
+        """Called in a thread."""
 
 
 log = logging.getLogger(__name__)
@@ -68,31 +68,31 @@ class Run:
         self._show: Callable[[str], None] = lambda _: None
         self._state = "starting Spark"
 
-    async def until_done(self, work: PipelineJob, *, if_stopped: str = "") -> None:
-        """Run the job in Spark.
+    async def until_done(self, work: PipelineJob, *, if_stopped: str = "") -> Any:
+        """Run the job in Spark, and return what it returns.
 
         Raises StoppedError if a signal came before the job began, or if the job raises it. With
         ``if_stopped`` that text is logged instead, and Ended raised.
         """
         try:
-            await self._supervise(partial(self._in_spark, work))
+            return await self._supervise(partial(self._in_spark, work))
         except StoppedError:
             if not if_stopped:
                 raise
             log.warning("%s", if_stopped)
             raise Ended(self.signals.exit_code(Exit.FAILURE)) from None
 
-    async def without_spark(self, work: Callable[[Callable[[Any], None]], object]) -> None:
-        """Run work that needs no Spark; it is given the function to report facts to."""
+    async def without_spark(self, work: Callable[[Callable[..., None]], R]) -> R:
+        """Run work that needs no Spark; it is given the function to report to."""
         self._began()
-        await self._supervise(work)
+        return await self._supervise(work)
 
-    async def _supervise(self, work: Callable[[Callable[[Any], None]], object]) -> None:
+    async def _supervise(self, work: Callable[[Callable[..., None]], R]) -> R:
         """Raises Ended if a second signal asked to leave at once, even if the work is done."""
         loop = asyncio.get_running_loop()
 
-        def told(fact: Any) -> None:
-            loop.call_soon_threadsafe(self._told, fact)
+        def told(*fact: Any) -> None:
+            loop.call_soon_threadsafe(self._told, *fact)
 
         try:
             async with supervised(
@@ -103,13 +103,14 @@ class Run:
             ):
                 with on_terminal(wanted=self._watched) as self._show:
                     self._show(self._status())
-                    await asyncio.to_thread(work, told)
+                    done = await asyncio.to_thread(work, told)
         finally:
             self._show = lambda _: None
         if self.signals.urgent:
             raise Ended(self.signals.exit_code(Exit.DONE))
+        return done
 
-    def _in_spark(self, work: PipelineJob, told: Callable[[Any], None]) -> None:
+    def _in_spark(self, work: PipelineJob, told: Callable[..., None]) -> Any:
         """Called in a thread."""
         with open_session(
             self._spark.master,
@@ -121,16 +122,15 @@ class Run:
             ship(session)
             check_executors(session, self._packages)
             self._loop.call_soon_threadsafe(self._began)
-            work(session, stop=self.stop, report=told)
+            return work(session, stop=self.stop, report=told)
 
     def _began(self) -> None:
         self._state = ""
         self._notifier.ready()
         self._show(self._view.line)
 
-    def _told(self, fact: Any) -> None:
-        line = self._view.add(fact)
-        if line:
+    def _told(self, *fact: Any) -> None:
+        if line := self._view.add(*fact):
             log.info("%s", line)
         self._show(self._view.line)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,34 +78,8 @@ def _absolute(place: str) -> str:
     return place if path is None else str(path)
 
 
-class StreamJob(NamedTuple):
-    """A streaming query.
-
-    ``verb`` is that of ``StreamView``. A checkpoint may only be continued with the same ``stamp``.
-    A query that ``prints`` has the terminal to itself. ``source`` and ``sink`` are options of
-    Spark's source and sink.
-    """
-
-    work: PipelineJob
-    verb: str
-    source: Mapping[str, str]
-    places: Places
-    stamp: Mapping[str, Any]
-    prints: bool = False
-    sink: Mapping[str, str] | None = None
-
-    @property
-    def held(self) -> str:
-        """What only one run at a time may use: the checkpoint, or a staging that outlives it."""
-        return self.places.staging if self.is_kept else self.places.checkpoint
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the checkpoint is temporary and the staging outlives it."""
-        return "streamName" in self.source
-
-
 def archive(
+    *,
     source: StreamSourceOptions,
     lake: LakeOptions,
     bodies: BodyOptions,
@@ -121,98 +96,130 @@ def archive(
         stream=Stream(places.checkpoint, stream.trigger if stream.continuous else None),
         shape=Shape(lake.format, schema_text(bodies.schema), lake.where, lake.select),
     )
-    work = partial(archive_topics, settings=settings)
-    job = StreamJob(work, "archived", settings.source, places, settings.stamp)
-    run_stream(job, stream, spark, metrics)
+    StreamJob(
+        partial(archive_topics, settings=settings),
+        settings.source,
+        places,
+        settings.stamp,
+        stream,
+        spark,
+        metrics,
+        verb="archived",
+    ).run()
 
 
-def run_stream(
-    job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
-) -> None:
-    """Run a query while no other run uses its checkpoint.
+@dataclass(frozen=True, slots=True)
+class StreamJob:
+    """A streaming query.
 
-    Options are checked before anything is created, and a run that does nothing leaves no files.
+    ``source`` and ``sink`` are options of Spark's source and sink. A checkpoint may only be
+    continued with the same ``stamp``. ``verb`` is that of ``StreamView``. A query that ``prints``
+    has the terminal to itself.
     """
-    if job.places.output:
-        check_output(job.places.output, "--output")
-    make_store(job.places.staging)
-    with locked(stream.lock), only_one(job.held, "--staging" if job.is_kept else "--checkpoint"):
-        if job.is_kept:
-            _run_kept(job, stream, spark, metrics)
+
+    work: PipelineJob
+    source: Mapping[str, str]
+    places: Places
+    stamp: Mapping[str, Any]
+    stream: StreamOptions
+    spark: SparkOptions
+    metrics: MetricsOptions
+    verb: str = ""
+    prints: bool = False
+    sink: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def held(self) -> str:
+        """What only one run at a time may use: the checkpoint, or a staging that outlives it."""
+        return self.places.staging if self.is_kept else self.places.checkpoint
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the checkpoint is temporary and the staging outlives it."""
+        return "streamName" in self.source
+
+    def run(self) -> None:
+        """Run the query while no other run uses its checkpoint.
+
+        Options are checked before anything is created, and a run that does nothing leaves no files.
+        """
+        _, checkpoint, staging = self.places
+        if self.places.output:
+            check_output(self.places.output, "--output")
+        make_store(staging)
+        option = "--staging" if self.is_kept else "--checkpoint"
+        with locked(self.stream.lock), only_one(self.held, option):
+            if self.is_kept:
+                self._run_kept()
+                return
+            check_stamp(checkpoint, self.stamp)
+            check_staged(checkpoint, staging)
+            if has_orphans(checkpoint, staging):
+                log.warning(
+                    "--staging %s has messages of another checkpoint than %s: they are finished, "
+                    "and only that checkpoint leads to them",
+                    staging,
+                    checkpoint,
+                )
+            asyncio.run(self._run())
+
+    def _run_kept(self) -> None:
+        """Run with a private staging that the next run continues from.
+
+        Messages in the staging are nowhere else; those that Spark has not committed were not shown.
+        """
+        _, checkpoint, staging = self.places
+        mask = os.umask(0o077)
+        try:
+            asyncio.run(self._run())
+        finally:
+            os.umask(mask)
+            with contextlib.suppress(OSError, ValueError, LookupError):
+                done = committed(checkpoint)
+                Ledger(*make_store(staging), self.source["streamName"]).clean(done)
+            if left := staged(staging):
+                log.warning(
+                    "%s received but not completely shown, kept in %s: the next query of the same "
+                    "topics, channel and servers shows them first",
+                    *(counted(left, "message"), staging),
+                )
+
+    async def _run(self) -> None:
+        """Ask nsqd how many messages wait, and start Spark only if there is work."""
+        view = StreamView(self.verb)
+        packages = packages_of(self.source, self.sink)
+        run = Run(self.spark, self.metrics, view, packages=packages, prints=self.prints)
+        left = self.is_kept and staged(self.held)
+        if self.sink:
+            await check_sink(self.sink, self.spark.master)
+        try:
+            count = await waiting(self.source, self.spark.master)
+        except PeerError as error:
+            if is_finished(self.places.checkpoint) and not left:
+                raise
+            log.warning("%s", error)  # what is staged already needs no nsqd
+        else:
+            settled = not left and is_settled(*self.places[1:], self.stamp)
+            if not count and not self.stream.continuous and settled:
+                log.info("no message waits")
+                return
+        if run.stop.is_set():
             return
-        check_stamp(job.places.checkpoint, job.stamp)
-        check_staged(job.places.checkpoint, job.places.staging)
-        if has_orphans(job.places.checkpoint, job.places.staging):
-            log.warning(
-                "--staging %s has messages of another checkpoint than %s: they are finished, and "
-                "only that checkpoint leads to them",
-                job.places.staging,
-                job.places.checkpoint,
-            )
-        asyncio.run(_run(job, stream, spark, metrics))
+        check_staging(self.places.staging)
 
+        def work(spark: Any, **given: Any) -> None:
+            note_java(self.held, spark)
+            self.work(spark, **given)
 
-def _run_kept(
-    job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
-) -> None:
-    """As ``run_stream``, with a private staging that the next run continues from.
-
-    Messages in the staging are nowhere else; those that Spark has not committed were not shown.
-    """
-    staging, mask = job.places.staging, os.umask(0o077)
-    try:
-        asyncio.run(_run(job, stream, spark, metrics))
-    finally:
-        os.umask(mask)
-        with contextlib.suppress(OSError, ValueError, LookupError):
-            done = committed(job.places.checkpoint)
-            Ledger(*make_store(staging), job.source["streamName"]).clean(done)
-        if left := staged(staging):
-            log.warning(
-                "%s received but not completely shown, kept in %s: the next query of the same "
-                "topics, channel and servers shows them first",
-                *(counted(left, "message"), staging),
-            )
-
-
-async def _run(
-    job: StreamJob, stream: StreamOptions, spark: SparkOptions, metrics: MetricsOptions
-) -> None:
-    """Ask nsqd how many messages wait, and start Spark only if there is work."""
-    view = StreamView(job.verb)
-    packages = packages_of(job.source, job.sink or {})
-    run = Run(spark, metrics, view, packages=packages, prints=job.prints)
-    idle = False
-    left = job.held == job.places.staging and staged(job.held)
-    if job.sink:
-        await check_sink(job.sink, spark.master)
-    try:
-        count = await waiting(job.source, spark.master)
-    except PeerError as error:
-        if is_finished(job.places.checkpoint) and not left:
-            raise
-        log.warning("%s", error)  # what is staged already needs no nsqd
-    else:
-        settled = not left and is_settled(*job.places[1:], job.stamp)
-        idle = not count and not stream.continuous and settled
-    if idle:
-        log.info("no message waits")
-    if idle or run.stop.is_set():
-        return
-    check_staging(job.places.staging)
-
-    def work(spark: Any, **given: Any) -> None:
-        note_java(job.held, spark)
-        job.work(spark, **given)
-
-    watching = asyncio.ensure_future(_watch(job.source)) if stream.continuous else None
-    try:
-        with contextlib.suppress(StoppedError):  # before it began: no message was taken
-            await run.until_done(work)
-    finally:
-        if watching:
-            watching.cancel()
-    conclude(view.summary)
+        continuous = self.stream.continuous
+        watching = asyncio.ensure_future(_watch(self.source)) if continuous else None
+        try:
+            with contextlib.suppress(StoppedError):  # before it began: no message was taken
+                await run.until_done(work)
+        finally:
+            if watching:
+                watching.cancel()
+        conclude(view.summary)
 
 
 async def _watch(source: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from nsqtools.config.units import counted
 from nsqtools.metrics import Metric, Sample
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STATUS = logging.getLogger("nsqtools.status.pipeline")
-
-
-class View(Protocol):
-    """What a run has reported so far; used in the event loop."""
-
-    def add(self, fact: Any) -> str:
-        """Take a fact that the job reports; returns a line for the log, or nothing."""
-
-    @property
-    def line(self) -> str:
-        """The line that a terminal shows."""
-
-    def metrics(self) -> Iterator[Metric]:
-        """The values of now."""
 
 
 class StreamView:
@@ -51,7 +37,7 @@ class StreamView:
         self._told: set[str] = set()
 
     def add(self, fact: Progress) -> str:
-        """As View; logs each note of a batch once."""
+        """Take a batch; returns a line for the log, or nothing. Each note is logged once."""
         self.totals.add(fact)
         for note in fact.notes:
             if note not in self._told:
@@ -63,7 +49,7 @@ class StreamView:
 
     @property
     def line(self) -> str:
-        """As View."""
+        """The line that a terminal shows."""
         last = self.totals.last
         text = self._done(self.totals.received, self.totals.written)
         return f"{text}, {_details(last)}" if last else text
@@ -84,7 +70,7 @@ class StreamView:
         return f"{counted(received, 'message')} read, {counted(written, 'row')} written"
 
     def metrics(self) -> Iterator[Metric]:
-        """As View, without what is not known yet."""
+        """The values of now, without what is not known yet."""
         totals, last = self.totals, self.totals.last
         name = "nsqtools_pipeline"
         yield _metric(f"{name}_batches_total", "counter", "Batches that are done.", totals.batches)
@@ -116,16 +102,18 @@ class StepView:
         self._step = ""
         self._done = self._total = 0
 
-    def add(self, fact: tuple[str, int, int]) -> str:
-        """Take a step, how much of it is done, and its size; 0 is not known."""
-        step, done, total = fact
+    def add(self, step: str, done: int, total: int) -> str:
+        """Take a step, how much of it is done, and its size, 0 if that is not known.
+
+        Returns a line for the log, or nothing.
+        """
         is_new = step != self._step
-        self._step, self._done, self._total = fact
+        self._step, self._done, self._total = step, done, total
         self.line = f"{step}, {done:,} of {total:,}" if total else step
         return step if is_new else ""
 
     def metrics(self) -> Iterator[Metric]:
-        """As View: the step under way, once there is one."""
+        """The step under way, once there is one."""
         if not self._step:
             return
         name = "nsqtools_pipeline_step"
@@ -134,6 +122,10 @@ class StepView:
         yield _metric(f"{name}_done", "gauge", "How much of this step is done.", self._done)
         if self._total:
             yield _metric(f"{name}_size", "gauge", "How much this step has to do.", self._total)
+
+
+View = StreamView | StepView
+"""What a run has reported so far; used in the event loop."""
 
 
 def _details(last: Progress) -> str:

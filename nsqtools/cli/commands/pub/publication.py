@@ -59,7 +59,6 @@ class PubRun:
         self._show_progress = sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)
         self._published = 0
         self._refused = 0
-        self._read = 0
         self._reason = ""
         self._under_way: set[asyncio.Task[None]] = set()
         self._cut_off = False
@@ -164,7 +163,6 @@ class PubRun:
             await self._settle(_WINDOW - 1)
             self._under_way.add(loop.create_task(self._publish(kept[start:stop])))
             start = stop
-        self._read += len(kept)
 
     def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
         """The timestamps of records that are not empty; none unless they are to be replayed."""

@@ -6,7 +6,7 @@ import click
 
 from nsqtools.cli.commands.stats.check import PluginCommand
 from nsqtools.cli.options import options
-from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
+from nsqtools.config import ClusterOptions, StatsOptions
 
 
 @click.command(
@@ -14,24 +14,37 @@ from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
     cls=PluginCommand,
     guide="stats",
 )
-@options(where=ClusterOptions, asked=StatsOptions, check=CheckOptions)
-def stats(*, where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
+@options(where=ClusterOptions, asked=StatsOptions)
+def stats(*, where: ClusterOptions, asked: StatsOptions) -> None:
     """Report depths, rates and consumers of topics and channels.
 
     All nsqds are asked at once, those that nsqlookupds list and those that are given, and their
     numbers are added up. One that does not answer is a warning and marks the rows that it had a
     part in; if none answers at the start the exit status is 3.
     """
-    if check.serve:
+    import asyncio
+
+    from nsqtools.cli.service import until_signal
+
+    if asked.serve:
         from nsqtools.cli.commands.stats.exporter import serve
 
-        return serve(where, asked, check)
-    if check.check:
-        from nsqtools.cli.commands.stats.check import run as run_check
+        asyncio.run(until_signal(serve(where, asked)))
+    elif asked.check:
+        from nsqtools.cli.commands.stats.check import check
 
-        return run_check(where, asked, check)
-    if asked.watch:
-        from nsqtools.cli.commands.stats.watch import run
+        asyncio.run(check(where, asked))
     else:
-        from nsqtools.cli.commands.stats.stream import run
-    return run(where, asked)
+        asyncio.run(until_signal(_report(where, asked)))
+
+
+async def _report(where: ClusterOptions, asked: StatsOptions) -> None:
+    from nsqtools.cli.commands.stats.report import Reporter
+    from nsqtools.cli.remotes import open_cluster
+
+    if asked.watch:
+        from nsqtools.cli.commands.stats.watch import show
+    else:
+        from nsqtools.cli.commands.stats.stream import show
+    async with open_cluster(where, quiet=asked.watch) as cluster:
+        await show(Reporter(cluster, asked), asked)

@@ -6,17 +6,19 @@ import math
 import os
 import re
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from nsqtools.cli.exits import cause, debugging, one_line, words
+from nsqtools.cli.exits import Ended, cause, debugging, one_line, words
 from nsqtools.cli.options import Command
 from nsqtools.config.option import flag_name
+from nsqtools.errors import OutputClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
@@ -24,13 +26,10 @@ if TYPE_CHECKING:
 
 _FLAG = "check"
 _VARIABLE = "NSQTOOLS_STATS_CHECK"
-_REPORTS = ("count", "once", "clients", "watch", "json", "csv")
-"""Options of reports, of which a check is none."""
-
 _MOST_LINES = 50  # Nagios keeps 8 KiB of an output
 _NOT_IN_LABELS = re.compile(r"[='|]")
 
-_ELSEWHERE = (KeyboardInterrupt, BrokenPipeError, click.Abort, click.exceptions.Exit)
+_ELSEWHERE = (BrokenPipeError, OutputClosedError, click.Abort, click.exceptions.Exit)
 """What ends a check as it ends any command: a signal, a reader that went away, --help."""
 
 
@@ -48,27 +47,41 @@ class PluginCommand(Command):
         **extra: Any,
     ) -> click.Context:
         """Parse as click does, but with --check a usage error is UNKNOWN."""
-        if not _asked(args) or extra.get("resilient_parsing"):
+        with _as_plugin(wanted=_asked(args) and not extra.get("resilient_parsing")):
             return super().make_context(info_name, args, parent, **extra)
-        try:
-            return super().make_context(info_name, args, parent, **extra)
-        except _ELSEWHERE:
-            raise
-        except Exception as error:
-            raise click.exceptions.Exit(_unknown(error)) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run as click does, but with --check every error is UNKNOWN."""
         if not ctx.params["check"]:
             _refuse_idle(ctx)
+        with _as_plugin(wanted=ctx.params["check"]):
             return super().invoke(ctx)
-        try:
-            _refuse_reports(ctx)
-            return super().invoke(ctx)
-        except _ELSEWHERE:
+
+
+@contextmanager
+def _as_plugin(*, wanted: bool) -> Iterator[None]:
+    """Print every error as the result UNKNOWN, and raise Ended with its exit status."""
+    try:
+        yield
+    except Exception as raised:
+        error = cause(raised)
+        if not wanted or isinstance(error, _ELSEWHERE):
             raise
-        except Exception as error:
-            return _unknown(error)
+        if debugging():
+            from traceback import print_exception
+
+            print_exception(error)
+        from nsqtools.policy.checks import unknown
+
+        verdict = unknown(words(error))
+        try:
+            click.echo(nagios(verdict), nl=False)
+        except BrokenPipeError:
+            raise
+        except OSError as failed:  # standard output is full
+            sys.stderr.write(f"nsqtools: standard output: {failed.strerror}\n")
+            os._exit(verdict.status)
+        raise Ended(verdict.status) from error
 
 
 def _asked(args: Sequence[str]) -> bool:
@@ -83,62 +96,40 @@ def _asked(args: Sequence[str]) -> bool:
     return os.environ.get(_VARIABLE, "").lower() in ("true", "1", "yes", "on", "t")
 
 
-def _tell(verdict: CheckResult) -> int:
-    """Print a result; returns the exit status."""
-    click.echo(nagios(verdict), nl=False)
-    return int(verdict.status)
-
-
-def _unknown(error: BaseException) -> int:
-    """Print why there is no result; returns the exit status."""
-    from nsqtools.errors import OutputClosedError
-    from nsqtools.policy.checks import unknown
-
-    error = cause(error)
-    if isinstance(error, OutputClosedError):
-        raise error
-    if debugging():
-        from traceback import print_exception
-
-        print_exception(error)
-    verdict = unknown(words(error))
-    try:
-        return _tell(verdict)
-    except BrokenPipeError:
-        raise
-    except OSError as failed:  # standard output is full
-        sys.stderr.write(f"nsqtools: standard output: {failed.strerror}\n")
-        os._exit(verdict.status)
-
-
 def _refuse_idle(ctx: click.Context) -> None:
     """Raise UsageError for a threshold without --check, which would not be looked at."""
     from nsqtools.config import CheckOptions
 
-    for name in CheckOptions.declared():
-        if name not in ("check", "serve") and _typed(ctx, name):
+    for name in CheckOptions.declared().keys() - {"check", "serve"}:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{flag_name(name)} is for --check: give that too", ctx)
-    if ctx.params["serve"]:
-        _refuse_reports(ctx, "--serve", ("interval",))
 
 
-def _refuse_reports(ctx: click.Context, mode: str = "--check", more: Sequence[str] = ()) -> None:
-    """Raise UsageError for an option of reports on the command line."""
-    for name in (*_REPORTS, *more):
-        if _typed(ctx, name):
-            raise click.UsageError(f"{mode} and --{flag_name(name)} exclude each other", ctx)
-
-
-def _typed(ctx: click.Context, name: str) -> bool:
-    given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    return given and bool(ctx.params.get(name))
-
-
-def run(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
-    """Ask the cluster once, or twice for rates, and print the result; returns the exit status."""
+async def check(where: ClusterOptions, asked: StatsOptions) -> None:
+    """Ask the cluster once, or twice for rates, and print the result; raises Ended with it."""
     import asyncio
 
-    return _tell(asyncio.run(_look(where, asked, limits_of(check))))
+    from nsqtools.cli.remotes import open_cluster
+    from nsqtools.policy.checks import judge
+    from nsqtools.policy.rates import Rates
+
+    limits = limits_of(asked)
+    polls = 2 if limits.need_rates else 1
+    rates = Rates()
+    async with open_cluster(where, looks=polls, quiet=True) as cluster:
+        for poll in range(polls):
+            if poll:
+                await asyncio.sleep(asked.interval)
+            snapshot = await cluster.look(
+                asked.topic or None, asked.channel or None, everywhere=bool(limits.nsqds_min)
+            )
+            rows = rates.record(snapshot.samples(), snapshot.topics())
+            if not snapshot.stats:
+                break
+    peers = peers_of(snapshot)
+    verdict = judge(limits, rows, peers, topic=asked.topic, channel=asked.channel)
+    click.echo(nagios(verdict), nl=False)
+    raise Ended(verdict.status)
 
 
 def limits_of(check: CheckOptions) -> Limits:
@@ -151,7 +142,6 @@ def limits_of(check: CheckOptions) -> Limits:
 
     return Limits(
         depth=limit("depth"),
-        in_flight=limit("inflight"),
         requeue_rate=limit("requeue_rate"),
         timeout_rate=limit("timeout_rate"),
         age=limit("age", 0.0),
@@ -173,31 +163,6 @@ def peers_of(snapshot: Snapshot) -> Peers:
         {name: error(each) for name, each in snapshot.lookupds.items()},
         {n: each.health for n, each in snapshot.stats.items() if each.health not in ("", "OK")},
     )
-
-
-async def _look(where: ClusterOptions, asked: StatsOptions, limits: Limits) -> CheckResult:
-    import asyncio
-
-    from nsqtools.cli.remotes import open_cluster
-    from nsqtools.policy.checks import judge
-    from nsqtools.policy.rates import Rates
-
-    polls = 2 if limits.need_rates else 1
-    cluster = open_cluster(where, looks=polls, quiet=True)
-    rates = Rates()
-
-    async def look() -> Snapshot:
-        topic, channel = asked.topic or None, asked.channel or None
-        return await cluster.look(topic, channel, everywhere=bool(limits.nsqds_min))
-
-    async with cluster:
-        snapshot = await look()
-        rows = rates.record(snapshot.samples(), snapshot.topics())
-        if polls > 1 and snapshot.stats:
-            await asyncio.sleep(asked.interval)
-            snapshot = await look()
-            rows = rates.record(snapshot.samples(), snapshot.topics())
-    return judge(limits, rows, peers_of(snapshot), topic=asked.topic, channel=asked.channel)
 
 
 def nagios(verdict: CheckResult) -> str:

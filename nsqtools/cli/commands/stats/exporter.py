@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from nsqtools.cli.exits import Exit
+from nsqtools.cli.commands.stats.report import measured, topics_of
+from nsqtools.cli.prometheus import of_fields
 from nsqtools.cli.remotes import open_cluster
-from nsqtools.cli.service import supervised, until_signal
+from nsqtools.cli.service import supervised
 from nsqtools.metrics import Metric, Sample
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
@@ -17,121 +18,64 @@ from nsqtools.net.systemd import Notifier
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from nsqtools.config import CheckOptions, ClusterOptions, StatsOptions
+    from nsqtools.config import ClusterOptions, StatsOptions
     from nsqtools.engine.cluster import Snapshot
-    from nsqtools.metrics import Kind
-    from nsqtools.net.http.replies import ChannelStats, ProcessingLatency, TopicStats
-
-
-class _Told(NamedTuple):
-    """The metric of a field of a reply."""
-
-    field: str
-    name: str
-    kind: Kind
-    help: str
+    from nsqtools.net.http.replies import ChannelStats, TopicStats
 
 
 _OF_TOPICS = (
-    _Told("depth", "nsq_topic_depth", "gauge", "Messages that are in no channel yet."),
-    _Told("backend_depth", "nsq_topic_backend_depth", "gauge", "Of these, those on disk."),
-    _Told("message_count", "nsq_topic_messages_total", "counter", "Messages published."),
-    _Told("message_bytes", "nsq_topic_message_bytes_total", "counter", "Bytes of their bodies."),
-    _Told("paused", "nsq_topic_paused", "gauge", "Whether channels get no messages: 1 or 0."),
+    ("depth", "depth", "Messages that are in no channel yet."),
+    ("backend_depth", "backend_depth", "Of these, those on disk."),
+    ("message_count", "messages_total", "Messages published."),
+    ("message_bytes", "message_bytes_total", "Bytes of their bodies."),
+    ("paused", "paused", "Whether channels get no messages: 1 or 0."),
 )
 _OF_CHANNELS = (
-    _Told("depth", "nsq_channel_depth", "gauge", "Messages that wait for a consumer."),
-    _Told("backend_depth", "nsq_channel_backend_depth", "gauge", "Of these, those on disk."),
-    _Told("in_flight", "nsq_channel_in_flight", "gauge", "Messages that consumers work on."),
-    _Told("deferred", "nsq_channel_deferred", "gauge", "Messages that wait for their time."),
-    _Told("message_count", "nsq_channel_messages_total", "counter", "Messages that came."),
-    _Told(
-        "requeue_count",
-        "nsq_channel_requeued_total",
-        "counter",
-        "Times that a consumer gave a message back.",
-    ),
-    _Told(
-        "timeout_count",
-        "nsq_channel_timed_out_total",
-        "counter",
-        "Times that a consumer took too long for a message.",
-    ),
-    _Told("client_count", "nsq_channel_clients", "gauge", "Connections of consumers."),
-    _Told("paused", "nsq_channel_paused", "gauge", "Whether consumers get no messages: 1 or 0."),
+    ("depth", "depth", "Messages that wait for a consumer."),
+    ("backend_depth", "backend_depth", "Of these, those on disk."),
+    ("in_flight", "in_flight", "Messages that consumers work on."),
+    ("deferred", "deferred", "Messages that wait for their time."),
+    ("message_count", "messages_total", "Messages that came."),
+    ("requeue_count", "requeued_total", "Times that a consumer gave a message back."),
+    ("timeout_count", "timed_out_total", "Times that a consumer took too long for a message."),
+    ("client_count", "clients", "Connections of consumers."),
+    ("paused", "paused", "Whether consumers get no messages: 1 or 0."),
 )
 _LATENCY = "end-to-end processing latency, from publishing to FIN, over nsqd's window of time."
 
 
 def cluster_metrics(snapshot: Snapshot) -> list[Metric]:
     """All metrics of a snapshot; those of topics and channels are labelled with their nsqd."""
-    topics = [
-        ({"topic": topic.name, "nsqd": node}, topic)
-        for node, said in snapshot.stats.items()
-        for topic in said.topics
-    ]
+    topics = [({"topic": topic.name, "nsqd": node}, topic) for node, topic in topics_of(snapshot)]
     channels = [
         ({"topic": labels["topic"], "channel": channel.name, "nsqd": labels["nsqd"]}, channel)
         for labels, topic in topics
         for channel in topic.channels
     ]
     return [
-        *_up(snapshot),
-        *_of_nsqds(snapshot),
-        *_counted(_OF_TOPICS, topics),
+        *_of_servers(snapshot),
+        *of_fields("nsq_topic_", _OF_TOPICS, topics),
         _latency("nsq_topic_e2e_latency_seconds", f"A topic's {_LATENCY}", topics),
-        *_counted(_OF_CHANNELS, channels),
+        *of_fields("nsq_channel_", _OF_CHANNELS, channels),
         _latency("nsq_channel_e2e_latency_seconds", f"A channel's {_LATENCY}", channels),
     ]
 
 
-def _up(snapshot: Snapshot) -> Iterator[Metric]:
-    yield Metric(
-        "nsq_up",
-        "gauge",
-        "Whether an nsqd answers: 1 or 0.",
-        [Sample({"nsqd": name}, int(name in snapshot.stats)) for name in snapshot.nodes],
-    )
-    yield Metric(
-        "nsq_nsqlookupd_up",
-        "gauge",
-        "Whether an nsqlookupd answers: 1 or 0.",
-        [
-            Sample({"nsqlookupd": name}, int(error is None))
-            for name, error in snapshot.lookupds.items()
-        ],
-    )
-
-
-def _of_nsqds(snapshot: Snapshot) -> Iterator[Metric]:
-    said = snapshot.stats.items()
-    yield Metric(
-        "nsq_nsqd_info",
-        "gauge",
-        "The release of an nsqd.",
-        [Sample({"nsqd": name, "version": each.version}, 1) for name, each in said],
-    )
-    yield Metric(
-        "nsq_nsqd_healthy",
-        "gauge",
-        "Whether an nsqd says that it is well: 1 or 0.",
-        [Sample({"nsqd": name}, int(each.health in ("", "OK"))) for name, each in said],
-    )
-    yield Metric(
-        "nsq_nsqd_start_time_seconds",
-        "gauge",
-        "When an nsqd was started, since the epoch.",
-        [Sample({"nsqd": name}, each.start_time) for name, each in said],
-    )
-
-
-def _counted(
-    told: Iterable[_Told],
-    found: Iterable[tuple[Mapping[str, str], TopicStats | ChannelStats]],
-) -> Iterator[Metric]:
-    for field, name, kind, text in told:
-        samples = [Sample(labels, float(getattr(each, field))) for labels, each in found]
-        yield Metric(name, kind, text, samples)
+def _of_servers(snapshot: Snapshot) -> Iterator[Metric]:
+    said, lookupds = snapshot.stats.items(), snapshot.lookupds.items()
+    up = [({"nsqd": name}, name in snapshot.stats) for name in snapshot.nodes]
+    lookupds_up = [({"nsqlookupd": name}, error is None) for name, error in lookupds]
+    info = [({"nsqd": name, "version": each.version}, 1) for name, each in said]
+    healthy = [({"nsqd": name}, each.health in ("", "OK")) for name, each in said]
+    started = [({"nsqd": name}, each.start_time) for name, each in said]
+    for name, text, found in (
+        ("nsq_up", "Whether an nsqd answers: 1 or 0.", up),
+        ("nsq_nsqlookupd_up", "Whether an nsqlookupd answers: 1 or 0.", lookupds_up),
+        ("nsq_nsqd_info", "The release of an nsqd.", info),
+        ("nsq_nsqd_healthy", "Whether an nsqd says that it is well: 1 or 0.", healthy),
+        ("nsq_nsqd_start_time_seconds", "When an nsqd was started, since the epoch.", started),
+    ):
+        yield Metric(name, "gauge", text, [Sample(labels, int(value)) for labels, value in found])
 
 
 def _latency(
@@ -140,15 +84,10 @@ def _latency(
     samples = [
         Sample({**labels, "quantile": f"{quantile:g}"}, seconds)
         for labels, each in found
-        for quantile, seconds in _percentiles(each.latency)
+        for quantile, seconds in measured(each)
+        if math.isfinite(seconds)
     ]
     return Metric(name, "summary", text, samples)
-
-
-def _percentiles(latency: ProcessingLatency | None) -> Iterator[tuple[float, float]]:
-    for quantile, seconds in latency.percentiles if latency and latency.count else ():
-        if math.isfinite(seconds):
-            yield quantile, seconds
 
 
 class Exporter:
@@ -197,16 +136,12 @@ class Exporter:
         return Metric("nsqtools_poll_duration_seconds", "gauge", text, [Sample({}, seconds)])
 
 
-def serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
-    """Serve until a signal; the exit code. Raises ConfigError if it cannot listen there."""
-    return asyncio.run(until_signal(_serve(where, asked, check)))
-
-
-async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions) -> int:
+async def serve(where: ClusterOptions, asked: StatsOptions) -> None:
+    """Serve until cancelled. Raises ConfigError if it cannot listen there."""
     notifier = Notifier()
     cluster = open_cluster(where)
     exporter = Exporter(lambda: cluster.look(asked.topic or None, asked.channel or None))
-    address = listening_address(check.serve)
+    address = listening_address(asked.serve)
     async with (
         cluster,
         supervised(notifier, lambda: exporter.status, address, exporter.collect, "--serve"),
@@ -217,4 +152,3 @@ async def _serve(where: ClusterOptions, asked: StatsOptions, check: CheckOptions
         finally:
             notifier.stopping()
             await exporter.close()
-    return Exit.DONE

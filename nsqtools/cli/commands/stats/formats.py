@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nsqtools.cli.commands.stats.report import measured, topics_of
 from nsqtools.cli.exits import one_line
 from nsqtools.cli.output import TableLayout, rows_text
 from nsqtools.config.units import format_duration
@@ -82,7 +83,7 @@ def _numbers(row: Row) -> str:
     own = row.totals
     return (
         f"{_rate(row.ingress):>7} {_rate(row.egress):>7} | "
-        f"{own.depth:>7} {own.depth - own.backend_depth:>7} {own.backend_depth:>7} "
+        f"{own.depth:>7} {own.memory_depth:>7} {own.backend_depth:>7} "
         f"{own.in_flight:>5} {own.deferred:>5} | "
         f"{own.requeues:>7} {own.timeouts:>7} {own.messages:>12} {own.clients:>7}"
     )
@@ -194,61 +195,43 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
-_ROW: Columns = {
-    "ingress": attrgetter("ingress"),
-    "egress": attrgetter("egress"),
-    "depth": attrgetter("totals.depth"),
-    "memory_depth": lambda row: row.totals.depth - row.totals.backend_depth,
-    "backend_depth": attrgetter("totals.backend_depth"),
-    "in_flight": attrgetter("totals.in_flight"),
-    "deferred": attrgetter("totals.deferred"),
-    "requeues": attrgetter("totals.requeues"),
-    "timeouts": attrgetter("totals.timeouts"),
-    "messages": attrgetter("totals.messages"),
-    "clients": attrgetter("totals.clients"),
-    "requeue_rate": attrgetter("requeue_rate"),
-    "timeout_rate": attrgetter("timeout_rate"),
-    "paused": attrgetter("totals.paused"),
-}
-_CONSUMER: Columns = {
-    "nsqd": attrgetter("nsqd"),
-    "hostname": attrgetter("stats.hostname"),
-    "client_id": attrgetter("stats.client_id"),
-    "user_agent": attrgetter("stats.user_agent"),
-    "remote_address": attrgetter("stats.remote_address"),
-    "state": attrgetter("stats.state"),
-    "ready_count": attrgetter("stats.ready_count"),
-    "in_flight": attrgetter("stats.in_flight"),
-    "finish_rate": attrgetter("finish_rate"),
-    "requeue_rate": attrgetter("requeue_rate"),
-    "messages": attrgetter("stats.message_count"),
-    "finished": attrgetter("stats.finish_count"),
-    "requeued": attrgetter("stats.requeue_count"),
-    "connected": lambda each: clock(each.stats.connect_ts),
-    "tls": attrgetter("stats.tls"),
-    "compression": lambda each: _compression(each.stats) or None,
-    "authed": attrgetter("stats.authed"),
-}
-_TOPIC_PART: Columns = {
-    "depth": attrgetter("depth"),
-    "backend_depth": attrgetter("backend_depth"),
-    "messages": attrgetter("message_count"),
-    "message_bytes": attrgetter("message_bytes"),
-    "paused": attrgetter("paused"),
-}
-_CHANNEL_PART: Columns = {
-    "depth": attrgetter("depth"),
-    "backend_depth": attrgetter("backend_depth"),
-    "in_flight": attrgetter("in_flight"),
-    "deferred": attrgetter("deferred"),
-    "requeues": attrgetter("requeue_count"),
-    "timeouts": attrgetter("timeout_count"),
-    "messages": attrgetter("message_count"),
-    "clients": attrgetter("client_count"),
-    "paused": attrgetter("paused"),
-}
-_NAMES: Columns = {"topic": attrgetter("topic"), "channel": attrgetter("channel")}
-_NSQDS: Columns = {"nsqds": attrgetter("nodes"), "missing": attrgetter("missing")}
+def _columns(*paths: str, **others: Callable[[Any], Any]) -> Columns:
+    """Columns that are named as the attributes are at the ends of the paths, then others."""
+    return {path.rpartition(".")[2]: attrgetter(path) for path in paths} | others
+
+
+_NAMES = _columns("topic", "channel")
+_ROW = _columns(
+    *("ingress", "egress", "totals.depth", "totals.memory_depth", "totals.backend_depth"),
+    *("totals.in_flight", "totals.deferred", "totals.requeues", "totals.timeouts"),
+    *("totals.messages", "totals.clients", "requeue_rate", "timeout_rate", "totals.paused"),
+)
+_NSQDS = _columns(nsqds=attrgetter("nodes"), missing=attrgetter("missing"))
+_CONSUMER = _columns(
+    *("nsqd", "stats.hostname", "stats.client_id", "stats.user_agent", "stats.remote_address"),
+    *("stats.state", "stats.ready_count", "stats.in_flight", "finish_rate", "requeue_rate"),
+    messages=attrgetter("stats.message_count"),
+    finished=attrgetter("stats.finish_count"),
+    requeued=attrgetter("stats.requeue_count"),
+    connected=lambda each: clock(each.stats.connect_ts),
+    tls=attrgetter("stats.tls"),
+    compression=lambda each: _compression(each.stats) or None,
+    authed=attrgetter("stats.authed"),
+)
+_TOPIC_PART = _columns(
+    *("depth", "backend_depth"),
+    messages=attrgetter("message_count"),
+    message_bytes=attrgetter("message_bytes"),
+    paused=attrgetter("paused"),
+)
+_CHANNEL_PART = _columns(
+    *("depth", "backend_depth", "in_flight", "deferred"),
+    requeues=attrgetter("requeue_count"),
+    timeouts=attrgetter("timeout_count"),
+    messages=attrgetter("message_count"),
+    clients=attrgetter("client_count"),
+    paused=attrgetter("paused"),
+)
 
 
 def _values(columns: Columns, each: object) -> dict[str, Any]:
@@ -300,13 +283,11 @@ def _as_json(report: Report) -> dict[str, Any]:
     """Topics with their channels, each with its parts by nsqd; all nsqds and nsqlookupds."""
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     consumers: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for name, stats in report.snapshot.stats.items():
-        for topic in stats.topics:
-            part = _part(name, _TOPIC_PART, topic)
-            parts.setdefault((topic.name, ""), []).append(part)
-            for channel in topic.channels:
-                part = _part(name, _CHANNEL_PART, channel)
-                parts.setdefault((topic.name, channel.name), []).append(part)
+    for name, topic in topics_of(report.snapshot):
+        parts.setdefault((topic.name, ""), []).append(_part(name, _TOPIC_PART, topic))
+        for channel in topic.channels:
+            part = _part(name, _CHANNEL_PART, channel)
+            parts.setdefault((topic.name, channel.name), []).append(part)
     for each in report.consumers or ():
         consumers.setdefault((each.topic, each.channel), []).append(_values(_CONSUMER, each))
     found: dict[str, dict[str, Any]] = {}
@@ -350,8 +331,7 @@ def _nsqd(name: str, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _part(nsqd: str, columns: Columns, each: TopicStats | ChannelStats) -> dict[str, Any]:
-    measured = each.latency.percentiles if each.latency and each.latency.count else ()
-    return {"nsqd": nsqd, **_values(columns, each), "latency": _percentiles(measured)}
+    return {"nsqd": nsqd, **_values(columns, each), "latency": _percentiles(measured(each))}
 
 
 def _text(error: object) -> str | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nsqtools.config import StatsOptions
     from nsqtools.engine.cluster import Cluster, Snapshot
-    from nsqtools.net.http.replies import ChannelStats, ClientStats, ProcessingLatency, TopicStats
+    from nsqtools.net.http.replies import ChannelStats, ClientStats, TopicStats
     from nsqtools.policy.rates import Key, Row
 
 Percentiles = tuple[tuple[float, float], ...]
@@ -95,20 +95,18 @@ class ConsumerRates:
     def record(self, snapshot: Snapshot) -> list[ConsumerRow]:
         """All consumers by topic, channel and nsqd."""
         found: dict[object, ConsumerRow] = {}
-        for name, topic, channel in channels_of(snapshot):
-            for client in channel.clients:
-                where = (topic.name, channel.name, name)
-                identity = (*where, client.remote_address, client.connect_ts)
-                at, before = self._before.get(identity, (math.inf, client))
-                elapsed = snapshot.time(name) - at
-                if elapsed <= 0:
-                    found[identity] = ConsumerRow(*where, client, None, None)
-                else:
+        for name, topic in topics_of(snapshot):
+            for channel in topic.channels:
+                for client in channel.clients:
+                    where = (topic.name, channel.name, name)
+                    identity = (*where, client.remote_address, client.connect_ts)
+                    at, before = self._before.get(identity, (math.inf, client))
+                    elapsed = snapshot.time(name) - at
                     found[identity] = ConsumerRow(
                         *where,
                         client,
-                        max(0.0, (client.finish_count - before.finish_count) / elapsed),
-                        max(0.0, (client.requeue_count - before.requeue_count) / elapsed),
+                        _rate(client.finish_count - before.finish_count, elapsed),
+                        _rate(client.requeue_count - before.requeue_count, elapsed),
                     )
         self._before = {
             identity: (snapshot.time(each.nsqd), each.stats) for identity, each in found.items()
@@ -118,26 +116,30 @@ class ConsumerRates:
         )
 
 
-def channels_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats, ChannelStats]]:
-    """Every channel of every nsqd that answered, with the nsqd's name and its topic."""
+def _rate(growth: int, elapsed: float) -> float | None:
+    return max(0.0, growth / elapsed) if elapsed > 0 else None
+
+
+def topics_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats]]:
+    """Every topic of every nsqd that answered, with the nsqd's name."""
     for name, stats in snapshot.stats.items():
         for topic in stats.topics:
-            for channel in topic.channels:
-                yield name, topic, channel
+            yield name, topic
+
+
+def measured(each: TopicStats | ChannelStats) -> Percentiles:
+    """The percentiles that nsqd keeps of a topic or channel, if it has measured any."""
+    return each.latency.percentiles if each.latency and each.latency.count else ()
 
 
 def latencies(snapshot: Snapshot) -> dict[Key, Percentiles]:
     """The highest value of each percentile over all nsqds, since percentiles do not add up."""
     worst: dict[Key, dict[float, float]] = {}
-
-    def add(key: Key, latency: ProcessingLatency | None) -> None:
-        for quantile, seconds in latency.percentiles if latency and latency.count else ():
-            known = worst.setdefault(key, {})
-            known[quantile] = max(known.get(quantile, 0.0), seconds)
-
-    for stats in snapshot.stats.values():
-        for topic in stats.topics:
-            add((topic.name, ""), topic.latency)
-            for channel in topic.channels:
-                add((topic.name, channel.name), channel.latency)
+    for _, topic in topics_of(snapshot):
+        parts: list[tuple[str, TopicStats | ChannelStats]] = [("", topic)]
+        parts += [(channel.name, channel) for channel in topic.channels]
+        for channel_name, part in parts:
+            for quantile, seconds in measured(part):
+                known = worst.setdefault((topic.name, channel_name), {})
+                known[quantile] = max(known.get(quantile, 0.0), seconds)
     return {key: tuple(sorted(known.items(), reverse=True)) for key, known in worst.items()}

@@ -11,33 +11,22 @@ from typing import TYPE_CHECKING
 import click
 
 from nsqtools.cli.commands.stats.formats import Csv, JsonReports, Lines, Tables
-from nsqtools.cli.commands.stats.report import Reporter
-from nsqtools.cli.exits import Exit
-from nsqtools.cli.remotes import open_cluster
-from nsqtools.cli.service import until_signal
+from nsqtools.cli.exits import Ended, Exit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nsqtools.cli.commands.stats.report import Report
-    from nsqtools.config import ClusterOptions, StatsOptions
+    from nsqtools.cli.commands.stats.report import Report, Reporter
+    from nsqtools.config import StatsOptions
 
 log = logging.getLogger(__name__)
 
 
-def run(where: ClusterOptions, asked: StatsOptions) -> int:
-    """Report; an exit code. Raises UnreachableError if nobody answers at the start."""
-    return asyncio.run(until_signal(_stream(where, asked)))
+async def show(reporter: Reporter, asked: StatsOptions) -> None:
+    """Print reports. Without --once the first sample only serves to compute rates.
 
-
-async def _stream(where: ClusterOptions, asked: StatsOptions) -> int:
-    async with open_cluster(where) as cluster:
-        return await _report(Reporter(cluster, asked), asked)
-
-
-async def _report(reporter: Reporter, asked: StatsOptions) -> int:
-    """Print reports. Without --once the first sample only serves to compute rates."""
-    show = _printer(asked)
+    Raises UnreachableError if nobody answers at the start, and Ended if no report had the named
+    topic or channel.
+    """
+    form = _form(asked)
     absence = Absence(asked)
     count = 1 if asked.once else asked.count
     ticker = Ticker(asked.interval)
@@ -49,9 +38,10 @@ async def _report(reporter: Reporter, asked: StatsOptions) -> int:
             await ticker.turn()
             report = await reporter.report()
             absence.heard(report)
-        show(report)
+        click.echo(form.add(report), nl=False)
+        sys.stdout.flush()
         reported += 1
-    return absence.exit_code
+    absence.end()
 
 
 class Ticker:
@@ -85,28 +75,19 @@ class Absence:
         self._told = not report.rows
         self._seen = self._seen or bool(report.rows)
 
-    @property
-    def exit_code(self) -> int:
-        """FAILURE if no report had the topic or channel."""
-        return Exit.DONE if self._seen else Exit.FAILURE
+    def end(self) -> None:
+        """Raise Ended if no report had the topic or channel."""
+        if not self._seen:
+            raise Ended(Exit.FAILURE)
 
 
-def _printer(asked: StatsOptions) -> Callable[[Report], None]:
-    """A function that prints reports in the form that options and terminal call for."""
+def _form(asked: StatsOptions) -> JsonReports | Csv | Tables | Lines:
+    """The form of reports that options and terminal call for."""
     single = bool(asked.topic and asked.channel)  # its tables would be mostly headers
-    form: JsonReports | Csv | Lines | Tables
     if asked.json:
-        form = JsonReports()
-    elif asked.csv:
-        form = Csv(consumers=asked.clients)
-    elif asked.clients or (sys.stdout.isatty() and not single):
-        form = Tables(consumers=asked.clients)
-    else:
-        form = Lines(single=single)
-
-    def show(report: Report) -> None:
-        if text := form.add(report):
-            click.echo(text, nl=False)
-            sys.stdout.flush()
-
-    return show
+        return JsonReports()
+    if asked.csv:
+        return Csv(consumers=asked.clients)
+    if asked.clients or (sys.stdout.isatty() and not single):
+        return Tables(consumers=asked.clients)
+    return Lines(single=single)

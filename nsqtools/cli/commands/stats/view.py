@@ -1,4 +1,4 @@
-"""The live view as data: takes keys and reports, returns lines to draw."""
+"""The live view as data: takes keys and reports, returns what rich draws."""
 
 from __future__ import annotations
 
@@ -8,67 +8,77 @@ from dataclasses import dataclass, field
 from math import ceil, isnan, nan
 from typing import TYPE_CHECKING, NamedTuple
 
+from rich.console import Group
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
 from nsqtools.cli.commands.stats.formats import noted, style_of
 from nsqtools.cli.exits import one_line
 from nsqtools.config.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from rich.console import Console, ConsoleOptions
 
     from nsqtools.cli.commands.stats.report import Report
-    from nsqtools.policy.rates import Key, Row
+    from nsqtools.policy.rates import Row
 
-    Line = list[tuple[str, str]]
-    """Parts of a line: text, and a style of rich or nothing."""
-
-    History = Mapping[Key, tuple[array[float], ...]]
+    History = Mapping[tuple[str, str, str], array[float]]
+    """What a sparkline shows, by topic, channel and title."""
 
 SPAN = 300
 """How far back sparklines go, in seconds, unless reports are very frequent or very rare."""
 
 _SAMPLES = (30, 600)  # least and most of them
 
-HELP = "q quit  s sort  r reverse  / filter  space hold  arrows scroll"
+HELP = "q quit  s sort  r reverse  / filter  arrows scroll"
 
 _NUMBER = 7  # width of a column of numbers
-_SPARK = (10, 40)  # least and greatest width
-_NAME = 10  # least width of a topic or channel that does not fit
+_SPARK = 10  # least width of a sparkline
+_NAME = 8  # least width of a topic or a channel
+_NAMES = 30  # room for both of them, if they fill it, before there is any for other columns
+_NOTES = 20  # greatest width of notes
 
 
 class Column(NamedTuple):
-    """A column; ``value`` is what rows are sorted by, and what a cell shows."""
+    """A column; ``value`` is what rows are sorted by, and what a cell or its sparkline shows.
+
+    A window shows the columns up to the highest ``level`` that it has room for.
+    """
 
     title: str
-    value: Callable[[Row], str | float | None]
+    value: Callable[[Row], float | None]
+    level: int
     spark: bool = False
+
+    @property
+    def width(self) -> int:
+        """The least width of a cell, with room to mark the title."""
+        return _SPARK if self.spark else max(_NUMBER, len(self.title) + 1)
 
 
 _COLUMNS = (
-    Column("topic", lambda row: row.topic),
-    Column("channel", lambda row: row.channel),
-    Column("depth", lambda row: row.totals.depth),
-    Column("depth", lambda row: None, spark=True),
-    Column("inflt", lambda row: row.totals.in_flight),
-    Column("def", lambda row: row.totals.deferred),
-    Column("in/s", lambda row: row.ingress),
-    Column("in/s", lambda row: None, spark=True),
-    Column("out/s", lambda row: row.egress),
-    Column("out/s", lambda row: None, spark=True),
-    Column("req/s", lambda row: row.requeue_rate),
-    Column("t-o/s", lambda row: row.timeout_rate),
-    Column("clients", lambda row: row.totals.clients),
+    Column("depth", lambda row: row.totals.depth, 0),
+    Column("depth", lambda row: row.totals.depth, 2, spark=True),
+    Column("inflt", lambda row: row.totals.in_flight, 1),
+    Column("def", lambda row: row.totals.deferred, 1),
+    Column("in/s", lambda row: row.ingress, 0),
+    Column("in/s", lambda row: row.ingress, 3, spark=True),
+    Column("out/s", lambda row: row.egress, 0),
+    Column("out/s", lambda row: row.egress, 3, spark=True),
+    Column("req/s", lambda row: row.requeue_rate, 1),
+    Column("t-o/s", lambda row: row.timeout_rate, 1),
+    Column("clients", lambda row: row.totals.clients, 1),
 )
-_NAMES = 2
-_DROPPED = (9, 5, 11, 7, 10, 3, 12, 4)  # where there is no room, in this order
-SORTABLE = tuple(n for n, column in enumerate(_COLUMNS) if not column.spark)
-
-
-class _Seen(NamedTuple):
-    """What is drawn: a report, the history of its rows, and the span of that in seconds."""
-
-    report: Report
-    history: History
-    span: float
+_SPARKS = [column for column in _COLUMNS if column.spark]
+_ORDERS: Mapping[str, Callable[[Row], str | float | None]] = {
+    "topic": lambda row: row.topic,
+    "channel": lambda row: row.channel,
+    **{column.title: column.value for column in _COLUMNS},
+}
+"""What rows can be sorted by."""
 
 
 @dataclass(slots=True)
@@ -76,12 +86,10 @@ class ViewState:
     """The state of the view. ``interval`` is the time between reports, in seconds."""
 
     interval: float
-    ascii: bool = False
-    sort: int = 2
+    sort: str = "depth"
     descending: bool = True
     filter: str = ""
     editing: bool = False
-    held: _Seen | None = None
     offset: int = 0
     _report: Report | None = None
     _page: int = 1
@@ -91,34 +99,20 @@ class ViewState:
     def update(self, report: Report) -> None:
         """Take a report; rows that it lacks are forgotten."""
         self._report = report
-        gone = array("f", [nan]) * len(self._times)  # one that is new was not there before
+        unknown = array("f", [nan]) * len(self._times)
         self._times.append(report.snapshot.at)
         least, most = _SAMPLES
-        over = len(self._times) - max(least, min(most, ceil(SPAN / self.interval) + 1))
-        history: dict[Key, tuple[array[float], ...]] = {}
+        over = max(0, len(self._times) - max(least, min(most, ceil(SPAN / self.interval) + 1)))
+        del self._times[:over]
+        history = {}
         for row in report.rows:
-            key = (row.topic, row.channel)
-            past = self._history.get(key) or (gone[:], gone[:], gone[:])
-            values = (float(row.totals.depth), row.ingress, row.egress)
-            for each, value in zip(past, values, strict=True):
-                each.append(nan if value is None or not row.nodes else value)
-                del each[: max(0, over)]
-            history[key] = past
-        del self._times[: max(0, over)]
+            for column in _SPARKS:
+                key = (row.topic, row.channel, column.title)
+                past = history[key] = self._history.get(key) or unknown[:]
+                value = column.value(row)
+                past.append(nan if value is None or not row.nodes else value)
+                del past[:over]
         self._history = history
-
-    def _seen(self) -> _Seen | None:
-        span = self._times[-1] - self._times[0] if self._times else 0.0
-        return _Seen(self._report, self._history, span) if self._report else None
-
-    def _hold(self) -> None:
-        """Hold the view, or go on. The held history is a copy, since recording continues."""
-        seen = self._seen()
-        if self.held or not seen:
-            self.held = None
-            return
-        history = {key: tuple(each[:] for each in past) for key, past in seen.history.items()}
-        self.held = seen._replace(history=history)
 
     def press(self, key: str) -> bool:
         """Take a key, a character or a name such as ``up``; False ends the view."""
@@ -136,17 +130,15 @@ class ViewState:
             self.editing = True
         elif key == "escape":
             self.filter = ""
-        elif key == " ":
-            self._hold()
         elif key in _LETTERS:
             self._scroll(_LETTERS[key])
         return True
 
     def _sort_by(self, step: int) -> None:
         """Sort by another column: numbers descending, names ascending."""
-        place = (SORTABLE.index(self.sort) + step) % len(SORTABLE)
-        self.sort = SORTABLE[place]
-        self.descending = self.sort >= _NAMES
+        orders = list(_ORDERS)
+        self.sort = orders[(orders.index(self.sort) + step) % len(orders)]
+        self.descending = self.sort not in ("topic", "channel")
         self.offset = 0
 
     def _edit(self, key: str) -> None:
@@ -161,40 +153,31 @@ class ViewState:
         self.offset = 0
 
     def _scroll(self, key: str) -> None:
-        match key:
-            case "up":
-                self.offset -= 1
-            case "down":
-                self.offset += 1
-            case "pageup":
-                self.offset -= self._page
-            case "pagedown":
-                self.offset += self._page
-            case "home":
-                self.offset = 0
-            case "end":
-                self.offset = 1 << 30
-        self.offset = max(0, self.offset)  # the other end is known when lines are made
+        steps = {
+            "up": -1,
+            "down": 1,
+            "pageup": -self._page,
+            "pagedown": self._page,
+            "home": -self.offset,
+            "end": len(self._report.rows) if self._report else 0,
+        }
+        self.offset = max(0, self.offset + steps[key])  # the other end is known once drawn
 
-    def lines(self, width: int, height: int) -> list[Line]:
-        """At most ``height`` lines of ``width`` characters."""
-        seen = self.held or self._seen()
-        if seen is None or width < 1 or height < 1:
-            return []
-        report = seen.report
-        rows = self._rows(report)
-        below = [*_silent(report), self._footer(width)]
+    def draw(self, width: int, height: int) -> Group:
+        """What fills a window of so many characters and lines; the terminal cuts what is over."""
+        if self._report is None:
+            return Group()
+        report, rows = self._report, self._rows(self._report)
+        below = [*_silent(report), self._footer()]
         self._page = max(1, height - 2 - len(below))
         self.offset = max(0, min(self.offset, len(rows) - self._page))
         shown = rows[self.offset : self.offset + self._page]
-        widths = _widths(rows, width - _notes_width(rows, report))
-        body = [self._line(row, widths, seen, width) for row in shown]
-        blank: list[Line] = [[] for _ in range(self._page - len(body))]
-        head = [self._title(report, len(rows)), self._header(widths, seen.span)]
-        # Where there is next to no room, the rows matter most.
-        lines = [*head, *body, *blank, *below]
-        lines = lines[:height] if height > 3 else lines[: 2 + self._page][-height:]
-        return [_cut(line, width) for line in lines]
+        return Group(
+            self._title(report, len(rows)),
+            self._table(report, rows, shown, width),
+            *[Text()] * (self._page - len(shown)),
+            *below,
+        )
 
     def _rows(self, report: Report) -> list[Row]:
         words = self.filter.lower().split()
@@ -203,12 +186,12 @@ class ViewState:
             for row in report.rows
             if all(word in f"{row.topic}/{row.channel}".lower() for word in words)
         ]
-        value = _COLUMNS[self.sort].value
+        value = _ORDERS[self.sort]
         known = [row for row in rows if value(row) is not None]
         known.sort(key=value, reverse=self.descending)  # type: ignore[arg-type] # one type each
         return [*known, *(row for row in rows if value(row) is None)]
 
-    def _title(self, report: Report, count: int) -> Line:
+    def _title(self, report: Report, count: int) -> Text:
         snapshot = report.snapshot
         silent = len(snapshot.failures)
         parts = [
@@ -219,49 +202,78 @@ class ViewState:
         ]
         if self.filter and not self.editing:
             parts.append(f"filter: {one_line(self.filter)}")
-        text = "  ".join(parts)
-        held = [("held, space goes on", "reverse"), ("  ", "")] if self.held else []
-        return [*held, (text, "bold")]
+        return _line("  ".join(parts), "bold")
 
-    def _header(self, widths: Mapping[int, int], span: float) -> Line:
-        parts: Line = []
-        for number, wide in widths.items():
-            column = _COLUMNS[number]
-            title = column.title if not column.spark else f"{column.title}, {_rough(span)}"
-            chosen = number == self.sort
-            if chosen:
-                arrows = "v^" if self.ascii else "▼▲"
-                title = f"{title}{arrows[0] if self.descending else arrows[1]}"
-            text = title.ljust(wide) if number < _NAMES or column.spark else title.rjust(wide)
-            parts += [(text[:wide], "bold reverse" if chosen else "bold"), (" ", "")]
-        return parts
+    def _table(
+        self, report: Report, rows: Sequence[Row], shown: Sequence[Row], width: int
+    ) -> Table:
+        """The rows shown below a header."""
+        table, columns = _grid(report, rows, width)
+        table.add_row(self._head("topic"), self._head("channel"), *map(self._header, columns))
+        for row in shown:
+            cells = [
+                _Sparkline(self._history[row.topic, row.channel, column.title])
+                if column.spark
+                else Text(short(column.value(row)))
+                for column in columns
+            ]
+            topic, channel = Text(one_line(row.topic)), Text(one_line(row.channel) or "-")
+            note = Text(" ".join(noted(row, report)))
+            table.add_row(topic, channel, *cells, note, style=style_of(row))
+        return table
 
-    def _line(self, row: Row, widths: Mapping[int, int], seen: _Seen, width: int) -> Line:
-        past = seen.history.get((row.topic, row.channel), ())
-        cells = []
-        for number, wide in widths.items():
-            column = _COLUMNS[number]
-            if column.spark:
-                values = past[_SPARKS.index(number)] if past else ()
-                cells.append(sparkline(values, wide, _ASCII if self.ascii else _BLOCKS))
-            elif number < _NAMES:
-                name = one_line(str(column.value(row))) or "-"
-                cells.append(_fit(name, wide, self.ascii).ljust(wide))
-            else:
-                cells.append(short(column.value(row)).rjust(wide))  # type: ignore[arg-type]
-        text = " ".join([*cells, *noted(row, seen.report)])
-        return [(_fit(text, width, self.ascii), style_of(row))]
+    def _header(self, column: Column) -> Text:
+        if not column.spark:
+            return self._head(column.title)
+        return _line(f"{column.title}, {_rough(self._times[-1] - self._times[0])}", "bold")
 
-    def _footer(self, width: int) -> Line:
+    def _head(self, title: str) -> Text:
+        if title != self.sort:
+            return _line(title, "bold")
+        return _line(f"{title}{'▼' if self.descending else '▲'}", "bold reverse")
+
+    def _footer(self) -> Text:
         if not self.editing:
-            return [(HELP, "dim")]
-        typed = one_line(self.filter)[-max(1, width - 2) :]
-        return [(f"/{typed}", "bold"), (" ", "reverse")]
+            return _line(HELP, "dim")
+        return Text.assemble((f"/{one_line(self.filter)}", "bold"), (" ", "reverse"))
 
 
 _SCROLLS = ("up", "down", "pageup", "pagedown", "home", "end")
 _LETTERS = {"k": "up", "j": "down", "g": "home", "G": "end"}
-_SPARKS = (3, 7, 9)
+
+
+def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column]]:
+    """An empty table, and the columns between names and notes that a window has room for.
+
+    Widths are those of all rows, shown or not, so that none moves while scrolling.
+    """
+    notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
+    topics = max([_NAME, *(len(row.topic) for row in rows)])
+    channels = max([_NAME, *(len(row.channel) for row in rows)])
+    for level in (3, 2, 1, 0):
+        columns = [column for column in _COLUMNS if column.level <= level]
+        least = notes + sum(column.width + 1 for column in columns) + 2
+        left = width - least
+        if left >= min(topics + channels, _NAMES):
+            break
+    topics = max(_NAME, min(topics, max(left // 2, left - channels)))
+    channels = max(_NAME, min(channels, left - topics))
+    table = Table.grid(padding=(0, 1), expand=any(column.spark for column in columns))
+    if left < 2 * _NAME:  # rich would narrow all columns: the terminal cuts the last ones
+        table.width = least + 2 * _NAME
+    for names in (topics, channels):
+        table.add_column(width=names, no_wrap=True)
+    for column in columns:
+        if column.spark:
+            table.add_column(width=_SPARK, ratio=1, no_wrap=True)
+        else:
+            table.add_column(width=column.width, justify="right", no_wrap=True)
+    table.add_column(width=notes or 1, no_wrap=True)
+    return table, columns
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def _rough(span: float) -> str:
@@ -272,79 +284,32 @@ def _rough(span: float) -> str:
     return f"{round(span / 3600)}h"
 
 
-def _silent(report: Report) -> list[Line]:
+def _silent(report: Report) -> list[Text]:
     """A line about servers that do not answer, if there are any."""
     lookupds = [str(error) for error in report.snapshot.lookupds.values() if error]
     errors = [*report.silent, *lookupds]
     if not errors:
         return []
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return [[(f"no answer: {one_line(errors[0])}{more}", "red")]]
+    return [_line(f"no answer: {one_line(errors[0])}{more}", "red")]
 
 
-def _notes_width(rows: Sequence[Row], report: Report) -> int:
-    """The width of the longest note, so that columns stay in place while scrolling."""
-    longest = max((len(" ".join(noted(row, report))) for row in rows), default=0)
-    return min(longest + 1, 20) if longest else 0
+class _Sparkline(NamedTuple):
+    """A cell that fills its column."""
 
+    values: Sequence[float]
 
-def _widths(rows: Sequence[Row], width: int) -> dict[int, int]:
-    """The columns that have room, and their widths, with a blank between."""
-    names = [
-        max([len(_COLUMNS[n].title) + 1, *(len(str(_COLUMNS[n].value(row))) for row in rows)])
-        for n in range(_NAMES)
-    ]
-    chosen = list(range(len(_COLUMNS)))
-    least = [min(each, _NAME) for each in names]
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield Text(sparkline(self.values, options.max_width))
 
-    def room() -> int:
-        """What is left for longer names and sparklines."""
-        others = sum(_least(n) for n in chosen[_NAMES:])
-        return width - others - len(chosen) - sum(least)
-
-    for number in _DROPPED:
-        if room() >= min(sum(names) - sum(least), 30):
-            break
-        chosen.remove(number)
-    left = max(0, room())
-    wide = {}
-    for n in range(_NAMES):
-        more = min(names[n] - least[n], left if n else max(left // 2, left - names[1] + least[1]))
-        wide[n] = least[n] + more
-        left -= more
-    sparks = [n for n in chosen if _COLUMNS[n].spark]
-    for n in chosen[_NAMES:]:
-        wide[n] = min(_SPARK[1], _least(n) + left // len(sparks)) if n in sparks else _least(n)
-    return wide
-
-
-def _least(number: int) -> int:
-    """The least width of a column, other than a name's: with room to mark its title."""
-    column = _COLUMNS[number]
-    return _SPARK[0] if column.spark else max(_NUMBER, len(column.title) + 1)
-
-
-def _fit(text: str, width: int, plain: bool) -> str:
-    """The text, cut with a mark if it is too long."""
-    if len(text) <= width:
-        return text
-    return text[: max(0, width - 1)] + ("~" if plain else "…")[:width]
-
-
-def _cut(line: Line, width: int) -> Line:
-    """The parts of a line that have room."""
-    cut: Line = []
-    for text, style in line:
-        cut.append((text[:width], style))
-        width -= len(cut[-1][0])
-    return cut
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(_SPARK, options.max_width)
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_ASCII = "_.-=+*%#"
 
 
-def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str:
+def sparkline(values: Sequence[float], width: int) -> str:
     """The newest value on the right, scaled to the highest; nan is a gap.
 
     More values than characters share them, the highest of each group showing.
@@ -352,7 +317,7 @@ def sparkline(values: Sequence[float], width: int, blocks: str = _BLOCKS) -> str
     if len(values) > width:
         values = [_highest(values, n, width) for n in range(width)]
     top = max((each for each in values if not isnan(each)), default=0.0)
-    return "".join(_block(each, top, blocks) for each in values).rjust(width)
+    return "".join(_block(each, top) for each in values).rjust(width)
 
 
 def _highest(values: Sequence[float], number: int, groups: int) -> float:
@@ -360,11 +325,11 @@ def _highest(values: Sequence[float], number: int, groups: int) -> float:
     return max((each for each in values[first:after] if not isnan(each)), default=nan)
 
 
-def _block(value: float, top: float, blocks: str) -> str:
+def _block(value: float, top: float) -> str:
     if isnan(value):
         return " "
     # Only nothing is as low as nothing.
-    return blocks[ceil(value * (len(blocks) - 1) / top) if top else 0]
+    return _BLOCKS[ceil(value * (len(_BLOCKS) - 1) / top) if top else 0]
 
 
 def short(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import logging
 import os
@@ -14,27 +15,25 @@ import tty
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from nsqtools.cli.commands.stats.report import Reporter
+from rich.console import Console
+from rich.live import Live
+
 from nsqtools.cli.commands.stats.stream import Ticker
 from nsqtools.cli.commands.stats.view import ViewState
-from nsqtools.cli.exits import Exit
-from nsqtools.cli.remotes import open_cluster
-from nsqtools.cli.service import until_signal
 from nsqtools.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rich.live import Live
-
-    from nsqtools.config import ClusterOptions, StatsOptions
+    from nsqtools.cli.commands.stats.report import Reporter
+    from nsqtools.config import StatsOptions
 
 _SEQUENCE = 0.05  # how long a sequence of Escape is waited for, in seconds: vim has as much
 _MOST_LOGS = 100  # lines that are kept until the screen is left
 
 
-def run(where: ClusterOptions, asked: StatsOptions) -> int:
-    """Show the view until it is ended; an exit code.
+async def show(reporter: Reporter, asked: StatsOptions) -> None:
+    """Show the view until it is ended.
 
     Raises ConfigError without a terminal, UnreachableError if nobody answers at the start.
     """
@@ -42,17 +41,7 @@ def run(where: ClusterOptions, asked: StatsOptions) -> int:
         raise ConfigError(
             "--watch needs a terminal that can be drawn on: leave it out, or use --json or --csv"
         )
-    return asyncio.run(until_signal(_watch(where, asked)))
-
-
-async def _watch(where: ClusterOptions, asked: StatsOptions) -> int:
-    async with open_cluster(where, quiet=True) as cluster:
-        return await _show(Reporter(cluster, asked), asked)
-
-
-async def _show(reporter: Reporter, asked: StatsOptions) -> int:
-    encoding = (sys.stdout.encoding or "").lower()
-    view = ViewState(asked.interval, ascii=not encoding.startswith("utf"))
+    view = ViewState(asked.interval)
     view.update(await reporter.report())  # before the screen, so that an error stands on the old
     with Screen(view) as screen:
 
@@ -74,7 +63,6 @@ async def _show(reporter: Reporter, asked: StatsOptions) -> int:
         finally:
             measuring.cancel()
             await asyncio.gather(measuring, return_exceptions=True)  # it uses the cluster
-    return Exit.DONE
 
 
 class Screen:
@@ -117,22 +105,10 @@ class Screen:
 
     def draw(self) -> None:
         """Draw all lines anew, in one write: nothing is cleared before, so nothing flickers."""
-        from rich.text import Text
-
-        if not self._live:
-            return
-        width, height = self._live.console.size
-        text = Text(no_wrap=True, overflow="crop", end="")
-        for number, line in enumerate(self._view.lines(width, height)):
-            text.append("\n" if number else "")
-            for part, style in line:
-                text.append(part, style or None)
-        self._live.update(text, refresh=True)
+        if self._live:
+            self._live.update(self._view.draw(*self._live.console.size), refresh=True)
 
     def _enter(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         with contextlib.ExitStack() as stack:
             stack.enter_context(_logs_held())
             stack.enter_context(_keys_at_once())
@@ -160,15 +136,14 @@ class Screen:
         self._stop_waiting()
         self._press(self._keys.feed(data))
         if self._keys.waiting:
-            self._waiting = self._loop.call_later(_SEQUENCE, self._guarded(self._release))
+            self._waiting = self._loop.call_later(
+                _SEQUENCE, self._guarded(lambda: self._press(self._keys.release()))
+            )
 
     def _stop_waiting(self) -> None:
         if self._waiting:
             self._waiting.cancel()
             self._waiting = None
-
-    def _release(self) -> None:
-        self._press(self._keys.release())
 
     def _press(self, keys: list[str]) -> None:
         for key in keys:
@@ -197,7 +172,7 @@ class Keys:
     """Parses what a terminal sends into keys: characters, or names such as ``up``."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = ""
 
     @property
@@ -207,19 +182,10 @@ class Keys:
 
     def feed(self, data: bytes) -> list[str]:
         """The keys of these bytes; an incomplete character or sequence waits for more."""
-        data = self._rest + data
-        try:
-            text, self._rest = data.decode(), b""
-        except UnicodeDecodeError as error:
-            whole = error.start if error.reason == "unexpected end of data" else len(data)
-            text, self._rest = data[:whole].decode(errors="replace"), data[whole:]
-        text = self._begun + text
+        text = self._begun + self._decoder.decode(data)
         begun = _BEGUN.search(text)
         self._begun = begun[0] if begun else ""
-        return [
-            _key(match[0])
-            for match in _KEY.finditer(text, 0, begun.start() if begun else len(text))
-        ]
+        return [_key(match[0]) for match in _KEY.finditer(text.removesuffix(self._begun))]
 
     def release(self) -> list[str]:
         """The pending key, if there is one, since no more of it came."""
