@@ -8,7 +8,7 @@ from nsqtools.config.option import Options, channel_name, duration, flag, like, 
 from nsqtools.config.program import JSON
 from nsqtools.names import LOOKUPD_HTTP_PORT, NSQD_HTTP_PORT
 
-CONNECT_TIMEOUT = duration("Timeout for a connection to be made.", 2.0, minimum=0.001)
+CONNECT_TIMEOUT = duration("Timeout for connecting.", 2.0, minimum=0.001)
 REQUEST_TIMEOUT = duration("Timeout for a response.", 5.0, minimum=0.001)
 
 
@@ -18,7 +18,7 @@ class TimeoutOptions(Options):
     shared = True
 
     timeout: float = duration(
-        "Time limit for the whole command; in stats, for each report. --check adds --interval.",
+        "Timeout for the whole command, or for each report of stats; --check adds --interval.",
         8.0,
         minimum=0.1,
     )
@@ -33,7 +33,7 @@ class LookupOptions(TimeoutOptions):
         "nsqlookupd to ask; may be repeated.", f"127.0.0.1:{LOOKUPD_HTTP_PORT}"
     )
     tls_root_ca_file: str = like(
-        CA_FILE, help="CA certificates to trust for https, instead of the system's (PEM)."
+        CA_FILE, help="CA certificates to trust for https instead of the system's (PEM file)."
     )
     json: bool = JSON
 
@@ -43,9 +43,12 @@ class ApiOptions(TimeoutOptions):
 
     title = "Cluster"
 
-    lookupd_http_address: tuple[str, ...] = urls("nsqlookupd to ask for nsqds; may be repeated.")
+    lookupd_http_address: tuple[str, ...] = urls(
+        "nsqlookupd that lists the nsqds; may be repeated."
+    )
     nsqd_http_address: tuple[str, ...] = urls(
-        "HTTP address of an nsqd to ask directly; may be repeated, beside nsqlookupds too.",
+        "HTTP address of an nsqd to ask directly, also in addition to nsqlookupds; may be"
+        " repeated.",
         outranks=("lookupd_http_address",),
         default_note=f"127.0.0.1:{NSQD_HTTP_PORT}, unless an nsqlookupd is given",
     )
@@ -62,7 +65,7 @@ class ClusterOptions(ApiOptions):
 class ChangeOptions(ApiOptions):
     """Which servers ``topic``, ``channel`` and ``node`` change, and how they say so."""
 
-    dry_run: bool = flag("Only print what would be asked of whom.", own=True)
+    dry_run: bool = flag("Print the requests and send none.", own=True)
     json: bool = JSON
 
 
@@ -70,7 +73,7 @@ class LossOptions(ChangeOptions):
     """As ChangeOptions, where messages are lost."""
 
     yes: bool = flag(
-        "Do not ask; needed where there is no terminal to ask on.",
+        "Do not ask for confirmation; needed without a terminal.",
         short="y",
         own=True,
         in_file=False,
@@ -82,7 +85,7 @@ class TombstoneOptions(LossOptions):
 
     lookupd_http_address: tuple[str, ...] = like(ApiOptions.lookupd_http_address, required=True)
     delete: bool = flag(
-        "Then delete the topic on that nsqd, with its messages, as nsqadmin does.", own=True
+        "Also delete the topic on that nsqd, with its messages, as nsqadmin does.", own=True
     )
 
 
@@ -91,10 +94,10 @@ class DoctorOptions(ServerOptions, TimeoutOptions):
 
     title = "Source"
 
-    topic: str = topic_name("Topic that is consumed.", own=True, required=True)
-    channel: str = channel_name("Channel it is consumed on.", own=True)
+    topic: str = topic_name("Topic to examine.", own=True, required=True)
+    channel: str = channel_name("Channel to examine.", own=True)
     nsqd_http_address: tuple[str, ...] = urls(
-        "HTTP address of an nsqd to look at; may be repeated.",
+        "HTTP address of an nsqd to examine; may be repeated.",
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
     json: bool = JSON

@@ -22,7 +22,7 @@ from nsqtools.names import Address
 
 _LONGEST_SECRET = 65536
 
-CA_FILE = path("CA certificates to trust instead of the system's (PEM).")
+CA_FILE = path("CA certificates to trust instead of the system's (PEM file).")
 
 
 def check_pair(options: Options, one: str, other: str) -> None:
@@ -92,7 +92,9 @@ class ClientConfig(Options):
     local_addr: str = text(
         "Local address to connect from.", metavar="HOST:PORT", flag=False, rule=_local_address
     )
-    client_id: str = text("Name of this client in /stats; the short host name unless set.")
+    client_id: str = text(
+        "Name of this client in nsqd's statistics; the short host name by default."
+    )
     hostname: str = text("Host name shown in /stats; this host's unless set.", flag=False)
     user_agent: str = text("User agent shown in /stats.", f"nsqtools/{__version__}", flag=False)
     heartbeat_interval: float = duration(
@@ -108,12 +110,12 @@ class ClientConfig(Options):
         rule=_buffer_timeout,
     )
     max_msg_size: int = size(
-        "Maximum message size; a larger message is an error.", 64 << 20, minimum=1
+        "Maximum size of a message; a larger one is an error.", 64 << 20, minimum=1
     )
     tls_v1: bool = flag("Use TLS.")
     tls_root_ca_file: str = CA_FILE
-    tls_cert: str = path("Client certificate (PEM).")
-    tls_key: str = path("Key of the client certificate (PEM).")
+    tls_cert: str = path("Client certificate (PEM file).")
+    tls_key: str = path("Key of the client certificate (PEM file).")
     tls_insecure_skip_verify: bool = flag("Do not verify the server's certificate.")
     tls_min_version: str = choice(
         "Lowest TLS version accepted.",
@@ -122,14 +124,14 @@ class ClientConfig(Options):
     )
     snappy: bool = flag("Compress the connection with snappy.", excludes=("deflate",))
     deflate: bool = flag("Compress the connection with deflate.")
-    deflate_level: int = integer("Level of deflate.", 6, minimum=1, maximum=9)
+    deflate_level: int = integer("Compression level of deflate.", 6, minimum=1, maximum=9)
     auth_secret: str = text(
         "Secret for an nsqd that requires AUTH.",
         flag=False,
         secret=True,
         excludes=("auth_secret_file",),
     )
-    auth_secret_file: str = path("File that holds the AUTH secret.")
+    auth_secret_file: str = path("File with the AUTH secret.")
     topology_region: str = text("Region sent to nsqd.", flag=False)
     topology_zone: str = text("Zone sent to nsqd.", flag=False)
 
@@ -150,22 +152,22 @@ class ConsumerConfig(ClientConfig):
     title = "Consumer options"
     opt_flag = "consumer-opt"
 
-    max_in_flight: int = integer(
-        "Maximum messages in flight, for each topic over all connections.", 1
-    )
+    max_in_flight: int = integer("Maximum messages in flight per topic, over all connections.", 1)
     max_in_flight_bytes: int = size(
-        "Maximum bytes of bodies in flight, by their mean size.", 64 << 20, minimum=1
+        "Maximum bytes in flight, estimated from the mean body size.", 64 << 20, minimum=1
     )
     msg_timeout: float = duration(
-        "nsqd delivers a message again after this time; 0 for its own default.",
+        "Time after which nsqd delivers an unfinished message again; 0 for nsqd's default.",
         0.0,
         rule=_msg_timeout,
     )
     sample_rate: int = integer(
-        "Percentage of messages to receive; nsqd discards the rest. 0 for all.", 0, maximum=99
+        "Percentage of messages to receive; nsqd drops the rest from the channel. 0 for all.",
+        0,
+        maximum=99,
     )
     max_attempts: int = integer(
-        "Deliveries before a message is given up; 0 for no limit.", 5, maximum=65535
+        "Maximum deliveries of a message before it is given up; 0 for no limit.", 5, maximum=65535
     )
     default_requeue_delay: float = duration(
         "Delay of a requeued message, multiplied by its attempts.", 90.0, maximum=3600.0, flag=False
@@ -219,7 +221,7 @@ class ConsumerConfig(ClientConfig):
     max_reconnect_delay: float = duration(
         "Maximum delay before an nsqd is dialled again.", 120.0, flag=False
     )
-    drain_timeout: float = duration("Timeout for finishing what is in flight when stopping.", 30.0)
+    drain_timeout: float = duration("Timeout for finishing messages in flight at the end.", 30.0)
 
 
 class ProducerConfig(ClientConfig):
@@ -235,15 +237,14 @@ class ProducerConfig(ClientConfig):
         help="A connection that stays silent this long is dropped, and its batches go elsewhere.",
     )
     mode: str = choice(
-        "Which of several nsqds gets a batch: the next one, the next one of those that answer, "
-        "more often a faster one; another if that fails. Or all of them get a copy.",
+        "How to choose among several nsqds: round-robin takes turns, hostpool avoids "
+        "failing ones, epsilon-greedy prefers fast ones; if one fails, another gets the "
+        "batch. all publishes a copy to each.",
         *("round-robin", "hostpool", "epsilon-greedy", "all"),
     )
-    max_msg_size: int = size(
-        "Maximum message size, as nsqd's option of that name.", 1 << 20, minimum=1
-    )
+    max_msg_size: int = size("Maximum size of a message; nsqd's -max-msg-size.", 1 << 20, minimum=1)
     max_body_size: int = size(
-        "Maximum batch size, as nsqd's option of that name.", 5 << 20, minimum=64
+        "Maximum size of a batch; nsqd's -max-body-size.", 5 << 20, minimum=64
     )
     reconnect_delay: float = like(
         ConsumerConfig.reconnect_delay,
@@ -255,5 +256,5 @@ class ProducerConfig(ClientConfig):
         ConsumerConfig.max_reconnect_delay, default=8.0, minimum=0.001
     )
     publish_timeout: float = duration(
-        "A batch that no nsqd has taken within this time is given up.", 60.0, minimum=0.001
+        "Timeout for publishing a batch, with all retries.", 60.0, minimum=0.001
     )

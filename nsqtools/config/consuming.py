@@ -20,8 +20,8 @@ from nsqtools.config.records import RecordOptions
 from nsqtools.names import NSQD_TCP_PORT, listening_address
 
 METRICS_ADDRESS = text(
-    "Serve metrics for Prometheus here, over HTTP: :PORT is on 127.0.0.1, and port 0 is a free "
-    "port, which -v names.",
+    "Serve metrics for Prometheus at this address. :PORT listens on 127.0.0.1; port 0"
+    " picks a free port, which -v logs.",
     metavar="HOST:PORT",
     default_note="not served",
     rule=listening_address,
@@ -39,7 +39,7 @@ class ServerOptions(Options):
         excludes=("lookupd_http_address",),
     )
     lookupd_http_address: tuple[str, ...] = urls(
-        "nsqlookupd to ask for nsqds instead; may be repeated."
+        "nsqlookupd that lists the nsqds to consume from; may be repeated."
     )
 
 
@@ -55,7 +55,7 @@ class SourceOptions(ServerOptions):
         own=True,
         required=True,
     )
-    channel: str = channel_name("Channel to consume it on.", own=True)
+    channel: str = channel_name("Channel to consume.", own=True)
 
 
 class StopOptions(Options):
@@ -64,17 +64,17 @@ class StopOptions(Options):
     title = "When to stop"
 
     count: int = integer(
-        "Stop after this many messages, all topics together.",
+        "Stop after this many messages, over all topics.",
         0,
         short="n",
         default_note="no limit",
     )
     max_duration: float = duration("Stop after this time.", 0.0, default_note="no limit")
     idle_timeout: float = duration(
-        "Stop when no message came for this long.", 0.0, default_note="no limit"
+        "Stop when no message has arrived for this long.", 0.0, default_note="no limit"
     )
     until_empty: bool = flag(
-        "Stop when depth, in flight and deferred are 0 on every nsqd, seen twice."
+        "Stop when depth, in flight and deferred are 0 on every nsqd, twice in a row."
     )
     nsqd_http_address: tuple[str, ...] = urls(
         "HTTP address of an nsqd, for --until-empty; may be repeated.",
@@ -120,11 +120,10 @@ class DeadLetterOptions(Options):
     title = "Dead letters"
 
     dead_letter_topic: str = topic_name(
-        "Publish messages that are given up to this topic, as they are.",
+        "Topic to publish messages to that are given up.",
         excludes=("dead_letter_dir",),
     )
     dead_letter_dir: str = path(
-        "Append messages that are given up to TOPIC.dead.jsonl in this directory, which "
-        "pub --json reads.",
+        "Directory for messages that are given up: TOPIC.dead.jsonl, which pub --json reads.",
         metavar="DIR",
     )

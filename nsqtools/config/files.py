@@ -32,7 +32,7 @@ class ArchiveSourceOptions(SourceOptions):
         SourceOptions.topic, help="Topic to archive; may be repeated.", instead="topic_pattern"
     )
     topic_pattern: str = text(
-        "Archive every topic whose name has a match of this regular expression.",
+        "Archive every topic whose name this regular expression matches.",
         metavar="REGEX",
         own=True,
         rule=_regular_expression,
@@ -42,11 +42,11 @@ class ArchiveSourceOptions(SourceOptions):
     )
     http_client_connect_timeout: float = like(
         CONNECT_TIMEOUT,
-        help="Timeout for a connection to nsqlookupd, for the list of topics.",
+        help="Timeout for connecting to nsqlookupd, for the list of topics.",
         own=True,
     )
     http_client_request_timeout: float = like(
-        REQUEST_TIMEOUT, help="Timeout for nsqlookupd's list of topics.", own=True
+        REQUEST_TIMEOUT, help="Timeout for nsqlookupd's response with the list of topics.", own=True
     )
 
     def check_complete(self) -> None:
@@ -61,56 +61,57 @@ class ArchiveOptions(ArchiveRecordOptions):
 
     title = "Archive files"
 
-    output_dir: str = path("Directory of published files.", ".", metavar="DIR")
+    output_dir: str = path("Directory for complete files.", ".", metavar="DIR")
     work_dir: str = path(
         "Directory of files that are being written.",
         metavar="DIR",
         default_note="beside the published file, with .part after its name",
     )
     filename_format: str = text(
-        "Name of a file: <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV> are replaced; "
-        "/ makes directories.",
+        "Template of file names: <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV> are "
+        "replaced, and / makes directories.",
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
     )
-    datetime_format: str = text("strftime format of <DATETIME>.", "%Y-%m-%d_%H")
+    datetime_format: str = text("Format of <DATETIME>, as in strftime.", "%Y-%m-%d_%H")
     host_identifier: str = text(
-        "Text of <HOST>; <SHORT_HOST> and <HOSTNAME> are replaced.",
+        "Text for <HOST>; <SHORT_HOST> and <HOSTNAME> in it are replaced.",
         default_note="the host name up to its first dot",
     )
     name_by: str = choice(
-        "Time in <DATETIME>: when a message came, or when it was published.",
+        "Time for <DATETIME>: clock is when a message arrives, message is when it was published.",
         *("clock", "message"),
     )
-    utc: bool = flag("Name and rotate files by UTC, not by local time.")
+    utc: bool = flag("Name and rotate files by UTC instead of local time.")
     close_idle: float = duration(
-        "With --name-by message: publish a file that got no record for this long.",
+        "With --name-by message: complete a file that has got no record for this long.",
         300.0,
         minimum=0.001,
     )
     compress: str = choice("Compression of files; names get its suffix.", "none", "gzip", "zstd")
-    gzip: bool = flag("As --compress gzip.", excludes=("compress",))
+    gzip: bool = flag("The same as --compress gzip.", excludes=("compress",))
     gzip_level: int = integer(
-        "Level of gzip; the package isal speeds up 1 to 3.", 6, minimum=1, maximum=9
+        "Compression level of gzip; the package isal makes 1 to 3 faster.", 6, minimum=1, maximum=9
     )
-    zstd_level: int = integer("Level of zstd.", 3, minimum=1, maximum=19)
-    skip_empty_files: bool = flag("Make no file for a time without messages.")
+    zstd_level: int = integer("Compression level of zstd.", 3, minimum=1, maximum=19)
+    skip_empty_files: bool = flag("Make no file for an interval without messages.")
     rotate_size: int = size(
         "Begin another file after this many bytes, before compression.",
         0,
         default_note="no limit",
     )
     rotate_interval: float = duration(
-        "Begin another file this long after the last one was begun.", 0.0, default_note="no limit"
+        "Begin a new file this long after the last one began.", 0.0, default_note="no limit"
     )
     rotate_boundary: float = duration(
-        "Begin another file whenever the clock shows a multiple of this since midnight.",
+        "Begin a new file at each multiple of this since midnight, such as every full hour.",
         0.0,
         maximum=86400.0,
         default_note="no limit",
         rule=_whole_seconds,
     )
     sync_interval: float = duration(
-        "Maximum time until a message is on disk and finished; at most half of nsqd's msg_timeout.",
+        "Maximum time until a message is synced to disk and finished; at most half of the"
+        " message timeout.",
         30.0,
         minimum=0.001,
     )
@@ -120,30 +121,36 @@ class ArchiveOptions(ArchiveRecordOptions):
         metavar="COMMAND",
     )
     on_rotate_timeout: float = duration(
-        "Timeout for the --on-rotate command; a command that is killed has failed.",
+        "Timeout for the --on-rotate command, which is killed then and runs again later.",
         600.0,
         minimum=0.001,
     )
     keep: int = integer(
-        "Maximum published files of a topic; older ones are deleted.", 0, default_note="all"
+        "Maximum complete files per topic; the oldest are deleted.", 0, default_note="all"
     )
     max_age: float = duration(
-        "Delete published files that are older than this.", 0.0, default_note="no limit"
+        "Delete complete files that are older than this.", 0.0, default_note="no limit"
     )
     max_total: int = size(
-        "Maximum bytes of a topic's published files; the oldest are deleted.",
+        "Maximum bytes of complete files per topic; the oldest are deleted.",
         0,
         default_note="no limit",
     )
     manifest: str = path(
-        "File, relative to --output-dir, that gets one JSON line per published file: name, "
-        "records, bytes, times, sha256.",
+        "File that gets a line of JSON per complete file: name, records, bytes, times, "
+        "sha256. Relative to --output-dir.",
         metavar="FILE",
     )
     lock: str = LOCK
     fail_fast: bool = flag("Exit with 1 when a file cannot be written, instead of trying again.")
     log_level: str = choice(
-        "nsq_to_file's name for -v and -q.", "", "debug", "info", "warn", "error", "fatal"
+        "Log level, as in nsq_to_file; the same as -v and -q.",
+        "",
+        "debug",
+        "info",
+        "warn",
+        "error",
+        "fatal",
     )
     log_prefix: str = text("Text before each log line.")
 

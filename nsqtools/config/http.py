@@ -55,11 +55,9 @@ class HttpOptions(Options):
         *("hostpool", "round-robin", "epsilon-greedy", "all"),
     )
     concurrency: int = integer(
-        "Maximum requests at a time.", 100, minimum=1, maximum=10000, short="n"
+        "Maximum concurrent requests.", 100, minimum=1, maximum=10000, short="n"
     )
-    rate: float = number(
-        "Maximum deliveries per second, of a message or of a batch; 0 for no limit.", 0.0
-    )
+    rate: float = number("Maximum requests per second; 0 for no limit.", 0.0)
     sample: float = number(
         "Fraction of messages to deliver; the others are finished at once.", 1.0, maximum=1.0
     )
@@ -77,7 +75,7 @@ class HttpOptions(Options):
         *("ndjson", "json-array", "length-prefixed"),
     )
     header: tuple[str, ...] = texts(
-        "Header of every request; may be repeated.",
+        "Header for every request, as in 'Name: value'; may be repeated.",
         metavar="'NAME: VALUE'",
         hides=r"(?<=:).*",
         lines=True,
@@ -87,12 +85,12 @@ class HttpOptions(Options):
         metavar="FILE",
     )
     content_type: str = text(
-        "Content-Type of POSTs.",
+        "Content-Type of POST requests.",
         metavar="TYPE",
         default_note="application/octet-stream, or that of the batch format",
         excludes=("get",),
     )
-    compress: str = choice("Compression of bodies.", "none", "gzip", excludes=("get",))
+    compress: str = choice("Compression of request bodies.", "none", "gzip", excludes=("get",))
     sign_secret_file: str = path(
         "File of secrets, one per line, to sign requests with as Standard Webhooks describes; each "
         "secret adds a signature.",
@@ -100,7 +98,7 @@ class HttpOptions(Options):
         excludes=("get",),
     )
     success_on: str = text(
-        "Statuses that finish a message, as in 2xx,304 or 200-204.",
+        "Status codes that finish a message, such as 2xx,304 or 200-204.",
         "2xx",
         metavar="STATUSES",
         rule=_statuses,
@@ -130,13 +128,13 @@ class HttpOptions(Options):
         default_note="$http_proxy, $https_proxy and $no_proxy",
     )
     http_tls_root_ca_file: str = path(
-        "CA certificates to trust for https, instead of the system's (PEM)."
+        "CA certificates to trust for https instead of the system's (PEM file)."
     )
-    http_tls_cert: str = path("Client certificate for https (PEM).")
-    http_tls_key: str = path("Key of that certificate (PEM).")
-    http_tls_insecure_skip_verify: bool = flag("Do not verify certificates of https.")
+    http_tls_cert: str = path("Client certificate for https (PEM file).")
+    http_tls_key: str = path("Key of the client certificate for https (PEM file).")
+    http_tls_insecure_skip_verify: bool = flag("Do not verify the certificates of https servers.")
     status_every: int = integer(
-        "Log counts and latencies of each URL after this many requests and at the end.",
+        "Log counts and latencies per URL every this many requests, and at the end.",
         0,
         default_note="never",
     )

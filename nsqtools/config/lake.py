@@ -63,20 +63,20 @@ class SparkOptions(Options):
     shared = True
 
     master: str = text(
-        "Where Spark runs: local[N] with N threads of this machine, local[*] with one for each of "
-        "its cores, spark://HOST:PORT, yarn or k8s://URL.",
+        "Where Spark runs: local[N] with N threads on this machine, local[*] with one per"
+        " core, spark://HOST:PORT, yarn or k8s://URL.",
         "local[*]",
         metavar="URL",
         rule=_master,
     )
     conf: tuple[str, ...] = texts(
-        "Property of Spark, such as spark.driver.memory=2g; may be repeated.",
+        "Spark property, such as spark.driver.memory=2g; may be repeated.",
         metavar="KEY=VALUE",
         lines=True,
         rule=_property,
     )
     spark_log: str = path(
-        "File to append what Spark, Java and Python workers print to.",
+        "File for the log of Spark, Java and the Python workers.",
         metavar="FILE",
         default_note="it is discarded",
     )
@@ -88,8 +88,8 @@ class StreamSourceOptions(SourceOptions):
     topic: tuple[str, ...] = like(SourceOptions.topic, rule=_lasting)
     channel: str = like(SourceOptions.channel, required=True, rule=_lasting)
     nsqd_http_address: tuple[str, ...] = urls(
-        "HTTP address of each --nsqd-tcp-address, in their order, which tells how much waits; may "
-        "be repeated.",
+        "HTTP address of each --nsqd-tcp-address, in the same order, to ask for its "
+        "depth; may be repeated.",
         own=True,
         default_note="what nsqlookupd says, or the port after the TCP port",
     )
@@ -123,8 +123,7 @@ class StreamConfig(ClientConfig):
         ConsumerConfig.max_in_flight,
         default=5_000,
         minimum=1,
-        help="Maximum messages in flight from an nsqd, of each topic and for each of "
-        "--connections.",
+        help="Maximum messages in flight per nsqd, topic and task of --connections.",
     )
     max_in_flight_bytes: int = ConsumerConfig.max_in_flight_bytes
     msg_timeout: float = ConsumerConfig.msg_timeout
@@ -144,24 +143,23 @@ class StreamOptions(Options):
     title = "Batches"
 
     continuous: bool = flag(
-        "Go on until a signal; else stop when everything is done that waited at the start."
+        "Run until a signal, instead of stopping when all that waited at the start is done."
     )
-    trigger: float = duration("Time between batches of --continuous.", 5.0, maximum=86400.0)
-    max_per_trigger: int = integer("Maximum messages of a batch; 0 for no limit.", 500_000)
+    trigger: float = duration("Time between batches, with --continuous.", 5.0, maximum=86400.0)
+    max_per_trigger: int = integer("Maximum messages per batch; 0 for no limit.", 500_000)
     connections: int = integer(
-        "Tasks that receive from an nsqd at the same time, each over connections of its own.",
+        "Number of tasks that receive from each nsqd at the same time.",
         2,
         minimum=1,
         maximum=256,
     )
     checkpoint: str = path(
-        "Directory, or URL of one, of Spark's state: a run goes on where the last one ended.",
+        "Directory or URL for the state: a run continues where the last one ended.",
         metavar="DIR",
         default_note="_nsqtools/checkpoint in the output",
     )
     staging: str = path(
-        "Directory of messages that were received, until their batch is done; all executors must "
-        "see it.",
+        "Directory for received messages until their batch is done; all executors must see it.",
         metavar="DIR",
         default_note="_nsqtools/staging in the output",
     )
@@ -174,8 +172,8 @@ class BodyOptions(Options):
     title = "Bodies"
 
     schema: str = text(
-        "Columns of bodies that are JSON objects, as in SQL: 'user INT, at TIMESTAMP'; or a file "
-        "of them, or of Spark's JSON for them.",
+        "Columns of JSON bodies, as in SQL, such as 'user INT, at TIMESTAMP'; or a file "
+        "with them, or with Spark's JSON schema.",
         metavar="COLUMNS",
     )
 
@@ -186,17 +184,17 @@ class LakeOptions(Options):
     title = "Archive"
 
     output: str = like(
-        OUTPUT, help="Directory, or URL of one, to write to, in DIR/date=*/hour=*/batch=*."
+        OUTPUT, help="Directory or URL to write to; files are in DIR/date=*/hour=*/batch=*."
     )
     format: str = choice(
-        "Format of files; delta needs its package, by --conf.", "parquet", "json", "delta"
+        "Format of files; delta needs its package, which --conf names.", "parquet", "json", "delta"
     )
     where: str = text(
-        "Write only messages of which this SQL condition is true; the others are finished, too.",
+        "Write only messages for which this SQL condition is true; the others are finished too.",
         metavar="SQL",
     )
     select: str = text(
-        "Columns to write, as in SQL: 'user, upper(name) AS name'.",
+        "Columns to write, as in SQL, such as 'user, upper(name) AS name'.",
         metavar="SQL",
         default_note="all",
     )
@@ -208,12 +206,12 @@ class InputOptions(Options):
     title = "Input"
 
     input: tuple[str, ...] = paths(
-        "Archive to read: a file, or a directory of pipeline archive, pipeline compact or to-file; "
-        "may be repeated.",
+        "Archive to read: a file, or a directory that pipeline archive, pipeline compact "
+        "or to-file wrote; may be repeated.",
         required=True,
     )
     input_format: str = choice(
-        "How records stand in files of to-file, as its --format.",
+        "Format of records in files of to-file, as its --format.",
         *("", "raw", "json", "length-prefixed"),
         default_note="there are none",
     )
@@ -230,8 +228,8 @@ class QueryInputOptions(InputOptions):
 
     input: tuple[str, ...] = like(
         InputOptions.input,
-        help="Archive to read instead of topics: a file, or a directory of pipeline archive, "
-        "pipeline compact or to-file; may be repeated.",
+        help="Archive to read instead of topics: a file, or a directory that pipeline archive,"
+        " pipeline compact or to-file wrote; may be repeated.",
         required=False,
     )
 
@@ -242,10 +240,12 @@ class QueryOptions(Options):
     title = "Query"
 
     query: str = text(
-        "SELECT from the table nsq, or @FILE to read it from a file.", metavar="SQL", required=True
+        "SELECT statement on the table nsq, or @FILE to read it from a file.",
+        metavar="SQL",
+        required=True,
     )
     watermark: float = duration(
-        "Maximum time that a message may come late, by its timestamp, to be in its window.",
+        "How late a message may come, by its timestamp, and still count in its window.",
         0.0,
         default_note="no limit",
     )
@@ -254,20 +254,21 @@ class QueryOptions(Options):
         *("", "parquet", "json", "console", "topic"),
         default_note="parquet with --output, topic with --destination-topic, else console",
     )
-    output: str = like(OUTPUT, help="Directory, or URL of one, for files.", required=False)
+    output: str = like(OUTPUT, help="Directory or URL for files.", required=False)
     output_mode: str = choice(
-        "Which rows of a streaming aggregation to write after a batch: those that are final, those "
-        "that changed, or all.",
+        "Rows of a streaming aggregation to write after each batch: append writes final "
+        "rows, update changed rows, complete all rows.",
         *("append", "update", "complete"),
     )
     destination_topic: str = topic_name(
-        "Topic for the column body, or without one for rows as JSON objects.",
+        "Topic to publish to: the column body, or each row as a JSON object if there is "
+        "no such column.",
         excludes=("output",),
     )
     destination_nsqd_tcp_address: tuple[str, ...] = addresses(
-        "nsqd of that topic; may be repeated.", default_note="those of --nsqd-tcp-address"
+        "nsqd to publish to; may be repeated.", default_note="those of --nsqd-tcp-address"
     )
-    explain: bool = flag("Print Spark's plan, and consume nothing.")
+    explain: bool = flag("Print Spark's plan and consume nothing.")
 
     def validate(self) -> None:
         """A format and a place belong together."""
@@ -296,15 +297,15 @@ class CompactOptions(Options):
 
     output: str = like(
         OUTPUT,
-        help="Directory to write to, in DIR/date=*/hour=*; what was compacted before stays in it.",
+        help="Directory to write to; files are in DIR/date=*/hour=*. Earlier results stay.",
     )
     older_than: float = duration(
-        "Leave files of --input for a later run that were changed in this time.", 0.0
+        "Skip files of --input that changed within this time; a later run takes them.", 0.0
     )
-    file_size: int = size("Bodies of a file, before compression.", 256 << 20, minimum=1 << 20)
-    delete_inputs: bool = flag(
-        "Delete files of --input once the files made of them were read again."
+    file_size: int = size(
+        "Bytes of bodies per file, before compression.", 256 << 20, minimum=1 << 20
     )
+    delete_inputs: bool = flag("Delete files of --input after the new files were read back.")
 
 
 class ReplayOptions(Options):
@@ -312,15 +313,15 @@ class ReplayOptions(Options):
 
     title = "Replay"
 
-    where: str = text("Publish only messages of which this SQL condition is true.", metavar="SQL")
+    where: str = text("Publish only messages for which this SQL condition is true.", metavar="SQL")
     order_by: str = text(
-        "Columns to order by, with commas between, such as timestamp, or timestamp DESC.",
+        "Columns to order by, separated by commas, such as timestamp or 'timestamp DESC'.",
         metavar="COLUMNS",
         default_note="by nothing in particular",
     )
     rate: float = RATE
     staging: str = path(
-        "Directory of the chosen messages, and of how far they are published.",
+        "Directory for the chosen messages and the progress of publishing.",
         metavar="DIR",
         default_note="_nsqtools/replay-TOPIC in the first --input",
     )

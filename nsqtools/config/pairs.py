@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PAIRS = Option(
     "text",
-    "Set an option by go-nsq's name, with or without a flag; may be repeated.",
+    "Set an option by go-nsq's name, also one without a flag; may be repeated.",
     (),
     multiple=True,
     metavar="NAME,VALUE",

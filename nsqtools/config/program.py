@@ -5,7 +5,9 @@ from __future__ import annotations
 from nsqtools.config.option import Options, choice, flag, option, path, text
 
 JSON = flag("Print JSON.", own=True)
-LOCK = path("File to lock, so that one such command runs at a time.", metavar="FILE")
+LOCK = path(
+    "File to lock, so that one such command runs at a time; another exits with 75.", metavar="FILE"
+)
 
 
 class LogOptions(Options):
@@ -14,9 +16,9 @@ class LogOptions(Options):
     title = "Logging"
     shared = True
 
-    verbose: int = option("count", "Say what is going on; -vv says everything.", 0, short="v")
-    quiet: bool = flag("Say nothing but errors.", short="q")
-    log_format: str = choice("Form of log lines on stderr.", "text", "json")
+    verbose: int = option("count", "Log what happens; -vv logs everything.", 0, short="v")
+    quiet: bool = flag("Log errors only.", short="q")
+    log_format: str = choice("Format of log lines on standard error.", "text", "json")
 
 
 class FileOptions(Options):
@@ -26,12 +28,12 @@ class FileOptions(Options):
     shared = True
 
     config: str = path(
-        "Configuration file, or none.",
+        "Configuration file; none reads no file.",
         default_note="$XDG_CONFIG_HOME/nsqtools/config.toml or /etc/nsqtools/config.toml",
         in_file=False,
     )
     profile: str = text(
-        "Profile of that file, or none.",
+        "Profile in the configuration file; none uses no profile.",
         metavar="NAME",
         default_note="its default_profile",
         values="profile",

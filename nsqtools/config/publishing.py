@@ -8,7 +8,7 @@ from nsqtools.config.records import RecordOptions
 from nsqtools.errors import ConfigError
 
 RATE = number("Maximum messages per second; 0 for no limit.", 0.0)
-DEFER = duration("Let nsqd deliver only after this time.", 0.0, maximum=3600.0)
+DEFER = duration("Time that nsqd holds a message before it delivers it.", 0.0, maximum=3600.0)
 
 
 class TargetOptions(ServerOptions):
@@ -38,20 +38,20 @@ class PubOptions(RecordOptions):
     title = "Input and publishing"
 
     file: tuple[str, ...] = paths(
-        "File to read messages from, - for stdin; may be repeated.", metavar="FILE"
+        "File to read messages from, - for standard input; may be repeated.", metavar="FILE"
     )
     whole: bool = flag(
-        "Each file, or all of stdin, is one message.",
+        "Publish each file, or all of standard input, as one message.",
         excludes=("delimiter", "null", "length_prefix", "json"),
     )
     rate: float = RATE
     defer: float = DEFER
     from_archive: bool = flag(
-        "The arguments are archive files, decompressed by the end of their names.",
+        "Publish archive files, which are the arguments; .gz and .zst are decompressed.",
         excludes=("file", "whole"),
     )
     pace: str = text(
-        "Speed of --from-archive --json relative to that of first publishing: 1x, 10x, or max.",
+        "Speed relative to the original publishing, for --from-archive --json: 1x, 10x or max.",
         "max",
         metavar="SPEED",
     )

@@ -12,7 +12,7 @@ def _not_empty(value: str) -> None:
 
 
 DELIMITER = text(
-    "Bytes after each body of a raw file: text, \\n, \\t, \\0, \\xNN.",
+    "Delimiter after each raw body: text with \\n, \\t, \\0 and \\xNN.",
     "\\n",
     metavar="BYTES",
     rule=_not_empty,
@@ -25,16 +25,17 @@ class RecordOptions(Options):
     title = "Format"
 
     delimiter: str = text(
-        "Bytes after each message: text, \\n, \\t, \\0, \\xNN.", "\\n", metavar="BYTES"
+        "Delimiter after each message: text with \\n, \\t, \\0 and \\xNN.", "\\n", metavar="BYTES"
     )
     null: bool = flag(
-        "A NUL after each message, as for xargs -0.", short="0", excludes=("delimiter",)
+        "End each message with NUL, as for xargs -0.", short="0", excludes=("delimiter",)
     )
     length_prefix: bool = flag(
-        "Four bytes of length, big-endian, before each message.", excludes=("delimiter", "null")
+        "Put the length of each message before it: 4 bytes, big-endian.",
+        excludes=("delimiter", "null"),
     )
     json: bool = flag(
-        "One JSON object a line, with metadata, as tail writes and pub reads it.",
+        "One JSON object per line, with metadata: tail writes it and pub reads it.",
         excludes=("delimiter", "null", "length_prefix"),
     )
 
@@ -45,8 +46,8 @@ class ArchiveRecordOptions(Options):
     title = "Records"
 
     format: str = choice(
-        "Bodies, each followed by the delimiter; one JSON object a line, with metadata, as "
-        "tail --json; or bodies with four bytes of length, big-endian, before each.",
+        "Format of records: raw bodies with a delimiter after each, JSON objects as of "
+        "tail --json, or bodies with their length before them.",
         *("raw", "json", "length-prefixed"),
     )
     delimiter: str = DELIMITER

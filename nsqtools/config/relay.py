@@ -53,15 +53,16 @@ class RelayOptions(Options):
         "Relay only JSON for which this jq expression is neither false nor null.", metavar="JQ"
     )
     set: tuple[str, ...] = texts(
-        "Edit JSON by this jq expression, such as '.seen = true'; may be repeated.",
+        "Edit messages with this jq expression, such as '.seen = true'; may be repeated.",
         metavar="JQ",
         lines=True,
     )
-    defer: float = like(DEFER, help="Let the destination deliver only after this time.")
+    defer: float = like(
+        DEFER, help="Time that the destination holds a message before it delivers it."
+    )
     rate: float = RATE
     status_every: int = integer(
-        "Log the counts of each topic after this many messages, at most once a second, and at the "
-        "end.",
+        "Log counts per topic every this many messages, at most once a second, and at the end.",
         0,
         default_note="never, but at the end with --until-empty",
     )

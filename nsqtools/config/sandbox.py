@@ -24,7 +24,7 @@ class NsqdOptions(Options):
     title = "The embedded nsqd"
 
     msg_timeout: float = duration(
-        "A message is delivered again after this time.", 60.0, minimum=0.001
+        "Time after which an unfinished message is delivered again.", 60.0, minimum=0.001
     )
     max_msg_timeout: float = duration(
         "Maximum time that TOUCH can hold a message.", 900.0, minimum=0.001
@@ -39,18 +39,18 @@ class NsqdOptions(Options):
     max_channel_consumers: int = integer("Maximum consumers of a channel; 0 for no limit.", 0)
     snappy: bool = flag("Offer snappy.", default=True)
     deflate: bool = flag("Offer deflate.", default=True)
-    tls_cert: str = path("Certificate (PEM); with it TLS is offered.")
-    tls_key: str = path("Key of the certificate (PEM).")
-    tls_root_ca_file: str = path("CA certificates of clients (PEM).")
+    tls_cert: str = path("Certificate (PEM file); enables TLS.")
+    tls_key: str = path("Key of the certificate (PEM file).")
+    tls_root_ca_file: str = path("CA certificates of clients (PEM file).")
     tls_client_auth_policy: str = choice(
-        "Whether a client must show a certificate, and a certificate of a known CA.",
+        "Whether clients must present a certificate, and whether a known CA must have signed it.",
         *("", "require", "require-verify"),
     )
     tls_required: str = choice(
-        "Refuse TCP clients without TLS; HTTP stays open.",
+        "Refuse TCP clients without TLS. HTTP stays open.",
         *("false", "tcp-https"),
     )
-    auth_secret_file: str = path("File with the only AUTH secret to accept, for everything.")
+    auth_secret_file: str = path("File with the AUTH secret to accept.")
 
     def validate(self) -> None:
         """What belongs together."""
@@ -71,13 +71,16 @@ class SandboxOptions(Options):
 
     host: str = text("Address to listen on.", "127.0.0.1", metavar="HOST")
     port: int = integer(
-        "TCP port of nsqd; HTTP is the one after it, and nsqlookupd's ports are ten higher. "
-        "0 takes free ports and prints them as JSON.",
+        "TCP port of nsqd. Its HTTP port is one higher, nsqlookupd's ports are ten "
+        "higher. 0 picks free ports. All addresses are printed as JSON.",
         4150,
         maximum=65524,
     )
-    i_know: bool = flag("Listen on an address that others can reach, although all is in memory.")
+    i_know: bool = flag(
+        "Listen on an address that other hosts can reach, although messages are kept in "
+        "memory only."
+    )
     seed_topic: str = topic_name(
-        "Publish sample events to this topic, while fewer than 100,000 wait there."
+        "Publish sample events to this topic while fewer than 100,000 wait in it."
     )
     rate: float = number("Sample events per second.", 10.0, minimum=0.001, maximum=100000.0)

@@ -31,7 +31,7 @@ _DEPTH = integer("CRITICAL if more messages than this wait.", -1, **_NOT_CHECKED
 _REQUEUED = number("CRITICAL if more than this are requeued per second.", -1, **_NOT_CHECKED)
 _TIMED_OUT = number("CRITICAL if more than this time out per second.", -1, **_NOT_CHECKED)
 _AGE = duration(
-    "CRITICAL if messages wait longer than this, by an estimate; 0 checks nothing.",
+    "CRITICAL if messages wait longer than this, as estimated; 0 for no check.",
     0.0,
     default_note="not checked",
 )
@@ -43,8 +43,8 @@ class CheckOptions(Options):
     title = "Monitoring"
 
     check: bool = flag(
-        "Check once, as monitoring plugins do: the exit status is 0 for OK, 1 for WARNING, 2 for "
-        "CRITICAL and 3 for UNKNOWN.",
+        "Check once, as a monitoring plugin: exit code 0 for OK, 1 for WARNING, 2 for "
+        "CRITICAL, 3 for UNKNOWN.",
         in_file=False,
         excludes=("serve",),
     )
@@ -57,20 +57,20 @@ class CheckOptions(Options):
     age_warn: float = _warn(_AGE)
     age_crit: float = _AGE
     clients_min: int = integer(
-        "CRITICAL if a channel has fewer clients, on all nsqds together.",
+        "CRITICAL if a channel has fewer clients than this, over all nsqds.",
         0,
         default_note="not checked",
     )
     nsqds_min: int = integer(
-        "CRITICAL if fewer nsqds answer, whatever topics they have.",
+        "CRITICAL if fewer nsqds than this answer.",
         0,
         default_note="not checked",
     )
     paused: bool = flag("CRITICAL if a topic or channel is paused.")
     serve: str = like(
         METRICS_ADDRESS,
-        help="Serve metrics of all nsqds for Prometheus here, over HTTP, until stopped: :PORT is "
-        "on 127.0.0.1, and port 0 is a free port, which -v names.",
+        help="Serve metrics of all nsqds for Prometheus at this address, until stopped. :PORT "
+        "listens on 127.0.0.1; port 0 picks a free port, which -v logs.",
         in_file=False,
     )
 
@@ -91,19 +91,17 @@ class StatsOptions(CheckOptions):
     title = "Report"
 
     topic: str = topic_name("Only this topic.", default_note="all")
-    channel: str = channel_name("Only channels of this name.", default_note="all")
+    channel: str = channel_name("Only this channel.", default_note="all")
     interval: float = duration("Time between reports.", 2.0, minimum=0.01, excludes=("serve",))
     count: int = integer(
-        "End after this many reports.",
+        "Stop after this many reports.",
         0,
         short="n",
         default_note="no limit",
         excludes=_MONITORING,
     )
-    once: bool = flag(
-        "Report once and at once, with no rates.", excludes=("count", "watch", *_MONITORING)
-    )
-    clients: bool = flag("Report consumers, a row for each.", excludes=_MONITORING)
+    once: bool = flag("Report once, without rates.", excludes=("count", "watch", *_MONITORING))
+    clients: bool = flag("Report each consumer in a row.", excludes=_MONITORING)
     watch: bool = flag(
         "Show a live view: sort with s, filter with /, end with q.",
         excludes=("json", "csv", "clients", *_MONITORING),
@@ -111,4 +109,4 @@ class StatsOptions(CheckOptions):
     json: bool = like(
         JSON, help="Print a JSON object for each report.", excludes=("csv", *_MONITORING)
     )
-    csv: bool = flag("Print rows with commas between, after a header.", excludes=_MONITORING)
+    csv: bool = flag("Print comma-separated values, with a header.", excludes=_MONITORING)

@@ -20,12 +20,12 @@ from nsqtools.cli.options import Command
         ("Complete in each zsh, from ~/.zshrc after compinit", "source <(nsqtools completion zsh)"),
     ),
 )
-@click.argument("shell", type=click.Choice(tuple(SCRIPTS)), help="The shell that is to complete.")
+@click.argument("shell", type=click.Choice(tuple(SCRIPTS)), help="The shell.")
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
-    With it TAB completes commands, options and their values; topics and channels are those that
-    nsqlookupd or nsqd names within 0.3 s. Where the package put the scripts where shells look for
-    them, TAB works already. bash has to be 4.4 or later.
+    TAB then completes commands, options and values. Topics and channels come from nsqlookupd or
+    nsqd, if they answer within 0.3 s. Installed packages put the scripts where shells look for
+    them, so that this is needed in virtual environments only. bash must be 4.4 or later.
     """
     click.echo(script(shell), nl=False)

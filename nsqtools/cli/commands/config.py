@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @click.group("config", cls=CommandGroup)
 def config() -> None:
-    """Show, check or begin a configuration file.
+    """Show, check or create a configuration file.
 
-    nsqtools.toml(5) describes the file: options that commands share in [defaults], those of a
-    command in a table of its name, and either again below [profile.NAME].
+    The file has shared options in [defaults], options of one command in a table of its name, and
+    both again below [profile.NAME]. nsqtools.toml(5) describes it.
     """
 
 
@@ -64,7 +64,7 @@ class OptionRow(NamedTuple):
     metavar="[COMMAND [OPTIONS]]",
     nargs=-1,
     type=click.UNPROCESSED,
-    help="A command, with options to try; all commands without.",
+    help="A command, with options to try; by default all commands.",
 )
 @options(form=ShowOptions, file=FileOptions)
 @click.pass_context
@@ -74,7 +74,7 @@ def show(
     """Print the value of every option and where it comes from.
 
     The columns are option, value, source (flag, environment, profile, file or default) and the
-    place within it; with all commands, the command comes first. Secrets are masked.
+    place in the source. Without a command the first column is the command. Secrets are masked.
     """
     import logging  # which a TAB press has no need of
 
@@ -173,7 +173,11 @@ def _text(value: Any) -> str:
     cls=Command,
     examples=(("Check the file that commands read", "nsqtools config check"),),
 )
-@argument("file", Option("path", "A file; without, the one that commands read."), required=False)
+@argument(
+    "file",
+    Option("path", "A configuration file; by default the one that commands read."),
+    required=False,
+)
 @options(where=FileOptions)
 @click.pass_context
 def check(ctx: click.Context, *, file: str | None, where: FileOptions) -> None:

@@ -30,9 +30,9 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
 def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:
     """Find out why a consumer sees nothing.
 
-    Give it the options of the command that sees nothing, such as tail. It asks the servers behind
-    the topic and prints a line for all that is well, a warning or a failure, each with what to do.
-    It changes nothing. The exit status is 1 if there are failures, and 3 if no server answers.
+    Give it the options of the command that sees nothing, such as tail. It examines the servers of
+    the topic and prints what it finds, each warning or failure with what to do. It changes nothing.
+    The exit status is 1 if there are failures, and 3 if no server answers.
     """
     import asyncio
 

@@ -26,10 +26,10 @@ _topic = argument("topic", Option("text", "A topic.", values="topic"))
 
 @click.group("lookup", cls=CommandGroup)
 def lookup() -> None:
-    """Ask nsqlookupd who has what.
+    """List topics, channels and nsqds that nsqlookupd knows.
 
-    All given nsqlookupds are asked, and their answers united. An nsqlookupd that does not answer is
-    a warning. If none answers the exit status is 3; if none knows the topic it is 1.
+    All given nsqlookupds are asked, and their answers are united. One that does not answer causes a
+    warning. If none answers, the exit status is 3; if none knows the topic, it is 1.
     """
 
 

@@ -53,8 +53,8 @@ def relay(
 ) -> None:
     """Relay topics to topics of another nsqd.
 
-    A message is finished once the destination has it. It goes to the topic of the same name unless
-    told otherwise, and as it is unless rules filter or edit it.
+    A message is finished once the destination has it. By default messages go unchanged to the topic
+    of the same name; options rename topics, filter messages and edit them.
     """
     import asyncio
 

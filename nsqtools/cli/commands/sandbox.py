@@ -23,8 +23,8 @@ def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> None:
     """Run an embedded nsqd and nsqlookupd, in memory.
 
     They speak the protocols of the real ones, for demonstrations and for tests of consumers and
-    producers without Go. Missing are HTTPS, auth servers, text stats, /config and /debug. What is
-    published is gone when the command ends; it runs until SIGINT or SIGTERM.
+    producers without Go. They lack HTTPS, auth servers, text stats, /config and /debug. They run
+    until SIGINT or SIGTERM, and their messages are gone then.
     """
     import asyncio
 

@@ -38,9 +38,9 @@ def tail(
 ) -> None:
     """Print the messages of a topic.
 
-    Without --channel it creates its own ephemeral channel: it prints copies of the messages that
+    Without --channel it creates an ephemeral channel of its own: it prints copies of messages that
     are published from now on, and takes none from other consumers. With --channel it consumes that
-    channel: a message is finished once it was written.
+    channel; a message is finished once it is written.
     """
     import asyncio
     import random

@@ -36,9 +36,9 @@ def to_file(
 ) -> None:
     """Archive topics in files.
 
-    A message is finished once it is on disk, in a file that stays readable after a crash. The name
-    of a file that is being written ends in .part; a file without it is complete. After a crash the
-    next start publishes the files that were left.
+    A message is finished once it is on disk, in a file that stays readable after a crash. A file
+    ends in .part while it is written; a file without .part is complete. After a crash the next
+    start completes the files that were left.
     """
     import asyncio
 

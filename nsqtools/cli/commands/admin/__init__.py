@@ -128,7 +128,7 @@ _node = argument(
     "node",
     Option(
         "text",
-        "The nsqd, as nsqlookupd lists it: host:http-port, or a host name if it is its alone.",
+        "The nsqd as nsqlookupd lists it: host:http-port, or the host name if it is unique.",
         values="node",
     ),
 )
@@ -167,22 +167,22 @@ topic = _group(
     TOPIC,
     """Create, empty, pause and delete topics.
 
-    All nsqds that have the topic are asked, and where it applies all nsqlookupds. The nsqlookupds
-    and nsqds that are given tell who has it.""",
+    Changes are made on all nsqds that have the topic and, where it applies, on all nsqlookupds. The
+    given nsqlookupds and nsqds tell which nsqds have it.""",
 )
 channel = _group(
     "channel",
     CHANNEL,
     """Create, empty, pause and delete channels.
 
-    All nsqds that have the channel are asked, and where it applies all nsqlookupds. The nsqlookupds
-    and nsqds that are given tell who has it.""",
+    Changes are made on all nsqds that have the channel and, where it applies, on all nsqlookupds.
+    The given nsqlookupds and nsqds tell which nsqds have it.""",
 )
 
 
 @click.group("node", cls=CommandGroup)
 def node() -> None:
-    """Take an nsqd out of a topic."""
+    """Hide an nsqd from the consumers of a topic."""
 
 
 @node.command(

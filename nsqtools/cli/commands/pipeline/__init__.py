@@ -28,11 +28,11 @@ from nsqtools.config import (
 
 @click.group("pipeline", cls=CommandGroup)
 def pipeline() -> None:
-    """Carry topics into a data lake and back, with Spark.
+    """Archive, merge, replay and query topics, with Spark.
 
     Spark runs on this machine or on a cluster. A message is finished once it is on disk in the
-    staging of its batch; a batch that was not done is repeated with the same messages, so that a
-    run can be killed at any moment and the next one goes on.
+    staging of its batch. If a run is killed, the next one repeats the unfinished batch with the
+    same messages.
 
     These commands need Java 17 and pip install 'nsqtools[spark]'.
     """
@@ -55,9 +55,9 @@ def pipeline() -> None:
 def archive(**groups: Any) -> None:
     """Archive topics in Parquet, each message once.
 
-    Files are in date=*/hour=*/batch=* below --output, by when messages were published (UTC). A
-    message is finished once it is on disk in --staging. A run that was killed is repeated by the
-    next one, file by file: whoever reads the files sees each message once.
+    Files are in date=*/hour=*/batch=* below --output, by the time of publishing (UTC). A message is
+    finished once it is on disk in --staging. If a run is killed, the next one replaces the files of
+    its unfinished batch, so that readers see each message once.
     """
     _module("stream").archive(**groups)
 
@@ -76,8 +76,8 @@ def archive(**groups: Any) -> None:
 def compact(**groups: Any) -> None:
     """Merge archives into few files, sorted, each message once.
 
-    Archives are those of pipeline archive and of to-file. Only what is new since the last run is
-    read, and only the hours that it falls into are written anew.
+    Archives are those of pipeline archive and of to-file. Only files that are new since the last
+    run are read, and only the hours that their messages fall into are written anew.
     """
     _module("jobs").compact(**groups)
 
@@ -99,7 +99,7 @@ def replay(**groups: Any) -> None:
     """Publish archives to a topic.
 
     Archives are those of pipeline archive, pipeline compact and to-file. Every message is published
-    at least once: a run that was killed is continued by the next one.
+    at least once. If a run is killed, the next one continues it.
     """
     _module("jobs").replay(**groups)
 
@@ -123,8 +123,8 @@ def replay(**groups: Any) -> None:
 def sql(**groups: Any) -> None:
     """Query topics, or archives, with SQL.
 
-    The result goes to Parquet or JSON files, to another topic, or to standard output. Over topics
-    the query is a streaming one, with windows and watermarks, and messages are consumed: they are
+    The result goes to Parquet or JSON files, to another topic, or to standard output. A query over
+    topics is a streaming query, with windows and watermarks. It consumes messages: they are
     finished once they are on disk in --staging.
     """
     _module("query").sql(**groups)

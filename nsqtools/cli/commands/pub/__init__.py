@@ -19,7 +19,7 @@ from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
     "messages",
     nargs=-1,
     metavar="[MESSAGE]...",
-    help="A message, or with --from-archive a file; none: read input.",
+    help="Messages, or files with --from-archive. Without any, standard input is read.",
 )
 @options(target=TargetOptions, form=PubOptions, config=ProducerConfig)
 def pub(
@@ -27,9 +27,9 @@ def pub(
 ) -> None:
     """Publish messages to a topic.
 
-    Messages are arguments, or else the records of files or of standard input; with --from-archive
-    the arguments are files that were archived. A message counts as published when nsqd has said
-    so; exit status 4 says that some were refused.
+    Messages are the arguments, or the lines of --file or of standard input. With --from-archive the
+    arguments are archive files. A message counts as published when nsqd has answered OK. The exit
+    status is 4 if nsqd refused some.
     """
     import asyncio
 

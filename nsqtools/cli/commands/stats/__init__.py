@@ -18,9 +18,9 @@ from nsqtools.config import ClusterOptions, StatsOptions
 def stats(*, where: ClusterOptions, asked: StatsOptions) -> None:
     """Report depths, rates and consumers of topics and channels.
 
-    All nsqds are asked at once, those that nsqlookupds list and those that are given, and their
-    numbers are added up. One that does not answer is a warning and marks the rows that it had a
-    part in; if none answers at the start the exit status is 3.
+    All nsqds are asked at once: those that nsqlookupds list and those that are given. Their numbers
+    are added up. An nsqd that does not answer causes a warning, and the rows that it is missing
+    from are marked. If none answers at the start, the exit status is 3.
     """
     import asyncio
 
