@@ -149,17 +149,18 @@ class Archive:
     ) -> None:
         """Gather messages in the file of this name, and in those after it as it gets full."""
         batch = arrival.batch
-        data = self._writer.render(batch, messages)
-        self._count_delimiters(data, len(messages))
+        records = self._writer.render(batch, messages)
+        self._count_delimiters(records, len(messages))
         while messages:
             file = self._file_for(name, arrival.wall, synced, now)
             room = self._rotation.room(file.facts)
-            if len(data) <= room:
-                file.add(data, batch, messages, now)
+            if sum(map(len, records)) <= room:
+                file.add(records, batch, messages, now)
                 return
             chunk, taken = self._fill(batch, messages, room)
-            file.add(chunk, batch, messages[:taken], now)
-            messages, data = messages[taken:], data[len(chunk) :]
+            file.add([chunk], batch, messages[:taken], now)
+            messages = messages[taken:]
+            records = self._writer.render(batch, messages)
 
     def _fill(self, batch: Batch, messages: Sequence[Message], room: float) -> tuple[bytes, int]:
         """The records that fit, of which the last may reach over, and how many they are."""
@@ -168,14 +169,15 @@ class Archive:
         for message in messages:
             if size > room:
                 break
-            records.append(self._writer.render(batch, [message]))
+            records.append(b"".join(self._writer.render(batch, [message])))
             size += len(records[-1])
         return b"".join(records), len(records)
 
-    def _count_delimiters(self, data: bytes, records: int) -> None:
+    def _count_delimiters(self, records: Sequence[bytes], number: int) -> None:
         if self._rules.layout.format != "raw":
             return
-        more = data.count(self._rules.layout.delimiter) - records
+        delimiter = self._rules.layout.delimiter
+        more = sum([each.count(delimiter) for each in records]) - number
         if more and not self.delimiters:
             log.warning(
                 "topic %s: a body contains the delimiter, so its record cannot be told from "

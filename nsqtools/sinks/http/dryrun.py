@@ -33,7 +33,7 @@ class DryRun(httpx.AsyncBaseTransport):
             if not self._is_open:
                 await self._output.open()
                 self._is_open = True
-            await self._output.write(escape_controls(data) if self._escape else data)
+            await self._output.write([escape_controls(data) if self._escape else data])
         return httpx.Response(200, stream=httpx.ByteStream(b""), request=request)
 
     async def aclose(self) -> None:
