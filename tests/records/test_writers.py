@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def batch(*bodies: bytes, host: str = "db1") -> Batch:
 
 def rendered(writer: Writer, *bodies: bytes) -> bytes:
     messages = batch(*bodies)
-    return writer.render(messages, messages)
+    return b"".join(writer.render(messages, messages))
 
 
 def render(*bodies: bytes, layout: Layout = RAW, **options: Any) -> bytes:
@@ -47,6 +48,18 @@ class TestLines:
         every = bytes(range(256))
         data = render(b"one", b"", every, layout=Layout("raw", delimiter))
         assert data == b"one" + delimiter + delimiter + every + delimiter
+
+    @pytest.mark.parametrize("number", [1, 500, 501])
+    @pytest.mark.parametrize("layout", [RAW, PREFIXED])
+    def test_large_bodies_are_not_copied_and_are_not_too_many_for_one_call(
+        self, layout: Layout, number: int
+    ) -> None:
+        messages = batch(*[b"x" * 10_000] * number)
+        pieces = make_writer(layout).render(messages, messages)
+        assert b"".join(pieces) == render(b"x" * 10_000, layout=layout) * number
+        assert len(pieces) == (2 * number if number <= 500 else 1)
+        assert number > 500 or messages[0].body in pieces
+        assert len(pieces) <= os.sysconf("SC_IOV_MAX")
 
     @pytest.mark.parametrize(
         ("options", "before"),
@@ -90,7 +103,7 @@ class TestTemplate:
         assert rendered(Template(r"100%% %t\n"), b"one", b"two") == b"100% events\n" * 2
 
     def test_percent_signs_in_data_are_data(self) -> None:
-        assert Template("%h %s").render(batch(host="%s"), batch(b"%s%d%")) == b"%s:4150 %s%d%"
+        assert Template("%h %s").render(batch(host="%s"), batch(b"%s%d%")) == [b"%s:4150 %s%d%"]
 
     @pytest.mark.parametrize(
         ("template", "fault", "place"),
@@ -194,7 +207,8 @@ class TestEscape:
     def test_no_layout_lets_a_body_drive_the_terminal(
         self, writer: Writer, allowed: bytes, body: bytes
     ) -> None:
-        data = writer.render(batch(host="\x1bhost"), batch(body)).replace(allowed, b"")
+        (data,) = writer.render(batch(host="\x1bhost"), batch(body))
+        data = data.replace(allowed, b"")
         assert escape_controls(data) == data
 
     @pytest.mark.parametrize(
