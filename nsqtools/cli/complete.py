@@ -1,4 +1,4 @@
-"""Answers a TAB press: takes the line up to the cursor, prints a line for each candidate."""
+"""Answers a TAB press: reads the line up to the cursor, prints a line for each candidate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LINE = "COMP_WORDS"
 """The variable that holds the line."""
 
 TEXT = "COMP_TEXT"
-"""The variable that holds what bash completes: it breaks words at = and : unless told otherwise."""
+"""The variable with the part of the word that bash completes: bash also breaks words at = and :."""
 
-_CURSOR = "\0"  # in no line, as a variable cannot hold it
+_CURSOR = "\0"  # not in the line, because a variable cannot contain it
 
 
 class Answer(NamedTuple):
@@ -38,10 +38,10 @@ _NOTHING = Answer("", "", ())
 def answer(cli: click.Group, instruction: str) -> NoReturn:
     """Print the candidates for ``bash_complete``, ``zsh_complete`` or ``fish_complete`` and exit.
 
-    The line is ``$COMP_WORDS``, up to the cursor and quoted as it was typed. A candidate is a line
-    of three fields with tabs between them: ``plain``, what the shell puts in place of the text it
-    completes, and a help text; or ``file``, what was typed of a name, and what of the completed
-    text stands before it. Whatever goes wrong is silent: it would be printed into the line.
+    The line is ``$COMP_WORDS``, up to the cursor and with the quotes that were typed. A candidate
+    is a line of three fields, separated by tabs: ``plain``, the replacement of the completed text,
+    and a help text; or ``file``, the typed part of a file name, and the text before it. Errors are
+    silent, because they would be printed into the line.
     """
     shell, _, verb = instruction.partition("_")
     try:
@@ -52,12 +52,12 @@ def answer(cli: click.Group, instruction: str) -> NoReturn:
     except Exception:
         if debugging():
             raise
-    # To take the interpreter apart would take a seventh of the time of a TAB press.
+    # Shutting down the interpreter would take a seventh of the time of a TAB press.
     os._exit(Exit.DONE)
 
 
 def _skipped(shell: str, found: Answer) -> str:
-    """The beginning of the word that the shell does not complete, and so must not get again."""
+    """The beginning of the word that the shell keeps, and that candidates must not repeat."""
     if shell == "zsh":
         return found.kept  # the script leaves it out
     text = os.environ.get(TEXT)
@@ -80,7 +80,7 @@ def _text(found: Answer, skipped: str) -> bytes:
 
 
 def candidates(cli: click.Group, line: str) -> Answer:
-    """The completions of a line, which begins with the name of the program."""
+    """The completions of a line that begins with the name of the program."""
     _, *words, word = split_arg_string(line + _CURSOR)
     word = word.removesuffix(_CURSOR)
     if words[:1] == ["help"]:
@@ -105,9 +105,9 @@ def _after(
 
 
 def _context(cli: click.Group, words: Sequence[str]) -> tuple[click.Context, list[str]] | None:
-    """The context of the command that the words lead to, and its arguments; None if there is none.
+    """The context of the command that the words name, and its arguments; else None.
 
-    Errors in what was typed so far are ignored.
+    Errors in the line are ignored.
     """
     command: click.Command | None = cli
     name, rest = PROGRAM, list(words)
@@ -134,7 +134,7 @@ def _of_command(ctx: click.Context, args: list[str], word: str) -> Answer:
     joined = dashed and "=" in word and not after_dashes
     param, text = _receiver(ctx, args, word if joined or not dashed else "")
     if isinstance(param, click.Argument) and not ctx.allow_interspersed_args:
-        # The argument is a line to complete, as that of ``config show``.
+        # The argument is itself a command line, as for ``config show``.
         line = ctx.params[param.name] or ()
         root = ctx.find_root().command
         if isinstance(root, click.Group) and (line or not dashed):
@@ -166,9 +166,9 @@ def _receiver(
 
 
 def _options(ctx: click.Context, word: str) -> list[CompletionItem[str]]:
-    """Options that begin like this, in Go's spelling after a single dash."""
+    """Options with this beginning; in Go's spelling after a single dash."""
     items = ctx.command.shell_complete(ctx, word)
-    if not word.startswith("--n"):  # the opposite of each flag would double the list
+    if not word.startswith("--n"):  # --no-OPTION would double the list
         items = [item for item in items if not item.value.startswith("--no-")]
     if len(word) > 1 and not word.startswith("--"):
         items += [

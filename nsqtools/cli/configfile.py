@@ -1,4 +1,4 @@
-"""The configuration file: where it is looked for, what may stand in it, and what it says.
+"""The configuration file: where it is found, its tables and keys, and their values.
 
     default_profile = "prod"
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nsqtools.config.option import Option, Options
 
 NO_FILE = "none"
-"""The value of ``--config`` that reads nothing, and of ``--profile`` that chooses none."""
+"""The value of ``--config`` for no file, and of ``--profile`` for no profile."""
 
 _DEFAULT_PROFILE = "default_profile"
 _TOP_TABLES = ("defaults", "profile")
@@ -43,7 +43,7 @@ _MAX_SIZE = 1 << 20  # bytes
 
 
 class Source(StrEnum):
-    """Where a value comes from, strongest first."""
+    """Where a value comes from, highest precedence first."""
 
     FLAG = "flag"
     ENVIRONMENT = "environment"
@@ -54,10 +54,10 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table. ``command`` has the words of the command it is for, none if several share it.
+    """One table.
 
-    ``where`` names it for people, keys are spelled as parameters, and paths in it are relative to
-    ``folder``.
+    ``command`` has the words of its command, and is empty if several share it. ``where`` is its
+    name in errors. Keys are spelled as parameters, and paths are relative to ``folder``.
     """
 
     source: Source
@@ -67,7 +67,10 @@ class Table:
     folder: str
 
     def value(self, key: str, declared: Option) -> Any:
-        """The checked value of a key; a single one will do for an option that takes several."""
+        """The checked value of a key.
+
+        For an option that may be repeated, a single value is allowed.
+        """
         value = self.values[key]
         try:
             if isinstance(value, dict):
@@ -90,7 +93,7 @@ class Table:
     def problems(
         self, known: Mapping[str, Option], commands: Iterable[str], classes: Iterable[type[Options]]
     ) -> Iterator[str]:
-        """A line for everything that is wrong; ``classes`` read the pairs of ``--consumer-opt``."""
+        """A line for each problem. ``classes`` check the pairs of ``--consumer-opt``."""
         yield from self.unknown(known, commands)
         for key in self.values:
             if key not in known:
@@ -111,7 +114,7 @@ class Table:
             raise ConfigFileError(f"{self.where}: {error}") from None
 
     def unknown(self, known: Iterable[str], commands: Iterable[str]) -> Iterator[str]:
-        """A line for each key that is no known option, and no table of one of the commands."""
+        """A line for each key that is neither a known option nor the table of a command."""
         tables = list(commands)
         for key, value in self.values.items():
             name = flag_name(key)
@@ -127,12 +130,12 @@ class Table:
         near = nearest(name, map(flag_name, known))
         options = {each for cls in CLASSES for each in cls.declared()}
         if not near and not self.command and name.replace("-", "_") in options:
-            return ": what commands share stands in [defaults], other options in a command's table"
+            return ": shared options belong in [defaults], others in the table of a command"
         return near
 
 
 def convert(declared: Option, value: Any) -> Any:
-    """A checked value from what TOML gave; raises ConfigError without the name."""
+    """The checked form of a value in TOML. Raises ConfigError, which does not name the option."""
     kind, is_text = KINDS[declared.kind], isinstance(value, str)
     if declared.kind == "duration" or (declared.kind == "size" and is_text):
         if not is_text:
@@ -149,7 +152,7 @@ def convert(declared: Option, value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """A value as it would stand in the file."""
+    """A value as it is written in the file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -158,7 +161,7 @@ def _toml(value: Any) -> str:
 
 
 def shared_options() -> dict[str, Option]:
-    """What [defaults] and a profile may hold: each option that has a variable for all commands."""
+    """The options allowed in [defaults] and profiles: those with a variable for all commands."""
     found = {}
     for cls in CLASSES:
         if cls.opt_flag and cls.shared:
@@ -168,9 +171,9 @@ def shared_options() -> dict[str, Option]:
 
 
 class ConfigFile:
-    """What a file says. ``name`` is how it is called in errors.
+    """The contents of a file.
 
-    ``is_public`` tells whether others than its owner may read it.
+    ``name`` is its name in errors. With ``is_public``, others than its owner may read it.
     """
 
     def __init__(self, name: str, data: Mapping[str, Any], *, is_public: bool) -> None:
@@ -181,7 +184,7 @@ class ConfigFile:
 
     @property
     def warnings(self) -> list[str]:
-        """A secret that others may read."""
+        """A warning if the file holds a secret and others may read it."""
         if self.is_public and _holds_secret(self._data):
             return [f"{self.name} holds a secret and may be read by others: chmod 600 it"]
         return []
@@ -193,9 +196,9 @@ class ConfigFile:
         return list(profiles) if isinstance(profiles, dict) else []
 
     def choose(self, profile: str | None, asked_by: str) -> str | None:
-        """The profile to use: the one asked for, ``none`` for none, or ``default_profile``.
+        """The profile to use: the requested one, ``none`` for no profile, or ``default_profile``.
 
-        Raises ConfigFileError if there is none of that name; ``asked_by`` says who wants it.
+        Raises ConfigFileError if it does not exist; ``asked_by`` names the source of the request.
         """
         if profile == NO_FILE:
             return None
@@ -208,12 +211,12 @@ class ConfigFile:
                 raise ConfigFileError(f"{asked_by}: {profile!r} is not text: write it in quotes")
         if profile not in self.profiles:
             near = nearest(profile, self.profiles)
-            known = near or f"; there are {', '.join(self.profiles)}" if self.profiles else ""
+            known = near or f"; it has {', '.join(self.profiles)}" if self.profiles else ""
             raise ConfigFileError(f"{asked_by} {profile}: {self.name} has no such profile{known}")
         return profile
 
     def check_top(self, commands: Iterable[str]) -> None:
-        """Raise ConfigFileError for what stands at the top level and does not belong there."""
+        """Raise ConfigFileError for an unknown key or table at the top level."""
         top = Table(Source.FILE, (), self.name, self._data, self._folder)
         profiles = self._table(self._data.get("profile", {}), (), "profile", Source.PROFILE)
         for problem in (
@@ -223,7 +226,10 @@ class ConfigFile:
             raise ConfigFileError(problem)
 
     def tables(self, command: Sequence[str], profile: str | None) -> Iterator[Table]:
-        """The tables of a command, strongest first. Raises ConfigFileError for what is no table."""
+        """The tables of a command, highest precedence first.
+
+        Raises ConfigFileError if one is not a table.
+        """
         if profile is not None:
             where = f"profile.{profile}"
             top = self._spelled(self._data["profile"][profile], where)
@@ -236,7 +242,7 @@ class ConfigFile:
     def _own(
         self, node: Mapping[str, Any], command: Sequence[str], prefix: str, source: Source
     ) -> list[Table]:
-        """Tables of the words of a command, that of all of them first."""
+        """Tables of a command and its groups, its own first."""
         found: list[Table] = []
         for depth, word in enumerate(command, 1):
             values = node.get(word.replace("-", "_"))
@@ -253,7 +259,7 @@ class ConfigFile:
         return Table(source, command, f"{self.name}: [{name}]", values, self._folder)
 
     def _spelled(self, values: Mapping[str, Any], table: str) -> dict[str, Any]:
-        """The values of a table by parameter; raises ConfigFileError for one in two spellings."""
+        """The values of a table by parameter. Raises ConfigFileError for a key in two spellings."""
         spelled: dict[str, Any] = {}
         for key, value in values.items():
             parameter = key.replace("-", "_")
@@ -266,12 +272,12 @@ class ConfigFile:
 
 
 def may_be_read_by_others(file: IO[Any]) -> bool:
-    """Whether an open file has a mode that lets in others than its owner."""
+    """Whether the mode of an open file lets others than its owner read it."""
     return bool(os.fstat(file.fileno()).st_mode & 0o077)
 
 
 def _holds_secret(data: Mapping[str, Any]) -> bool:
-    """Whether a secret stands in a table or below it, by its own key or as one of the pairs."""
+    """Whether a table or one below it has a secret, by its own key or in a pair."""
     secrets = {name for cls in CLASSES for name, each in cls.declared().items() if each.secret}
     pairs = {pairs_key(cls) for cls in CLASSES}
     tables = [data]
@@ -289,18 +295,18 @@ def _holds_secret(data: Mapping[str, Any]) -> bool:
 
 
 def search_path() -> list[str]:
-    """The files that are read when none is asked for; the first that exists is taken."""
+    """The files to look for without --config, in this order; the first that exists is used."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(home):  # then it is to be ignored (XDG Base Directory Specification)
+    if not os.path.isabs(home):  # ignored then, as the XDG Base Directory Specification requires
         home = os.path.expanduser("~/.config")
     return [os.path.join(folder, "nsqtools", "config.toml") for folder in (home, "/etc")]
 
 
 def load(path: str | None, asked_by: str = "--config") -> ConfigFile | None:
-    """Read the file that was asked for, or else the first of the search path; None for none.
+    """Read the requested file, or else the first of the search path; None if there is none.
 
-    Raises ConfigFileError if it is asked for and missing, cannot be read, or is not TOML;
-    ``asked_by`` says in that error who asked, and may be empty.
+    Raises ConfigFileError if the requested file is missing, or if a file cannot be read or is not
+    TOML. ``asked_by``, which may be empty, names the source of the request in errors.
     """
     if path == NO_FILE:
         return None
@@ -320,7 +326,7 @@ def _load(path: str, asked_by: str) -> ConfigFile:
     except OSError as error:
         raise ConfigFileError(f"{asked_by} {path}: {error.strerror}".lstrip()) from None
     if len(data) > _MAX_SIZE:
-        raise ConfigFileError(f"{path}: more than {format_size(_MAX_SIZE)}: no configuration file")
+        raise ConfigFileError(f"{path}: over {format_size(_MAX_SIZE)}: not a configuration file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""The exit codes, and the one place where the outcome of a run becomes one of them."""
+"""The exit codes, and the place where the outcome of a run becomes an exit code."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Exit(IntEnum):
     meaning: str
 
     def __new__(cls, code: int, meaning: str) -> Self:
-        """A member that carries its meaning."""
+        """A member with its meaning."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.meaning = meaning
         return member
 
-    DONE = 0, "All that was asked for is done."
+    DONE = 0, "Everything was done."
     FAILURE = 1, "Something failed; standard error says what."
     USAGE = 2, "A wrong command line, environment or configuration file; nothing was done."
-    UNREACHABLE = 3, "No server could be reached, or none accepted us."
+    UNREACHABLE = 3, "No server could be reached, or all refused the connection."
     PARTIAL = (
         4,
-        "Finished, but messages were given up, rejected or left behind, a file is bad, or some of "
-        "several servers failed.",
+        "Done, but messages were given up, rejected or left behind, a file is bad, or some servers "
+        "failed.",
     )
     LOCKED = 75, "Another process holds the lock; nothing was done."
     INTERRUPTED = 130, "Interrupted by SIGINT."
@@ -54,9 +54,9 @@ def debugging() -> bool:
 
 
 def one_line(text: str) -> str:
-    """The text with whatever is not printable written as an escape.
+    """The text with unprintable characters escaped.
 
-    A server's text or a message can then neither drive a terminal nor forge a second line.
+    Text from a server or a message can then neither control the terminal nor forge a second line.
     """
     if text.isprintable():
         return text
@@ -64,7 +64,7 @@ def one_line(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """One line about an error; the type is named only where the text was not written for users."""
+    """One line about an error. It names the type only if the text was not written for users."""
     from nsqtools.errors import NSQError
 
     text = str(error)
@@ -82,7 +82,7 @@ def _write(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):  # nobody is left to be told
+    except (OSError, ValueError):  # nobody can read it
         pass
 
 
@@ -90,16 +90,16 @@ _report: Callable[[str], None] = _print
 
 
 def report_through(report: Callable[[str], None] | None) -> None:
-    """Send the last words of a run to ``report`` (a log in JSON), or with None to stderr."""
+    """Send the final error of a run to ``report`` (a log in JSON), or with None to stderr."""
     global _report
     _report = report or _print
 
 
 def run(cli: click.Group, args: Sequence[str]) -> int:
-    """Run the command line, print its error if there is one, and return its exit code.
+    """Run the command line, print its error, if any, and return the exit code.
 
-    Does not return when the reader of stdout is gone: the process then dies of SIGPIPE. click's
-    own ``main`` is not used because it prints a line on Ctrl-C.
+    Does not return if the reader of stdout has closed it: the process then ends by SIGPIPE. click's
+    ``main`` is not used because it prints a line on Ctrl-C.
     """
     _open_standard_streams()
     try:
@@ -130,14 +130,14 @@ def _invoke(cli: click.Group, args: list[str]) -> int:
 
 
 def _color() -> bool | None:
-    """What click is told about colour; None lets it look for a terminal."""
+    """click's setting for colour; None lets click look for a terminal."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return True if os.environ.get("FORCE_COLOR") else None
 
 
 def _outcome(error: BaseException) -> int:
-    """The exit code of an error, after it was reported."""
+    """Report an error; returns its exit code."""
     from nsqtools.errors import ConfigError, LockedError, OutputClosedError, PeerError
 
     error = cause(error)
@@ -158,7 +158,7 @@ def _outcome(error: BaseException) -> int:
             return Exit.USAGE
         case LockedError():
             return Exit.LOCKED
-        case PeerError():  # later ones lead to a new connection, so it is one of the start
+        case PeerError():  # later ones cause a reconnect, so this happened at the start
             return Exit.UNREACHABLE
     return Exit.FAILURE
 
@@ -171,7 +171,7 @@ def cause(error: BaseException) -> BaseException:
 
 
 def words(error: BaseException) -> str:
-    """The line that tells the user how a run ended."""
+    """The line that tells the user why a run ended."""
     from nsqtools.errors import NSQError
 
     match error:
@@ -205,16 +205,16 @@ def _os_error(error: OSError) -> str:
     text = error.strerror or str(error) or type(error).__name__
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {text}"
-    # Files are opened by name and sockets raise errors of our own: what is left is stdout.
+    # Files have names and sockets raise NSQErrors, so this is standard output.
     return f"standard output: {text}" if error.errno in _OUTPUT_ERRNOS else text
 
 
 def _open_standard_streams() -> None:
-    """Occupy descriptors 0 to 2 where the caller closed them.
+    """Open descriptors 0 to 2 if the caller closed them.
 
-    Else a socket could become descriptor 1, and messages be written to nsqd. Reading standard input
-    fails then, and so does writing standard output: there is no data, and nowhere for it to go.
-    Characters that standard output cannot encode are escaped, as they are on standard error.
+    Otherwise a socket could become descriptor 1, and messages would be written to nsqd. Reading
+    this standard input and writing this standard output fail. Characters that standard output
+    cannot encode are escaped, as on standard error.
     """
     for fd, name, flags, mode in (
         (0, "stdin", os.O_WRONLY, "r"),
@@ -232,7 +232,7 @@ def _open_standard_streams() -> None:
 
 
 def _detach_broken_streams() -> None:
-    """Discard what could not be written, or the interpreter would complain and exit with 120."""
+    """Discard unwritten output, or the interpreter would print an error and exit with 120."""
     for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()

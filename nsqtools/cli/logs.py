@@ -1,4 +1,4 @@
-"""Log lines on stderr: text for people, or one JSON object a line for collectors."""
+"""Log lines on stderr: text for people, or one JSON object per line for collectors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 def configure(options: LogOptions, warnings: Iterable[str] = ()) -> None:
-    """Set up logging for a run: errors with -q, else warnings, information with -v, all with -vv.
+    """Set up logging for a run: errors with -q, else warnings; information with -v, all with -vv.
 
-    ``warnings`` are those that came up before.
-
-    Other packages' loggers (asyncio, httpx) go through the same handler, from warnings on, so
-    that nothing prints a traceback past it. A stderr that is closed or full costs only its lines.
+    ``warnings`` are logged first. Warnings of other packages (asyncio, httpx) use the same handler,
+    so that no traceback bypasses it. If stderr is closed or full, only the log lines are lost.
     """
     verbosity = -1 if options.quiet else options.verbose
     level = _LEVELS.get(verbosity, logging.DEBUG)
@@ -53,7 +51,7 @@ def configure(options: LogOptions, warnings: Iterable[str] = ()) -> None:
 
 
 def adjust(level: str, prefix: str) -> None:
-    """Apply nsq_to_file's ``--log-level`` and ``--log-prefix``; empty ones change nothing."""
+    """Apply nsq_to_file's ``--log-level`` and ``--log-prefix``; empty values change nothing."""
     if level:
         logging.getLogger("nsqtools").setLevel(_GO_LEVELS[level])
     for handler in logging.getLogger().handlers:
@@ -62,7 +60,7 @@ def adjust(level: str, prefix: str) -> None:
 
 
 def show_status() -> None:
-    """Let through what was asked for with ``--status-every``, but with -q."""
+    """Let the lines of ``--status-every`` through, except with -q."""
     logger = logging.getLogger("nsqtools.status")
     if logger.isEnabledFor(logging.WARNING):
         logger.setLevel(logging.INFO)
@@ -81,10 +79,10 @@ class _Stderr(logging.Handler):
 
 
 class TextFormatter(logging.Formatter):
-    """``nsqtools: text``; a warning is labelled, -v labels all, -vv adds time and logger.
+    """``nsqtools: text``. Warnings are labelled; -v labels all lines, -vv adds time and logger.
 
-    What is not printable is escaped: a line stays a line and cannot drive a terminal. An
-    exception is named at the end; its traceback follows only with NSQTOOLS_DEBUG=1.
+    Unprintable characters are escaped: a line stays one line and cannot control a terminal. The
+    line ends with the exception, if any; its traceback follows only with NSQTOOLS_DEBUG=1.
     """
 
     def __init__(self, verbosity: int) -> None:
@@ -114,7 +112,7 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Keys ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, then those of ``extra``.
 
-    With an error also ``exception``, one line, and with NSQTOOLS_DEBUG=1 ``traceback``.
+    An error adds ``exception``, one line, and with NSQTOOLS_DEBUG=1 ``traceback``.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,4 +1,4 @@
-"""What commands print on standard output: tables and JSON, for people or for the next program."""
+"""Standard output of commands: tables and JSON, for people or for the next program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORTEST = 12  # what is left of a cell that is cut
 
 
 class TableLayout(NamedTuple):
-    """Which columns of a table hold numbers, and how many of the first ones may be cut."""
+    """Which columns of a table hold numbers, and how many of the first columns may be cut."""
 
     numbers: range = range(0)
     cut: int = 0
@@ -30,7 +30,7 @@ _PLAIN = TableLayout()
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print ``rows_text`` of cells that may hold anything.
 
-    What is not printable in a cell is escaped: it neither drives a terminal nor breaks a row.
+    Unprintable characters in a cell are escaped: they cannot control a terminal or break a row.
     """
     click.echo(rows_text(header, [[one_line(cell) for cell in row] for row in rows]), nl=False)
 
@@ -41,10 +41,10 @@ def rows_text(
     layout: TableLayout = _PLAIN,
     styles: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Rows of printable cells: a table on a terminal; in a pipe with tabs between, and no header.
+    """Rows of printable cells: a table on a terminal; in a pipe separated by tabs, without header.
 
-    In a table the header is bold, and each row in its style, arguments of ``click.style``. Lines
-    that are too long although names were cut are left for the terminal to wrap.
+    In a table the header is bold, and each row has its style, arguments of ``click.style``. Lines
+    that are still too long after names were cut are wrapped by the terminal.
     """
     if not sys.stdout.isatty():
         return "".join("\t".join(row) + "\n" for row in rows)
@@ -55,7 +55,7 @@ def rows_text(
 
 
 def aligned(rows: Sequence[Sequence[str]], layout: TableLayout, width: int) -> list[str]:
-    """Lines with cells below each other, cut to this width as far as the layout allows."""
+    """Lines with aligned columns, cut to this width as far as the layout allows."""
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
     for n in sorted(range(layout.cut), key=lambda n: -widths[n]):
@@ -74,7 +74,7 @@ def aligned(rows: Sequence[Sequence[str]], layout: TableLayout, width: int) -> l
 
 
 def _width(text: str) -> int:
-    """The columns of a terminal that a text takes."""
+    """The width of a text on a terminal."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

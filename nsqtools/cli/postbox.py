@@ -22,16 +22,16 @@ def check_dead_letter_topic(source: SourceOptions, dead: DeadLetterOptions) -> N
     """Raise ConfigError if the dead-letter topic is consumed by the same command."""
     if dead.dead_letter_topic in source.topic:
         raise ConfigError(
-            f"--dead-letter-topic {dead.dead_letter_topic}: is consumed itself, its messages would "
-            "come back: choose another one"
+            f"--dead-letter-topic {dead.dead_letter_topic}: is also consumed, so its messages "
+            "would come back: choose another topic"
         )
 
 
 class Postbox:
-    """A producer for the cluster that is consumed from, which connects at the first message.
+    """A producer for the cluster that is consumed from; it connects at the first message.
 
-    The nsqds are those that are consumed from or, with nsqlookupd, all that it lists. A body may be
-    as large as the consumer accepts, since these nsqds delivered it.
+    Its nsqds are those that are consumed from or, with nsqlookupd, all that it lists. Bodies may be
+    as large as the consumer accepts, because these nsqds delivered them.
     """
 
     def __init__(self, source: SourceOptions, config: ConsumerConfig) -> None:
@@ -41,7 +41,7 @@ class Postbox:
         self._opening = asyncio.Lock()
 
     async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """Publish as Producer does; raises UnreachableError as well."""
+        """Publish like Producer; also raises UnreachableError."""
         async with self._opening:
             if self._producer is None:
                 self._producer = await self._open()
@@ -69,5 +69,5 @@ class Postbox:
         timeout = self._config.lookupd_poll_timeout
         found = await nodes(urls, with_secret(self._config), (timeout, timeout))
         if not found:
-            raise UnreachableError("nsqlookupd knows of no nsqd")
+            raise UnreachableError("nsqlookupd lists no nsqd")
         return [node.tcp for node in found]

@@ -1,7 +1,7 @@
-"""Metrics over HTTP in Prometheus' formats, for as long as a command runs.
+"""Metrics over HTTP in Prometheus' formats, while a command runs.
 
-Values are read in the event loop when somebody asks, so that counting costs nothing and no lock;
-they become text in a thread, so that a scrape of many topics keeps no message waiting.
+Values are read in the event loop at each scrape, so that counting needs no lock. They are formatted
+in a thread, so that a scrape of many topics does not delay messages.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def of_fields(
 ) -> Iterator[Metric]:
     """A metric for each row, with a sample for each of the labelled objects.
 
-    A row has a field of the objects, the name behind the prefix, and help. What ends in ``_total``
-    is a counter.
+    A row has a field of the objects, the name after the prefix, and help. Names that end in
+    ``_total`` are counters.
     """
     for field, name, text in rows:
         kind: Kind = "counter" if name.endswith("_total") else "gauge"
@@ -64,37 +64,37 @@ _OF_CONSUMERS = (
     ("received", "messages_received_total", "Messages that nsqd delivered."),
     ("received_bytes", "received_bytes_total", "Bytes of the bodies of these messages."),
     ("finished", "messages_finished_total", "Messages that were finished."),
-    ("requeued", "messages_requeued_total", "Messages that were given back to nsqd."),
-    ("touched", "messages_touched_total", "Times that a message got more time."),
+    ("requeued", "messages_requeued_total", "Messages that were requeued."),
+    ("touched", "messages_touched_total", "Messages touched, to extend their timeout."),
     (
         "given_up",
         "messages_given_up_total",
-        "Messages that came more often than --max-attempts allows.",
+        "Messages given up after --max-attempts.",
     ),
     (
         "too_late",
         "messages_timed_out_total",
         "Times that nsqd had timed out what was to be finished, requeued or touched.",
     ),
-    ("in_flight", "messages_in_flight", "Messages that are not finished or requeued yet."),
+    ("in_flight", "messages_in_flight", "Messages in flight."),
     ("connections", "connections", "Connections to nsqd."),
-    ("connected", "connections_opened_total", "Connections to nsqd that there were."),
+    ("connected", "connections_opened_total", "Connections to nsqd that were opened."),
     (
         "backoff_level",
         "backoff_level",
-        "Failures not yet outweighed by successes; above 0 messages come slowly.",
+        "Backoff level; above 0 messages are received slowly.",
     ),
 )
 
 
 def of_consumers(stats: Mapping[str, ConsumerStats], channel: str) -> Iterator[Metric]:
-    """What consumers of one channel counted, by topic."""
+    """The counters of a channel's consumers, by topic."""
     found = [({"topic": topic, "channel": channel}, each) for topic, each in stats.items()]
     return of_fields("nsqtools_", _OF_CONSUMERS, found)
 
 
 _BUILD = Metric(
-    "nsqtools_build_info", "gauge", "The release.", [Sample({"version": __version__}, 1)]
+    "nsqtools_build_info", "gauge", "The version.", [Sample({"version": __version__}, 1)]
 )
 
 
@@ -102,16 +102,16 @@ _BUILD = Metric(
 async def served(
     address: Address | None, collect: Collect, option: str = "--metrics-address"
 ) -> AsyncIterator[Address | None]:
-    """Serve what ``collect`` returns, which is called in the event loop; yields where that is.
+    """Serve the metrics of ``collect``, which is called in the event loop; yields the address.
 
-    It may return an awaitable, and that raise UnreachableError: the reply is 503 then. Without an
-    address nothing is served, and nothing is loaded. Raises ConfigError if it cannot listen there,
-    naming the ``option``.
+    ``collect`` may return an awaitable; if that raises UnreachableError, the response is 503.
+    Without an address nothing is served or loaded. Raises ConfigError, which names the ``option``,
+    if the address cannot be used.
     """
     if address is None:
         yield None
         return
-    import prometheus_client  # noqa: F401 - not only when somebody asks, amid messages
+    import prometheus_client  # noqa: F401 - now, not at the first scrape
 
     from nsqtools.net.http.server import serve
 
@@ -151,7 +151,7 @@ async def _answer(collect: Collect, request: Request) -> Response:
 def render(metrics: Iterable[Metric], accepted: str = "") -> tuple[bytes, str]:
     """The text in the format that the client prefers, and its content type.
 
-    It tells of this process too, as Prometheus' libraries do.
+    It includes metrics of this process, as with Prometheus' libraries.
     """
     from prometheus_client import CollectorRegistry, ProcessCollector
     from prometheus_client.exposition import choose_encoder
@@ -164,7 +164,7 @@ def render(metrics: Iterable[Metric], accepted: str = "") -> tuple[bytes, str]:
 
 
 class _Collector:
-    """Metrics as prometheus_client wants them."""
+    """The metrics as a collector of prometheus_client."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""The servers that options name, as the engine wants them."""
+"""The servers that options name, in the engine's types."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def addresses(texts: Sequence[str]) -> tuple[Address, ...]:
 
 
 def with_secret(config: C) -> C:
-    """The configuration with the secret of ``--auth-secret-file`` read.
+    """The configuration with the secret of ``--auth-secret-file``.
 
-    Raises ConfigError if it cannot be; warns if others may read it.
+    Raises ConfigError if the file cannot be read; warns if others may read it.
     """
     from nsqtools.config import read_secret
 
@@ -37,7 +37,7 @@ def with_secret(config: C) -> C:
 
 
 def warn_if_public(path: str) -> None:
-    """Warn if others may read a file, which was read and holds a secret."""
+    """Warn if others may read this open file, which holds a secret."""
     from logging import getLogger
 
     from nsqtools.cli.configfile import may_be_read_by_others
@@ -48,25 +48,25 @@ def warn_if_public(path: str) -> None:
 
 
 def beside_producer(config: C) -> C:
-    """The configuration of a command that publishes, too: its --max-msg-size is for that.
+    """The consumer's configuration in a command that also publishes.
 
-    A low --max-msg-size keeps a message from being published, and not from being read.
+    A low --max-msg-size then limits only the messages to publish, not those to receive.
     """
     least = config.declared()["max_msg_size"].default
     return config.with_values(max_msg_size=max(config.max_msg_size, least))
 
 
 def nsqds_of(where: ApiOptions) -> tuple[str, ...]:
-    """The nsqds to ask: that of this host, if no server is given."""
+    """The nsqds to ask: the one on this host, if no server is given."""
     if where.nsqd_http_address or where.lookupd_http_address:
         return where.nsqd_http_address
     return (f"127.0.0.1:{NSQD_HTTP_PORT}",)
 
 
 def client_limits(where: ApiOptions | LookupOptions) -> dict[str, Any]:
-    """HTTPClient's connect_timeout, request_timeout and tls: the CAs of the system by default.
+    """HTTPClient's connect_timeout, request_timeout and tls; by default with the system's CAs.
 
-    Raises ConfigError for CAs that cannot be read.
+    Raises ConfigError if the file of CAs cannot be read.
     """
     from nsqtools.config import ClientConfig
     from nsqtools.net.http.api import limits_within
@@ -78,9 +78,9 @@ def client_limits(where: ApiOptions | LookupOptions) -> dict[str, Any]:
 
 
 def open_cluster(where: ClusterOptions, *, looks: int = 1, quiet: bool = False) -> Cluster:
-    """The cluster; so many ``looks`` at it take no longer together than --timeout.
+    """The cluster. This number of ``looks`` at it together takes at most --timeout.
 
-    Raises ConfigError for a malformed address, and as ``client_limits``.
+    Raises ConfigError for a malformed address, and the errors of ``client_limits``.
     """
     from nsqtools.engine.cluster import Cluster
 

@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long a second signal lets the event loop end by itself.
+# Seconds for the event loop to end by itself after a second signal.
 _LEAVE_TIMEOUT = 0.5
 
-# Objects that may be made, net, before the garbage collector looks for cycles.
+# Net number of new objects before the garbage collector looks for cycles.
 _MANY_OBJECTS = 100_000
 
-# Bytes of freed memory that the process may keep for the next messages.
+# Bytes of freed memory that the process may keep for later messages.
 _KEPT_MEMORY = 32 << 20
 
-# timeout(1) sends its signal to the command and then to the group, in which it is, too.
+# timeout(1) signals the command, and then its process group, which includes the command.
 _SAME = 0.1
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP stop; a second one leaves at once, unless it is the first again.
+    """SIGINT, SIGTERM and SIGHUP stop; a second one ends at once, unless it repeats the first.
 
-    With ``hangup`` SIGHUP calls that, each time, and counts as none of them. A signal that was
-    ignored when the program started, as in a shell's background job, stays so. ``consequence`` is
-    what is said when a second one comes.
+    With ``hangup``, SIGHUP calls it each time instead of stopping. Signals that were ignored when
+    the program started, as in a shell's background job, stay ignored. ``consequence`` is logged
+    when a second signal comes.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class Signals:
 
     @property
     def seen(self) -> bool:
-        """Whether any came."""
+        """Whether a signal came."""
         return bool(self._seen)
 
     @property
     def urgent(self) -> bool:
-        """Whether a second one came."""
+        """Whether a second signal came."""
         return len(self._seen) > 1
 
     def exit_code(self, drained: int) -> int:
-        """The exit code after a signal; ``drained`` is that of SIGTERM if everything was done."""
+        """The exit code after a signal. ``drained`` is the code for SIGTERM if all was done."""
         if self._seen[0] is signal.SIGINT:
             return Exit.INTERRUPTED
         return Exit.FAILURE if self.urgent else drained
@@ -101,9 +101,9 @@ class Signals:
         if not self.urgent:
             self._stop()
             return
-        log.warning("leaving at once: %s", self._consequence)
+        log.warning("ending at once: %s", self._consequence)
         self._leave()
-        # A thread that hangs in a look-up of a name would be waited for.
+        # Otherwise a thread that hangs in a DNS look-up would delay the exit.
         self._loop.call_later(_LEAVE_TIMEOUT, os._exit, self.exit_code(Exit.FAILURE))
 
 
@@ -136,10 +136,10 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
     if not working.cancelled() and (error := working.exception()):
         if not isinstance(error, OSError | NSQError):
             raise error
-        # As of a terminal that was closed.
+        # Such as a terminal that was closed.
         log.debug("at the end: %s", error)
     code = Exit.INTERRUPTED if came.result() is signal.SIGINT else Exit.DONE
-    # A thread that hangs in a look-up of a name would be waited for.
+    # Otherwise a thread that hangs in a DNS look-up would delay the exit.
     loop.call_later(_LEAVE_TIMEOUT, os._exit, code)
     if code:
         raise Ended(code)
@@ -153,9 +153,9 @@ async def supervised(
     collect: Collect,
     option: str = "--metrics-address",
 ) -> AsyncIterator[None]:
-    """Tell systemd how we are, if that started us, and serve metrics if there is an address.
+    """Report the status to systemd, and serve metrics if there is an address.
 
-    Raises ConfigError, naming the ``option``, if nobody can listen at the address.
+    Raises ConfigError, which names the ``option``, if the address cannot be used.
     """
 
     async def beat() -> None:
@@ -183,16 +183,16 @@ async def consume(
 ) -> None:
     """Consume topics into one handler until a stop condition or a signal.
 
-    The topics are those named, or those that match the pattern of ArchiveSourceOptions, as they
-    come and go. ``metrics`` says where metrics are served, from before the handler is opened until
-    it is closed. ``hangup`` is called for SIGHUP, which else stops. Raises as Runner does, and
-    Ended unless all went well.
+    The topics are those named, or the current ones that match the pattern of ArchiveSourceOptions.
+    Metrics are served as ``metrics`` says, from before the handler is opened until it is closed.
+    ``hangup`` is called for SIGHUP, which otherwise stops. Raises Runner's errors, and Ended for
+    every exit code but 0.
     """
 
     def interrupted() -> None:
         in_flight = runner.stats().in_flight
         if in_flight and sys.stderr.isatty():
-            log.warning("draining %d messages, Ctrl-C again to leave now", in_flight)
+            log.warning("draining %d messages, Ctrl-C again to end now", in_flight)
         runner.stop()
 
     def hung_up() -> None:
@@ -202,7 +202,7 @@ async def consume(
     signals = Signals(  # first, as a Runner loads modules
         interrupted,
         lambda: runner.leave(),
-        "nsqd delivers what was in flight again",
+        "nsqd delivers the messages in flight again",
         hangup=hung_up if hangup else None,
     )
     _spare_the_collector()
@@ -233,7 +233,7 @@ def _make_runner(
     handler: Handler,
     notifier: Notifier,
 ) -> Runner:
-    """Raises ConfigError, also if no topic that was named matches the pattern."""
+    """Raises ConfigError, also if no named topic matches the pattern."""
     from nsqtools.engine.runner import Runner  # not for commands that only need signals
 
     topics: Any = source.topic
@@ -264,9 +264,9 @@ def _make_runner(
 
 
 def _status(runner: Runner) -> str:
-    """What systemd shows of a run."""
+    """The status of a run, for systemd."""
     if not runner.is_open:
-        return "recovering what an earlier run left"
+        return "recovering files of an earlier run"
     totals = runner.stats()
     return (
         f"{runner.topics} topics, {totals.connections} connections, "
@@ -275,23 +275,24 @@ def _status(runner: Runner) -> str:
 
 
 def _exit_code(outcome: RunOutcome) -> Exit:
-    """The exit code of a run that no signal ended, after what is to be said of it was logged."""
+    """Log the results of a run that no signal ended; returns its exit code."""
     totals = outcome.totals
     log.info("%d messages finished, %d requeued", totals.finished, totals.requeued)
     if totals.too_late:
         log.warning(
-            "%d messages had timed out before they were finished: they come again", totals.too_late
+            "%d messages had timed out before they were finished: nsqd delivers them again",
+            totals.too_late,
         )
     if outcome.left != 0:
         log.error(
-            "--max-duration was over before --until-empty: %s",
-            "how much is left is not known"
+            "--max-duration ended the run before the channel was empty: %s",
+            "the number of messages left is unknown"
             if outcome.left is None
             else f"{outcome.left} messages are left",
         )
     for trouble, topics in (
         ("never consumed", outcome.unreached),
-        ("not all was written", outcome.undrained),
+        ("not completely written", outcome.undrained),
     ):
         if topics:
             log.error("%s: %s", trouble, " ".join(topics))
@@ -303,23 +304,23 @@ def _exit_code(outcome: RunOutcome) -> Exit:
 
 
 def _spare_the_collector() -> None:
-    """Messages are in no cycles: to walk over those in flight took a seventh of the time."""
+    """Messages are in no reference cycles: scanning those in flight took a seventh of the time."""
     gc.freeze()
     gc.set_threshold(_MANY_OBJECTS)
 
 
 def _keep_freed_memory() -> None:
-    """Let the bodies of the next messages have the memory of the last ones, without page faults.
+    """Reuse the memory of finished bodies for new ones, without page faults.
 
-    As much as twice the largest block that was ever freed is kept by glibc (mallopt(3),
-    M_MMAP_THRESHOLD and M_TRIM_THRESHOLD), and this block is never touched.
+    glibc keeps up to twice the size of the largest block that was ever freed (mallopt(3),
+    M_MMAP_THRESHOLD and M_TRIM_THRESHOLD). This block is freed at once and never touched.
     """
     bytes(_KEPT_MEMORY // 2)
 
 
 def _allow_many_files() -> int:
     """Raise the soft limit of open files to the hard one, as Go's runtime does; returns it."""
-    with suppress(OSError, ValueError):  # macOS has an unlimited one that it does not take
+    with suppress(OSError, ValueError):  # macOS reports no limit but does not accept that
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Go's spelling of flags, read as GNU's: the scripts of the Go tools keep working."""
+"""Go's spelling of flags, converted to GNU's, so that scripts for the Go tools keep working."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def gnu_spelling(
     ctx: click.Context, args: Sequence[str], params: Iterable[click.Parameter]
 ) -> list[str]:
-    """The arguments with what only Go's ``flag`` package accepts written as click wants it.
+    """The arguments, with the spellings of Go's ``flag`` package converted for click.
 
-    ``-topic x``, ``-topic=x``, ``--n 5``, ``-n=5`` and ``--gzip=true``. Values and what follows
-    ``--`` stay as they are, and so do bundles of short options such as ``-qn5``. Raises
+    These are ``-topic x``, ``-topic=x``, ``--n 5``, ``-n=5`` and ``--gzip=true``. Values, arguments
+    after ``--``, and bundles of short options such as ``-qn5`` are not changed. Raises
     click.BadParameter for ``--gzip=maybe``.
     """
     known = {
@@ -63,7 +63,8 @@ def _takes_value(param: click.Option) -> bool:
 def _bundle_waits(ctx: click.Context, given: str, known: Mapping[str, click.Option]) -> bool:
     """Whether this is a bundle of short options whose last one takes the next argument.
 
-    Raises NoSuchOption for ``-verison``, which click would read as a bundle and blame ``-e``.
+    Raises NoSuchOption for ``-verison``; click would take it for a bundle and complain about
+    ``-e``.
     """
     if not given.startswith("-") or given.startswith("--"):
         return False

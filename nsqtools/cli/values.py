@@ -1,4 +1,4 @@
-"""Names for a TAB press that only a server or the configuration file knows."""
+"""Names from servers or the configuration file, to complete at a TAB press."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOOKUPD = "lookupd_http_address"
 
-# Options that name servers: the default port, and how far from it the port of HTTP is.
+# Options that name servers: the default port, and the distance to the HTTP port.
 _SERVERS = {
     _LOOKUPD: (LOOKUPD_HTTP_PORT, 0),
     "nsqd_http_address": (NSQD_HTTP_PORT, 0),
@@ -38,30 +38,30 @@ _HERE = {_LOOKUPD: ("127.0.0.1",), "nsqd_http_address": ("127.0.0.1",)}
 
 
 def names(values: Values, ctx: click.Context) -> tuple[str, ...]:
-    """Names of this kind, sorted; what cannot be found out in time is left out silently.
+    """Names of this kind, sorted.
 
-    ``ctx`` is of the command that is being typed: its options say which file and which servers are
-    meant, and for channels which topics.
+    Names that cannot be found in time are silently omitted. ``ctx`` is the context of the command
+    that is being typed: its options select the file, the servers, and for channels the topics.
     """
     with suppress(Exception):
         if values == "profile":
             return tuple(sorted(_profiles(ctx)))
-        # The shell would run what else a server may say.
+        # The shell would execute other text of a server.
         valid = is_address if values == "node" else is_valid_name
         return tuple(sorted(filter(valid, ask(questions(values, ctx)))))
     return ()
 
 
 def _profiles(ctx: click.Context) -> list[str]:
-    """Those of the file, whichever of them is chosen so far."""
+    """All profiles of the file, whichever is chosen on the line."""
     file = load(Settings(ctx, {"": (FileOptions, {})}).of("")["config"].value or None)
     return file.profiles if file else []
 
 
 def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
-    """What to ask of the servers that the strongest source gives, or else of those of this host.
+    """Requests to the servers that the options give, or else to those of this host.
 
-    Raises ConfigError for an address that is none, and for a wrong configuration file.
+    Raises ConfigError for an invalid address or configuration file.
     """
     settings = _settings(ctx)
     cafile = settings["tls_root_ca_file"].value
@@ -73,7 +73,7 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
     given = {n: s for n, s in known.items() if s.value and s.source is not Source.DEFAULT}
     servers = {name: _HERE[name] for name in servers_of if name in _HERE}
     if not given and any(setting.value is None for setting in known.values()):
-        return []  # an address was given that cannot be read: names of this host are not meant
+        return []  # an invalid address was given: this host is not meant
     if given:
         ranks = list(Source)
         name = min(given, key=lambda name: ranks.index(given[name].source))
@@ -87,7 +87,7 @@ def questions(values: Values, ctx: click.Context) -> list[SuggestionQuery]:
 
 
 def _settings(ctx: click.Context) -> dict[str, Setting]:
-    """The options of the command, and where nsqlookupd is even if it has no such option."""
+    """The options of the command, and nsqlookupd's address even if it has no such option."""
     groups = {"": (LookupOptions, {}), **groups_of(ctx.command)}
     settings = Settings(ctx, groups, Chosen.of(ctx).tables(ctx))
     found: dict[str, Setting] = {}
@@ -101,7 +101,7 @@ def _settings(ctx: click.Context) -> dict[str, Setting]:
 
 
 def is_address(text: str) -> bool:
-    """Whether a shell takes it as it is: ``host:port``, with brackets around IPv6."""
+    """Whether the text is ``host:port``, with brackets around IPv6, and so safe in a shell."""
     return re.fullmatch(r"[a-zA-Z0-9._:\[\]-]+", text) is not None
 
 

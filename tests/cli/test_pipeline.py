@@ -294,7 +294,7 @@ def test_a_replay_that_was_stopped_says_how_many_it_published_and_how_many_are_l
     pipeline.patch("spark.replay.is_staged", lambda _: True)
     pipeline.patch("spark.replay.publish", lambda *_: done)
     _, _, err = pipeline(*REPLAY, "-v")
-    for told in ("5 messages published", "2 by earlier runs", "1,992 are left", "1 empty"):
+    for told in ("5 messages published", "2 by earlier runs", "1,992 left", "1 empty"):
         assert told in err
     assert pipeline.warnings == []
 

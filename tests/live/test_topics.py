@@ -89,7 +89,7 @@ async def test_a_topic_that_vanishes_with_messages_unsettled_stops_no_other_but_
     os.kill(os.getpid(), signal.SIGTERM)
     assert await run == 1
     errors = [each.message for each in caplog.records if each.levelno == logging.ERROR]
-    assert errors == [f"topic {gone}: {gone}.log: no space", f"not all was written: {gone}"]
+    assert errors == [f"topic {gone}: {gone}.log: no space", f"not completely written: {gone}"]
 
 
 async def test_an_outage_of_all_nsqlookupds_changes_nothing(

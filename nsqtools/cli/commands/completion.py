@@ -1,6 +1,6 @@
-"""``nsqtools completion``: what makes a shell ask us at each TAB.
+"""``nsqtools completion``: scripts that make a shell call nsqtools at each TAB.
 
-The scripts know no command and no option, so they seldom change; ``cli.complete`` answers them.
+They contain no names of commands or options, so they seldom change: ``cli.complete`` answers them.
 """
 
 from __future__ import annotations

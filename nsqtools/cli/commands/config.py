@@ -76,7 +76,7 @@ def show(
     The columns are option, value, source (flag, environment, profile, file or default) and the
     place in the source. Without a command the first column is the command. Secrets are masked.
     """
-    import logging  # which a TAB press has no need of
+    import logging  # not needed at a TAB press
 
     root = ctx.find_root()
     targets: list[tuple[click.Context, Sequence[str]]] = (
@@ -101,7 +101,7 @@ def show(
 
 
 def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
-    """The --config and --profile that ``show`` was given, as flags for the command it shows."""
+    """The --config and --profile of ``show``, as flags for the command that it shows."""
     return [
         word
         for name, value in (("config", file.config), ("profile", file.profile))
@@ -111,7 +111,7 @@ def _flags(ctx: click.Context, file: FileOptions) -> list[str]:
 
 
 def _find(root: click.Context, command_line: Sequence[str]) -> tuple[click.Context, Sequence[str]]:
-    """The context of the command that the line names, and the rest of the line."""
+    """The context of the command that the words name, and the remaining words."""
     ctx, rest = root, list(command_line)
     while isinstance(ctx.command, click.Group) and rest:
         name = rest.pop(0)
@@ -215,7 +215,7 @@ def _problems(root: click.Context, file: ConfigFile, profile: str | None) -> Ite
 
 
 def _problems_of(ctx: click.Context, file: ConfigFile, profile: str | None) -> Iterator[str]:
-    """What is wrong for one command: single values, or if these are right their combination."""
+    """Problems with one command: of single values or, if these are valid, of their combination."""
     groups = groups_of(ctx.command)
     classes = [cls for cls, _ in groups.values()]
     try:

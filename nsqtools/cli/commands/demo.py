@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _EVENTS = 5000
 _TIMEOUT = 180.0
 
-# This very installation, whatever PATH says and whatever lies in the current folder.
+# This installation, whatever PATH and the current folder contain.
 _NSQTOOLS = (
     sys.executable,
     "-P",
@@ -32,7 +32,7 @@ _NSQTOOLS = (
 
 
 class Scene(NamedTuple):
-    """A story to print, the command line to run, and the text that it must print, if any."""
+    """A sentence to print, the command line to run, and the text that it must print, if any."""
 
     story: str
     line: str
@@ -47,7 +47,7 @@ _LAKE = (
     Scene("", "nsqtools pipeline archive --topic events --channel archive --output parquet"),
     Scene("", "find parquet -name '*.parquet' | sort"),
 )
-"""What is shown where Spark is installed."""
+"""Further scenes if Spark is installed."""
 
 STEPS = (
     Scene(
@@ -109,7 +109,7 @@ def demo() -> None:
 
     from nsqtools.cli.service import until_signal
 
-    # With "stty tostop" a group that is not in the foreground could not write otherwise.
+    # Under "stty tostop" a background process group could not write to the terminal otherwise.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     is_over = False
 
@@ -132,7 +132,7 @@ async def _play() -> None:
     with TemporaryDirectory(prefix="nsqtools-demo-") as name:
         folder = Path(name)
         _write_events(folder / "events.ndjson")
-        _tell("An nsqd and an nsqlookupd, in memory. Variables tell their addresses.")
+        _tell("An nsqd and an nsqlookupd, in memory; variables hold their addresses.")
         _prompt("nsqtools sandbox --port 0")
         async with Sandbox() as running:
             click.echo(addresses(running))
@@ -152,7 +152,7 @@ async def _play() -> None:
                     _tell(step.story)
                 _prompt(step.line)
                 await _run(step, folder, environment)
-    _tell("That was all; nothing is left behind. 'nsqtools sandbox' gives you one to play with.")
+    _tell("Done; everything is cleaned up. 'nsqtools sandbox' runs servers to try commands on.")
 
 
 async def _run(step: Scene, folder: Path, environment: Mapping[str, str]) -> None:
@@ -167,7 +167,7 @@ async def _run(step: Scene, folder: Path, environment: Mapping[str, str]) -> Non
         stdout=asyncio.subprocess.PIPE if step.expected else None,
         cwd=folder,
         env=environment,
-        process_group=0,  # so that its children are killed with it
+        process_group=0,  # so that its children can be killed too
     )
     try:
         async with asyncio.timeout(_TIMEOUT):

@@ -56,7 +56,7 @@ def _question(where: DoctorOptions) -> Question:
     from nsqtools.cli.remotes import addresses
     from nsqtools.engine.doctor.examine import Question
 
-    # An HTTP address alone is of the nsqd in question, whose /info gives its TCP address.
+    # If only an HTTP address is given, /info of this nsqd has its TCP address.
     alone = where.nsqd_http_address and where.nsqd_tcp_address == _HERE
     return Question(
         topic=where.topic,

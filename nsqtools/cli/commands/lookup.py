@@ -1,4 +1,4 @@
-"""``nsqtools lookup``: the united answers of several nsqlookupds."""
+"""``nsqtools lookup``: the answers of several nsqlookupds, united."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _ask(where: LookupOptions, call: Callable[[Lookupd], Awaitable[R]]) -> list[
 
     from nsqtools.engine.lookup import ask_lookupds
 
-    limits = {**client_limits(where), "request_timeout": where.timeout}  # it is the only request
+    limits = {**client_limits(where), "request_timeout": where.timeout}  # the only request
     answers = asyncio.run(ask_lookupds(where.lookupd_http_address, call, **limits))
     for _, error in answers.failures:
         logging.getLogger(__name__).warning("nsqlookupd %s", error)
@@ -143,7 +143,7 @@ def _print_producers(
 
 
 def _topics(producer: Registration) -> str:
-    """Topics with commas between, tombstoned ones marked; old nsqlookupds send no tombstones."""
+    """Topics, separated by commas, with tombstones marked; old nsqlookupds send no tombstones."""
     marks = (*producer.tombstones, *[False] * len(producer.topics))
     return ",".join(
         f"{topic} (tombstoned)" if mark else topic

@@ -1,4 +1,4 @@
-"""``nsqtools relay``: topics to topics of another nsqd."""
+"""``nsqtools relay``: relays topics to another nsqd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nsqtools.sinks.relay.relaysink import RelaySink
 
 _AHEAD = 10.0
-"""Seconds that messages may wait here for their turn when there is a rate."""
+"""With a rate, seconds that messages may wait here to be published."""
 
 
 @click.command(
@@ -82,7 +82,7 @@ def _sink(
     config: ConsumerConfig,
     target: ProducerConfig,
 ) -> RelaySink:
-    """The sink that relays these topics; connects nowhere yet. Raises ConfigError."""
+    """The sink that relays these topics, not connected yet. Raises ConfigError."""
     from nsqtools.cli.postbox import Postbox, check_dead_letter_topic
     from nsqtools.cli.remotes import addresses, with_secret
     from nsqtools.engine.producer import Producer
@@ -107,7 +107,7 @@ def _sink(
 
 
 def _slowed(config: ConsumerConfig, options: RelayOptions) -> ConsumerConfig:
-    """With --rate, no more messages in flight than can be published in ten seconds."""
+    """With --rate, limit messages in flight to those that can be published in ten seconds."""
     from math import ceil
 
     if not options.rate:
@@ -124,7 +124,7 @@ def _guard(
     config: ConsumerConfig,
     target: ProducerConfig,
 ) -> LoopGuard | None:
-    """A guard against loops, if a topic would come back from an nsqd on both sides."""
+    """A guard against loops, if a topic would come back if both sides had a common nsqd."""
     from nsqtools.cli.remotes import addresses
     from nsqtools.sinks.relay.filter import find_loops
 

@@ -44,7 +44,7 @@ async def _serve(where: SandboxOptions, nsqd: NsqdOptions) -> None:
 
 
 def addresses(running: Sandbox) -> str:
-    """Where its servers listen, as a line of JSON."""
+    """The addresses of the servers, as a line of JSON."""
     import json
 
     found = {
@@ -63,5 +63,5 @@ def _welcome(running: Sandbox, where: SandboxOptions) -> str:
     ]
     if where.seed_topic:
         lines.append(f"{where.rate:g} events a second go to the topic {where.seed_topic}.")
-    lines.append("All is in memory and ends with this program; Ctrl-C ends it.")
+    lines.append("Messages are kept in memory only. Ctrl-C ends the sandbox.")
     return "\n".join(lines)

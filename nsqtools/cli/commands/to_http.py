@@ -69,7 +69,7 @@ def to_http(
 def http_sink(
     source: SourceOptions, options: HttpOptions, dead: DeadLetterOptions, config: ConsumerConfig
 ) -> HttpSink:
-    """The sink that delivers to these endpoints; connects nowhere yet. Raises ConfigError."""
+    """The sink that delivers to these endpoints, not connected yet. Raises ConfigError."""
     from functools import partial
 
     from nsqtools.cli.postbox import Postbox, check_dead_letter_topic

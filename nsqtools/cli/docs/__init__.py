@@ -1,12 +1,12 @@
-"""Documents: what help and manual pages say beyond the options, and the generators of the pages.
+"""Documents: the prose of help and manual pages, and the generators of the pages.
 
-The prose is in text files: ``commands/`` has examples and sections of each command's page,
-``guides/`` whole pages, ``shared/`` what several of them include, and ``completions/`` the scripts
-of shells. They are read only when they are shown.
+The prose is in text files: ``commands/`` has examples and sections for the page of each command,
+``guides/`` whole pages, ``shared/`` text that several of them include, and ``completions/`` the
+scripts for shells. They are read only when shown.
 
 A line ``# TITLE`` begins a section, and ``%include NAME`` stands for ``shared/NAME.txt``. Blank
-lines part paragraphs; a line with indented ones below it is a term and its explanation; lines
-indented by four spaces are shown as they are.
+lines separate paragraphs. A line with indented lines below it is a term with its explanation. Lines
+indented by four spaces are shown unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INCLUDE = re.compile(r"^%include (\S+)\n", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+)\n", re.MULTILINE)
 
 SCRIPTS = {"bash": "nsqtools.bash", "zsh": "_nsqtools", "fish": "nsqtools.fish"}
-"""The files of completion scripts, named as each shell wants it."""
+"""The files of completion scripts, by shell, with the names that the shells require."""
 
 EXAMPLES = "EXAMPLES"
 """The section of a command's examples: sentences without full stops, each above a command line."""
@@ -44,13 +44,13 @@ def examples(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def guides() -> dict[str, str]:
-    """The names of the files in ``guides/`` by what each is about, such as ``pipeline``."""
+    """The names of the files in ``guides/`` by topic, such as ``pipeline``."""
     names = sorted(name.removesuffix(".txt") for name in os.listdir(os.path.join(_HERE, "guides")))
     return {name.removeprefix("nsqtools").rpartition(".")[0].strip("-."): name for name in names}
 
 
 def guide(topic: str) -> str:
-    """The text of a guide as ``nsqtools help TOPIC`` prints it; empty if there is none."""
+    """The text of a guide as ``nsqtools help TOPIC`` prints it; empty for an unknown topic."""
     name = guides().get(topic)
     texts = sections(name, "guides") if name else {}
     return "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())

@@ -1,7 +1,8 @@
 """Generated documents: ``python -m nsqtools.cli.docs [--check] [ROOT]`` writes or compares them.
 
-They are the manual pages in ``man/``. ``ROOT`` is the top of the checkout. With ``--check`` nothing
-is written: the names of files that differ are printed, and the exit status is 1 if there are any.
+The documents are the manual pages in ``man/``. ``ROOT`` is the top of the checkout. With
+``--check`` nothing is written: the names of files that differ are printed, and then the exit status
+is 1.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def documents() -> dict[str, str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write or compare; an exit code."""
+    """Write or compare the documents. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nsqtools.cli.docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("root", nargs="?", type=Path, default=_ROOT, help="top of the checkout")

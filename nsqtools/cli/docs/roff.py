@@ -1,6 +1,6 @@
 """Text in mdoc(7), the language of manual pages that mandoc and groff both render.
 
-Prose and arguments of macros come out escaped, whatever they hold; a page is a list of lines.
+Prose and arguments of macros are escaped. A page is a list of lines.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _DELIMITERS = frozenset(".,:;()[]?!|")
 
 
 def escape(text: str, *, literal: bool = False) -> str:
-    """Text that is rendered as it stands, for the middle of a line.
+    """Text that is rendered unchanged, for the middle of a line.
 
-    A hyphen can be copied as ``-`` (and not as U+2010) where it begins a word, as in options, or
+    Hyphens are rendered as ``-``, not as U+2010, at the start of a word, as in options, and
     everywhere in ``literal`` text.
     """
     hyphens = _HYPHENS if literal else _OPTION
@@ -53,7 +53,7 @@ def _escaped(char: str) -> str:
 
 
 def prose(text: str, *, literal: bool = False) -> list[str]:
-    """Filled text: a sentence begins a line of its own, as mdoc(7) wants it."""
+    """Filled text. Each sentence begins a line, as mdoc(7) requires."""
     lines: list[str] = []
     line = ""
     for word in text.split():
@@ -71,18 +71,18 @@ def prose(text: str, *, literal: bool = False) -> list[str]:
 
 
 def _guarded(line: str) -> str:
-    """A line that is not taken for a macro."""
+    """The line, escaped if it would be taken for a macro."""
     return rf"\&{line}" if line.startswith((".", "'")) else line
 
 
 def verbatim(lines: Iterable[str]) -> list[str]:
-    """Unfilled, indented text, as of command lines to copy."""
+    """Unfilled, indented text, such as command lines to copy."""
     shown = (_guarded(escape(line.expandtabs(), literal=True)) for line in lines)
     return [".Bd -literal -offset indent", *shown, ".Ed"]
 
 
 def argument(text: str) -> str:
-    """One argument of a macro, never itself taken for a macro or for punctuation."""
+    """One argument of a macro, escaped so that it is not taken for a macro or punctuation."""
     shown = escape(text, literal=True).replace('"', r"\(dq")
     if not text or text in _DELIMITERS or _MACRO.match(text):
         shown = rf"\&{shown}"
@@ -95,16 +95,16 @@ def macro(name: str, *args: str) -> str:
 
 
 def xr(pages: Iterable[tuple[str, int]]) -> list[str]:
-    """References to pages by name and section, with commas between them."""
+    """References to pages by name and section, separated by commas."""
     lines = [f".Xr {name} {section}" for name, section in pages]
     return [*(f"{line} ," for line in lines[:-1]), *lines[-1:]]
 
 
 def paragraphs(text: str) -> list[str]:
-    """A docstring or a text of ``docs``: blocks parted by blank lines.
+    """A docstring or a text of ``docs``: blocks separated by blank lines.
 
-    What is indented by four spaces stays unfilled. A block of lines at the margin, each with
-    indented lines below it, is a list of terms and what they mean.
+    Lines indented by four spaces stay unfilled. A block of lines at the margin, each with indented
+    lines below it, is a list of terms and explanations.
     """
     lines: list[str] = []
     for block in _blocks(text.strip("\n")):
@@ -119,7 +119,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def _blocks(text: str) -> list[str]:
-    """The blocks between blank lines; neighbours that are shown as they are become one block."""
+    """The blocks between blank lines; adjacent unfilled blocks are joined."""
     blocks: list[str] = []
     for block in filter(None, re.split(r"\n[ \t]*\n", text)):
         if blocks and blocks[-1].startswith(_VERBATIM) and block.startswith(_VERBATIM):
@@ -134,7 +134,7 @@ def _term(text: str) -> str:
 
 
 def listed(items: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """A list of terms, as they come after ``.It``, and what each means."""
+    """A list of terms, as written after ``.It``, with their explanations."""
     if not items:
         return []
     return [

@@ -1,4 +1,4 @@
-"""What ``nsqtools config init`` prints: a configuration file with every option, commented out."""
+"""The output of ``nsqtools config init``: a configuration file with every option, commented out."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _HEAD = """\
 # Configuration of nsqtools, described in nsqtools.toml(5). Put it into
 # $XDG_CONFIG_HOME/nsqtools/config.toml or /etc/nsqtools/config.toml, or name it with --config.
-# A flag is stronger than its environment variable, that than the profile, that than the rest.
+# Precedence, highest first: flag, environment variable, profile, other tables, default.
 
 # default_profile = "prod"
 
-# A profile holds what [defaults] may hold, and tables of commands.
+# A profile may have shared options and tables of commands.
 # [profile.prod]
 # lookupd-http-address = ["lookup1.example:4161", "lookup2.example:4161"]
 # auth-secret-file = "/etc/nsqtools/secret"
@@ -30,7 +30,7 @@ _HEAD = """\
 
 
 def starting_file(root: click.Context) -> str:
-    """Its text, which without the comment signs before keys still sets every option's default."""
+    """The text. With the comment signs before keys removed, it sets every option to its default."""
     nodes = [CommandNode(ctx) for ctx in contexts(root)]
     common = common_options(nodes)
     parts = [_HEAD, _table("defaults", common.values())]

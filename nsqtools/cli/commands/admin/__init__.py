@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class CommandRow(NamedTuple):
-    """A command of a group. One that loses messages has LossOptions, and asks for consent."""
+    """A command of a group.
+
+    ``options`` is LossOptions if it loses messages and asks for confirmation.
+    """
 
     verb: Verb
     options: type[ChangeOptions]
@@ -44,7 +47,7 @@ TOPIC = (
 
         nsqlookupds forget it first, then the nsqds drop it and disconnect its consumers. A consumer
         that comes back, or a message that is published, creates it again.""",
-        "See which servers would be asked",
+        "Show which servers would be changed",
         "nsqtools topic delete events --dry-run",
     ),
     CommandRow(
@@ -54,7 +57,7 @@ TOPIC = (
 
         A topic has such messages while it is paused or has no channel. nsqtools channel empty
         empties a channel.""",
-        "Discard what no channel has taken",
+        "Discard the messages of a paused topic",
         "nsqtools topic empty events --yes",
     ),
     CommandRow(
@@ -63,14 +66,14 @@ TOPIC = (
         """Pause a topic: its channels get no more messages.
 
         Publishing goes on; messages stay in the topic until it is unpaused.""",
-        "Keep what is published away from the channels",
+        "Keep new messages from the channels",
         "nsqtools topic pause events",
     ),
     CommandRow(
         "unpause",
         ChangeOptions,
         """Resume a paused topic: its channels get messages again.""",
-        "Let messages through to the channels again",
+        "Send messages to the channels again",
         "nsqtools topic unpause events",
     ),
 )
@@ -102,7 +105,7 @@ CHANNEL = (
         """Discard the messages of a channel, also those in flight and deferred.
 
         Its consumers stay connected.""",
-        "Discard what waits in a channel, and print as JSON who did",
+        "Discard the messages of a channel, and print the servers as JSON",
         "nsqtools channel empty events archive --yes --json",
     ),
     CommandRow(
@@ -191,7 +194,7 @@ def node() -> None:
     guide="loss",
     examples=(
         (
-            "Let no consumer find a topic on an nsqd any more",
+            "Hide an nsqd from consumers of a topic",
             "nsqtools node tombstone events 127.0.0.1:4151 --lookupd-http-address 127.0.0.1:4161",
         ),
     ),

@@ -1,4 +1,4 @@
-"""Changes of topics and channels: find the servers, ask for consent, print the outcome."""
+"""Changes of topics and channels: find the servers, ask for confirmation, print the outcome."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
     """Change a topic or channel on all servers that have it, and print each server's outcome.
 
     Raises Ended with PARTIAL if some servers failed, or if nsqlookupds are given and none answers,
-    since other nsqds may have the topic then. Raises ConfigError if messages would be lost and
-    there is no terminal to confirm that on, UnreachableError if no server answers, and NSQError if
-    no server has the topic or channel.
+    because other nsqds may have the topic. Raises ConfigError if messages would be lost and there
+    is no terminal to ask on, UnreachableError if no server answers, and NSQError if no server has
+    the topic or channel.
     """
     target = Target(topic, channel)
     request = ChangeRequest(target.kind, verb, target, where, isinstance(where, LossOptions))
@@ -54,7 +54,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
         _require_known(request, found, Target(topic) if verb == "create" else target)
     if verb not in REGISTERED:
         if not any(stages):
-            raise NSQError(f"no nsqd has {target}; nsqlookupd alone knows of it")
+            raise NSQError(f"no nsqd has {target}; only nsqlookupd lists it")
         _warn_of_lookupds(found)
     if request.loses:
         _confirm(request, _what_is_lost(verb, target, found))
@@ -64,7 +64,7 @@ def change(verb: Verb, topic: str, channel: str, where: ChangeOptions) -> None:
 
 
 def hide(topic: str, node: str, where: TombstoneOptions) -> None:
-    """Tombstone an nsqd for a topic; raises as ``change`` does."""
+    """Tombstone an nsqd for a topic. Raises the errors of ``change``."""
     request = ChangeRequest("node", "tombstone", Target(topic), where, where.delete)
     found = request.survey()
     producer = _find_node(found, topic, node)
@@ -80,7 +80,7 @@ def hide(topic: str, node: str, where: TombstoneOptions) -> None:
 class ChangeRequest:
     """What the user asked for: ``kind`` and ``action`` are the command, such as ``topic delete``.
 
-    Raises ConfigError if it ``loses`` messages and there is no terminal to confirm that on.
+    Raises ConfigError if it ``loses`` messages and there is no terminal to ask on.
     """
 
     kind: str
@@ -92,7 +92,7 @@ class ChangeRequest:
     def __post_init__(self) -> None:
         if self.must_ask and not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ConfigError(
-                f"{self.words} loses messages: give --yes, as there is no terminal to ask on"
+                f"{self.words} loses messages, and there is no terminal to ask on: give --yes"
             )
 
     @property
@@ -102,7 +102,7 @@ class ChangeRequest:
 
     @property
     def must_ask(self) -> bool:
-        """Whether a confirmation is needed."""
+        """Whether the command must ask for confirmation."""
         consents = isinstance(self.where, LossOptions) and self.where.yes
         return self.loses and not (self.where.dry_run or consents)
 
@@ -112,7 +112,7 @@ class ChangeRequest:
 
     @property
     def servers(self) -> Servers:
-        """The servers that the options name."""
+        """The servers that the options give."""
         where = self.where
         limits = client_limits(where)
         return Servers(where.lookupd_http_address, nsqds_of(where), limits, where.timeout)
@@ -124,7 +124,7 @@ def _warn_of_lookupds(found: Survey) -> None:
         if registry.error:
             log.warning("nsqlookupd %s", registry.error)
     if found.blind:
-        log.error("no nsqlookupd answers: nsqds that were not given are not asked")
+        log.error("no nsqlookupd answers: only the given nsqds are asked")
 
 
 def _require_known(request: ChangeRequest, found: Survey, target: Target) -> None:
@@ -149,7 +149,7 @@ def _silent(found: Survey) -> Iterator[tuple[str, HTTPError]]:
 
 
 def _find_node(found: Survey, topic: str, text: str) -> Registration:
-    """The nsqd of this name; raises NSQError if nsqlookupd does not list it with the topic."""
+    """The nsqd with this name. Raises NSQError if nsqlookupd does not list it with the topic."""
 
     known = producers(found.registries)
     if not known and all(each.error for each in found.registries):
@@ -165,7 +165,7 @@ def _find_node(found: Survey, topic: str, text: str) -> Registration:
 
 
 def _confirm(request: ChangeRequest, about: str) -> None:
-    """Ask on the terminal whether to go on, if need be; raises Ended if the answer is no."""
+    """Ask on the terminal whether to continue, if necessary. Raises Ended if the answer is no."""
     if not request.must_ask:
         return
     name = request.target.channel or request.target.topic
@@ -195,7 +195,7 @@ def _describe(lost: Loss) -> str:
 
 
 def _do(request: ChangeRequest, stages: Stages) -> None:
-    """Send the requests, or with --dry-run print them; raises Ended if any server failed."""
+    """Send the requests, or with --dry-run print them. Raises Ended if a server failed."""
     if request.where.dry_run:
         _print(request, [step for steps in stages for step in steps])
         return
@@ -212,7 +212,7 @@ def _do(request: ChangeRequest, stages: Stages) -> None:
 
 
 def _print(request: ChangeRequest, steps: Sequence[Step]) -> None:
-    """Print a line, or an entry of JSON, for each step that was taken or, dry, is planned."""
+    """Print a line or a JSON entry for each step that was taken or, with --dry-run, planned."""
     planned, target = request.where.dry_run, request.target
     if request.where.json:
         print_json(

@@ -1,4 +1,4 @@
-"""``nsqtools pipeline``: topics, files and topics again, through Spark."""
+"""``nsqtools pipeline``: topics to files, files to topics, and queries of both, with Spark."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def sql(**groups: Any) -> None:
 
 
 def _module(name: str) -> Any:
-    """A module of this package, which imports Spark; raises ConfigError if that or Java is missing.
+    """Load a module of this package that imports Spark. Raises ConfigError without Spark or Java.
 
-    Its function takes what ``options`` gives the command.
+    Its function takes the arguments that ``options`` passes to the command.
     """
     from importlib import import_module
 

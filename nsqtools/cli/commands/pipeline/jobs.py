@@ -44,7 +44,7 @@ def compact(
     spark: SparkOptions,
     metrics: MetricsOptions,
 ) -> None:
-    """Merge archives; raises Ended with PARTIAL if an input could not be deleted."""
+    """Merge archives. Raises Ended with PARTIAL if an input could not be deleted."""
     settings = CompactSettings(
         inputs=inputs.input,
         output=compaction.output,
@@ -62,8 +62,8 @@ def compact(
     done = asyncio.run(_compact(settings, spark, metrics))
     conclude(
         f"{counted(done.read, 'record')} of {counted(done.inputs, 'new file')} read, "
-        f"{counted(done.duplicates, 'duplicate')} left out: {counted(done.hours, 'hour')} now "
-        f"of {counted(done.rows, 'record')} in {counted(done.files, 'file')}"
+        f"{counted(done.duplicates, 'duplicate')} omitted; {counted(done.hours, 'hour')} now "
+        f"with {counted(done.rows, 'record')} in {counted(done.files, 'file')}"
         + (f"; {counted(done.deleted, 'file')} of --input deleted" if done.deleted else "")
     )
     if done.kept:
@@ -77,10 +77,10 @@ async def _compact(
     run = Run(spark, metrics, StepView())
     work = partial(compacting.compact, settings=settings)
     try:
-        done: Compacted = await run.until_done(work, if_stopped="stopped: the output is as it was")
+        done: Compacted = await run.until_done(work, if_stopped="stopped: the output is unchanged")
     except RecordError as error:
         raise RecordError(
-            f"{error}; nothing was changed or deleted: move that file away, or leave it out"
+            f"{error}; nothing was changed or deleted: move the file away, or omit it from --input"
         ) from error
     return done
 
@@ -94,9 +94,9 @@ def replay(
     metrics: MetricsOptions,
     config: ProducerConfig,
 ) -> None:
-    """Choose messages, unless an earlier run did, and publish them.
+    """Select messages, unless an earlier run did, and publish them.
 
-    Raises Ended with PARTIAL if some were refused.
+    Raises Ended with PARTIAL if nsqd rejected some.
     """
     settings = ReplaySettings(
         inputs=inputs.input,
@@ -115,11 +115,11 @@ def replay(
 
 
 def _replay_staging(place: str, topic: str) -> str:
-    """The default of --staging; raises ConfigError if the input is no local directory."""
+    """The default of --staging. Raises ConfigError if the input is not a local directory."""
     check_inputs([place])
     path = local(place)
     if path is None or not path.is_dir():
-        raise ConfigError(f"--staging is required, since --input {place} is no directory")
+        raise ConfigError(f"--staging is required, because --input {place} is not a directory")
     return str(path / OURS / f"replay-{topic}")
 
 
@@ -128,7 +128,7 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
     if not republishing.is_staged(settings):
         check_inputs(settings.inputs)
         await republishing.reach(settings)
-        none_chosen = "stopped before the messages were chosen: none is published"
+        none_chosen = "stopped before the messages were selected: none was published"
         stage = partial(republishing.stage, settings=settings)
         await run.until_done(stage, if_stopped=none_chosen)
     done = await run.without_spark(partial(republishing.publish, settings, run.stop))
@@ -137,9 +137,9 @@ async def _replay(settings: ReplaySettings, spark: SparkOptions, metrics: Metric
     if done.before:
         told += f", and {done.before:,} by earlier runs"
     if done.stopped:
-        told += f"; {done.left:,} are left, with which the next run goes on"
+        told += f"; {done.left:,} left for the next run"
     if done.empty:
-        told += f"; {done.empty:,} empty ones left out"
+        told += f"; {counted(done.empty, 'empty message')} skipped"
     conclude(told)
     if done.refused:
         log.error("%s refused: %s", counted(done.refused, "message"), done.reason)

@@ -1,4 +1,4 @@
-"""Checks before Spark is started, which takes seconds."""
+"""Checks before Spark is started, because starting it takes seconds."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock of ``--lock``, if it is given.
+    """Hold the lock of ``--lock``, if given.
 
-    Entering raises LockedError if another process has it, ConfigError if it cannot be.
+    Entering raises LockedError if another process holds it, ConfigError if the file cannot be
+    locked.
     """
     with ExitStack() as held:
         if path:
@@ -42,7 +43,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 def check_free(path: str) -> None:
-    """Raise LockedError if another process holds this lock, which the job takes later."""
+    """Raise LockedError if another process holds this lock. The job takes it later."""
     if os.path.exists(path):
         with Lock(path, keep=True):
             pass
@@ -60,10 +61,10 @@ def check_inputs(inputs: Iterable[str]) -> None:
 
 
 async def waiting(options: Mapping[str, str], master: str) -> int:
-    """How many messages wait for a source with these options.
+    """The number of messages that wait for a source with these options.
 
-    Raises UnreachableError, or another PeerError, if no nsqd can be asked, or if executors of this
-    machine would be refused by all. ConfigError is for what the options name.
+    Raises UnreachableError or another PeerError if no nsqd can be asked, or if all would refuse
+    executors on this machine. Raises ConfigError for wrong options.
     """
     settings = replace(parse_source(options), wait_for_servers=False)
     depths = await Depths(settings).ask()
@@ -74,21 +75,21 @@ async def waiting(options: Mapping[str, str], master: str) -> int:
 
 
 def check_staging(staging: str) -> None:
-    """Raise ConfigError or OutputError if the staging cannot be where it was asked for."""
+    """Raise ConfigError or OutputError if the directory of --staging cannot hold a staging."""
     from nsqtools.spark.stores import make_store, probe
 
     probe(*make_store(staging))
 
 
 async def check_sink(options: Mapping[str, str], master: str) -> None:
-    """Raise a PeerError if executors of this machine would be refused by all nsqds of a sink."""
+    """Raise a PeerError if all nsqds of a sink would refuse executors on this machine."""
     settings = parse_sink(options)
     if is_local(master):
         await _greet(settings.nsqds, with_secret(settings))
 
 
 async def _greet(nsqds: Sequence[Address], config: ClientConfig) -> None:
-    """Connect to each nsqd; raises the first error if all refuse."""
+    """Connect to each nsqd. Raises the first error if all refuse."""
     errors = [each for each in await asyncio.gather(*(_try(n, config) for n in nsqds)) if each]
     if errors and len(errors) == len(nsqds):
         raise errors[0]

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROWS = 1000  # of a table on a terminal
-_GOES = 100  # milliseconds in which a reader that wants no more is gone
+_GOES = 100  # milliseconds in which a reader that has enough goes away
 
 
 def sql(
@@ -82,7 +82,7 @@ def sql(
     target: ProducerConfig,
     config: StreamConfig,
 ) -> None:
-    """Run a query over archives, once, or a streaming one over topics."""
+    """Run a query over archives, or a streaming query over topics."""
     query, goal = _query(asked, bodies), _target(asked, source, spark, target)
     prints = result_format(asked) == "console"
     if inputs.input:
@@ -125,15 +125,15 @@ def sql(
 
 
 def _check_stream(source: QuerySourceOptions, asked: QueryOptions, stream: StreamOptions) -> None:
-    """Raise ConfigError for what a query over topics lacks, or cannot have."""
+    """Raise ConfigError for options that a query over topics lacks or does not support."""
     for name in ("topic", "channel"):
         if not getattr(source, name):
             raise ConfigError(f"--{name} is required, unless --input names archives")
     if result_format(asked) == "topic" and not stream.checkpoint:
-        raise ConfigError("--checkpoint is required with --format topic, to go on from there")
+        raise ConfigError("--checkpoint is required with --format topic")
     if result_format(asked) in ("parquet", "json") and asked.output_mode != "append":
         raise ConfigError(
-            f"--output-mode {asked.output_mode}: rows in files stay as they are: use append, with "
+            f"--output-mode {asked.output_mode}: rows in files cannot be changed: use append, with "
             "--watermark for aggregations"
         )
 
@@ -141,10 +141,10 @@ def _check_stream(source: QuerySourceOptions, asked: QueryOptions, stream: Strea
 def _kept(source: QuerySourceOptions, staging: str) -> str:
     """The staging of a query without a checkpoint: the same directory for the same channel."""
     home = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(home):  # then it is to be ignored (XDG Base Directory Specification)
+    if not os.path.isabs(home):  # ignored then, as the XDG Base Directory Specification requires
         home = os.path.expanduser("~/.local/state")
     path = local(staging or below(home, "nsqtools"))
-    if path is None:  # no lock would keep another run out
+    if path is None:  # no lock could exclude another run
         raise ConfigError(f"--checkpoint is required with --staging {staging}")
     of = json.dumps([sorted(set(source.topic)), source.channel, servers(source)])
     return str(path / f"sql-{hashlib.sha256(of.encode()).hexdigest()[:16]}")
@@ -169,7 +169,7 @@ def _once(
 ) -> None:
     async def run() -> None:
         running = Run(spark, metrics, StepView(), packages=packages, prints=prints)
-        await running.until_done(work, if_stopped="stopped before all was done")
+        await running.until_done(work, if_stopped="stopped before the query was done")
 
     asyncio.run(run())
 
@@ -212,7 +212,7 @@ def _show(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
 def _await_reader() -> None:
     """Wait until the reader of the pipe has read everything.
 
-    Raises BrokenPipeError if the reader goes away before, as head does once it has enough.
+    Raises BrokenPipeError if the reader closes the pipe first, as head does.
     """
     poll = select.poll()
     poll.register(1, 0)
@@ -224,7 +224,7 @@ def _await_reader() -> None:
 
 
 def _text(value: Any) -> str:
-    """A value of a row; times are in UTC."""
+    """A value of a row as text; times are in UTC."""
     match value:
         case None:
             return ""
@@ -242,7 +242,7 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value of types that JSON has; rows become objects."""
+    """The value in JSON's types; rows become objects."""
     if hasattr(value, "asDict"):
         value = value.asDict()
     if isinstance(value, dict):

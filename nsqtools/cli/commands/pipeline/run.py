@@ -1,4 +1,4 @@
-"""Runs a job of Spark in a thread; signals, metrics and systemd stay in the event loop."""
+"""Runs a Spark job in a thread; signals, metrics and systemd are handled in the event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class PipelineJob(Protocol):
-    """A job. It reports what its View takes, and ends early, without an error, once told to stop.
+    """A job. It reports facts for its View, and ends early, without an error, when it shall stop.
 
     ``spark`` is a SparkSession.
     """
@@ -43,7 +43,7 @@ _CODEC = "spark.sql.parquet.compression.codec"
 
 
 class Run:
-    """One job; create it inside the running loop."""
+    """The run of one job. Create it inside the running event loop."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Run:
         self.stop = threading.Event()
         self._loop = asyncio.get_running_loop()
         self.signals = Signals(
-            self._interrupted, lambda: None, "the next run repeats the batch that was under way"
+            self._interrupted, lambda: None, "the next run repeats the current batch"
         )
         self._spark = spark
         self._metrics = metrics
@@ -69,10 +69,10 @@ class Run:
         self._state = "starting Spark"
 
     async def until_done(self, work: PipelineJob, *, if_stopped: str = "") -> Any:
-        """Run the job in Spark, and return what it returns.
+        """Run the job in Spark and return its result.
 
         Raises StoppedError if a signal came before the job began, or if the job raises it. With
-        ``if_stopped`` that text is logged instead, and Ended raised.
+        ``if_stopped``, logs this text and raises Ended instead.
         """
         try:
             return await self._supervise(partial(self._in_spark, work))
@@ -83,12 +83,12 @@ class Run:
             raise Ended(self.signals.exit_code(Exit.FAILURE)) from None
 
     async def without_spark(self, work: Callable[[Callable[..., None]], R]) -> R:
-        """Run work that needs no Spark; it is given the function to report to."""
+        """Run work that needs no Spark. Its argument is the function to report to."""
         self._began()
         return await self._supervise(work)
 
     async def _supervise(self, work: Callable[[Callable[..., None]], R]) -> R:
-        """Raises Ended if a second signal asked to leave at once, even if the work is done."""
+        """Raises Ended after a second signal, even if the work is done."""
         loop = asyncio.get_running_loop()
 
         def told(*fact: Any) -> None:
@@ -139,22 +139,22 @@ class Run:
 
     def _interrupted(self) -> None:
         self._notifier.stopping()
-        self._state = "finishing what is under way"
-        self._show(f"{self._state}, Ctrl-C again to leave now")
+        self._state = "finishing the current step"
+        self._show(f"{self._state}, Ctrl-C again to end now")
         self.stop.set()
 
 
 def session_conf(spark: SparkOptions) -> Mapping[str, str]:
-    """Properties of the session, of which --conf wins.
+    """Properties of the session; those of --conf take precedence.
 
-    Parquet is compressed with zstd. On one machine 200 partitions, which are Spark's own, would
-    take seconds for each batch of an aggregation.
+    Parquet is compressed with zstd. On one machine Spark's default of 200 partitions would take
+    seconds for each batch of an aggregation.
     """
     few = {"spark.sql.shuffle.partitions": "8"} if is_local(spark.master) else {}
     return {_CODEC: "zstd", **few, **_properties(spark.conf)}
 
 
 def _properties(texts: Sequence[str]) -> dict[str, str]:
-    """Properties of ``KEY=VALUE`` texts; the last of a key counts."""
+    """Properties from ``KEY=VALUE`` texts; the last value of a key counts."""
     pairs = (text.partition("=") for text in texts)
     return {name.strip(): value for name, _, value in pairs}

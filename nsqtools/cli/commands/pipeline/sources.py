@@ -1,4 +1,4 @@
-"""Options of Spark's source and sink ``nsq``, made of those of a command."""
+"""Options of Spark's source and sink ``nsq``, from those of a command."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def source_options(
     master: str,
     staging: str,
 ) -> dict[str, str]:
-    """Options of the source. A secret is put into the environment, for local executors.
+    """Options of the source.
 
-    Raises ConfigError if there is a secret and the executors are elsewhere.
+    Puts a secret into the environment, for local executors. Raises ConfigError if there is a secret
+    and the executors are on other machines.
     """
     found = {
         "subscribe": ",".join(source.topic),
@@ -53,7 +54,7 @@ def source_options(
 
 
 def servers(source: StreamSourceOptions) -> dict[str, str]:
-    """The option that names nsqds, or nsqlookupds."""
+    """The option with the nsqds or the nsqlookupds."""
     if source.lookupd_http_address:
         return {"nsqlookupd.http.addresses": ",".join(source.lookupd_http_address)}
     https = source.nsqd_http_address or [""] * len(source.nsqd_tcp_address)
@@ -66,7 +67,7 @@ def connection_options(
 ) -> dict[str, str]:
     """``nsq.NAME`` for each option that differs from its default; paths are made absolute.
 
-    Secrets are treated as in ``source_options``. ``flags`` has errors name flags.
+    Handles secrets like ``source_options``. With ``flags``, errors name flags.
     """
     found = {"flags": "true"}
     for name, declared in config.declared().items():
@@ -74,8 +75,8 @@ def connection_options(
         if name == "auth_secret" and value:
             if not is_local(master):
                 raise ConfigError(
-                    f"the executors of --master {master} have no secret of this machine: give "
-                    "--auth-secret-file, a file that they can read"
+                    f"the executors of --master {master} cannot read the secret of this machine: "
+                    "give --auth-secret-file with a file that they can read"
                 )
             os.environ[_SECRET] = value
             found["nsq.auth_secret_env"] = _SECRET
@@ -90,14 +91,14 @@ def connection_options(
 
 
 def layout(inputs: InputOptions) -> Layout | None:
-    """The record format of files of ``to-file``; None if --input-format is not given."""
+    """The record format of files of ``to-file``, or None without --input-format."""
     if not inputs.input_format:
         return None
     return Layout.parse(inputs.input_format, inputs.delimiter)
 
 
 def schema_text(text: str) -> str:
-    """The schema, or the text of the file that ``--schema`` names; raises ConfigError."""
+    """The schema, or the text of the file that ``--schema`` names. Raises ConfigError."""
     if not os.path.isfile(text):
         if re.fullmatch(r"[^\s:{]+", text):  # a column has a space, or a colon, before its type
             raise ConfigError(f"--schema {text}: no such file")

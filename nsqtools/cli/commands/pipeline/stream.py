@@ -56,7 +56,7 @@ _LOOK = 10.0  # seconds between looks at the servers of a service
 
 
 class Places(NamedTuple):
-    """Where a stream writes and where its state is: absolute paths, or URLs."""
+    """Where a stream writes and keeps its state: absolute paths, or URLs."""
 
     output: str
     checkpoint: str
@@ -64,7 +64,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, stream: StreamOptions, output: str) -> Places:
-        """The places that the options name; by default below the output, or else the checkpoint."""
+        """The places that the options give; by default below the output or the checkpoint."""
         home = below(output, OURS) if output else stream.checkpoint
         return cls(
             _absolute(output) if output else "",
@@ -113,8 +113,8 @@ class StreamJob:
     """A streaming query.
 
     ``source`` and ``sink`` are options of Spark's source and sink. A checkpoint may only be
-    continued with the same ``stamp``. ``verb`` is that of ``StreamView``. A query that ``prints``
-    has the terminal to itself.
+    continued with the same ``stamp``. ``verb`` is the one of ``StreamView``. With ``prints``, the
+    query prints on the terminal, so no progress is shown there.
     """
 
     work: PipelineJob
@@ -130,7 +130,7 @@ class StreamJob:
 
     @property
     def held(self) -> str:
-        """What only one run at a time may use: the checkpoint, or a staging that outlives it."""
+        """The path to lock for the run: the checkpoint, or a staging that outlives it."""
         return self.places.staging if self.is_kept else self.places.checkpoint
 
     @property
@@ -139,9 +139,9 @@ class StreamJob:
         return "streamName" in self.source
 
     def run(self) -> None:
-        """Run the query while no other run uses its checkpoint.
+        """Run the query. No other run may use its checkpoint meanwhile.
 
-        Options are checked before anything is created, and a run that does nothing leaves no files.
+        Options are checked before anything is created. A run without messages leaves no files.
         """
         _, checkpoint, staging = self.places
         if self.places.output:
@@ -156,17 +156,18 @@ class StreamJob:
             check_staged(checkpoint, staging)
             if has_orphans(checkpoint, staging):
                 log.warning(
-                    "--staging %s has messages of another checkpoint than %s: they are finished, "
-                    "and only that checkpoint leads to them",
+                    "--staging %s has messages of another checkpoint than %s: nsqd has "
+                    "forgotten them, so only a run with that checkpoint can still write them",
                     staging,
                     checkpoint,
                 )
             asyncio.run(self._run())
 
     def _run_kept(self) -> None:
-        """Run with a private staging that the next run continues from.
+        """Run with a temporary checkpoint, and a staging that the next run continues from.
 
-        Messages in the staging are nowhere else; those that Spark has not committed were not shown.
+        The staging has the only copy of its messages; those that Spark has not committed were not
+        shown.
         """
         _, checkpoint, staging = self.places
         mask = os.umask(0o077)
@@ -185,7 +186,7 @@ class StreamJob:
                 )
 
     async def _run(self) -> None:
-        """Ask nsqd how many messages wait, and start Spark only if there is work."""
+        """Ask the nsqds how many messages wait, and start Spark only if there are any."""
         view = StreamView(self.verb)
         packages = packages_of(self.source, self.sink)
         run = Run(self.spark, self.metrics, view, packages=packages, prints=self.prints)
@@ -197,11 +198,11 @@ class StreamJob:
         except PeerError as error:
             if is_finished(self.places.checkpoint) and not left:
                 raise
-            log.warning("%s", error)  # what is staged already needs no nsqd
+            log.warning("%s", error)  # staged messages need no nsqd
         else:
             settled = not left and is_settled(*self.places[1:], self.stamp)
             if not count and not self.stream.continuous and settled:
-                log.info("no message waits")
+                log.info("no messages wait")
                 return
         if run.stop.is_set():
             return
@@ -225,7 +226,7 @@ class StreamJob:
 async def _watch(source: Mapping[str, str]) -> None:
     """Warn of servers that stop answering while a service runs.
 
-    The planner of the batches warns, too, but only in Spark's log.
+    The planner of batches warns too, but only in Spark's log.
     """
     depths = Depths(parse_source(source))
     while True:

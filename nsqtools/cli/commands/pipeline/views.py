@@ -1,4 +1,4 @@
-"""The progress of a run of Spark: a line on a terminal, lines in a log, and metrics."""
+"""The progress of a Spark job: a line on a terminal, lines in a log, and metrics."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _STATUS = logging.getLogger("nsqtools.status.pipeline")
 
 
 class StreamView:
-    """Batches of a streaming query.
+    """The batches of a streaming query.
 
-    ``verb`` is what becomes of messages, such as ``archived``. Without it, rows are counted that
+    ``verb`` says what happens to messages, such as ``archived``. Without it rows are counted, which
     need not be messages.
     """
 
@@ -37,7 +37,7 @@ class StreamView:
         self._told: set[str] = set()
 
     def add(self, fact: Progress) -> str:
-        """Take a batch; returns a line for the log, or nothing. Each note is logged once."""
+        """Take a batch. Returns a line for the log, or an empty text. Each note is logged once."""
         self.totals.add(fact)
         for note in fact.notes:
             if note not in self._told:
@@ -70,32 +70,32 @@ class StreamView:
         return f"{counted(received, 'message')} read, {counted(written, 'row')} written"
 
     def metrics(self) -> Iterator[Metric]:
-        """The values of now, without what is not known yet."""
+        """The current values, without those not known yet."""
         totals, last = self.totals, self.totals.last
         name = "nsqtools_pipeline"
-        yield _metric(f"{name}_batches_total", "counter", "Batches that are done.", totals.batches)
+        yield _metric(f"{name}_batches_total", "counter", "Batches completed.", totals.batches)
         yield _metric(
-            f"{name}_received_total", "counter", "Messages of these batches.", totals.received
+            f"{name}_received_total", "counter", "Messages in these batches.", totals.received
         )
         yield _metric(
-            f"{name}_written_total", "counter", "Rows that were written of them.", totals.written
+            f"{name}_written_total", "counter", "Rows written in these batches.", totals.written
         )
         if last is None:
             return
-        yield _metric(f"{name}_batch_seconds", "gauge", "What the last batch took.", last.seconds)
+        yield _metric(f"{name}_batch_seconds", "gauge", "Duration of the last batch.", last.seconds)
         if last.backlog is not None:
-            yield _metric(f"{name}_backlog", "gauge", "Messages that wait in nsqd.", last.backlog)
+            yield _metric(f"{name}_backlog", "gauge", "Messages waiting in nsqd.", last.backlog)
         if last.lag is not None:
             yield _metric(
                 f"{name}_lag_seconds",
                 "gauge",
-                "From the publishing of a batch's newest message until it was done.",
+                "Time from the publishing of a batch's newest message to its completion.",
                 last.lag,
             )
 
 
 class StepView:
-    """The steps of a job, and how much of each is done, where that is known."""
+    """The steps of a job, and how much of each is done if known."""
 
     def __init__(self) -> None:
         self.line = ""
@@ -103,9 +103,9 @@ class StepView:
         self._done = self._total = 0
 
     def add(self, step: str, done: int, total: int) -> str:
-        """Take a step, how much of it is done, and its size, 0 if that is not known.
+        """Take a step, how much of it is done, and its size, or 0 if unknown.
 
-        Returns a line for the log, or nothing.
+        Returns a line for the log, or an empty text.
         """
         is_new = step != self._step
         self._step, self._done, self._total = step, done, total
@@ -113,23 +113,23 @@ class StepView:
         return step if is_new else ""
 
     def metrics(self) -> Iterator[Metric]:
-        """The step under way, once there is one."""
+        """The current step, if any."""
         if not self._step:
             return
         name = "nsqtools_pipeline_step"
         step = {"step": self._step}
-        yield Metric(name, "gauge", "1 for the step under way.", [Sample(step, 1)])
+        yield Metric(name, "gauge", "1 for the current step.", [Sample(step, 1)])
         yield _metric(f"{name}_done", "gauge", "How much of this step is done.", self._done)
         if self._total:
-            yield _metric(f"{name}_size", "gauge", "How much this step has to do.", self._total)
+            yield _metric(f"{name}_size", "gauge", "The size of this step.", self._total)
 
 
 View = StreamView | StepView
-"""What a run has reported so far; used in the event loop."""
+"""The facts that a run has reported; used in the event loop."""
 
 
 def _details(last: Progress) -> str:
-    """Rate, backlog, duration and lag of a batch, as far as they are known."""
+    """Rate, backlog, duration and lag of a batch, if known."""
     parts = [f"{last.rate:,.0f}/s"] if last.rows else []
     if last.backlog is not None:
         parts.append(f"backlog {last.backlog:,}")
@@ -146,10 +146,10 @@ def _metric(name: str, kind: Kind, text: str, value: float) -> Metric:
 
 @contextmanager
 def on_terminal(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows a line on the terminal in place of the last one.
+    """Yields a function that replaces the progress line on the terminal.
 
-    Log lines appear above it. Without a terminal, with -q and with log lines in JSON nothing is
-    shown. The line has its own descriptor, since standard error is redirected while Spark starts.
+    Log lines appear above the line. It is not shown without a terminal, with -q, or with log lines
+    in JSON. It has its own descriptor, because standard error is redirected while Spark starts.
     """
     if not (wanted and is_watched()):
         yield lambda _: None
@@ -167,7 +167,7 @@ def on_terminal(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
 
 
 def is_watched() -> bool:
-    """Whether standard error is a terminal and progress is wanted there."""
+    """Whether standard error is a terminal that shall show progress."""
     from nsqtools.cli.logs import JsonFormatter
 
     handlers = logging.getLogger().handlers
@@ -176,7 +176,7 @@ def is_watched() -> bool:
 
 
 def conclude(summary: str) -> None:
-    """Print the summary of a run, on a terminal or with -v."""
+    """Print the summary of a run on a terminal, or with -v."""
     if is_watched():
         from nsqtools.cli.logs import show_status
 

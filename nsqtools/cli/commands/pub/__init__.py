@@ -36,13 +36,13 @@ def pub(
     from nsqtools.cli.commands.pub.publication import PubRun
 
     if messages and form.file:
-        raise click.UsageError("messages and --file exclude each other: give one kind")
+        raise click.UsageError("give messages or --file, not both")
     if form.from_archive and not messages:
-        raise click.UsageError("--from-archive: no file is given")
+        raise click.UsageError("--from-archive: give the files to publish")
     job = PubRun(target, form, config)
     if form.from_archive:
         asyncio.run(job.run(archives=messages))
         return
     if messages and form.pace != "max":
-        raise click.UsageError("--pace: messages have no timestamps")
+        raise click.UsageError("--pace: messages on the command line have no timestamps")
     asyncio.run(job.run([os.fsencode(message) for message in messages]))

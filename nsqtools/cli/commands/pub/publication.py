@@ -1,4 +1,4 @@
-"""The work of ``nsqtools pub``: reads records and publishes them, a window at a time."""
+"""The work of ``nsqtools pub``: reads records and publishes them, in windows of batches."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ log = logging.getLogger(__name__)
 
 _STDIN = 0
 
-# One read is one batch: what a slow producer wrote goes out at once, and a fast one fills reads.
+# One read is one batch: lines of a slow program are published at once, and a fast one fills
+# batches.
 _READ_SIZE = 256 << 10
 
-# Batches on their way. More only queue in nsqd's socket.
+# Batches in flight. More would only wait in nsqd's socket.
 _WINDOW = 8
 
 _PROGRESS_INTERVAL = 0.25
@@ -66,11 +67,12 @@ class PubRun:
         self._new_reader()
 
     async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> None:
-        """Publish the messages, the records of the archives, or else of the input.
+        """Publish the messages of the command line, or the records of the archives or of the input.
 
-        Raises Ended if some were refused or not read; ConfigError, before anything is published,
-        for a file that cannot be read or a message that is not JSON as it should be. The first
-        signal ends reading, and what was read is published; the second ends that too.
+        Raises Ended if some were refused or not read. Before anything is published, raises
+        ConfigError for a file that cannot be read, or with --json for a message that is not JSON.
+        The first signal ends reading, and records that were read are published; the second ends
+        that too.
         """
         files = () if messages else archives or self._form.file or ("-",)
         _check(files, archived=bool(archives))
@@ -81,7 +83,7 @@ class PubRun:
         signals = Signals(
             lambda: (self._reading or work).cancel(),
             work.cancel,
-            "what was on its way may be published or not",
+            "messages that nsqd has not confirmed may or may not be published",
         )
         try:
             await work
@@ -148,7 +150,7 @@ class PubRun:
         await self._send(self._reader.finish())
 
     async def _send(self, records: Sequence[bytes]) -> None:
-        """Publish records at the pace that the options set, a window of batches at a time."""
+        """Publish records at the pace of the options, in windows of batches."""
         kept = drop_empty(records)
         timestamps = self._take_timestamps(records)
         loop = asyncio.get_running_loop()
@@ -165,13 +167,13 @@ class PubRun:
             start = stop
 
     def _take_timestamps(self, records: Sequence[bytes]) -> Sequence[int]:
-        """The timestamps of records that are not empty; none unless they are to be replayed."""
+        """The timestamps of records that are not empty; none without --pace."""
         taken = self._timestamps[:]
         self._timestamps.clear()  # the reader adds to it
         return [at for at, record in zip(taken, records, strict=True) if record] if taken else taken
 
     async def _rest(self, seconds: float) -> None:
-        """Wait, but stop waiting when nothing can be published any more."""
+        """Sleep, or return early when nothing can be published any more."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (left := until - loop.time()) > 0 and self._under_way and not self._cut_off:
@@ -204,7 +206,7 @@ class PubRun:
 
     def _new_reader(self) -> None:
         form = self._form
-        # What is over max_msg_size is refused alone; only what is far over ends the reading.
+        # A record over max_msg_size is refused by itself; only one far above it ends the reading.
         max_size = max(self._config.max_msg_size, self._config.max_body_size)
         layout = Layout.choose(
             json=form.json,
@@ -243,7 +245,7 @@ def _check(files: Sequence[str], *, archived: bool) -> None:
                     raise ConfigError("standard input: closed, or not open for reading")
                 continue
             status = os.stat(file)
-            if not stat.S_ISFIFO(status.st_mode):  # the writer of one would see us leave
+            if not stat.S_ISFIFO(status.st_mode):  # the writer would notice
                 os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK))
         except OSError as error:
             raise ConfigError(f"{name}: {error.strerror}") from error
@@ -260,13 +262,13 @@ def _check(files: Sequence[str], *, archived: bool) -> None:
 
 
 async def _read(file: str) -> AsyncIterator[bytes]:
-    """Chunks of a file, or of standard input for ``-``, as they come; raises RecordError."""
+    """Chunks of a file, or of standard input for ``-``, as they arrive. Raises RecordError."""
     fd = _STDIN
     try:
         if file != "-":
             fd = os.open(file, os.O_RDONLY)
         elif os.isatty(fd):
-            log.warning("reading messages from the terminal, one a line; Ctrl-D ends")
+            log.warning("reading messages from the terminal, one per line; Ctrl-D ends")
         is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         while True:
             await (asyncio.sleep(0) if is_file else _readable(fd))
@@ -282,12 +284,13 @@ async def _read(file: str) -> AsyncIterator[bytes]:
 
 
 async def _readable(fd: int) -> None:
-    """Wait until a read does not block, leaving the flags of a shared stdin alone."""
+    """Wait until a read does not block, without changing the flags of a shared stdin."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
 
     def found() -> None:
-        # At once: called again after the read, it would announce what is no longer there.
+        # Remove it at once: called again after the read, it would report data that is no longer
+        # there.
         loop.remove_reader(fd)
         ready.set_result(None)
 
@@ -302,17 +305,17 @@ async def _readable(fd: int) -> None:
 
 
 async def _read_archive(file: str) -> AsyncIterator[bytes]:
-    """The plain bytes of a file up to a damaged member, for which RecordError is raised then.
+    """The plain bytes of a file, up to a damaged member; for this it raises RecordError.
 
-    What is compressed is read twice, because a checksum comes after what it vouches for, and what
-    a damaged member says must not be published.
+    Compressed files are read twice: a checksum comes after its data, and the data of a damaged
+    member must not be published.
     """
     compression = method_of(file)
     left, damage = sys.maxsize, ""
     try:
         with _open(file) as source:
             if compression != "none":
-                # If this is cancelled, the thread ends because the file is closed.
+                # If this is cancelled, closing the file ends the thread.
                 left, damage = await asyncio.to_thread(_whole, source, compression)
                 source.seek(0)
             for chunk in plain_chunks(source, compression) if left else ():
@@ -335,7 +338,7 @@ def _open(file: str) -> BinaryIO:
 
 
 def _whole(source: BinaryIO, compression: str) -> tuple[int, str]:
-    """Count the plain bytes of whole members; with the fault of the next member, if it has one."""
+    """Count the plain bytes of whole members; also returns the fault of the next member, if any."""
     good = total = 0
     try:
         for data, end in unpacked(source, compression, strict=False):

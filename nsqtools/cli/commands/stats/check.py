@@ -30,13 +30,13 @@ _MOST_LINES = 50  # Nagios keeps 8 KiB of an output
 _NOT_IN_LABELS = re.compile(r"[='|]")
 
 _ELSEWHERE = (BrokenPipeError, OutputClosedError, click.Abort, click.exceptions.Exit)
-"""What ends a check as it ends any command: a signal, a reader that went away, --help."""
+"""Exceptions that end a check like any command: a signal, a closed standard output, --help."""
 
 
 class PluginCommand(Command):
-    """A command that with ``--check`` ends as a monitoring plugin does, also after an error.
+    """A command that with ``--check`` exits like a monitoring plugin, also after an error.
 
-    The guidelines want UNKNOWN (3) where other commands end with 1, 2 or 3.
+    The guidelines require UNKNOWN (3) where other commands exit with 1, 2 or 3.
     """
 
     def make_context(
@@ -85,7 +85,7 @@ def _as_plugin(*, wanted: bool) -> Iterator[None]:
 
 
 def _asked(args: Sequence[str]) -> bool:
-    """Whether --check is given, in arguments that may be wrong or in the environment."""
+    """Whether --check is given, in the environment or in arguments that may be invalid."""
     own = args[: args.index("--")] if "--" in args else args
     for arg in reversed(own):
         name, _, value = arg.partition("=")
@@ -97,16 +97,16 @@ def _asked(args: Sequence[str]) -> bool:
 
 
 def _refuse_idle(ctx: click.Context) -> None:
-    """Raise UsageError for a threshold without --check, which would not be looked at."""
+    """Raise UsageError for a threshold without --check, which would have no effect."""
     from nsqtools.config import CheckOptions
 
     for name in CheckOptions.declared().keys() - {"check", "serve"}:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{flag_name(name)} is for --check: give that too", ctx)
+            raise click.UsageError(f"--{flag_name(name)} needs --check", ctx)
 
 
 async def check(where: ClusterOptions, asked: StatsOptions) -> None:
-    """Ask the cluster once, or twice for rates, and print the result; raises Ended with it."""
+    """Ask the cluster once, or twice for rates; print the result. Raises Ended with its status."""
     import asyncio
 
     from nsqtools.cli.remotes import open_cluster
@@ -152,7 +152,7 @@ def limits_of(check: CheckOptions) -> Limits:
 
 
 def peers_of(snapshot: Snapshot) -> Peers:
-    """Which servers were asked, and the errors of those that did not answer."""
+    """The servers that were asked, with the errors of those that did not answer."""
     from nsqtools.policy.checks import Peers
 
     def error(found: Exception | None) -> str | None:
@@ -166,9 +166,10 @@ def peers_of(snapshot: Snapshot) -> Peers:
 
 
 def nagios(verdict: CheckResult) -> str:
-    """A line of state and numbers, then one for each finding if there are several.
+    """A line with state and numbers, then a line for each finding if there are several.
 
-    As the Monitoring Plugins Development Guidelines want it (Plugin Output, Performance data).
+    The format is that of the Monitoring Plugins Development Guidelines (Plugin Output, Performance
+    data).
     """
     data = " ".join(map(_datum, verdict.data))
     first = f"NSQ {verdict.status.name} - {_plain(verdict.summary)}"
@@ -182,7 +183,7 @@ def nagios(verdict: CheckResult) -> str:
 
 
 def _datum(datum: Datum) -> str:
-    """``'label'=value[UOM];[warn];[crit];[min];[max]``; U is a value that could not be had."""
+    """``'label'=value[UOM];[warn];[crit];[min];[max]``; an unknown value is U."""
     from nsqtools.policy.checks import number
 
     known = datum.value is not None and math.isfinite(datum.value)

@@ -1,4 +1,4 @@
-"""``nsqtools stats --serve``: an exporter for Prometheus, of all nsqds together."""
+"""``nsqtools stats --serve``: a Prometheus exporter for all nsqds of a cluster."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 _OF_TOPICS = (
-    ("depth", "depth", "Messages that are in no channel yet."),
-    ("backend_depth", "backend_depth", "Of these, those on disk."),
+    ("depth", "depth", "Messages that no channel has received yet."),
+    ("backend_depth", "backend_depth", "Messages of this depth that are on disk."),
     ("message_count", "messages_total", "Messages published."),
-    ("message_bytes", "message_bytes_total", "Bytes of their bodies."),
-    ("paused", "paused", "Whether channels get no messages: 1 or 0."),
+    ("message_bytes", "message_bytes_total", "Bytes of the published bodies."),
+    ("paused", "paused", "Whether the topic is paused: 1 or 0."),
 )
 _OF_CHANNELS = (
-    ("depth", "depth", "Messages that wait for a consumer."),
-    ("backend_depth", "backend_depth", "Of these, those on disk."),
-    ("in_flight", "in_flight", "Messages that consumers work on."),
-    ("deferred", "deferred", "Messages that wait for their time."),
-    ("message_count", "messages_total", "Messages that came."),
-    ("requeue_count", "requeued_total", "Times that a consumer gave a message back."),
-    ("timeout_count", "timed_out_total", "Times that a consumer took too long for a message."),
+    ("depth", "depth", "Messages waiting for a consumer."),
+    ("backend_depth", "backend_depth", "Messages of this depth that are on disk."),
+    ("in_flight", "in_flight", "Messages in flight."),
+    ("deferred", "deferred", "Deferred messages."),
+    ("message_count", "messages_total", "Messages received."),
+    ("requeue_count", "requeued_total", "Messages requeued."),
+    ("timeout_count", "timed_out_total", "Messages timed out."),
     ("client_count", "clients", "Connections of consumers."),
-    ("paused", "paused", "Whether consumers get no messages: 1 or 0."),
+    ("paused", "paused", "Whether the channel is paused: 1 or 0."),
 )
 _LATENCY = "end-to-end processing latency, from publishing to FIN, over nsqd's window of time."
 
@@ -71,9 +71,9 @@ def _of_servers(snapshot: Snapshot) -> Iterator[Metric]:
     for name, text, found in (
         ("nsq_up", "Whether an nsqd answers: 1 or 0.", up),
         ("nsq_nsqlookupd_up", "Whether an nsqlookupd answers: 1 or 0.", lookupds_up),
-        ("nsq_nsqd_info", "The release of an nsqd.", info),
-        ("nsq_nsqd_healthy", "Whether an nsqd says that it is well: 1 or 0.", healthy),
-        ("nsq_nsqd_start_time_seconds", "When an nsqd was started, since the epoch.", started),
+        ("nsq_nsqd_info", "The version of an nsqd.", info),
+        ("nsq_nsqd_healthy", "Whether an nsqd reports itself healthy: 1 or 0.", healthy),
+        ("nsq_nsqd_start_time_seconds", "Start time of an nsqd, since the epoch.", started),
     ):
         yield Metric(name, "gauge", text, [Sample(labels, int(value)) for labels, value in found])
 
@@ -120,7 +120,7 @@ class Exporter:
     def _ended(self, task: asyncio.Task[list[Metric]]) -> None:
         self._running = None
         if not task.cancelled():
-            task.exception()  # told to who scraped, or to nobody if they all went away
+            task.exception()  # reported to the scrapes, if any is left
 
     async def _poll(self) -> list[Metric]:
         begin = time.monotonic()
@@ -132,7 +132,7 @@ class Exporter:
         return [*cluster_metrics(snapshot), self._took(time.monotonic() - begin)]
 
     def _took(self, seconds: float) -> Metric:
-        text = "How long it took to ask all nsqds and nsqlookupds."
+        text = "Time to ask all nsqds and nsqlookupds."
         return Metric("nsqtools_poll_duration_seconds", "gauge", text, [Sample({}, seconds)])
 
 

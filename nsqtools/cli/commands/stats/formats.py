@@ -41,11 +41,11 @@ _TITLES = (
 
 
 class Lines:
-    """Lines with nsq_stat's columns: a header, and again each 25 lines.
+    """Lines with nsq_stat's columns, with a header every 25 lines.
 
-    ``single`` is for one channel: exactly nsq_stat's output, with notes behind it if there are
-    any. Else topic and channel (``-``: the topic itself) stand behind the columns, and a blank
-    line ends each report.
+    ``single`` is for one channel: exactly nsq_stat's output, followed by notes if there are any.
+    Otherwise topic and channel (``-`` for the topic itself) follow the columns, and a blank line
+    ends each report.
     """
 
     def __init__(self, *, single: bool) -> None:
@@ -53,7 +53,7 @@ class Lines:
         self._since: int | None = None
 
     def add(self, report: Report) -> str:
-        """The text of a report, each line with its end."""
+        """The text of a report, with line ends."""
         lines = [self._line(row, report) for row in report.rows]
         header = [_RULE, _TITLES]
         if not self._single:
@@ -61,7 +61,7 @@ class Lines:
         if not lines:
             return ""
         if self._since is None:
-            self._since = 1  # nsq_stat counts the sample that is for the rates alone
+            self._since = 1  # nsq_stat also counts the first sample, which has no report
         elif self._since < HEADER_EVERY:
             header = []
         else:
@@ -100,7 +100,7 @@ def noted(row: Row, report: Report) -> list[str]:
 
 
 def style_of(row: Row) -> str:
-    """The colour of a row on a terminal: trouble stands out, a topic's own row is dim."""
+    """The colour of a row on a terminal: problems stand out, the row of a topic itself is dim."""
     if row.missing:
         return "red"
     return "yellow" if row.totals.paused else "" if row.channel else "dim"
@@ -121,12 +121,12 @@ def _rate(rate: float | None) -> str:
 
 
 def _compression(client: ClientStats) -> str:
-    """The compression of the connection, or nothing."""
+    """The compression of the connection, or an empty text."""
     return "snappy" if client.snappy else "deflate" if client.deflate else ""
 
 
 class Tables:
-    """Each report as a table with a line for each silent nsqd, or in a pipe as rows."""
+    """Each report as a table, with a line for each nsqd that does not answer; in a pipe as rows."""
 
     def __init__(self, *, consumers: bool = False) -> None:
         self._consumers = consumers
@@ -196,7 +196,7 @@ def clock(at: float) -> str:
 
 
 def _columns(*paths: str, **others: Callable[[Any], Any]) -> Columns:
-    """Columns that are named as the attributes are at the ends of the paths, then others."""
+    """Columns named after the last attribute of each path, then others."""
     return {path.rpartition(".")[2]: attrgetter(path) for path in paths} | others
 
 
@@ -239,7 +239,7 @@ def _values(columns: Columns, each: object) -> dict[str, Any]:
 
 
 class Csv:
-    """RFC 4180 but for the line ends; a rate that is not known is empty."""
+    """RFC 4180, except for the line ends; an unknown rate is empty."""
 
     def __init__(self, *, consumers: bool = False) -> None:
         self._consumers = consumers
@@ -247,7 +247,7 @@ class Csv:
         self._begun = False
 
     def add(self, report: Report) -> str:
-        """The text of a report, the first time after a header."""
+        """The text of a report; the first one begins with a header."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if not self._begun:
@@ -272,7 +272,7 @@ def _csv_cell(value: object) -> object:
 
 
 class JsonReports:
-    """An object a line, with all that is known."""
+    """One object per line, with all values of a report."""
 
     def add(self, report: Report) -> str:
         """The text of a report."""
@@ -280,7 +280,7 @@ class JsonReports:
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    """Topics with their channels, each with its parts by nsqd; all nsqds and nsqlookupds."""
+    """Topics with their channels, each with the numbers of each nsqd; all nsqds and nsqlookupds."""
     parts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     consumers: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for name, topic in topics_of(report.snapshot):

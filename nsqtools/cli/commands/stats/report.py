@@ -35,10 +35,10 @@ class ConsumerRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``at`` is in seconds since the epoch, ``elapsed`` the time since the report before.
+    """``at`` is in seconds since the epoch, ``elapsed`` the time since the last report.
 
-    ``consumers`` is None unless they were asked for. ``latencies`` are those of the slowest nsqd,
-    by topic and channel, where nsqd keeps them.
+    ``consumers`` is None unless requested. ``latencies`` are those of the slowest nsqd, by topic
+    and channel, if nsqd measures them.
     """
 
     at: float
@@ -65,7 +65,7 @@ class Reporter:
         self._before: float | None = None
 
     async def report(self) -> Report:
-        """Ask once. The first time raises UnreachableError if no nsqd answers or is listed."""
+        """Ask once. The first call raises UnreachableError if no nsqd answers or is listed."""
         topic, channel = self._asked.topic or None, self._asked.channel or None
         look = self._cluster.poll if self._before is None else self._cluster.look
         at = time.time()
@@ -93,7 +93,7 @@ class ConsumerRates:
         self._before: dict[object, tuple[float, ClientStats]] = {}
 
     def record(self, snapshot: Snapshot) -> list[ConsumerRow]:
-        """All consumers by topic, channel and nsqd."""
+        """All consumers, ordered by topic, channel and nsqd."""
         found: dict[object, ConsumerRow] = {}
         for name, topic in topics_of(snapshot):
             for channel in topic.channels:
@@ -128,12 +128,12 @@ def topics_of(snapshot: Snapshot) -> Iterator[tuple[str, TopicStats]]:
 
 
 def measured(each: TopicStats | ChannelStats) -> Percentiles:
-    """The percentiles that nsqd keeps of a topic or channel, if it has measured any."""
+    """The percentiles of a topic or channel, if nsqd has measured any."""
     return each.latency.percentiles if each.latency and each.latency.count else ()
 
 
 def latencies(snapshot: Snapshot) -> dict[Key, Percentiles]:
-    """The highest value of each percentile over all nsqds, since percentiles do not add up."""
+    """The highest value of each percentile over all nsqds, because percentiles cannot be added."""
     worst: dict[Key, dict[float, float]] = {}
     for _, topic in topics_of(snapshot):
         parts: list[tuple[str, TopicStats | ChannelStats]] = [("", topic)]

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 async def show(reporter: Reporter, asked: StatsOptions) -> None:
-    """Print reports. Without --once the first sample only serves to compute rates.
+    """Print reports. Without --once the first sample is only used to compute rates.
 
-    Raises UnreachableError if nobody answers at the start, and Ended if no report had the named
+    Raises UnreachableError if no server answers at the start, and Ended if no report had the named
     topic or channel.
     """
     form = _form(asked)
@@ -45,7 +45,7 @@ async def show(reporter: Reporter, asked: StatsOptions) -> None:
 
 
 class Ticker:
-    """Turns at an even interval, in seconds; a late turn delays those after it."""
+    """Turns at a fixed interval, in seconds. A late turn delays the turns after it."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
@@ -58,7 +58,7 @@ class Ticker:
 
 
 class Absence:
-    """Whether the named topic or channel exists; its absence is logged once."""
+    """Whether the named topic or channel exists; logs once that it does not."""
 
     def __init__(self, asked: StatsOptions) -> None:
         names = {"topic": asked.topic, "channel": asked.channel}
@@ -67,7 +67,7 @@ class Absence:
         self._told = False
 
     def heard(self, report: Report) -> None:
-        """Take a report, and log if no nsqd has the topic or channel now."""
+        """Take a report. Logs if no nsqd has the topic or channel now."""
         if not self._name:
             return
         if not report.rows and not self._told:
@@ -82,7 +82,7 @@ class Absence:
 
 
 def _form(asked: StatsOptions) -> JsonReports | Csv | Tables | Lines:
-    """The form of reports that options and terminal call for."""
+    """The form of reports, by options and terminal."""
     single = bool(asked.topic and asked.channel)  # its tables would be mostly headers
     if asked.json:
         return JsonReports()

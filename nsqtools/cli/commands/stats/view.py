@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     """What a sparkline shows, by topic, channel and title."""
 
 SPAN = 300
-"""How far back sparklines go, in seconds, unless reports are very frequent or very rare."""
+"""Seconds that sparklines cover, unless reports are very frequent or very rare."""
 
 _SAMPLES = (30, 600)  # least and most of them
 
@@ -43,9 +43,10 @@ _NOTES = 20  # greatest width of notes
 
 
 class Column(NamedTuple):
-    """A column; ``value`` is what rows are sorted by, and what a cell or its sparkline shows.
+    """A column.
 
-    A window shows the columns up to the highest ``level`` that it has room for.
+    Rows are sorted by ``value``, and a cell or its sparkline shows it. A window shows the columns
+    up to the highest ``level`` that fits.
     """
 
     title: str
@@ -97,7 +98,7 @@ class ViewState:
     _times: array[float] = field(default_factory=lambda: array("d"))
 
     def update(self, report: Report) -> None:
-        """Take a report; rows that it lacks are forgotten."""
+        """Take a report. Rows that it lacks are forgotten."""
         self._report = report
         unknown = array("f", [nan]) * len(self._times)
         self._times.append(report.snapshot.at)
@@ -115,7 +116,7 @@ class ViewState:
         self._history = history
 
     def press(self, key: str) -> bool:
-        """Take a key, a character or a name such as ``up``; False ends the view."""
+        """Take a key: a character, or a name such as ``up``. Returns False to end the view."""
         if key in _SCROLLS:
             self._scroll(key)
         elif self.editing:
@@ -161,10 +162,10 @@ class ViewState:
             "home": -self.offset,
             "end": len(self._report.rows) if self._report else 0,
         }
-        self.offset = max(0, self.offset + steps[key])  # the other end is known once drawn
+        self.offset = max(0, self.offset + steps[key])  # the last row is known after drawing
 
     def draw(self, width: int, height: int) -> Group:
-        """What fills a window of so many characters and lines; the terminal cuts what is over."""
+        """The contents of a window of this width and height; the terminal cuts off the excess."""
         if self._report is None:
             return Group()
         report, rows = self._report, self._rows(self._report)
@@ -243,9 +244,9 @@ _LETTERS = {"k": "up", "j": "down", "g": "home", "G": "end"}
 
 
 def _grid(report: Report, rows: Sequence[Row], width: int) -> tuple[Table, list[Column]]:
-    """An empty table, and the columns between names and notes that a window has room for.
+    """An empty table, and the columns between names and notes that fit into a window.
 
-    Widths are those of all rows, shown or not, so that none moves while scrolling.
+    Widths are computed from all rows, shown or not, so that columns do not move while scrolling.
     """
     notes = min(_NOTES, max((len(" ".join(noted(row, report))) for row in rows), default=0))
     topics = max([_NAME, *(len(row.topic) for row in rows)])
@@ -277,7 +278,7 @@ def _line(text: str, style: str) -> Text:
 
 
 def _rough(span: float) -> str:
-    """``42s``, ``5m`` or ``2h``: as long as it is, in few characters."""
+    """A rounded duration in few characters: ``42s``, ``5m`` or ``2h``."""
     for unit, seconds in (("s", 1), ("m", 60)):
         if round(span / seconds) < 100:
             return f"{round(span / seconds)}{unit}"
@@ -312,7 +313,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 def sparkline(values: Sequence[float], width: int) -> str:
     """The newest value on the right, scaled to the highest; nan is a gap.
 
-    More values than characters share them, the highest of each group showing.
+    If there are more values than characters, each character shows the highest of several.
     """
     if len(values) > width:
         values = [_highest(values, n, width) for n in range(width)]
@@ -328,12 +329,12 @@ def _highest(values: Sequence[float], number: int, groups: int) -> float:
 def _block(value: float, top: float) -> str:
     if isnan(value):
         return " "
-    # Only nothing is as low as nothing.
+    # Only zero has the lowest bar.
     return _BLOCKS[ceil(value * (len(_BLOCKS) - 1) / top) if top else 0]
 
 
 def short(value: float | None) -> str:
-    """At most 6 characters: ``99999``, ``123k``, ``1.23M``; ``-`` for what is not known."""
+    """At most 6 characters: ``99999``, ``123k``, ``1.23M``; ``-`` for an unknown value."""
     if value is None:
         return "-"
     if 0 < value < 10 and value != int(value):

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from nsqtools.cli.commands.stats.report import Reporter
     from nsqtools.config import StatsOptions
 
-_SEQUENCE = 0.05  # how long a sequence of Escape is waited for, in seconds: vim has as much
+_SEQUENCE = 0.05  # seconds to wait for the rest of an escape sequence, as in vim
 _MOST_LOGS = 100  # lines that are kept until the screen is left
 
 
 async def show(reporter: Reporter, asked: StatsOptions) -> None:
-    """Show the view until it is ended.
+    """Show the view until the user ends it.
 
-    Raises ConfigError without a terminal, UnreachableError if nobody answers at the start.
+    Raises ConfigError without a terminal, UnreachableError if no server answers at the start.
     """
     if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
         raise ConfigError(
-            "--watch needs a terminal that can be drawn on: leave it out, or use --json or --csv"
+            "--watch needs a terminal with cursor control: use --json or --csv instead"
         )
     view = ViewState(asked.interval)
-    view.update(await reporter.report())  # before the screen, so that an error stands on the old
+    view.update(await reporter.report())  # first, so that an error appears on the normal screen
     with Screen(view) as screen:
 
         async def measure() -> None:
@@ -68,9 +68,9 @@ async def show(reporter: Reporter, asked: StatsOptions) -> None:
 class Screen:
     """Draws a view on the alternate screen and gives it keys; made inside the running loop.
 
-    A context manager: however it is left, the screen, the cursor and the terminal's modes are as
-    they were, and what was logged meanwhile is shown. Ctrl-Z leaves it too, until ``fg``. ``ended``
-    is done once the view is to end, or has failed.
+    A context manager: on exit the screen, the cursor and the terminal's modes are restored, and
+    lines logged meanwhile are printed. Ctrl-Z leaves the screen too, until ``fg``. ``ended`` is
+    done when the view shall end, or has failed.
     """
 
     def __init__(self, view: ViewState) -> None:
@@ -83,7 +83,8 @@ class Screen:
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def __enter__(self) -> Self:
-        # Before anything is drawn: Ctrl-Z would else leave the alternate screen to the shell.
+        # Before anything is drawn: otherwise Ctrl-Z would leave the shell in the alternate
+        # screen.
         self._on_signal(signal.SIGWINCH, self.draw)
         self._on_signal(signal.SIGTSTP, self._suspend)
         if sys.stdin.isatty():
@@ -104,7 +105,7 @@ class Screen:
         self._stack.close()
 
     def draw(self) -> None:
-        """Draw all lines anew, in one write: nothing is cleared before, so nothing flickers."""
+        """Draw all lines in one write. Nothing is cleared before, so nothing flickers."""
         if self._live:
             self._live.update(self._view.draw(*self._live.console.size), refresh=True)
 
@@ -181,14 +182,14 @@ class Keys:
         return bool(self._begun)
 
     def feed(self, data: bytes) -> list[str]:
-        """The keys of these bytes; an incomplete character or sequence waits for more."""
+        """The keys of these bytes. An incomplete character or sequence waits for more bytes."""
         text = self._begun + self._decoder.decode(data)
         begun = _BEGUN.search(text)
         self._begun = begun[0] if begun else ""
         return [_key(match[0]) for match in _KEY.finditer(text.removesuffix(self._begun))]
 
     def release(self) -> list[str]:
-        """The pending key, if there is one, since no more of it came."""
+        """The pending key, if any; called when no more bytes of it came."""
         begun, self._begun = self._begun, ""
         return [_NAMED.get(begun, "unknown")] if begun else []
 
@@ -211,13 +212,13 @@ for _end, _name in (("A", "up"), ("B", "down"), ("H", "home"), ("F", "end")):
 
 
 def _key(text: str) -> str:
-    """The name of a key; one of no use is ``unknown``."""
+    """The name of a key; ``unknown`` for keys without a use."""
     return _NAMED.get(text, text if text.isprintable() else "unknown")
 
 
 @contextlib.contextmanager
 def _keys_at_once() -> Iterator[None]:
-    """Read keys at once and without echo; signals are delivered as always."""
+    """Read keys immediately and without echo; signal keys keep working."""
     if not sys.stdin.isatty():
         yield
         return
@@ -228,7 +229,7 @@ def _keys_at_once() -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(termios.error):  # the terminal may be gone
-            # Keys that were not read are dropped: they were not meant for the shell.
+            # Unread keys are dropped, because they were not meant for the shell.
             termios.tcsetattr(fd, termios.TCSAFLUSH, before)
 
 
