@@ -1,23 +1,24 @@
-"""Everything that can go wrong, as one tree.
+"""All errors of nsqtools, as one tree.
 
     NSQError
-     +-- ConfigError          an option has a value it cannot have (exit 2)
-     |    +-- ConfigFileError     ... because the configuration file is wrong
-     +-- UnreachableError     nothing usable answered (exit 3)
-     |    +-- ConnectError        dialling, TLS or IDENTIFY failed
-     |    |    +-- RefusedError        ... because the peer would not have us, or we not it
-     |    +-- AuthError           AUTH is required, or was refused
-     |    +-- HTTPError           an HTTP API gave no usable reply
+     +-- ConfigError          an option or argument is invalid (exit 2)
+     |    +-- ConfigFileError     ... in the configuration file
+     +-- UnreachableError     a server cannot be used (exit 3)
+     |    +-- ConnectError        connecting, TLS or IDENTIFY failed
+     |    |    +-- RefusedError        ... because one side refused the other
+     |    +-- AuthError           AUTH is required, or the secret was refused
+     |    +-- HTTPError           an HTTP API gave no usable response
      +-- ConnectionLostError  an established connection ended
      |    +-- ProtocolError       ... because the peer broke the protocol
-     |    +-- ServerError         ... or nsqd said so: an E_* frame (three are not fatal)
-     +-- PublishError         a publish was refused, or nobody took it in time
+     |    +-- ServerError         ... because nsqd sent an E_* frame (three codes are not fatal)
+     +-- PublishError         nsqd refused messages, or none accepted them in time
      +-- RecordError          input data is malformed
      +-- LockedError          another process holds a lock (exit 75)
      +-- OutputError          the output could not be written
-          +-- OutputClosedError   ... because its reader is gone (exit 141)
+          +-- OutputClosedError   ... because its reader has gone (exit 141)
 
-An error about a peer names its address, so a log line with nothing but ``str(error)`` is enough.
+The text of an error about a peer begins with the peer's address, so that ``str(error)`` is a
+complete log line.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
 
 Reason = Literal["", "name", "dial", "silence", "tls"]
-"""Why a peer cannot be talked to: its name is not known, no connection is to be had, nothing is
-answered in time, TLS fails; or something else."""
+"""Why a peer cannot be used: its name does not resolve, the connection fails, there is no response
+in time, TLS fails; empty for any other reason."""
 
 
 def show(text: str | bytes) -> str:
-    """What a server says, as one line of at most 200 characters that is safe on a terminal."""
+    """Return a server's text as one line of at most 200 characters that is safe on a terminal."""
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     line = " ".join(text[:1000].split())
@@ -44,24 +45,24 @@ def show(text: str | bytes) -> str:
 
 
 class NSQError(Exception):
-    """Base of all errors of this package; anything else that escapes is a bug."""
+    """Base class of all errors that nsqtools raises; any other exception is a bug."""
 
     def bare(self) -> Self:
-        """This error without traceback and cause, which hold much: for whoever keeps many."""
+        """Drop traceback and cause, to save memory where many errors are kept; returns itself."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
 
 class ConfigError(NSQError):
-    """An option is unknown or has a value out of its range; the message names option and fix."""
+    """An option is unknown, or its value is invalid; the text names the option and the fix."""
 
 
 class ConfigFileError(ConfigError):
-    """The configuration file is wrong or missing; the text names file, table and key."""
+    """The configuration file is invalid or missing; the text names file, table and key."""
 
 
 class PeerError(NSQError):
-    """An error that concerns one peer: ``str()`` reads ``host:port: text``."""
+    """An error of one server; ``str()`` is ``host:port: text`` if the address is known."""
 
     def __init__(self, text: str, address: Address | None = None, *, reason: Reason = "") -> None:
         super().__init__(text)
@@ -74,29 +75,30 @@ class PeerError(NSQError):
 
 
 class UnreachableError(PeerError):
-    """A peer could not be reached, or would not have us."""
+    """A server could not be reached, or refused the client."""
 
 
 class ConnectError(UnreachableError):
-    """Dialling, the TLS handshake or IDENTIFY failed."""
+    """Connecting, the TLS handshake or IDENTIFY failed."""
 
 
 class RefusedError(ConnectError):
-    """The peer is there, and one of us refused the other: the next try would end like this one.
+    """The server answers, but one side refused the other; another try would fail the same way.
 
-    TLS that it does not offer, certificates, and what nsqd says E_* to before a subscription is
-    made. A secret that is refused is an AuthError.
+    Causes are TLS that the server does not offer, certificates, and E_* replies before SUB. A
+    refused secret is an AuthError.
     """
 
 
 class AuthError(UnreachableError):
-    """The peer requires AUTH and no secret is set, or it refused the secret."""
+    """The server requires AUTH and no secret is set, or the server refused the secret."""
 
 
 class HTTPError(UnreachableError):
-    """An HTTP API could not be reached or gave no usable reply; ``status`` is 0 without a reply.
+    """An HTTP API could not be reached or gave no usable response.
 
-    ``code`` is the server's own word for a refusal, such as TOPIC_NOT_FOUND; empty if it has none.
+    ``status`` is 0 if there was no response. ``code`` is the server's error code, such as
+    TOPIC_NOT_FOUND, or empty.
     """
 
     def __init__(
@@ -114,9 +116,9 @@ class HTTPError(UnreachableError):
 
 
 class ConnectionLostError(PeerError):
-    """A connection ended; what was in flight on it will be delivered again by nsqd.
+    """A connection ended; nsqd redelivers the messages that were in flight on it.
 
-    ``answered`` counts the replies that a request of several commands had got before.
+    ``answered`` is how many commands of a request had got a reply before.
     """
 
     answered = 0
@@ -127,7 +129,7 @@ class ProtocolError(ConnectionLostError):
 
 
 class UnknownFrameError(ProtocolError):
-    """A frame type other than 0, 1 and 2, or a message where nothing was subscribed to."""
+    """A frame type other than 0, 1 and 2, or a message on a connection without subscription."""
 
 
 class FrameSizeError(ProtocolError):
@@ -135,7 +137,7 @@ class FrameSizeError(ProtocolError):
 
 
 class HTTPPortError(ProtocolError):
-    """The peer answered in HTTP: this is nsqd's HTTP port (go-nsq ``protocol.go``)."""
+    """The peer answered in HTTP: the address is an HTTP port (go-nsq ``protocol.go``)."""
 
 
 class CodecError(ProtocolError):
@@ -143,17 +145,18 @@ class CodecError(ProtocolError):
 
 
 NON_FATAL = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
-"""Errors after which nsqd keeps the connection (building_client_libraries, "A Brief Interlude")."""
+"""Error codes after which nsqd keeps the connection open (building_client_libraries, "A Brief
+Interlude")."""
 
 AUTH_CODES = frozenset({"E_AUTH_FAILED", "E_AUTH_FIRST", "E_AUTH_ERROR", "E_UNAUTHORIZED"})
-"""Codes by which nsqd refuses a client, now and at the next try (``nsqd/protocol_v2.go``)."""
+"""Error codes for a missing or refused secret; retrying is useless (``nsqd/protocol_v2.go``)."""
 
 REFUSED_BODY = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
-"""Codes that blame what was published, not the server: another nsqd would say the same."""
+"""Error codes for an invalid message: any other nsqd would refuse it, too."""
 
 
 class ServerError(ConnectionLostError):
-    """An error frame. ``code`` is its first word, the only part that is stable across versions."""
+    """An error frame. ``code`` is its first word, which is stable across nsqd versions."""
 
     def __init__(self, text: str, address: Address | None = None) -> None:
         super().__init__(text, address)
@@ -161,15 +164,15 @@ class ServerError(ConnectionLostError):
 
     @property
     def fatal(self) -> bool:
-        """Whether nsqd closes the connection after it."""
+        """Whether nsqd closes the connection after this error."""
         return self.code not in NON_FATAL
 
 
 class PublishError(NSQError):
-    """Some bodies of a publish were not accepted; all others were.
+    """Some messages of a publish were not accepted; all others were.
 
-    ``refused`` are the positions in the published sequence. ``permanent`` says the bodies were
-    at fault: publishing them again cannot help.
+    ``refused`` has the positions of their bodies in the published sequence. ``permanent`` is true
+    if the messages are invalid, so that publishing them again cannot help.
     """
 
     def __init__(self, text: str, refused: Sequence[int], *, permanent: bool) -> None:
@@ -179,11 +182,11 @@ class PublishError(NSQError):
 
 
 class RecordError(NSQError):
-    """Input data is malformed; the message names where."""
+    """Input data is malformed; the text says where."""
 
 
 class LockedError(NSQError):
-    """Another process holds the lock; the message names the file, and the process if known."""
+    """Another process holds the lock; the text names the file and, if known, the process."""
 
 
 class OutputError(NSQError):
@@ -191,4 +194,4 @@ class OutputError(NSQError):
 
 
 class OutputClosedError(OutputError):
-    """The reader of the output is gone."""
+    """The reader of the output has closed it."""

@@ -1,4 +1,4 @@
-"""What is counted, as plain data: nothing here knows who serves it, or how."""
+"""Metrics as plain data, independent of how they are exported."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["Kind", "Measured", "Metric", "Sample"]
 Kind = Literal["counter", "gauge", "summary"]
 """A counter only grows while the process lives, and its name ends in ``_total``.
 
-A summary has quantiles of a time just past: the label ``quantile`` says which.
+A summary has quantiles over a recent period; its label ``quantile`` says which.
 """
 
 
 class Sample(NamedTuple):
-    """One value; ``labels`` tell it from the other values of the same metric."""
+    """One value; its ``labels`` distinguish it from the other values of the metric."""
 
     labels: Mapping[str, str]
     value: float
 
 
 class Metric(NamedTuple):
-    """A name, as Prometheus wants it, and its values of now.
+    """A metric, with a name that is valid in Prometheus, and its current values.
 
-    Times are in seconds and sizes in bytes, and the name says so; ``help`` is a sentence. All
-    samples have the same labels by name, and no two of them by value.
+    Times are in seconds and sizes in bytes, and the name ends in the unit. ``help`` is a sentence.
+    All samples have the same label names, and no two have the same label values.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Metric(NamedTuple):
 
 @runtime_checkable
 class Measured(Protocol):
-    """A part that counts, such as a sink."""
+    """An object that has metrics, such as a sink."""
 
     def metrics(self) -> Iterable[Metric]:
-        """The values of now; called in the event loop, so it must not block."""
+        """Return the current values. The event loop calls it, so it must not block."""

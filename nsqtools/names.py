@@ -1,4 +1,4 @@
-"""Addresses, and what topics and channels may be called."""
+"""Server addresses, and the rules for topic and channel names."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class _HostPort(NamedTuple):
 
 
 class Address(_HostPort):
-    """Where a server listens. ``str()`` gives ``host:port``, or ``[host]:port`` for IPv6.
+    """Host and port of a server. ``str()`` gives ``host:port``, or ``[host]:port`` for IPv6.
 
-    Raises ConfigError unless ``host`` is a text and ``port`` a whole number.
+    Raises ConfigError unless ``host`` is a str and ``port`` an int.
     """
 
     __slots__ = ()
@@ -41,33 +41,35 @@ class Address(_HostPort):
 
     @classmethod
     def parse(cls, text: str, default_port: int | None = None) -> Address:
-        """Read ``host:port``, ``[v6]:port``, or ``host`` where there is a default port.
+        """Parse ``host:port``, ``[v6]:port``, or ``host`` if there is a default port.
 
-        A default of 0 is for local addresses: the port may be 0 then. Raises ConfigError naming
-        what is wrong.
+        With a default port of 0, which is for local addresses, the text may have port 0, too.
+        Raises ConfigError with the reason.
         """
         text = text.strip()
-        if "@" in text:  # what is before it may be a password
+        if "@" in text:  # never show the part before @: it may hold a password
             host = text.rpartition("@")[2]
-            raise ConfigError(f"address of {host!r}: a user name in an address is not supported")
+            raise ConfigError(
+                f"address of {host!r}: user names are not supported: remove the part before @"
+            )
         if "," in text:
             raise ConfigError(
-                f"address {text!r}: give one at a time: repeat the option, or separate the values "
-                "of a variable by spaces"
+                f"address {text!r}: expected one address: repeat the option, or separate the "
+                "values of an environment variable by spaces"
             )
         if "/" in text:
             raise ConfigError(f"address {text!r}: expected host:port, without a scheme or path")
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
             if not bracket or (rest and not rest.startswith(":")):
-                raise ConfigError(f"address {text!r}: an IPv6 address is written [host]:port")
+                raise ConfigError(f"address {text!r}: write an IPv6 address as [host]:port")
             port = rest[1:]
         elif text.count(":") > 1:
-            raise ConfigError(f"address {text!r}: write an IPv6 address in brackets, [host]:port")
+            raise ConfigError(f"address {text!r}: write an IPv6 address as [host]:port")
         else:
             host, _, port = text.partition(":")
         if not host:
-            raise ConfigError(f"address {text!r}: expected host:port, with a host")
+            raise ConfigError(f"address {text!r}: the host is missing: expected host:port")
         if not port and default_port is not None:
             return cls(host, default_port)
         lowest = 0 if default_port == 0 else 1
@@ -78,9 +80,9 @@ class Address(_HostPort):
 
 
 def listening_address(text: str) -> Address | None:
-    """Where to listen, None for an empty text: ``:PORT`` is on 127.0.0.1, and the port may be 0.
+    """Parse a listening address; returns None for an empty text.
 
-    Raises ConfigError as ``Address.parse``.
+    ``:PORT`` means 127.0.0.1, and the port may be 0. Raises ConfigError for a malformed address.
     """
     text = text.strip()
     if not text:
@@ -91,13 +93,13 @@ def listening_address(text: str) -> Address | None:
 
 
 def check_type(name: str, value: object, kind: type) -> None:
-    """Raise ConfigError, which names the argument, unless the value is of this type."""
+    """Raise ConfigError, naming the argument, unless the value has this type."""
     if not isinstance(value, kind):
         raise ConfigError(f"{name}: expected {kind.__name__}, found {type(value).__name__}")
 
 
 def check_list(name: str, values: object, kind: type) -> None:
-    """As ``check_type`` for each item of a list or tuple."""
+    """Raise ConfigError unless ``values`` is a list or tuple whose items have this type."""
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise ConfigError(
             f"{name}: expected a list of {kind.__name__}, found {type(values).__name__}"
@@ -108,12 +110,12 @@ def check_list(name: str, values: object, kind: type) -> None:
 
 
 def is_valid_name(name: str) -> bool:
-    """Whether nsqd takes this as a topic or channel name (tcp_protocol_spec, Notes)."""
+    """Whether nsqd accepts this as a topic or channel name (tcp_protocol_spec, Notes)."""
     return 0 < len(name) <= MAX_NAME and _NAME.fullmatch(name) is not None
 
 
 def is_ephemeral(name: str) -> bool:
-    """Whether the topic or channel goes with its last channel, or consumer."""
+    """Whether nsqd deletes the topic with its last channel, or the channel with its last client."""
     return name.endswith(_EPHEMERAL)
 
 

@@ -1,1 +1,1 @@
-"""Consumer and Producer: they own connections and workers, and apply the plans of ``policy``."""
+"""Consumer and Producer: they own the connections and apply the plans of ``policy``."""

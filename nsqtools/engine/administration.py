@@ -1,4 +1,4 @@
-"""Asking servers who has a topic, and changing it on all of them at once."""
+"""Finds the servers that have a topic, and changes it on all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsqtools.engine.changes import Stages, Step
     from nsqtools.engine.cluster import Node, Snapshot
 
-# What a server says that does not have what is to be deleted.
+# Error codes of a server that does not have the topic or channel to delete.
 _GONE = frozenset({"TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"})
 
 _API: dict[str, type[HTTPClient]] = {"nsqlookupd": Lookupd, "nsqd": NsqdHTTP}
@@ -28,10 +28,11 @@ _API: dict[str, type[HTTPClient]] = {"nsqlookupd": Lookupd, "nsqd": NsqdHTTP}
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Whom to ask: URLs, and as ``limits`` HTTPClient's connect_timeout, request_timeout and tls.
+    """URLs of the servers to ask, and ``limits`` for HTTPClient.
 
-    ``timeout`` is that of a survey and of a change together, in seconds: each has half of it.
-    A malformed address is a ConfigError when it is used.
+    ``limits`` has connect_timeout, request_timeout and tls. ``timeout`` is for a survey and a
+    change together, in seconds: each may use half of it. A malformed address raises ConfigError
+    when it is used.
     """
 
     lookupds: tuple[str, ...]
@@ -40,12 +41,12 @@ class Servers:
     timeout: float = math.inf
 
     def half(self) -> dict[str, Any]:
-        """The limits, with a deadline after half of the time from now on."""
+        """Return the limits with a deadline in half of ``timeout`` from now."""
         return {"deadline": Deadline(self.timeout / 2), **self.limits}
 
 
 async def survey(servers: Servers, topic: str) -> Survey:
-    """Ask everybody who has the topic; raises UnreachableError if nobody answers."""
+    """Ask all servers whether they have the topic; raises UnreachableError if none answers."""
     lookupds = tuple(dict.fromkeys(servers.lookupds))
     limits, timeout = servers.half(), servers.timeout / 2
     async with Cluster(
@@ -64,7 +65,7 @@ async def survey(servers: Servers, topic: str) -> Survey:
 
 
 async def all_topics(servers: Servers, found: Survey) -> set[str]:
-    """The names of all topics, as far as servers that answered still do."""
+    """Return the names of all topics, from the servers that answer."""
 
     limits = servers.half()
 
@@ -80,7 +81,7 @@ async def all_topics(servers: Servers, found: Survey) -> set[str]:
 
 
 async def carry_out(servers: Servers, stages: Stages) -> list[Step]:
-    """Take all steps, whoever fails; each with how it ended, in their order."""
+    """Take all steps, even if some fail; returns them with their results, in order."""
     limits = servers.half()
     taken: list[Step] = []
     for steps in stages:
@@ -99,7 +100,7 @@ async def _ask_lookupd(limits: Mapping[str, Any], url: str, topic: str) -> Regis
 
 
 def _registry(registry: Registry, snapshot: Snapshot) -> Registry:
-    """With the nsqds that it lists, which the cluster was found by."""
+    """Return the registry with the nsqds that it lists, as the cluster found them."""
     if error := registry.error or snapshot.lookupds.get(registry.name):
         return Registry(registry.name, registry.url, error=error)
     return replace(registry, producers=tuple(snapshot.listed.get(registry.name, ())))
@@ -121,6 +122,6 @@ async def _take(limits: Mapping[str, Any], step: Step) -> Step:
             await client.change(step.path, **step.params)
     except HTTPError as error:
         if step.path.endswith("/delete") and error.code in _GONE:
-            return replace(step, note="is not there")
+            return replace(step, note="does not exist")
         return replace(step, note="", error=error.bare())
     return step

@@ -1,8 +1,8 @@
-"""What to ask of whom so that a topic or channel is made, emptied, paused or deleted everywhere.
+"""Plans the requests that create, empty, pause or delete a topic or channel on all servers.
 
-Pure: who has what goes in, and out come the requests. Their order is that of nsqadmin
-(``internal/clusterinfo``): nsqlookupds before nsqds, so that no consumer is sent to an nsqd whose
-topic is about to go.
+It sends nothing: a survey goes in, and a list of requests comes out. Like nsqadmin
+(``internal/clusterinfo``) it asks nsqlookupds before nsqds, so that no consumer is sent to an nsqd
+whose topic is about to be deleted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 Verb = Literal["create", "delete", "empty", "pause", "unpause"]
-"""What is done to a topic or channel: the name of the endpoint, too."""
+"""A change of a topic or channel; also the name of nsqd's endpoint."""
 
 REGISTERED: tuple[Verb, ...] = ("create", "delete")
-"""What is asked of nsqlookupds as well, before the nsqds."""
+"""The changes that nsqlookupds must make as well, before the nsqds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Target:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The topic and, of a channel, its name."""
+        """The topic name, and the channel name if this is a channel."""
         return (self.topic, self.channel) if self.channel else (self.topic,)
 
     def __str__(self) -> str:
@@ -53,7 +53,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What one nsqlookupd, ``host:port``, knows; ``error`` if it does not answer."""
+    """The topics, channels and nsqds of one nsqlookupd, or the ``error`` if it does not answer.
+
+    ``name`` is its ``host:port``.
+    """
 
     name: str
     url: str
@@ -63,15 +66,15 @@ class Registry:
     error: HTTPError | None = None
 
     def knows(self, target: Target) -> bool:
-        """Whether it knows the topic, or the channel."""
+        """Whether this nsqlookupd lists the topic or channel."""
         return target.channel in self.channels if target.channel else target.topic in self.topics
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one nsqd has of the topic, if anything; ``error`` if it does not answer.
+    """The topic on one nsqd, if it has the topic; ``error`` if it does not answer.
 
-    ``given`` says that it was named by whoever asks, and not found by nsqlookupd alone.
+    ``given`` is true if the user named the nsqd, false if only nsqlookupd listed it.
     """
 
     node: Node
@@ -80,45 +83,45 @@ class Holding:
     error: HTTPError | None = None
 
     def channel(self, name: str) -> ChannelStats | None:
-        """A channel of the topic, if it has it."""
+        """Return a channel of the topic, None if the nsqd does not have it."""
         channels = self.topic.channels if self.topic else ()
         return next((each for each in channels if each.name == name), None)
 
     def has(self, target: Target) -> bool:
-        """Whether it has the topic, or the channel."""
+        """Whether this nsqd has the topic or channel."""
         return bool(self.channel(target.channel) if target.channel else self.topic)
 
     def may_have(self, target: Target) -> bool:
-        """Whether it is silent and, for all that is known, has the topic."""
+        """Whether this nsqd does not answer and may have the topic."""
         return self.error is not None and (self.given or target.topic in self.node.topics)
 
     def is_paused(self, target: Target) -> bool:
-        """Whether the topic, or the channel, is paused there."""
+        """Whether the topic or channel is paused on this nsqd."""
         found = self.channel(target.channel) if target.channel else self.topic
         return found is not None and found.paused
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Who has a topic, and a channel of it."""
+    """The servers that have a topic, and its channels."""
 
     registries: tuple[Registry, ...]
     holdings: tuple[Holding, ...]
 
     def is_known(self, target: Target) -> bool:
-        """Whether any server has it, or is thought to have it."""
+        """Whether any server has the topic or channel, or may have it."""
         return any(each.knows(target) for each in self.registries) or any(
             each.has(target) or each.may_have(target) for each in self.holdings
         )
 
     @property
     def blind(self) -> bool:
-        """Whether no nsqlookupd of those given answers, so that nsqds may be overlooked."""
+        """Whether nsqlookupds were given and none answers, so that nsqds may be missing."""
         return bool(self.registries) and all(each.error for each in self.registries)
 
     @property
     def channels(self) -> set[str]:
-        """All channels of the topic."""
+        """The names of all channels of the topic."""
         known = {name for each in self.registries for name in each.channels}
         held = {
             channel.name
@@ -141,16 +144,16 @@ class Loss:
 
     @property
     def messages(self) -> int:
-        """All of them; a message in two channels counts twice."""
+        """The number of messages; a message in two channels counts twice."""
         return self.depth + self.in_flight + self.deferred
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A request to a server, ``nsqlookupd`` or ``nsqd``.
+    """A request to a server; ``server`` is ``nsqlookupd`` or ``nsqd``.
 
-    ``name`` is its ``host:port``. ``note`` says why it changes nothing, ``error`` why it failed, or
-    why it is not even tried.
+    ``name`` is the server's ``host:port``. ``note`` says why the request changes nothing, ``error``
+    why it failed or is not sent.
     """
 
     server: str
@@ -164,10 +167,10 @@ class Step:
 
     @property
     def params(self) -> dict[str, str]:
-        """The query of the request."""
+        """The query parameters of the request."""
         query = dict(zip(("topic", "channel"), self.names, strict=False))
         if self.node:
-            # Compared with host:port as text, so IPv6 stands without brackets (nsqlookupd/http.go).
+            # nsqlookupd compares host:port as text: IPv6 without brackets (nsqlookupd/http.go).
             query["node"] = f"{self.node.host}:{self.node.port}"
         return query
 
@@ -179,11 +182,11 @@ class Step:
 
 
 Stages = list[list[Step]]
-"""Steps that are taken at once; those of a stage begin when all before have ended."""
+"""Steps of one stage are taken at once; a stage begins when the stage before it has ended."""
 
 
 def plan(verb: Verb, target: Target, survey: Survey) -> Stages:
-    """What to ask of whom; nothing if there is nobody to ask."""
+    """Return the requests that make a change; none if no server has to change."""
     path = f"{target.kind}/{verb}"
     lookupds = [_lookupd_step(path, target, each) for each in survey.registries]
     nsqds = [
@@ -195,7 +198,7 @@ def plan(verb: Verb, target: Target, survey: Survey) -> Stages:
 def plan_tombstone(
     topic: str, producer: Registration, survey: Survey, *, delete: bool = False
 ) -> Stages:
-    """How to hide an nsqd from a topic's lookups and, to ``delete``, drop its topic then."""
+    """Return the requests that tombstone an nsqd's topic and, with ``delete``, then delete it."""
     hide = [
         _lookupd_step("topic/tombstone", Target(topic), each, node=producer.node)
         for each in survey.registries
@@ -208,7 +211,7 @@ def plan_tombstone(
 
 
 def loss(verb: Verb, target: Target, holdings: Iterable[Holding]) -> Loss:
-    """What there is to lose; a topic that is emptied keeps its channels."""
+    """Return what a change would discard; emptying a topic does not empty its channels."""
     depth = in_flight = deferred = clients = nsqds = 0
     names = set()
     for each in holdings:
@@ -231,26 +234,26 @@ def _lookupd_step(
 ) -> Step:
     note = ""
     if path.endswith("/create") and registry.knows(target):
-        note = "is there already"
+        note = "already exists"
     elif path.endswith("/delete") and not registry.knows(target):
-        note = "is not there"
+        note = "does not exist"
     elif node and not any(each.node == node for each in registry.producers):
-        note = "does not know that nsqd"
+        note = "does not list that nsqd"
     error = registry.error
     note = "" if error else note
     return Step("nsqlookupd", registry.name, registry.url, path, target.names, node, note, error)
 
 
 def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
-    """None where there is nothing to do."""
+    """Return the request to an nsqd, None if it has nothing to change."""
     note = ""
     if verb == "create":
         wanted = holding.given if not target.channel else holding.topic is not None
-        note = "is there already" if holding.has(target) else ""
+        note = "already exists" if holding.has(target) else ""
     else:
         wanted = holding.has(target)
         if verb == "pause" and holding.is_paused(target):
-            note = "is paused already"
+            note = "is already paused"
         elif verb == "unpause" and not holding.is_paused(target):
             note = "is not paused"
     if not (wanted or holding.may_have(target)):
@@ -260,7 +263,7 @@ def _nsqd_step(verb: Verb, target: Target, holding: Holding) -> Step | None:
 
 
 def find_producer(text: str, survey: Survey) -> Registration | None:
-    """The nsqd that a text names: by its HTTP or TCP address, or by a host that is its alone."""
+    """Find an nsqd by its HTTP or TCP address, or by a host name that only one nsqd has."""
     known = producers(survey.registries)
     for producer in known:
         if text in (str(producer.http), str(producer.tcp)):
@@ -270,6 +273,6 @@ def find_producer(text: str, survey: Survey) -> Registration | None:
 
 
 def producers(registries: Iterable[Registry]) -> list[Registration]:
-    """All nsqds that nsqlookupds list."""
+    """Return all nsqds that nsqlookupds list, sorted by HTTP address."""
     united = union_producers(each.producers for each in registries)
     return sorted(united.values(), key=lambda producer: producer.http)

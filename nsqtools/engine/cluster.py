@@ -1,4 +1,4 @@
-"""What all nsqds of a cluster say of themselves, again and again."""
+"""Polls /stats and /info of all nsqds of a cluster."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FORGET = 300.0
-"""A node that nobody lists any more is asked for this long, in seconds, as nsqlookupd remembers a
-silent one (-inactive-producer-timeout). Longer it is not, though it answers: it may be the old
-address of one that is listed at another, and would count twice."""
+"""How long an nsqd is still asked after no nsqlookupd lists it any more, in seconds; nsqlookupd
+forgets a silent nsqd after the same time (-inactive-producer-timeout). After that it is not asked
+even if it answers: it may be listed at a new address, and would count twice."""
 
-_PART = 0.4  # of the time of a look, for nsqlookupds: though all hang, a result comes in time
-_MOST_TOLD = 20  # silent nsqds that have a line of their own, after a look
+_PART = 0.4  # the part of the timeout that nsqlookupds may use: nsqds then have time to answer
+_MOST_TOLD = 20  # nsqds with a log line each, of those that do not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An nsqd; ``name`` is ``host:port`` of the HTTP API where it is asked, ``http`` its URL.
+    """An nsqd; ``name`` is the ``host:port`` and ``http`` the URL of its HTTP API.
 
-    ``tcp`` is its broadcast address, None of a given one that never answered. ``topics`` are those
-    that nsqlookupd lists, and whether each is tombstoned; without nsqlookupd there are none.
-    ``api`` is its HTTP API as nsqlookupd lists it, None of a given one.
+    ``tcp`` is its broadcast address, None for a given nsqd that has not answered yet. ``topics``
+    are the topics that nsqlookupd lists, each with whether it is tombstoned; empty without
+    nsqlookupd. ``api`` is its HTTP API as nsqlookupd lists it, None for a given nsqd.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was said about ``at``, in monotonic seconds; ``stats`` and ``failures`` by node name.
+    """The answers of one poll at about ``at``, a monotonic time in seconds.
 
-    ``nodes`` are all that were asked, in their order. ``times`` has when each answer was made, and
-    ``at`` is their mean.
-    ``lookupds`` has the nsqlookupds by ``host:port`` as asked, None for one that answered, and
-    ``listed`` what each that answered lists.
+    ``nodes`` are all nsqds that were asked, in order. ``stats`` and ``failures`` are by node name;
+    ``times`` has the time of each answer, and ``at`` is their mean. ``lookupds`` has the
+    nsqlookupds by ``host:port``, each with its error, or None if it answered; ``listed`` has what
+    each nsqlookupd that answered lists.
     """
 
     at: float
@@ -72,28 +72,28 @@ class Snapshot:
     listed: Mapping[str, Sequence[Registration]] = field(default_factory=dict)
 
     def time(self, name: str) -> float:
-        """When an nsqd said what it says here, in monotonic seconds."""
+        """When this nsqd answered, in monotonic seconds."""
         return self.times.get(name, self.at)
 
     def samples(self) -> dict[str, CounterSample | None]:
-        """For Rates: by node name; None is a node that does not answer."""
+        """Return the input of Rates by node name; None for a node that did not answer."""
         return {
             name: _sample(self.time(name), self.stats[name]) if name in self.stats else None
             for name in self.nodes
         }
 
     def topics(self) -> dict[str, Mapping[str, bool]]:
-        """For Rates: those that nsqlookupd lists, by node name."""
+        """Return the topics that nsqlookupd lists, by node name, as input of Rates."""
         return {name: node.topics for name, node in self.nodes.items()}
 
 
 class Cluster:
-    """nsqds that are given or that nsqlookupds list, or both; an async context manager.
+    """The given nsqds and those that nsqlookupds list; an async context manager.
 
-    A given one is asked where it was given, and counts once if it is listed too. ``limits``
-    are HTTPClient's connect_timeout, request_timeout and tls. ``timeout`` is that of a look at
-    all, in seconds. A server that falls silent is a warning, once, unless ``quiet``.
-    Raises ConfigError for a malformed address.
+    A given nsqd is asked at the given address, and counts once if it is listed, too. ``limits`` are
+    HTTPClient's connect_timeout, request_timeout and tls. ``timeout`` is for a whole poll, in
+    seconds. A server that stops answering is logged once, unless ``quiet``. Raises ConfigError for
+    a malformed address.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Cluster:
             self._clients.setdefault(name, client)
             self._given.setdefault(name, url)
         self._infos: dict[str, NsqdInfo] = {}
-        self._found: dict[str, tuple[Node, float]] = {}  # and when it was last listed
+        self._found: dict[str, tuple[Node, float]] = {}  # with the time when it was last listed
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,7 +136,7 @@ class Cluster:
     async def poll(
         self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
     ) -> Snapshot:
-        """``look``, but raises UnreachableError if no nsqd answers, unless there is none."""
+        """Like ``look``, but raises UnreachableError if there are servers and none answers."""
         snapshot, answers = await self._look(topic, channel, include_clients)
         if snapshot.failures and not snapshot.stats:
             raise nobody("nsqd", list(snapshot.failures.values()))
@@ -153,10 +153,11 @@ class Cluster:
         include_clients: bool = False,
         everywhere: bool = False,
     ) -> Snapshot:
-        """Find nsqds and ask all at once, of those listed only who has the topic.
+        """Find the nsqds and ask those that have the topic, all at once.
 
-        Who does not answer is among the failures, be it everybody. ``everywhere`` asks those too
-        that nsqlookupd does not list with the topic: it may have been deleted from there alone.
+        Servers that do not answer are in ``failures``, even if that is all of them. ``everywhere``
+        also asks nsqds that nsqlookupd does not list with the topic: the topic may have been
+        deleted from nsqlookupd alone.
         """
         snapshot, answers = await self._look(topic, channel, include_clients, everywhere=everywhere)
         self._tell(snapshot, answers)
@@ -203,9 +204,9 @@ class Cluster:
         return Snapshot(at, stats, failures, nodes, lookupds, times, listed), answers
 
     async def _discover(self) -> tuple[Answers[list[Registration]], dict[str, HTTPError]]:
-        """Ask nsqlookupds, and the given nsqds that have not said who they are yet.
+        """Ask nsqlookupds for nsqds, and given nsqds that have not answered yet for their /info.
 
-        Returns the answers of the former, and the errors of the latter by name.
+        Returns the answers of nsqlookupds, and the errors of given nsqds by name.
         """
         unknown = [name for name in self._given if name not in self._infos]
         answers, infos = await together(
@@ -221,12 +222,12 @@ class Cluster:
         return answers, failed
 
     async def _hang_up(self, name: str) -> None:
-        """Close the client of a node, unless that is given."""
+        """Close the client of a node, unless the node was given."""
         if name not in self._given and name in self._clients:
             await self._clients.pop(name).close()
 
     def _tell(self, snapshot: Snapshot, answers: Answers[list[Registration]]) -> None:
-        """Warn of servers that are silent, once of each until it answers."""
+        """Log each silent server once, until it answers again."""
         if self._quiet:
             return
         if error := _unanswered(answers):
@@ -234,27 +235,27 @@ class Cluster:
         else:
             self._silence.heard(answers)
         for name in snapshot.stats.keys() & self._silent:
-            log.info("nsqd %s answers again", name)
+            log.info("nsqd %s: answers again", name)
         fallen = [e for name, e in snapshot.failures.items() if name not in self._silent]
         for failure in fallen[:_MOST_TOLD]:
             log.warning("nsqd %s", failure)
         if more := len(fallen[_MOST_TOLD:]):
-            log.warning("and %d more nsqds do not answer", more)
+            log.warning("%d more nsqds do not answer", more)
         self._silent = set(snapshot.failures)
 
     def _united(self, answers: Answers[list[Registration]]) -> list[Node]:
-        """The given and the listed, each once; one that is no longer listed stays for a while."""
+        """Return given and listed nsqds, each once, and for a while those no longer listed."""
         listed = union_producers(answers.values)
         nodes = {}
         known: set[object] = set()
         for name, url in self._given.items():
             info = self._infos.get(name)
-            if info not in known:  # else it is given twice, in two spellings
+            if info not in known:  # otherwise it was given twice, with two spellings
                 nodes[name] = _given_node(name, url, info, listed)
             if info:
                 known.add(info)
         given, now = {node.tcp for node in nodes.values()}, monotonic()
-        if not answers.answers:  # then nothing is unlisted
+        if not answers.answers:  # without an answer no nsqd counts as no longer listed
             self._found = {name: (node, now) for name, (node, _) in self._found.items()}
         for tcp, producer in listed.items():
             name = str(producer.http)
@@ -272,12 +273,12 @@ class Cluster:
         return self._clients[node.name]
 
     def _has(self, node: Node, topic: str | None) -> bool:
-        """Whether it is worth asking: of a given nsqd that is not known from nsqlookupd."""
+        """Whether the nsqd may have the topic; a given one always may."""
         return topic is None or node.name in self._given or topic in node.topics
 
 
 def _unanswered(answers: Answers[Any]) -> UnreachableError | None:
-    """The error of nsqlookupds of which none answers."""
+    """Return the error if nsqlookupds were asked and none answered."""
     errors = [error for _, error in answers.failures]
     return nobody("nsqlookupd", errors) if errors and not answers.answers else None
 

@@ -1,6 +1,6 @@
-"""Tasks that begin together and end together: whoever returns from here leaves none behind.
+"""Structured concurrency: when a call returns, the tasks that it started have ended.
 
-It loads nothing of HTTP, as consumers of fixed nsqds need none of that.
+This module imports nothing of HTTP, which consumers of fixed nsqds do not need.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 AT_ONCE = 100
-"""Servers that are asked at a time: each takes a descriptor, and memory while it is asked."""
+"""Maximum number of concurrent requests; each needs a file descriptor and memory."""
 
 
 async def call_each(items: Iterable[T], call: Callable[[T], Awaitable[R]]) -> list[R]:
-    """The results in the order of the items; at most ``AT_ONCE`` calls run at a time.
+    """Call ``call`` for all items, at most ``AT_ONCE`` at a time; returns results in item order.
 
-    After a call has raised, no other begins and those under way are cancelled.
+    If a call raises, no other call starts and the running ones are cancelled.
     """
     todo = list(items)
     if len(todo) == 1:
@@ -47,7 +47,7 @@ async def together(a: Awaitable[A], b: Awaitable[B], c: Awaitable[C], /) -> tupl
 @overload
 async def together(*work: Awaitable[T]) -> Sequence[T]: ...
 async def together(*work: Awaitable[Any]) -> Sequence[Any]:
-    """The results of all; once one raises, the others are cancelled and waited for."""
+    """Await all and return their results; if one raises, the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
@@ -56,7 +56,7 @@ async def together(*work: Awaitable[Any]) -> Sequence[Any]:
 
 
 async def end(tasks: Iterable[asyncio.Future[Any]], *, within: float | None = None) -> None:
-    """Cancel tasks and wait until they have ended, for at most ``within`` seconds."""
+    """Cancel tasks and wait for their end, for at most ``within`` seconds."""
     left = [task for task in tasks if not task.done()]
     for task in left:
         task.cancel()
@@ -65,7 +65,7 @@ async def end(tasks: Iterable[asyncio.Future[Any]], *, within: float | None = No
 
 
 class Tasks:
-    """Tasks that one owner begins now and then; ``on_error`` hears of what any of them raises."""
+    """The background tasks of one owner; ``on_error`` is called with any exception of theirs."""
 
     def __init__(self, on_error: Callable[[BaseException], object]) -> None:
         self._on_error = on_error
@@ -73,7 +73,7 @@ class Tasks:
         self._closed = False
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let it run; after ``close`` it is not even begun."""
+        """Start a task; after ``close`` do nothing."""
         if self._closed:
             work.close()
             return
@@ -82,17 +82,17 @@ class Tasks:
         task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
-        """Cancel all, without waiting for them."""
+        """Cancel all tasks without waiting for their end."""
         for task in self._tasks:
             task.cancel()
 
     async def wait(self) -> None:
-        """Wait until all have ended."""
+        """Wait until all tasks have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        """Begin no more of them; cancel those there are and wait until they have ended."""
+        """Start no more tasks; cancel the running ones and wait for their end."""
         self._closed = True
         await end(self._tasks)
 
@@ -103,7 +103,7 @@ class Tasks:
 
 
 async def interruptible(work: Coroutine[Any, Any, object], event: asyncio.Event) -> bool:
-    """Whether the work came to its end; once the event is set it is cancelled and waited for."""
+    """Run ``work``, and cancel and await it once ``event`` is set; returns whether it completed."""
     loop = asyncio.get_running_loop()
     working = loop.create_task(work)
     interrupted = loop.create_task(event.wait())

@@ -1,4 +1,4 @@
-"""The stop conditions of a run: a number of messages, a time, silence, or empty channels."""
+"""The stop conditions of a run: number of messages, duration, idle time, empty channels."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often an nsqd is asked whether its channel is empty, and a handler whether it settled all.
+# How often nsqds are asked for the depth, and the handler to flush, in seconds.
 _INTERVAL = 0.5
-# Shortest time between two looks at the stop conditions.
+# Minimum interval between two checks of the stop conditions.
 _MIN_WATCH = 0.05
-# Stands in for --until-empty where no HTTP API answers.
+# Replaces --until-empty where no HTTP API answers: an idle timeout in seconds.
 _EMPTY_IDLE = 5.0
-# How long an nsqd may take to hear of the last messages that were finished, and to say so.
+# How long nsqd may take to process the last FINs and to report it.
 _LEFT_TIMEOUT = 5.0
 _LEFT_LOOKS = 3
 
 
 class Count:
-    """Lets a number of messages be finished, and no more: what comes beyond goes back at once.
+    """Lets ``count`` messages be finished, and requeues those beyond it at once.
 
-    Only what was finished counts, however late that is: what is requeued, or was delivered on a
-    connection that is lost by then, makes room for as many others.
+    Only finished messages count, however late they are finished. Messages that are requeued, or
+    whose connection is lost, make room for others.
 
-    ``on_remaining`` hears how many may still be taken, before those that were are finished: a
-    consumer that sets its max_in_flight to that is sent no message too many by a single nsqd,
-    because the RDY leaves ahead of the FINs. ``on_done`` is called once all are finished.
+    ``on_remaining`` is called with the number of messages that may still be taken, before the taken
+    ones are finished. A consumer that sets its max_in_flight to it gets no message too many from a
+    single nsqd, because RDY is sent before FIN. ``on_done`` is called once all are finished.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Count:
         self._on_done = on_done
 
     def take(self, batch: Batch) -> bool:
-        """Cut a batch down to what may still be taken; whether that is anything."""
+        """Cut the batch down to the remaining count; returns whether any message is left in it."""
         if len(batch) > self.remaining:
             batch.keep(self.remaining)
         if taken := len(batch):
@@ -74,9 +74,9 @@ class Count:
 
 
 class Conditions:
-    """Knows when time, silence or empty channels end a run, and what is left in channels.
+    """Decides when duration, idle time or empty channels end a run, and counts remaining messages.
 
-    ``complete`` says whether all topics are known.
+    ``complete()`` says whether all topics are known.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Conditions:
         self._empties = 0
 
     async def met(self) -> Reason | None:
-        """Wait for the first that is met; None, at once, if there is none to wait for."""
+        """Wait for the first condition that is met; returns None at once if there is none."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         while True:
             now, rule, totals = loop.time(), self._rule, self._subscriptions.stats()
-            # While messages are in flight a slow reader, not the topic, is what is silent.
+            # While messages are in flight the handler is slow, and the topic is not idle.
             busy = bool(totals.in_flight)
             last = max(started, totals.last_message)
             alive = now if busy else last
@@ -110,7 +110,7 @@ class Conditions:
             quiet = rule.idle_timeout is not None and now >= last + rule.idle_timeout
             due = rule.next_check(started=started, last_message=alive if quiet else last)
             if busy and (quiet or rule.until_empty):
-                # What is only gathered keeps a topic from being empty, and is no sign of life.
+                # Messages that the handler only collects keep the channel from being empty.
                 self._subscriptions.handler.flush()
             if rule.until_empty or (busy and quiet):
                 due = min(now + _INTERVAL, due or float("inf"))
@@ -121,9 +121,9 @@ class Conditions:
                 await self._look()
 
     async def backlog(self) -> int:
-        """How many messages nsqds hold: waiting, in flight and deferred; raises UnreachableError.
+        """Return depth + in flight + deferred over all nsqds; raises UnreachableError.
 
-        A channel that nsqd has not made yet counts as one.
+        A channel that nsqd has not created yet counts as one message.
         """
         from nsqtools.engine.lookup import Backlog  # loads net.http
 
@@ -140,9 +140,9 @@ class Conditions:
         return sum(await call_each(self._backlogs.values(), count))
 
     async def left(self) -> int | None:
-        """The backlog after all topics were drained; None if it cannot be known."""
+        """Return the backlog after all topics were drained; None if it is unknown."""
         if any(is_ephemeral(each.channel) for each in self._subscriptions.current()):
-            return None  # it went with us, and its messages
+            return None  # nsqd has deleted the channel with our connection
         count = 0
         try:
             async with asyncio.timeout(_LEFT_TIMEOUT):
@@ -156,13 +156,13 @@ class Conditions:
         return count
 
     async def _look(self) -> None:
-        """Count looks in a row at which everything was empty."""
+        """Count consecutive checks that find every channel empty."""
         try:
             self._empties = 0 if await self._is_any_left() else self._empties + 1
         except UnreachableError as error:
             idle = min(self._options.idle_timeout or _EMPTY_IDLE, _EMPTY_IDLE)
             log.warning(
-                "--until-empty cannot see the depth (%s): "
+                "--until-empty: the depth is unknown (%s): "
                 "stopping after %g s without a message instead",
                 error,
                 idle,
@@ -170,7 +170,7 @@ class Conditions:
             self._rule = replace(self._rule, until_empty=False, idle_timeout=idle)
 
     async def _is_any_left(self) -> bool:
-        # What is in flight with us need not be asked for.
+        # While messages are in flight here, there is no need to ask.
         if self._subscriptions.in_flight or not self._complete():
             return True
         left = await self.backlog()

@@ -1,7 +1,7 @@
 """The consumer of one topic: it connects, hands batches to the handler, and drains.
 
-Which nsqds there are is the membership's business, and RDY that of flow control. One worker hands
-over batches one at a time, so reading, heartbeats and RDY never wait for the handler.
+Membership decides which nsqds to connect to, and Flow controls RDY. One worker passes on the
+batches one at a time, so that reading, heartbeats and RDY never wait for the handler.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ log = logging.getLogger(__name__)
 
 # nsqd answers CLS at once, or not at all.
 _CLS_TIMEOUT = 2.0
-# What a handler gets to notice that it was cancelled, or to close, when the time is over.
+# How long a handler may take to react to cancellation, or to close, after drain_timeout.
 _CANCEL_TIMEOUT = 1.0
-# How often the same failure of a handler is logged.
+# How often a repeated failure of the handler is logged.
 _LOG_INTERVAL = 60.0
-# nsqd 1.3.0 may send a message after CLOSE_WAIT, seen once in 40 stops: time to give it back.
+# nsqd 1.3.0 may send a message after CLOSE_WAIT (seen in one of 40 stops): time to requeue it.
 _LINGER = 0.02
 
 
 @dataclass(slots=True)
 class ConsumerStats:
-    """Totals since the start; connections, in_flight and backoff_level are of now."""
+    """Totals since the start; connections, in_flight and backoff_level are current values."""
 
     received: int = 0
     received_bytes: int = 0
@@ -54,23 +54,23 @@ class ConsumerStats:
     touched: int = 0
     given_up: int = 0
     too_late: int = 0
-    """FIN, REQ or TOUCH that nsqd refused: the message had timed out and comes again."""
+    """FIN, REQ and TOUCH that nsqd refused: the message had timed out and is redelivered."""
     abandoned: int = 0
-    """Handlers that had not closed when the time to drain was over."""
+    """Handlers that had not closed within drain_timeout."""
     connections: int = 0
     connected: int = 0
-    """Connections that there were."""
+    """Connections made since the start."""
     in_flight: int = 0
     backoff_level: int = 0
-    """Failures not yet outweighed by successes."""
+    """The backoff level: failures minus successes, at least 0."""
     last_message: float = 0.0
-    """Loop time of the last message, or of the start."""
+    """Event loop time of the last message, or of the start."""
 
     def add(self, other: ConsumerStats) -> None:
-        """Add what another consumer counted, and keep the time of the later message."""
+        """Add another consumer's counters, and keep the later last_message."""
         for name in _COUNTERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        if other.received:  # else its time is that of its start
+        if other.received:  # otherwise its last_message is its start
             self.last_message = max(self.last_message, other.last_message)
 
 
@@ -80,10 +80,10 @@ _COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) i
 class Consumer:
     """Consumes one topic and channel with one handler until ``stop``.
 
-    Of the handler it calls ``handle``, ``gave_up`` and ``close``; a Runner calls all the rest.
-    ``find`` asks for the addresses of all nsqds that have the topic and raises UnreachableError
-    when nobody could be asked; by default it asks the subscription's nsqlookupds. ``on_reached`` is
-    called whenever an nsqd has let us in, or a round of ``find`` has shown that none has the topic.
+    It calls the handler's ``handle``, ``gave_up`` and ``close``; a Runner calls the other methods.
+    ``find`` returns the addresses of all nsqds that have the topic, and raises UnreachableError if
+    no server answered; by default it asks the subscription's nsqlookupds. ``on_reached`` is called
+    for every new connection, and when ``find`` returns no nsqd.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class Consumer:
     async def run(self) -> ConsumerStats:
         """Consume until ``stop``, drain, and return the totals.
 
-        Raises UnreachableError if at the start nothing could be reached or everyone refused us;
-        after that the consumer only ever reconnects. Cancelling drops the connections at once, and
-        leaves no task behind but that of a handler which ignores it for a second.
+        Raises UnreachableError if no nsqd can be reached at the start, or all refuse the client;
+        later on it reconnects. Cancelling it drops the connections at once. A handler that ignores
+        the cancellation for a second is left running.
         """
         self._loop = asyncio.get_running_loop()
         self._stats.last_message = self._loop.time()
@@ -170,19 +170,19 @@ class Consumer:
         self._stop.set()
 
     def set_max_in_flight(self, n: int) -> None:
-        """Change ``max_in_flight`` now; 0 pauses. RDY leaves before any later FIN does."""
+        """Change ``max_in_flight`` now; 0 pauses. The new RDY is sent before any later FIN."""
         self._flow.set_max_in_flight(n)
 
     def is_starved(self) -> bool:
-        """Whether some nsqd holds messages back until others are settled."""
+        """Whether an nsqd is about to send nothing more until messages are settled."""
         return is_starved(self._flow.peers())
 
     def stats(self) -> ConsumerStats:
-        """A copy of the totals."""
+        """Return a copy of the totals."""
         return self._flow.totals()
 
     async def _connect(self, address: Address) -> NSQError | None:
-        """Open one connection and let it take part; returns the error instead of raising it."""
+        """Open a connection and add it to flow control; returns an error instead of raising it."""
         link = Link(self._flow)
         try:
             connection = await self._dial(
@@ -204,14 +204,14 @@ class Consumer:
         return None
 
     def _break(self, error: BaseException) -> None:
-        """Drain, and end with the error of a bug that would go on unseen."""
+        """Drain, and let ``run`` raise the error of a bug."""
         self._bug = self._bug or error
         self.stop()
 
     # Handling.
 
     def _deliver(self, link: Link, messages: list[Message], size: int) -> None:
-        """Queue all messages that one read brought, once."""
+        """Queue the messages of one read as one batch, plus one for those over ``max_attempts``."""
         now, count, limit = self._loop.time(), len(messages), self._config.max_attempts
         given_up = [message for message in messages if message.attempts > limit] if limit else []
         if given_up:
@@ -232,14 +232,14 @@ class Consumer:
                 is_lost=lambda: link.connection.is_lost or self._loop.time() > deadline,
                 size=size if len(part) == count else None,
             )
-            if self._all_delivered:  # nsqd may send one more after it has answered CLS
+            if self._all_delivered:  # nsqd may send a message after answering CLS
                 batch.requeue(delay=0, backoff=False)
             else:
                 self._queue.append((now, batch, is_given_up))
         self._wake.set()
 
     async def _work(self) -> None:
-        """Hand batches to the handler until nsqd sends no more and the queue is empty."""
+        """Pass batches to the handler until the connections are drained and the queue is empty."""
         while True:
             while self._queue and not self._given_up_waiting:
                 self._flow.handling_since, batch, is_given_up = self._queue.popleft()
@@ -258,7 +258,7 @@ class Consumer:
             else:
                 await self._handler.handle(batch)
         except (Exception, asyncio.CancelledError) as error:
-            # A handler may also see something of its own cancelled: that is a failure like others.
+            # A task of the handler's own may have been cancelled: that is a failure like any other.
             if (worker := asyncio.current_task()) and worker.cancelling():
                 batch.requeue(delay=0, backoff=False)
                 raise asyncio.CancelledError from error
@@ -271,9 +271,9 @@ class Consumer:
                 batch.finish()
 
     def _log_failure(self, error: BaseException, count: int) -> None:
-        """Log why the handler failed, with a traceback unless the error is written for users.
+        """Log a failure of the handler, with a traceback unless it is an NSQError.
 
-        The same failure is logged once a minute, with the number of messages since the last time.
+        A repeated failure is logged once a minute, with the number of messages since.
         """
         now, failure = self._loop.time(), repr(error)
         if failure == self._failure:
@@ -292,7 +292,7 @@ class Consumer:
         )
 
     def _hold(self, batch: Batch) -> None:
-        """Remember what is to be given back at the end; what was settled goes now and then."""
+        """Remember the batch for the final requeue; settled batches are removed now and then."""
         self._held.append(batch)
         if len(self._held) > self._held_limit:
             self._held = [held for held in self._held if not held.is_settled]
@@ -301,7 +301,10 @@ class Consumer:
     # The end.
 
     async def _drain(self, worker: asyncio.Task[None]) -> None:
-        """CLS, handle what was delivered, REQ 0 the rest, close: within ``drain_timeout``.
+        """Send CLS, handle the delivered messages, requeue the rest and close the connections.
+
+        All of it takes ``drain_timeout`` at most. An nsqd that does not answer CLS delays the
+        others only for a moment.
 
         An nsqd that does not answer CLS costs a moment, not the time that others' messages need.
         """
@@ -320,7 +323,10 @@ class Consumer:
         self._wake.set()
         await asyncio.wait([worker], timeout=max(0.0, deadline - self._loop.time()))
         if not worker.done():
-            log.warning("not all messages were handled in time: the rest is requeued")
+            log.warning(
+                "topic %s: messages were not handled within the drain timeout: they are requeued",
+                self._subscription.topic,
+            )
             self._given_up_waiting = True
             await end([worker], within=_CANCEL_TIMEOUT)
         error = await self._close_handler(max(_CANCEL_TIMEOUT, deadline - self._loop.time()))
@@ -344,7 +350,8 @@ class Consumer:
                 return error
             self._stats.abandoned += 1
             log.error(
-                "topic %s: the handler did not close in time: what it holds is requeued",
+                "topic %s: the handler did not close within the drain timeout: "
+                "the messages it holds are requeued",
                 self._subscription.topic,
             )
         return None

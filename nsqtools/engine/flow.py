@@ -1,7 +1,7 @@
-"""Flow control: which RDY each connection of a consumer has, and what is settled over it.
+"""Flow control: the RDY of each connection of a consumer, and the settling of messages.
 
-Facts come in as plain calls (messages received, a connection lost, a timer), and each ends in
-``plan``, which asks the RDY planner of ``policy`` what to send.
+Messages received, lost connections and timers come in as plain calls. Each ends in ``plan``, which
+asks the RDY planner of ``policy`` which RDY to send.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _USUAL_MSG_TIMEOUT = 60.0
 
 
 class Link(Listener):
-    """Listens to a connection, settles its batches, and keeps the facts its RDY is planned by."""
+    """One connection: it settles its batches and keeps the facts for planning its RDY."""
 
     __slots__ = (
         "_flow",
@@ -55,12 +55,12 @@ class Link(Listener):
         self._served = float("-inf")
 
     def take_part(self, connection: Connection, now: float) -> None:
-        """Have a connection, made now."""
+        """Set the connection, which was made at ``now``."""
         self.connection = connection
         self._last_message = self._rdy_since = now
 
     def peer(self) -> Peer:
-        """The facts of now."""
+        """Return the current facts."""
         connection = self.connection
         return Peer(
             address=connection.address,
@@ -77,7 +77,7 @@ class Link(Listener):
         )
 
     def set_ready(self, count: int, now: float) -> None:
-        """Send RDY and note since when it holds."""
+        """Send RDY and note the time if it changes."""
         if count or self.connection.ready:
             self._served = now
         if count != self.connection.ready:
@@ -86,7 +86,7 @@ class Link(Listener):
         self.connection.set_ready(count)
 
     def needs_plan(self, now: float) -> bool:
-        """Note a read with messages, and say whether it may have changed what RDY should be."""
+        """Note that messages came; returns whether RDY may have to change."""
         self._last_message = now
         connection = self.connection
         if self._fresh:
@@ -101,32 +101,32 @@ class Link(Listener):
             )
         )
 
-    # What a connection tells its Listener.
+    # Called by the connection, as its Listener.
 
     def messages_received(self, connection: Connection, messages: list[Message]) -> None:
-        """Pass on all messages of one read."""
+        """Pass on the messages of one read."""
         self._flow.received(self, messages)
 
     def command_failed(self, connection: Connection, error: ServerError) -> None:
-        """A FIN, REQ or TOUCH failed: no failure of the handler, so no backoff (go-nsq#116)."""
+        """Count it; it is no failure of the handler, so there is no backoff (go-nsq#116)."""
         self._flow.stats.too_late += 1
         log.debug("%s", error)
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """Give its share to the other connections."""
+        """Share the connection's RDY among the others."""
         self._flow.lost(self, connection.address, error)
 
-    # What a batch calls, as Settle.
+    # Called by batches, as their Settle.
 
     def finish(self, messages: Sequence[Message]) -> None:
-        """FIN; what a lost connection delivered comes again, and its FIN goes nowhere."""
+        """Send FIN, unless the connection is lost: nsqd redelivers its messages."""
         if not self.connection.is_lost:
             self._flow.settled(finished=len(messages))
             self.connection.settle(finish=[message.id for message in messages])
             self._settled()
 
     def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
-        """REQ, after ``delay`` seconds or the configured delay."""
+        """Send REQ with ``delay`` seconds, or with the configured delay."""
         if self.connection.is_lost:
             return
         if backoff:
@@ -142,28 +142,28 @@ class Link(Listener):
         self._settled()
 
     def touch(self, messages: Sequence[Message]) -> None:
-        """TOUCH."""
+        """Send TOUCH."""
         self._flow.stats.touched += len(messages)
         self.connection.settle(touch=[message.id for message in messages])
 
     def forget(self, messages: Sequence[Message]) -> None:
-        """Nothing is sent, but nothing of it is in flight any more."""
+        """Send nothing, but count the messages as no longer in flight."""
         if not self.connection.is_lost:
             self.connection.in_flight -= len(messages)
             self._settled()
 
     def _settled(self) -> None:
-        """A connection that rests may take part again once little is in flight."""
+        """A connection at RDY 0 may get RDY again once few messages are in flight."""
         if not self.connection.ready:
             self._flow.plan()
 
 
 class Flow:
-    """The connections of a consumer, in ``links`` by address, and the messages they may bring.
+    """The connections of a consumer, in ``links`` by address, and their RDY.
 
-    ``deliver`` takes the messages of one read and the size of their bodies. ``lost`` hears of an
-    address whose connection ended without us. ``broken`` hears of a bug in the planning: a consumer
-    must not go on unplanned.
+    ``deliver`` is called with the messages of one read and the size of their bodies in bytes,
+    ``lost`` with the address of a connection that ended on the server's side, and ``broken`` with
+    the error of a bug in planning: without a plan the consumer must stop.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Flow:
         self.links: dict[Address, Link] = {}
         self.stats = stats
         self.handling_since: float | None = None
-        """Since when the handler has the batch of now; None while it has none."""
+        """When the handler got its current batch; None while it has none."""
         self._config = config
         self._rng = rng
         self._deliver = deliver
@@ -196,41 +196,41 @@ class Flow:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def start(self) -> None:
-        """Begin to look at RDY and at the handler from time to time."""
+        """Start checking RDY and the handler at regular intervals."""
         self._loop = asyncio.get_running_loop()
         self._tick()
 
     def stop(self) -> None:
-        """Send no RDY any more; nsqd ignores it after CLS."""
+        """Send no more RDY; nsqd ignores it after CLS."""
         self._stopped = True
         for timer in self._timers.values():
             timer.cancel()
 
     def add(self, link: Link, connection: Connection) -> None:
-        """Let a connection that is open take part."""
+        """Add an open connection."""
         link.take_part(connection, self._loop.time())
         self.links[connection.address] = link
         self.plan()
 
     def set_max_in_flight(self, n: int) -> None:
-        """Share another number among the connections, at once."""
+        """Change ``max_in_flight`` and share it among the connections, at once."""
         self._max_in_flight = n
         self._set_limit()
         self.plan()
 
     def caught_up(self) -> None:
-        """Let messages come again: the handler has handled all there were."""
+        """Resume after the handler has emptied the queue."""
         self.handling_since = None
         if self._behind:
             self._behind = False
             self.plan()
 
     def peers(self) -> list[Peer]:
-        """The facts of now, of each connection."""
+        """Return the current facts of each connection."""
         return [link.peer() for link in self.links.values()]
 
     def totals(self) -> ConsumerStats:
-        """A copy of what was counted, with what is so now."""
+        """Return a copy of the totals, with the current values."""
         return replace(
             self.stats,
             connections=len(self.links),
@@ -241,7 +241,7 @@ class Flow:
     # Called by links.
 
     def received(self, link: Link, messages: list[Message]) -> None:
-        """Count and deliver all messages that one read brought."""
+        """Count and deliver the messages of one read."""
         now = self._loop.time()
         count = len(messages)
         size = sum([len(message.body) for message in messages])
@@ -256,7 +256,7 @@ class Flow:
             self.plan()
 
     def settled(self, *, finished: int = 0, failed: int = 0, requeued: int = 0) -> None:
-        """Count results before they are sent, so that a change of RDY goes out first."""
+        """Count results before FIN and REQ are sent, so that a change of RDY goes out first."""
         self.stats.finished += finished
         self.stats.requeued += failed + requeued
         if failed or self._backoff.mode is not Mode.RUNNING:
@@ -267,12 +267,12 @@ class Flow:
                 self._backoff_changed(change)
 
     def requeue_ms(self, attempts: int) -> int:
-        """The configured delay of a REQ, in ms."""
+        """Return the configured delay of a REQ, in ms."""
         default, most = self._config.default_requeue_delay, self._config.max_requeue_delay
         return round(requeue_delay(attempts, default_delay=default, max_delay=most) * 1000)
 
     def lost(self, link: Link, address: Address, error: PeerError | None) -> None:
-        """A connection is gone; its share goes to the others."""
+        """Remove a connection and share its RDY among the others."""
         if self.links.get(address) is not link:
             return
         del self.links[address]
@@ -283,7 +283,7 @@ class Flow:
         self._lost(address)
 
     def plan(self) -> None:
-        """Send the RDY counts that the facts of now ask for."""
+        """Send the RDY values that the current facts require."""
         if self._stopped or not self.links:
             return
         now = self._loop.time()
@@ -314,22 +314,24 @@ class Flow:
         self.plan()
 
     def _backoff_due(self) -> None:
-        # A timer may fire a little early.
+        # A timer may fire slightly early.
         if change := self._backoff.due(max(self._loop.time(), self._backoff.until or 0.0)):
             self._backoff_changed(change)
 
     def _tick(self) -> None:
-        """Look at RDY and at the handler.
+        """Check RDY and the handler.
 
-        A handler that has kept a batch for a quarter of msg_timeout has fallen behind: RDY goes
-        to 0 before nsqd's timeouts would send the same messages again and again.
+        If the handler has kept a batch for a quarter of msg_timeout, RDY goes to 0. Otherwise
+        queued messages would time out, and nsqd would send them again and again.
         """
         timeouts = [link.connection.features.msg_timeout for link in self.links.values()]
         patience = min(timeouts, default=_USUAL_MSG_TIMEOUT) / 4
         now = self._loop.time()
         if self.handling_since is not None and now - self.handling_since > patience:
             if not self._behind:
-                log.warning("the handler has fallen behind: no new messages until it catches up")
+                log.warning(
+                    "the handler is slow: no new messages until it has handled the queued ones"
+                )
             self._behind = True
         self.plan()
         interval = min(self._config.rdy_redistribute_interval, patience / 2)

@@ -1,4 +1,4 @@
-"""What a handler sees, batches of messages, and what is asked of it."""
+"""Handlers, and the batches of messages that they receive."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, overload
 
+from nsqtools.config.units import counted
 from nsqtools.proto.messages import Message
 
 if TYPE_CHECKING:
@@ -21,29 +22,30 @@ log = logging.getLogger(__name__)
 
 
 class Settle(Protocol):
-    """Where a batch sends its decisions; every message is finished or requeued at most once."""
+    """Where a batch sends FIN, REQ and TOUCH; it sends FIN or REQ at most once per message."""
 
     def finish(self, messages: Sequence[Message]) -> None:
-        """These are safe."""
+        """Send FIN."""
 
     def requeue(self, messages: Sequence[Message], *, delay: float | None, backoff: bool) -> None:
-        """These are to be delivered again."""
+        """Send REQ; ``delay`` is in seconds, None for the configured delay."""
 
     def touch(self, messages: Sequence[Message]) -> None:
-        """These need more time."""
+        """Send TOUCH."""
 
     def forget(self, messages: Sequence[Message]) -> None:
-        """These are nsqd's again already."""
+        """Send nothing: nsqd has requeued these messages itself."""
 
 
 class Batch(Sequence[Message]):
     """Messages that arrived together on one connection, in order of arrival.
 
-    ``starved``: nsqd holds back until some are settled, so a sink that gathers should settle now
-    (building_client_libraries, Message Flow Starvation). ``msg_timeout``: seconds after which nsqd
-    delivers what is not settled again. ``is_lost`` says whether nsqd does so for certain: the
-    connection has ended, or its max_msg_timeout has passed, beyond which no TOUCH helps: ``forget``
-    them then. Settling a message twice does nothing.
+    ``starved`` is true if nsqd is about to send nothing more until messages are settled: a sink
+    that collects messages should settle them now (building_client_libraries, Message Flow
+    Starvation). ``msg_timeout`` is nsqd's timeout for an unsettled message, in seconds.
+    ``is_lost()`` is true once nsqd is certain to deliver the messages again: the connection has
+    ended, or max_msg_timeout has passed, and TOUCH no longer helps. Call ``forget`` then. Settling
+    a message twice has no effect.
     """
 
     __slots__ = (
@@ -85,11 +87,11 @@ class Batch(Sequence[Message]):
         self._watcher: Callable[[int, int], object] | None = None
         self._messages = messages
         self._settle = settle
-        # By object, as one read may hold two deliveries of a message. None: all of them.
+        # Keyed by object: one read may hold two deliveries of a message. None means all messages.
         self._unsettled: dict[Message, None] | None = None
 
     def finish(self, messages: Iterable[Message] | None = None) -> None:
-        """FIN these, or all that are not settled."""
+        """Finish these messages, or all unsettled ones."""
         if chosen := self._take(messages):
             lost = self.is_lost()
             self._settle.finish(chosen)
@@ -102,23 +104,23 @@ class Batch(Sequence[Message]):
         delay: float | None = None,
         backoff: bool = True,
     ) -> None:
-        """REQ these, or all that are not settled, after ``delay`` seconds.
+        """Requeue these messages, or all unsettled ones, after ``delay`` seconds.
 
-        None is the configured delay, which grows with the attempts. ``backoff`` counts them as
-        failures that slow the consumer down.
+        None is the configured delay, which grows with the attempts. With ``backoff`` they count as
+        failures and slow the consumer down.
         """
         if chosen := self._take(messages):
             self._settle.requeue(chosen, delay=delay, backoff=backoff)
             self._tell(0, of=len(chosen))
 
     def forget(self, messages: Iterable[Message] | None = None) -> None:
-        """Settle these, or all that are not, without a word: nsqd has taken them back."""
+        """Drop these messages, or all unsettled ones, without a command: nsqd has requeued them."""
         if chosen := self._take(messages):
             self._settle.forget(chosen)
             self._tell(0, of=len(chosen))
 
     def touch(self, messages: Iterable[Message] | None = None) -> None:
-        """TOUCH these, or all that are not settled: their timeout starts anew."""
+        """Touch these messages, or all unsettled ones: their timeout starts anew."""
         if messages is None:
             chosen = self.unsettled()
         else:
@@ -127,15 +129,15 @@ class Batch(Sequence[Message]):
             self._settle.touch(chosen)
 
     def hold(self) -> None:
-        """Returning from ``handle`` shall not finish the rest: the sink settles it later."""
+        """Keep messages unsettled when ``handle`` returns: the sink settles them later."""
         self.held = True
 
     def watch(self, watcher: Callable[[int, int], object]) -> None:
-        """Call ``watcher`` after each settling with two counts: safe now, and to come again."""
+        """Call ``watcher`` after each settling with two counts: finished, and to be redelivered."""
         self._watcher = watcher
 
     def keep(self, count: int) -> None:
-        """Cut the batch down to its first messages; the others go back to nsqd at once."""
+        """Keep the first ``count`` messages; requeue the others at once, without backoff."""
         self.requeue(self._messages[count:], delay=0, backoff=False)
         self._messages = self._messages[:count]
         self._size = None
@@ -146,7 +148,7 @@ class Batch(Sequence[Message]):
 
     @property
     def size(self) -> int:
-        """Bytes of all bodies."""
+        """Total size of the bodies, in bytes."""
         if self._size is None:
             self._size = sum([len(message.body) for message in self._messages])
         return self._size
@@ -191,62 +193,66 @@ class Batch(Sequence[Message]):
 
 
 class Handler(ABC):
-    """Where messages go. Derive from it: only ``handle`` has to be written.
+    """The destination of messages. Subclasses must implement ``handle``; the rest is optional.
 
     A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``close`` at the end. A
     Runner calls all methods, and ``handle`` of several topics at the same time.
     """
 
     failed: asyncio.Future[None] | None = None
-    """If there is one after ``open``: it ends with the error after which nothing can be handled."""
+    """If set by ``open``: fails with the error after which no message can be handled."""
     lost = 0
-    """How many messages were given up without being safe anywhere."""
+    """How many messages were given up without being stored anywhere."""
     left_behind = 0
-    """How many messages nsqd keeps because nobody can take them."""
+    """How many messages stay in nsqd because no endpoint or consumer can take them."""
     files = 0
-    """How many file descriptors each topic takes."""
+    """How many file descriptors each topic needs."""
 
     async def open(self) -> None:
-        """Get ready; called once, in the event loop. Cancelled, it may take its time to end."""
+        """Prepare; called once, in the event loop. If cancelled, it may finish its clean-up."""
 
     async def join(self, topic: str) -> None:
-        """Get ready for messages of a topic.
+        """Prepare for messages of a topic.
 
-        Raises LockedError if another process has what the topic needs, OutputError or ConfigError
-        if it cannot be written; ``join`` is called again later then.
+        Raises LockedError if another process holds a lock of the topic, and OutputError or
+        ConfigError if its output cannot be written. ``join`` is called again later then.
         """
 
     @abstractmethod
     async def handle(self, batch: Batch) -> None:
-        """Return: what is not settled is finished, unless held. Raise: it is requeued, backoff."""
+        """Handle a batch; unsettled messages are finished on return, requeued on an exception.
+
+        ``Batch.hold`` keeps them unsettled on return. An exception slows the consumer down by
+        backoff.
+        """
 
     async def gave_up(self, batch: Batch) -> None:
-        """It came ``max_attempts`` times. Return: what is not settled is finished, unless held.
+        """Handle messages that were delivered ``max_attempts`` times before.
 
-        Unless overridden it logs the loss.
+        Unsettled messages are finished on return, unless held. By default it logs the loss.
         """
         self.lost += len(batch)
         log.error("%s", loss_of(batch))
 
     def flush(self) -> None:
-        """Settle soon what is held only to be gathered with more."""
+        """Settle soon the messages that are held only to be written together with later ones."""
 
     async def drain(self, topic: str) -> None:
-        """Settle what is held of a topic and forget the topic: no more of it is to come now.
+        """Settle all held messages of a topic, and release the topic.
 
-        Its connections are still open. Messages of the topic may come again after another ``join``.
-        Raises OutputError if something could not be settled.
+        The topic's connections are still open. Its messages may come again after another ``join``.
+        Raises OutputError if messages could not be settled.
         """
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Let go of everything. ``at_once``: drop what is held, nobody waits for it any more.
+        """Release everything. ``at_once`` drops held messages instead of settling them.
 
-        A Consumer calls it after the last batch, while connections are open, so what is held can
-        be settled. A Runner calls it once at the very end, even if ``open`` failed.
+        A Consumer calls it after the last batch, while the connections are open, so that held
+        messages can be settled. A Runner calls it once at the very end, even if ``open`` failed.
         """
 
 
 def loss_of(messages: Sequence[Message], reason: str = "too many attempts") -> str:
-    """What to log of messages that were given up where there is no dead letter."""
+    """Return the log line for messages that were given up without a dead letter."""
     ids = " ".join(message.id.decode("ascii", "backslashreplace") for message in messages)
-    return f"gave up {len(messages)} messages after {reason}, they are lost: {ids}"
+    return f"gave up {counted(len(messages), 'message')} after {reason}, lost: {ids}"

@@ -1,4 +1,4 @@
-"""Finding nsqds and topics through nsqlookupd, and counting what nsqds hold for a channel."""
+"""Finds nsqds and topics through nsqlookupd, and counts a channel's messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STATS_TIMEOUT = 5.0
 async def ask_lookupds(
     urls: Iterable[str], call: Callable[[Lookupd], Awaitable[T]], **limits: Any
 ) -> Answers[T]:
-    """Ask all nsqlookupds at once; ``limits`` are Lookupd's keywords.
+    """Ask all nsqlookupds at once; ``limits`` are Lookupd's keyword arguments.
 
     Raises ConfigError for a malformed address, UnreachableError if none answered.
     """
@@ -54,19 +54,19 @@ async def ask_lookupds(
 async def nodes(
     lookupds: Iterable[str], config: ClientConfig, timeouts: tuple[float, float]
 ) -> list[Registration]:
-    """All nsqds that nsqlookupds know, whatever topics they have; raises as ``ask_lookupds``."""
+    """Return all nsqds that nsqlookupds list, with any topics; raises like ``ask_lookupds``."""
     answers = await ask_lookupds(lookupds, Lookupd.nodes, **_limits(config, timeouts))
     return list(union_producers(answers.values).values())
 
 
 def nobody(kind: str, errors: Sequence[HTTPError]) -> UnreachableError:
-    """The error of servers, of a kind, that all failed."""
-    more = f" (nor do {len(errors) - 1} others)" if len(errors) > 1 else ""
+    """Return the error for servers of one kind, such as nsqd, that all failed."""
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return UnreachableError(f"no {kind} answers: {errors[0]}{more}")
 
 
 class Lookups:
-    """The nsqlookupds of a subscription; ``silence`` is what its user and others know of them."""
+    """Looks up a subscription's nsqds; ``silence`` may be shared to log each nsqlookupd once."""
 
     def __init__(
         self, subscription: Subscription, config: ConsumerConfig, silence: Silence | None = None
@@ -77,9 +77,9 @@ class Lookups:
         self._silence = silence or Silence()
 
     async def producers(self) -> dict[Address, Registration]:
-        """Who has the topic, by broadcast_address:tcp_port (building_client_libraries, Discovery).
+        """Return the topic's nsqds by broadcast_address:tcp_port.
 
-        Raises UnreachableError if no nsqlookupd answered.
+        Raises UnreachableError if no nsqlookupd answered (building_client_libraries, Discovery).
         """
         topic = self._subscription.topic
         answers = await ask_lookupds(
@@ -90,10 +90,10 @@ class Lookups:
 
 
 class TopicFinder:
-    """Asks all nsqlookupds for the topics of a pattern, once for each ``look``.
+    """Asks all nsqlookupds for the topics that match a pattern, in each ``look``.
 
-    It is asked to look every ``refresh`` seconds. ``timeouts`` are those of a connection and of the
-    whole request, in seconds.
+    ``refresh`` is the interval between looks, ``timeouts`` are for the connection and for the whole
+    request; all in seconds.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class TopicFinder:
         self._topics = MatchingTopics(pattern, refresh)
         self._silence = silence or Silence()
         self.answered = False
-        """Whether there was a first answer."""
+        """Whether a round has succeeded."""
 
     async def look(self) -> Change:
-        """One round; the first raises UnreachableError if nobody answers, later ones only warn."""
+        """Run a round; the first raises UnreachableError if no nsqlookupd answers, others warn."""
         loop = asyncio.get_running_loop()
         try:
             answers = await ask_lookupds(
@@ -124,7 +124,7 @@ class TopicFinder:
             if not self.answered:
                 raise
             self._silence.nobody(error)
-            # Those who come back may know nothing yet.
+            # An nsqlookupd that was restarted may not know the topics yet.
             return self._topics.looked((), complete=False, now=loop.time())
         self.answered = True
         self._silence.heard(answers)
@@ -136,7 +136,7 @@ class TopicFinder:
 
 
 def _limits(config: ClientConfig, timeouts: tuple[float, float]) -> dict[str, Any]:
-    """Lookupd's keywords; ``timeouts`` are those of a connection and of the whole request."""
+    """Return Lookupd's keyword arguments; ``timeouts`` are for connection and whole request."""
     connect, request = timeouts
     authorized = isinstance(config, ConsumerConfig) and config.lookupd_authorization
     return {
@@ -148,10 +148,10 @@ def _limits(config: ClientConfig, timeouts: tuple[float, float]) -> dict[str, An
 
 
 class Backlog:
-    """How many messages nsqds hold for a channel, by their HTTP APIs.
+    """Counts the messages that nsqds hold for a channel, by /stats.
 
-    ``urls`` are those APIs; without any, they are where nsqlookupd says, or at the port after a
-    fixed nsqd's TCP port, as by default.
+    ``urls`` are the nsqds' HTTP APIs. By default nsqlookupd tells them; the HTTP port of a fixed
+    nsqd is taken to be its TCP port + 1.
     """
 
     def __init__(
@@ -167,18 +167,23 @@ class Backlog:
         self._urls = urls
 
     async def count(self) -> int:
-        """Depth, in flight and deferred over all nsqds; raises UnreachableError."""
+        """Return depth + in flight + deferred over all nsqds; raises UnreachableError."""
         return sum(self._count(url, topics) for url, topics in (await self.stats()).items())
 
     async def stats(self) -> dict[str, list[TopicStats]]:
-        """The topic, where there is one, by the URL of each nsqd; raises UnreachableError."""
+        """Return the topic's stats by the URL of each nsqd, empty if it has no such topic.
+
+        Raises UnreachableError.
+        """
         urls = self._urls
         if not urls and self._lookups:
             urls = [str(producer.http) for producer in (await self._lookups.producers()).values()]
         elif not urls:
             urls = [str(Address(host, port + 1)) for host, port in self._subscription.nsqds]
         elif len(self._urls) < (nsqds := len(set(self._subscription.nsqds))):
-            raise UnreachableError(f"HTTP addresses of {len(self._urls)} of {nsqds} nsqds")
+            raise UnreachableError(
+                f"--nsqd-http-address is given for {len(self._urls)} of {nsqds} nsqds"
+            )
         return dict(zip(urls, await call_each(urls, self._ask), strict=True))
 
     async def _ask(self, url: str) -> list[TopicStats]:
@@ -191,11 +196,11 @@ class Backlog:
             return await nsqd.stats(self._subscription.topic)
 
     def _count(self, url: str, topics: Iterable[TopicStats]) -> int:
-        """What this nsqd holds: something, while it has not made our channel."""
+        """Return the messages of one nsqd; 1 while it has not created the channel yet."""
         for topic in topics:
             for channel in topic.channels:
                 if channel.name == self._subscription.channel:
                     return topic.depth + channel.depth + channel.in_flight + channel.deferred
-        if self._urls:  # of fixed addresses it means that this is another nsqd
+        if self._urls:  # of a fixed address: it is the address of another nsqd
             raise UnreachableError(f"{url} has no channel {self._subscription.channel}")
         return 1

@@ -1,7 +1,7 @@
-"""Whether what is relayed comes back, because an nsqd it goes to is one that it comes from.
+"""Detects relays that would send messages back to the nsqd that they come from.
 
-An nsqd is known by what it says of itself over HTTP, whatever it is called; where that cannot be
-had, by the addresses that its name stands for.
+An nsqd is identified by its /info, whatever address is used for it. Without /info it is identified
+by the IP addresses of its host name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _THIS_HOST = "localhost"
 
 
 class _Self(NamedTuple):
-    """What an nsqd says of itself, over HTTP or to nsqlookupd."""
+    """How an nsqd describes itself in /info, or in nsqlookupd."""
 
     hostname: str
     broadcast_address: str
@@ -43,10 +43,10 @@ class _Self(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Nsqd:
-    """An nsqd: what it is called here, where that leads to, and what it says of itself.
+    """An nsqd: its given address, the IP addresses of that, and its description of itself.
 
-    Of ``places`` those on this host have its name for an address. ``started`` is 0 if it is unknown
-    when the nsqd was started, as nsqlookupd does not say that.
+    In ``places`` all addresses of this host have one name. ``started`` is the start time from
+    /info; 0 if unknown.
     """
 
     name: str
@@ -55,7 +55,7 @@ class _Nsqd:
     started: int
 
     def may_be(self, other: _Nsqd) -> bool:
-        """Whether nothing tells it from the other one."""
+        """Whether the two may be the same nsqd."""
         if self.started and other.started:
             return (self.said, self.started) == (other.said, other.started)
         is_said = self.said is not None and self.said == other.said
@@ -64,9 +64,9 @@ class _Nsqd:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Where messages come from, or go to.
+    """The source or destination of a relay.
 
-    ``http`` are HTTP addresses of nsqds that are not at the port after the TCP port.
+    ``http`` are the HTTP addresses of nsqds whose HTTP port is not their TCP port + 1.
     """
 
     config: ClientConfig
@@ -76,9 +76,9 @@ class Side:
 
 
 class LoopGuard:
-    """Refuses topics that would come back, if source and destination have an nsqd in common.
+    """Refuses topics that would return to their source, if an nsqd is source and destination.
 
-    ``loops`` has those that would, each with the topic it goes to.
+    ``loops`` has these topics, each with its destination topic.
     """
 
     def __init__(self, loops: Mapping[str, str], source: Side, destination: Side) -> None:
@@ -88,7 +88,7 @@ class LoopGuard:
         self._own = set(destination.nsqds)
 
     async def check(self) -> None:
-        """Raise ConfigError for an nsqd in common, UnreachableError if no nsqlookupd answers."""
+        """Raise ConfigError if an nsqd is both; UnreachableError if no nsqlookupd answers."""
         sources = await _known(self._source)
         for goal in await _known(self._destination):
             if goal.said:
@@ -98,9 +98,9 @@ class LoopGuard:
                     raise self._error(next(iter(self._loops)), source.name, goal.name)
 
     def error_for(self, topic: str, source: Address) -> ConfigError | None:
-        """The error for a topic that would come back, as the nsqd it comes from is a destination.
+        """Return the error for a topic whose source nsqd is also a destination.
 
-        For those that join the cluster later: it must cost nothing.
+        This finds nsqds that join the cluster later. It is called for each batch and must be fast.
         """
         if topic in self._loops and source in self._own:
             return self._error(topic, str(source), "a destination")
@@ -108,14 +108,14 @@ class LoopGuard:
 
     def _error(self, topic: str, source: str, goal: str) -> ConfigError:
         return ConfigError(
-            f"topic {topic} would be relayed to {self._loops[topic]} of the nsqd that it comes "
-            f"from, round and round: {goal} is {source}; choose another --destination-topic, "
-            "--map or --destination-nsqd-tcp-address"
+            f"topic {topic} would be relayed to {self._loops[topic]} of the same nsqd, in an "
+            f"endless loop ({source} is {goal}): choose another --destination-topic, --map or "
+            "--destination-nsqd-tcp-address"
         )
 
 
 async def _known(side: Side) -> list[_Nsqd]:
-    """Who is there now; raises UnreachableError if no nsqlookupd answers."""
+    """Return the current nsqds of one side; raises UnreachableError if no nsqlookupd answers."""
     found: list[tuple[Address | None, str, _Self | None]]
     if side.lookupds:
         timeouts = _CONNECT_TIMEOUT, _REQUEST_TIMEOUT
@@ -130,9 +130,9 @@ async def _known(side: Side) -> list[_Nsqd]:
 async def _nsqd(
     tcp: Address | None, http: str, listed: _Self | None, config: ClientConfig
 ) -> _Nsqd:
-    """The nsqd at a TCP address, as far as known, which may answer at an HTTP address."""
+    """Describe the nsqd at a TCP address, if known, and at an HTTP address."""
     info = await _ask(http, config)
-    if info and tcp and info.tcp_port != tcp.port:  # that is another nsqd's port
+    if info and tcp and info.tcp_port != tcp.port:  # the HTTP address is another nsqd's
         info = None
     places = await _resolve(tcp) if tcp else frozenset()
     said = _said(info) if info else listed
@@ -144,7 +144,7 @@ def _said(by: NsqdInfo | Registration) -> _Self:
 
 
 async def _ask(url: str, config: ClientConfig) -> NsqdInfo | None:
-    """What an nsqd says of itself, if it does; those before 1.0 do not."""
+    """Return the /info of an nsqd; None without an answer, or from nsqd before 1.0."""
     try:
         async with NsqdHTTP(
             url,
@@ -154,13 +154,13 @@ async def _ask(url: str, config: ClientConfig) -> NsqdInfo | None:
         ) as nsqd:
             info = await nsqd.info()
     except (HTTPError, ConfigError) as error:
-        log.debug("the loop guard does without %s: %s", url, error)
+        log.debug("relay loop check: no /info from %s: %s", url, error)
         return None
     return info if info.tcp_port and info.start_time else None
 
 
 async def _resolve(address: Address) -> frozenset[Address]:
-    """The addresses that a name stands for, with one name for all of this host."""
+    """Resolve a name; all addresses of this host become one name."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(*address)
     except (OSError, UnicodeError):
@@ -169,7 +169,7 @@ async def _resolve(address: Address) -> frozenset[Address]:
 
 
 def _plain(host: str) -> str:
-    """One spelling for this host, and for an IPv4 address that is written as one of IPv6."""
+    """Normalise addresses of this host, and IPv4 addresses that are written as IPv6."""
     try:
         ip = ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which nsqds a consumer is connected to: fixed ones, or those that nsqlookupds name."""
+"""Keeps a consumer connected to its nsqds: fixed ones, or those that nsqlookupds list."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What to consume and from where: fixed nsqds, or those nsqlookupds name; not both.
+    """A topic and channel, and its servers: fixed nsqds, or nsqlookupds, not both.
 
-    ``lookupds`` are URLs or host:port texts. Raises ConfigError.
+    ``lookupds`` are URLs or host:port texts. Raises ConfigError for invalid values.
     """
 
     topic: str
@@ -46,14 +46,14 @@ class Subscription:
 
 
 class Silence:
-    """Which nsqlookupds do not answer: each is told once until it does, whoever asks."""
+    """Logs each silent nsqlookupd once, until it answers again."""
 
     def __init__(self) -> None:
         self._silent: set[Address] = set()
         self._all = False
 
     def heard(self, answers: Answers[Any]) -> None:
-        """Some answered; warns of the others."""
+        """Warn of the nsqlookupds that failed, where some answered."""
         self._all = False
         self._silent.difference_update(address for address, _ in answers.answers)
         for address, error in answers.failures:
@@ -62,7 +62,7 @@ class Silence:
             self._silent.add(address)
 
     def nobody(self, error: UnreachableError) -> None:
-        """None answered; warns of that."""
+        """Warn that no nsqlookupd answered."""
         log.log(logging.DEBUG if self._all else logging.WARNING, "%s", error)
         self._all = True
 
@@ -70,11 +70,11 @@ class Silence:
 class Membership:
     """Keeps a consumer connected.
 
-    ``connect`` opens one connection and returns its error instead of raising it; ``connected`` are
-    the addresses of now. ``find`` returns the addresses of all nsqds that have the topic, and
-    raises UnreachableError when nobody could be asked; by default it asks the nsqlookupds.
-    ``on_nobody`` is called when it returns none. ``broken`` hears of a bug, which would end
-    reconnection silently.
+    ``connect`` opens a connection, and returns its error instead of raising it. ``connected`` has
+    the addresses of open connections. ``find`` returns the addresses of all nsqds that have the
+    topic, and raises UnreachableError if no server answered; by default it asks the nsqlookupds.
+    ``on_nobody`` is called when ``find`` returns no address, ``broken`` with the error of a bug,
+    which would otherwise end reconnection silently.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Membership:
         self._tasks = Tasks(broken)
 
     async def start(self) -> None:
-        """Make first contact; raises UnreachableError if everybody failed or refused us."""
+        """Connect for the first time; raises UnreachableError if every connection failed."""
         if fixed := self._subscription.nsqds:
             for address in await self._connect_all(fixed):
                 self._tasks.begin(self._reconnect(address))
@@ -110,18 +110,18 @@ class Membership:
             self._tasks.begin(self._discover())
 
     def lost(self, address: Address) -> None:
-        """A connection ended: dial a fixed address again, or ask who is there."""
+        """Handle a lost connection: reconnect to a fixed address, or ask nsqlookupds soon."""
         if self._subscription.nsqds:
             self._tasks.begin(self._reconnect(address))
         else:
             self._lookup_again.set()
 
     async def close(self) -> None:
-        """Connect to nobody any more; dials under way are broken off."""
+        """Stop connecting, and cancel pending connection attempts."""
         await self._tasks.close()
 
     async def _connect_all(self, addresses: Iterable[Address]) -> Collection[Address]:
-        """Connect to all, return who failed; raises the first error if every one did."""
+        """Connect to all; returns the failed addresses. Raises the first error if all failed."""
         wanted = list(dict.fromkeys(addresses))
         results = await call_each(wanted, self._connect)
         errors = {a: error for a, error in zip(wanted, results, strict=True) if error}
@@ -132,12 +132,12 @@ class Membership:
         return errors
 
     async def _reconnect(self, address: Address) -> None:
-        """Dial again, later each time (building_client_libraries, Reconnection)."""
+        """Reconnect, with growing delays (building_client_libraries, Reconnection)."""
         loop = asyncio.get_running_loop()
         while True:
             now = loop.time()
             due = self._delays.failed(address, now)
-            log.info("%s: next try in %.0f s", address, due - now)
+            log.info("%s: next retry in %.0f s", address, due - now)
             await asyncio.sleep(due - now)
             if (error := await self._connect(address)) is None:
                 self._delays.connected(address)
@@ -145,7 +145,7 @@ class Membership:
             log.warning("cannot connect: %s", error)
 
     async def _discover(self) -> None:
-        """Rounds of nsqlookupd. A lost connection comes back only if a round lists it."""
+        """Ask nsqlookupds in rounds. A lost connection is reopened only if a round lists it."""
         config = self._config
         schedule = LookupSchedule(config.lookupd_poll_interval, config.lookupd_poll_jitter)
         loop = asyncio.get_running_loop()

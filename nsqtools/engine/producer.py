@@ -1,4 +1,4 @@
-"""The producer: batches to nsqd, and an answer for every message."""
+"""The Producer: publishes batches to nsqds, and waits for nsqd's OK for each message."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# nsqd refused the name, us, or the delay of a DPUB, so every other nsqd will.
+# Codes for an invalid name, client or DPUB delay, which every other nsqd would refuse, too.
 _PERMANENT = REFUSED_BODY | {"E_BAD_TOPIC", "E_UNAUTHORIZED", "E_INVALID"}
 
 _RETRY_DELAY = 0.1
 
 
 _Refusal: TypeAlias = tuple[Sequence[int], NSQError]
-"""Positions that were not taken, and why."""
+"""Positions of bodies that were not accepted, and the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What goes in one command to the ``target``, or to any nsqd; ``positions`` are of bodies."""
+    """The bodies of one command, for ``target`` or for any nsqd, and their ``positions``."""
 
     topic: str
     positions: Sequence[int]
@@ -59,7 +59,7 @@ class _Batch:
     target: Address | None
 
     def command(self) -> bytes:
-        """An MPUB, or, since there is no deferred one, a DPUB for each body."""
+        """Return an MPUB or PUB; deferred bodies need a DPUB each."""
         if self.defer_ms is not None:
             return b"".join(
                 [commands.publish(self.topic, b, defer_ms=self.defer_ms) for b in self.bodies]
@@ -78,7 +78,7 @@ class _Batch:
 
 
 class Producer(Listener):
-    """Publishes to nsqds: to one that the mode chooses, with failover, or in mode ``all`` to each.
+    """Publishes to one nsqd that the mode chooses, with failover, or in mode ``all`` to every nsqd.
 
     Use it as an async context manager, or call ``connect`` and ``close``.
     """
@@ -102,8 +102,8 @@ class Producer(Listener):
         self._endpoints: Endpoints | None = None
         if config.mode in ("hostpool", "epsilon-greedy"):
             self._endpoints = make_endpoints(config.mode, list(map(str, self._nsqds)))
-        self._blameless: WeakSet[Connection] = WeakSet()  # ended because of a body
-        self._failing: set[Address] = set()  # connecting again is no sign that they are well
+        self._blameless: WeakSet[Connection] = WeakSet()  # nsqd closed these for an invalid body
+        self._failing: set[Address] = set()  # for these a new connection does not count as success
         self._delays = ReconnectDelays(config.reconnect_delay, config.max_reconnect_delay)
         self._connections: dict[Address, Connection] = {}
         self._changed = asyncio.Event()
@@ -120,10 +120,10 @@ class Producer(Listener):
         await self.close()
 
     async def connect(self) -> None:
-        """Connect to every nsqd, and keep trying those that do not answer.
+        """Connect to every nsqd, and keep retrying those that fail.
 
-        Raises UnreachableError if none can be reached; in mode ``all``, if one cannot. It leaves no
-        connection behind then. Does nothing if it was called before.
+        Raises UnreachableError if no nsqd can be reached, or in mode ``all`` if one cannot; no
+        connection stays open then. A second call has no effect.
         """
         if not self._closed:
             return
@@ -143,7 +143,7 @@ class Producer(Listener):
         self._keepers = [loop.create_task(self._keep(address)) for address in self._nsqds]
 
     async def close(self) -> None:
-        """Hang up. Publishes under way fail."""
+        """Close all connections; pending publishes fail."""
         self._closed = True
         keepers, self._keepers = self._keepers, []
         connections = list(self._connections.values())
@@ -157,19 +157,21 @@ class Producer(Listener):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a publish could be sent now; in mode ``all``, to every nsqd."""
+        """Whether a publish can be sent now; in mode ``all``, to every nsqd."""
         live = [each for each in self._connections.values() if not each.closing]
         return len(live) == len(self._nsqds) if self._config.mode == "all" else bool(live)
 
     async def publish(
         self, topic: str, bodies: Sequence[bytes], *, defer: float | None = None
     ) -> None:
-        """Publish all bodies; returns when nsqd has said OK to each. ``defer`` is in seconds.
+        """Publish all bodies; returns when nsqd has answered OK for each.
 
-        A batch whose connection breaks before its OK goes to the next nsqd, so it may arrive twice,
-        never not at all. Raises PublishError with the positions that were not taken, caused by the
-        error that nsqd gave, if it did, and at once before ``connect``; ConfigError for a bad topic
-        or bodies that are not bytes.
+        ``defer`` is in seconds. A batch whose connection breaks before its OK is sent to the next
+        nsqd, so that it may arrive twice.
+
+        Raises PublishError with the positions of the bodies that were not accepted; its cause is
+        nsqd's error, if there is one. Before ``connect`` it is raised at once. Raises ConfigError
+        for an invalid topic, or bodies that are not bytes.
         """
         check_name("topic", topic)
         check_list("bodies", bodies, bytes)
@@ -184,7 +186,7 @@ class Producer(Listener):
         if refusals:
             refused = sorted(set(chain.from_iterable(positions for positions, _ in refusals)))
             errors = [error for _, error in refusals]
-            # A body is to blame only if bodies are to blame for all of it.
+            # An invalid body is the cause only if all errors are about bodies.
             said = sorted((e for e in errors if isinstance(e, PeerError)), key=_blames_a_body)
             permanent = all(map(_is_permanent, errors))
             cause = next(iter(said), None)
@@ -193,7 +195,7 @@ class Producer(Listener):
     def _split(
         self, bodies: Sequence[bytes], refusals: list[_Refusal]
     ) -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
-        """Batches under nsqd's limits, each with its positions; what no nsqd takes is refused."""
+        """Yield batches within nsqd's limits, with positions; refuse bodies of invalid size."""
         largest, limit = self._config.max_msg_size, self._config.max_body_size
         sizes = list(map(len, bodies))
         fits = bool(sizes) and min(sizes) > 0 and max(sizes) <= largest
@@ -205,9 +207,9 @@ class Producer(Listener):
         for position, size in enumerate(sizes):
             if not 0 < size <= largest:
                 reason = (
-                    f"message of {size} bytes: nsqd takes at most {largest} (max_msg_size)"
+                    f"message of {size} bytes is over the maximum of {largest} (max_msg_size)"
                     if size
-                    else "empty message: nsqd does not take them"
+                    else "message is empty: nsqd refuses empty messages"
                 )
                 refusals.append(((position,), ConfigError(reason)))
                 continue
@@ -220,7 +222,7 @@ class Producer(Listener):
             yield positions, [bodies[p] for p in positions]
 
     async def _publish(self, batch: _Batch, deadline: float) -> list[_Refusal]:
-        """Publish a batch; returns what nobody took."""
+        """Publish a batch; returns the bodies that were not accepted."""
         refusals: list[_Refusal] = []
         todo = [batch]
         while todo:
@@ -234,21 +236,21 @@ class Producer(Listener):
             elif count == 1 or rest.defer_ms is not None:  # DPUBs are refused one by one
                 refusals.append((rest.positions[:1], error))
                 todo += [rest.part(1)] if count > 1 else []
-            else:  # an MPUB is taken whole or not at all: halve it until the culprit stands alone
+            else:  # nsqd takes all of an MPUB or none: halve it until the invalid body is alone
                 todo += [rest.part(count // 2), rest.part(0, count // 2)]
         return refusals
 
     async def _try(self, batch: _Batch, deadline: float) -> tuple[_Batch, NSQError] | None:
-        """Offer a batch to its target, or to one after the other, until somebody takes it.
+        """Send a batch to its target, or to one nsqd after another until one accepts it.
 
-        Else returns what nobody took, and why.
+        Returns None, or the bodies that were not accepted and the error.
         """
         reason = "no nsqd is connected"
         failed: set[Connection] = set()
         try:
             async with asyncio.timeout_at(deadline):
                 while connection := await self._choose(batch.target, failed):
-                    reason = f"{connection.address}: no answer"
+                    reason = f"{connection.address}: no response"
                     try:
                         await self._send(connection, batch)
                     except PeerError as error:
@@ -263,10 +265,10 @@ class Producer(Listener):
         except TimeoutError:
             limit = format_duration(self._config.publish_timeout)
             return batch, NSQError(f"not published within {limit}: {reason}")
-        return batch, NSQError("the producer is closed, or was never connected: call connect")
+        return batch, NSQError("the producer is not connected: call connect first")
 
     async def _send(self, connection: Connection, batch: _Batch) -> None:
-        """One request, and a report of how its nsqd fared; raises PeerError."""
+        """Send one request and report the result to the mode; raises PeerError."""
         loop = asyncio.get_running_loop()
         began, well = loop.time(), False
         try:
@@ -284,9 +286,9 @@ class Producer(Listener):
             self._endpoints.report(str(address), ok=ok, took=took, now=now)
 
     async def _choose(self, target: Address | None, failed: set[Connection]) -> Connection | None:
-        """The connection whose turn it is, of those that have not failed this batch; waits for one.
+        """Wait for a connection that has not failed for this batch, and return the one to use.
 
-        None once the producer is closed.
+        Returns None once the producer is closed.
         """
         while not self._closed:
             live = [
@@ -305,7 +307,7 @@ class Producer(Listener):
         return None
 
     def _preferred(self, fresh: Sequence[Connection]) -> Connection | None:
-        """The one that the mode chooses; None if it spares all of them for now."""
+        """Return the connection that the mode chooses; None if all endpoints are paused."""
         if not self._endpoints:
             self._turn += 1
             return fresh[self._turn % len(fresh)]
@@ -339,7 +341,7 @@ class Producer(Listener):
         return None
 
     async def _keep(self, address: Address) -> None:
-        """Connect again whenever the connection is lost."""
+        """Reconnect whenever the connection is lost."""
         loop = asyncio.get_running_loop()
         while True:
             while address in self._connections:
@@ -353,11 +355,11 @@ class Producer(Listener):
                 log.info("cannot connect: %s", error)
 
     def connection_lost(self, connection: Connection, error: PeerError | None) -> None:
-        """Dial again; publishes under way go to another nsqd."""
+        """Reconnect; pending publishes go to another nsqd."""
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
         if error is not None and self._keepers:
-            # A refused body costs the connection, but nsqd is well: dial again at once.
+            # nsqd closes the connection after an invalid body, but is healthy: reconnect at once.
             refused = _blames_a_body(error)
             if refused:
                 self._prompt.add(connection.address)
@@ -368,13 +370,13 @@ class Producer(Listener):
         self._pulse()
 
     def _pulse(self) -> None:
-        """Wake everyone who waits for a connection to come or go."""
+        """Wake all tasks that wait for a connection to open or close."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 def _is_permanent(error: NSQError) -> bool:
-    """Whether another try cannot help; nsqd's E_UNAUTHORIZED comes as an AuthError."""
+    """Whether a retry is useless. E_UNAUTHORIZED comes as an AuthError."""
     if isinstance(error, ServerError):
         return error.code in _PERMANENT
     is_forbidden = isinstance(error, AuthError) and "E_UNAUTHORIZED" in error.text

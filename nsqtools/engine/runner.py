@@ -1,4 +1,4 @@
-"""The runner: many topics into one handler, from opening it to the last message settled."""
+"""The Runner: consumes many topics with one handler."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended that no error ended."""
+    """The result of a run that ended without an error."""
 
     reason: Reason
-    """Which stop condition was met, or "stopped"."""
+    """The stop condition that was met, or "stopped"."""
     totals: ConsumerStats
     by_topic: Mapping[str, ConsumerStats]
-    """Of each topic that there was."""
+    """By topic, dropped topics included."""
     lost: int
-    """Messages that the handler gave up and that are safe nowhere."""
+    """Messages that the handler gave up without storing them anywhere."""
     left_behind: int
-    """Messages that nsqd keeps because nobody can take them."""
+    """Messages that stay in nsqd because no endpoint or consumer can take them."""
     left: int | None
-    """Messages in the channels that were to be emptied when the time was over; None: unknown."""
+    """Messages left in the channels if --max-duration ended --until-empty; None if unknown."""
     unreached: Sequence[str]
-    """Topics that could not be consumed at any time."""
+    """Topics that could never be consumed."""
     undrained: Sequence[str]
-    """Topics that went away before the handler could settle all it held of them."""
+    """Topics that disappeared before the handler could settle all their messages."""
 
 
 class Runner:
-    """Consumes topics into one handler until a stop condition is met, or ``stop`` is called.
+    """Consumes topics with one handler until a stop condition is met, or until ``stop``.
 
-    ``topics`` are names, or a pattern: then the topics of ``lookupds`` whose names have a match are
-    consumed, as they come and go. nsqds are fixed ones or those that nsqlookupds name, not both.
-    Topics that fail at their start are tried again, and the pattern is looked for, every
-    ``refresh`` seconds; ``timeouts`` of such a look, in seconds, are for the connection and for the
-    whole answer. ``max_files`` is how many files the process may have open.
+    ``topics`` are names, or a pattern: then all topics of ``lookupds`` that match it are consumed,
+    as they come and go. Give either ``nsqds`` or ``lookupds``, not both. Every ``refresh`` seconds
+    topics whose start failed are retried and a pattern is matched again; ``timeouts`` are for the
+    connection and for the whole request of that lookup, in seconds. ``max_files`` is how many files
+    the process may open.
 
-    ``on_reached`` is called whenever a topic was reached, or none is there to be reached, and
-    ``on_stopping`` once, when no more messages are to come.
+    ``on_reached`` is called whenever a topic is reached, or no topic exists, and ``on_stopping``
+    once, when the run begins to stop.
 
-    Raises ConfigError for names and addresses that cannot be, and if ``max_files`` are too few.
+    Raises ConfigError for invalid names, addresses and values, and if ``max_files`` is too low.
 
-    Print what two channels hold, and stop::
+    Print the messages of two channels, and stop::
 
         class Printer(Handler):
             async def handle(self, batch):
@@ -106,7 +106,9 @@ class Runner:
         check_type("stop", stop, StopOptions)
         check_name("channel", channel)
         if not config.max_in_flight:
-            raise ConfigError(f"{config.spelled('max_in_flight')}: 0 would never receive a message")
+            raise ConfigError(
+                f"{config.spelled('max_in_flight')}: 0 receives no messages: give 1 or more"
+            )
         if stop.count:
             config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
         self._channel = channel
@@ -144,9 +146,9 @@ class Runner:
     async def run(self) -> RunOutcome:
         """Open the handler, consume until the end, close the handler.
 
-        Raises UnreachableError if nothing could be reached at the start, and the handler's own
-        errors: of ``open``, ``failed`` and ``close``, of ``join`` if no topic could be joined, and
-        of ``drain`` at the end. Cancelling drops the connections, and what the handler holds.
+        Raises UnreachableError if no topic can be reached at the start, and the handler's errors:
+        those of ``open``, ``failed`` and ``close``, of ``join`` if no topic could be joined, and of
+        the final ``drain``. Cancelling drops the connections and all unsettled messages.
         """
         try:
             is_open = await interruptible(self._handler.open(), self._ending)
@@ -157,7 +159,7 @@ class Runner:
             at_once = self._at_once or isinstance(error, asyncio.CancelledError)
             try:
                 await self._handler.close(at_once=at_once)
-            except NSQError as another:  # the first one is the cause
+            except NSQError as another:  # the first error is raised
                 log.error("%s", another)
             raise
         await self._handler.close(at_once=self._at_once)
@@ -173,39 +175,39 @@ class Runner:
         )
 
     def stop(self) -> None:
-        """Drain all topics and let ``run`` return; a second call changes nothing."""
+        """Drain all topics and let ``run`` return; a second call has no effect."""
         self._stop_asked = True
         self._end("stopped")
 
     def leave(self) -> None:
-        """Let ``run`` return at once; nsqd delivers again what was in flight."""
+        """Let ``run`` return at once; nsqd redelivers the messages in flight."""
         self._at_once = True
         self.stop()
         self._topics.leave()
 
     @property
     def is_open(self) -> bool:
-        """Whether the handler is open, so that messages may come."""
+        """Whether the handler is open, so that messages may arrive."""
         return self._is_open
 
     @property
     def topics(self) -> int:
-        """How many topics there are now."""
+        """The current number of topics."""
         return len(self._topics)
 
     def stats(self) -> ConsumerStats:
-        """Totals of all topics."""
+        """Return the totals of all topics."""
         return self._topics.stats()
 
     def by_topic(self) -> dict[str, ConsumerStats]:
-        """Totals of each topic that there was."""
+        """Return the totals by topic, dropped topics included."""
         return self._topics.by_topic()
 
     async def backlog(self) -> int:
-        """How many messages nsqds hold for the channel: waiting, in flight and deferred.
+        """Return the depth + in flight + deferred of the channel over all nsqds.
 
-        A channel that nsqd has not made yet counts as one message. Raises UnreachableError if one
-        of the nsqds does not answer over HTTP.
+        A channel that nsqd has not created yet counts as one message. Raises UnreachableError if an
+        nsqd does not answer over HTTP.
         """
         return await self._conditions.backlog()
 
@@ -245,19 +247,19 @@ class Runner:
             self._end(reason)
 
     async def _discover(self, finder: TopicFinder) -> None:
-        """Let topics come and go, as nsqlookupds know them."""
+        """Add and drop topics as nsqlookupds list them."""
         told = False
         while True:
             change = await finder.look()
             for topic in change.gone:
-                log.info("topic %s: gone", topic)
+                log.info("topic %s: no longer listed by nsqlookupd", topic)
                 self._topics.drop(topic)
             for topic in change.appeared:
-                log.info("topic %s: found", topic)
+                log.info("topic %s: listed by nsqlookupd", topic)
                 self._topics.add(self._subscription(topic))
             if not self._topics:
                 if not told:
-                    log.warning("--topic-pattern: no topic matches it")
+                    log.warning("--topic-pattern: no topic matches")
                 told = True
                 self._on_reached()
             await asyncio.sleep(self._refresh)
@@ -271,7 +273,7 @@ class Runner:
         self, pattern: re.Pattern[str], config: ConsumerConfig, timeouts: tuple[float, float]
     ) -> TopicFinder:
         if self._nsqds or not self._lookupds:
-            raise ConfigError("a pattern of topics needs nsqlookupds, which know topics")
+            raise ConfigError("a topic pattern needs nsqlookupd addresses, and no nsqd addresses")
         from nsqtools.engine.lookup import TopicFinder  # loads net.http
 
         return TopicFinder(
@@ -312,13 +314,13 @@ class Runner:
         )
 
     def _end(self, reason: Reason) -> None:
-        """Let no more messages come; the first reason counts."""
+        """Begin to stop; the first reason is reported."""
         if not self._ending.is_set():
             self._reason = reason
             self._ending.set()
             self._on_stopping()
 
     def _fail(self, error: BaseException) -> None:
-        """End with an error; the first is raised."""
+        """Begin to stop because of an error; ``run`` raises the first one."""
         self._errors.append(error)
         self._end("stopped")

@@ -1,4 +1,4 @@
-"""The topics under way: each has a consumer, and starts, fails and ends by itself."""
+"""The topics of a Runner: each has a Consumer, and starts, fails and ends independently."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Subscriptions:
-    """Consumes topics into one handler, each with a Consumer.
+    """Consumes topics with one handler and a Consumer per topic.
 
-    A topic that cannot be reached at its start, or that the handler cannot take, is logged and
-    tried again every ``retry`` seconds, unless there is no other one: with ``all_fail`` the first
-    error ends everything once every topic has failed; without, only if another process has the
-    locks of all. ``on_reached`` is called whenever some topic was reached, ``on_error`` with what
-    must end everything. A topic for which too few ``descriptors`` are left fails.
+    A topic whose start fails is logged and retried every ``retry`` seconds. Once every topic has
+    failed, the first error ends the run: with ``all_fail`` always, otherwise only if other
+    processes hold the locks of all topics. A topic also fails if too few ``descriptors`` are left.
+    ``on_reached`` is called whenever a topic is reached, ``on_error`` with an error that must end
+    the run.
     """
 
     handler: Handler
@@ -61,9 +61,9 @@ class Subscriptions:
     rng: Random | None = None
     dial: Dial = Connection.open
     out_of_time: bool = False
-    """Whether a topic that was not reached until now has failed."""
+    """Whether the run is over, so that a topic never reached counts as failed."""
     undrained: set[str] = field(default_factory=set)
-    """Topics that were dropped, of which the handler could not settle all."""
+    """Topics that were dropped before the handler could settle all their messages."""
     _topics: dict[str, _Topic] = field(default_factory=dict)
     _tasks: Tasks = field(init=False)
     _past: dict[str, ConsumerStats] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class Subscriptions:
         self._tasks = Tasks(self.on_error)
 
     def __len__(self) -> int:
-        """How many topics there are now."""
+        """The current number of topics."""
         return len(self._topics)
 
     def add(self, subscription: Subscription) -> None:
-        """Consume this topic, too; one that is being dropped starts again after that."""
+        """Consume another topic; if it is being dropped, it starts again afterwards."""
         name = subscription.topic
         if self._stopped:
             return
@@ -90,31 +90,31 @@ class Subscriptions:
         self._tasks.begin(self._keep(topic))
 
     def drop(self, name: str) -> None:
-        """Drain this topic and forget it."""
+        """Drain a topic and forget it."""
         if topic := self._topics.get(name):
             topic.wanted = False
             topic.interrupt()
 
     async def stop(self, *, out_of_time: bool = False) -> None:
-        """Drain all topics. ``out_of_time``: one that was never reached has failed."""
+        """Drain all topics; with ``out_of_time`` a topic that was never reached has failed."""
         self._stopped, self.out_of_time = True, out_of_time
         for topic in self._topics.values():
             topic.interrupt()
         await self._tasks.wait()
 
     def leave(self) -> None:
-        """Drop all connections at once; ``stop`` waits until that is done."""
+        """Drop all connections at once; ``stop`` waits until they are closed."""
         self._tasks.cancel()
 
     def stats(self) -> ConsumerStats:
-        """Totals of all topics; ``last_message`` is 0 until a message came."""
+        """Return the totals of all topics; ``last_message`` is 0 before the first message."""
         total = ConsumerStats()
         for part in self.by_topic().values():
             total.add(part)
         return total
 
     def by_topic(self) -> dict[str, ConsumerStats]:
-        """Totals of each topic that there was, also of those that were dropped."""
+        """Return the totals by topic, dropped topics included."""
         totals = {name: replace(past) for name, past in self._past.items()}
         for name, topic in self._topics.items():
             if topic.consumer:
@@ -123,20 +123,20 @@ class Subscriptions:
 
     @property
     def in_flight(self) -> int:
-        """Messages that were received and not settled."""
+        """The number of messages that were received and not settled."""
         consumers = [topic.consumer for topic in self._topics.values() if topic.consumer]
         return sum(consumer.stats().in_flight for consumer in consumers)
 
     def current(self) -> list[Subscription]:
-        """The topics of now, without those that cannot be reached."""
+        """Return the current topics, without those whose start failed."""
         return [topic.subscription for topic in self._topics.values() if not topic.error]
 
     def unreached(self) -> list[str]:
-        """Topics that could not be consumed at any time."""
+        """Return the topics that could never be consumed."""
         return [name for name, topic in self._topics.items() if topic.error]
 
     def set_max_in_flight(self, n: int) -> None:
-        """Let every topic have at most so many messages in flight, and no more than configured."""
+        """Limit each topic to ``n`` messages in flight, or to the configured number if lower."""
         for topic in self._topics.values():
             if topic.consumer:
                 topic.consumer.set_max_in_flight(min(self.config.max_in_flight, n))
@@ -148,12 +148,12 @@ class Subscriptions:
         self.descriptors.reserve(name, nsqds, topics=len(self._topics))
 
     def reached(self) -> None:
-        """Some topic was reached."""
+        """Note that a topic was reached."""
         self._any_reached = True
         self.on_reached()
 
     def not_drained(self, name: str, error: NSQError) -> None:
-        """The handler could not settle what it held of a topic: nsqd delivers it again."""
+        """Note that the handler could not settle messages of a topic; nsqd redelivers them."""
         if self._stopped:
             self.on_error(error)
         else:
@@ -179,7 +179,7 @@ class Subscriptions:
             del self._topics[name]
 
     def _failed(self, topic: _Topic, error: NSQError) -> None:
-        """Tell why a topic cannot be consumed; raises the first error if that ends everything."""
+        """Log why a topic cannot be consumed; raises the first error if that must end the run."""
         name, known = topic.subscription.topic, str(topic.error) == str(error)
         topic.error = error
         if not topic.joined:
@@ -189,11 +189,11 @@ class Subscriptions:
         if (self.all_fail or locked) and len(errors) == len(self._topics):
             raise errors[0]
         log.log(logging.INFO if known else logging.ERROR, "topic %s: %s", name, error)
-        log.info("topic %s: next try in %s", name, format_duration(self.retry))
+        log.info("topic %s: next retry in %s", name, format_duration(self.retry))
 
 
 class _Topic(Handler):
-    """A topic under way, and the handler of its consumer: closing it drains this topic alone."""
+    """One topic, and the handler of its consumer: closing it drains this topic only."""
 
     def __init__(
         self, subscription: Subscription, owner: Subscriptions, past: ConsumerStats
@@ -205,20 +205,20 @@ class _Topic(Handler):
         self.wanted = True
         self.interrupted = asyncio.Event()
         self.joined = False
-        """Whether the handler has it."""
+        """Whether the handler has joined the topic."""
         self._name = subscription.topic
         self._owner = owner
         self._past = past
         self._reached = False
 
     def interrupt(self) -> None:
-        """End ``consume`` in good order: the topic is dropped or stopped."""
+        """End ``consume`` by draining: the topic was dropped, or the run stops."""
         self.interrupted.set()
         if self.consumer:
             self.consumer.stop()
 
     async def consume(self) -> NSQError | None:
-        """Consume to the end, or return why that could not begin; other errors end everything."""
+        """Consume until the end; returns the error if the start fails, and raises other errors."""
         owner = self._owner
         try:
             owner.reserve(self._name, len(self.subscription.nsqds))
@@ -248,27 +248,28 @@ class _Topic(Handler):
             ended.connections = ended.in_flight = ended.backoff_level = 0
             self._past.add(ended)
         if owner.out_of_time and not self._reached:
-            return UnreachableError("no nsqd let us in before the time was over")
+            return UnreachableError("no nsqd accepted the subscription before the run ended")
         return None
 
     async def handle(self, batch: Batch) -> None:
-        """Pass a batch on, as far as the count allows it."""
+        """Pass on as many messages of the batch as ``--count`` allows."""
         count, handler = self._owner.count, self._owner.handler
         if count is None:
             await handler.handle(batch)
         elif count.take(batch):
             await handler.handle(batch)
-            # RDY has fallen to what is left: what is held may keep that from coming.
+            # RDY is now at most the remaining count: messages that the handler holds may block the
+            # rest.
             allowed = min(self._owner.config.max_in_flight, count.remaining)
             if self._owner.in_flight >= allowed:
                 handler.flush()
 
     async def gave_up(self, batch: Batch) -> None:
-        """Pass it on; a message that was given up does not count."""
+        """Pass on the batch; messages that are given up do not count."""
         await self._owner.handler.gave_up(batch)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Let the handler settle what it holds of the topic."""
+        """Let the handler settle the topic's messages."""
         self.joined = False
         try:
             await self._owner.handler.drain(self._name)
@@ -276,12 +277,12 @@ class _Topic(Handler):
             self._owner.not_drained(self._name, error)
 
     async def _join(self) -> None:
-        """Let the handler get ready, which may mean to wait for a lock: an interrupt ends that."""
+        """Let the handler join the topic; an interrupt ends the wait for a lock."""
         joining = self._owner.handler.join(self._name)
         self.joined = await interruptible(joining, self.interrupted) or self.joined
 
     async def _find(self) -> Iterable[Address]:
-        """The nsqds that nsqlookupds name; once the topic was reached their silence is no error."""
+        """Return the listed nsqds; once a topic was reached, a failing nsqlookupd only warns."""
         from nsqtools.engine.lookup import Lookups  # loads net.http
 
         silence = self._owner.silence
@@ -299,7 +300,7 @@ class _Topic(Handler):
 
     def _was_reached(self) -> None:
         if self.error:
-            log.info("topic %s: consumed from now on", self._name)
+            log.info("topic %s: connected", self._name)
         self._reached = True
         self.error = None
         self._owner.reached()

@@ -1,1 +1,1 @@
-"""The only sockets: connections to nsqd, and the HTTP clients of nsqd and nsqlookupd."""
+"""All sockets of nsqtools: connections to nsqd, and the HTTP clients of nsqd and nsqlookupd."""

@@ -1,4 +1,4 @@
-"""What a connection says of itself: the body of IDENTIFY."""
+"""The body of IDENTIFY."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def identify_body(config: ClientConfig) -> dict[str, Any]:
-    """The body of IDENTIFY (tcp_protocol_spec, IDENTIFY); times in milliseconds."""
+    """Return the body of IDENTIFY (tcp_protocol_spec, IDENTIFY); times are in milliseconds."""
     host = gethostname()
     body: dict[str, Any] = {
         "client_id": config.client_id or host.partition(".")[0],

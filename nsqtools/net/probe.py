@@ -1,4 +1,4 @@
-"""What it is that listens at an address, where something else was expected."""
+"""Finds out which protocol a port speaks, for errors about wrong addresses."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from nsqtools.names import Address
 
 Speaks = Literal["", "nsqd", "nsqlookupd", "http", "tls"]
-"""What listens: the TCP port of nsqd or of nsqlookupd, an HTTP server, or one that wants TLS."""
+"""The TCP port of nsqd or nsqlookupd, an HTTP server, or a server that requires TLS; empty if
+unknown."""
 
-# A PING to nsqlookupd (nsqlookupd/lookup_protocol_v1.go), which to all others is nonsense: nsqd
-# answers it with an error frame, an HTTP server with status 400, and one of TLS hangs up.
+# A PING to nsqlookupd (nsqlookupd/lookup_protocol_v1.go). Other servers do not understand it: nsqd
+# answers with an error frame, an HTTP server with status 400, and a TLS server hangs up.
 _QUESTION = b"  V1PING\n"
 _BEGINNINGS: tuple[tuple[bytes, Speaks], ...] = (
     (b"\0\0\0\x02OK", "nsqlookupd"),
@@ -24,12 +25,12 @@ _ENOUGH = 64
 
 
 async def what_speaks(address: Address, *, limit: float) -> Speaks:
-    """Ask for up to ``limit`` seconds; empty if nothing known answers, or nothing at all."""
+    """Ask for up to ``limit`` seconds; returns empty without a known answer."""
     try:
         async with asyncio.timeout(limit):
             answer = await _ask(address)
             return _known(answer) or ("" if answer else await _shake_hands(address))
-    except (OSError, UnicodeError):  # TimeoutError is one of the former
+    except (OSError, UnicodeError):  # TimeoutError is an OSError
         return ""
 
 
@@ -43,7 +44,7 @@ async def _ask(address: Address) -> bytes:
             if not data:
                 break
             received += data
-    except ConnectionError:  # it hung up before it had read all
+    except ConnectionError:  # the server closed before reading everything
         pass
     finally:
         writer.transport.abort()
@@ -55,7 +56,7 @@ def _known(received: bytes) -> Speaks:
 
 
 async def _shake_hands(address: Address) -> Speaks:
-    """Whether it takes a TLS handshake, whoever it is: nothing is told to it."""
+    """Return "tls" if the server completes a TLS handshake, with any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""What a service tells systemd (``sd_notify(3)``, ``sd_watchdog_enabled(3)``); else nothing."""
+"""Notifies systemd (``sd_notify(3)``, ``sd_watchdog_enabled(3)``)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STATUS_INTERVAL = 10.0
-# Beats that come at half of systemd's patience, as sd_watchdog_enabled(3) advises, never late.
+# Beats come at half the watchdog interval, as sd_watchdog_enabled(3) advises.
 _BEAT = 0.5
-# Three times the longest interval: one datagram may be lost, and the loop be late.
+# Three times the longest interval: a datagram may be lost, and the event loop be late.
 _EXTENSION = 3 * _STATUS_INTERVAL
 
 
 class Notifier:
-    """Datagrams to ``NOTIFY_SOCKET``; without one every method does nothing.
+    """Sends datagrams to ``NOTIFY_SOCKET``; if it is not set, every method does nothing.
 
-    A datagram that cannot be sent is a debug line: systemd then does what it does with a silent
-    service.
+    A datagram that cannot be sent is logged at debug level.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -33,21 +32,21 @@ class Notifier:
 
     @property
     def interval(self) -> float | None:
-        """Seconds between two ``beat``s; None if nobody listens."""
+        """Seconds between two calls of ``beat``; None if systemd does not listen."""
         if not self._address:
             return None
         return min(_STATUS_INTERVAL, self._watchdog or _STATUS_INTERVAL)
 
     def ready(self) -> None:
-        """The service is up; the second call does nothing."""
+        """Report that the service is up; further calls do nothing."""
         if not self._ready:
             self._ready = True
             self._send("READY=1")
 
     def beat(self, status: str) -> None:
-        """The event loop is alive, and this is what it does: one line.
+        """Report that the event loop is alive, and a status line.
 
-        Before ``ready`` it asks for more time to start, which a long recovery may take.
+        Before ``ready`` it extends the start timeout, because recovery may take long.
         """
         lines = [f"STATUS={' '.join(status.splitlines())}"]
         if not self._ready:
@@ -57,7 +56,7 @@ class Notifier:
         self._send("\n".join(lines))
 
     def stopping(self) -> None:
-        """The service drains."""
+        """Report that the service is stopping."""
         self._send("STOPPING=1")
 
     def _send(self, text: str) -> None:
@@ -75,7 +74,7 @@ class Notifier:
 
 
 def _watchdog(environ: Mapping[str, str]) -> float | None:
-    """Seconds between beats, if this process is watched."""
+    """Return the seconds between beats, None if systemd does not watch this process."""
     try:
         if int(environ.get("WATCHDOG_PID") or os.getpid()) != os.getpid():
             return None

@@ -1,4 +1,4 @@
-"""TLS to nsqd and to the HTTP APIs: the context from the options, and failures in plain words."""
+"""TLS for nsqd and the HTTP APIs: contexts from the options, and readable errors."""
 
 from __future__ import annotations
 
@@ -19,39 +19,38 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GIVE_CERTIFICATE = "name one it accepts with --tls-cert and --tls-key"
+_GIVE_CERTIFICATE = "set --tls-cert and --tls-key to one that it accepts"
 
-_MAYBE_CERTIFICATE = "it may want a client certificate (--tls-cert, --tls-key)"
+_MAYBE_CERTIFICATE = "it may require a client certificate (--tls-cert, --tls-key)"
 
-# Reasons of OpenSSL, without their prefixes, which differ between its versions. A server that
-# requires a certificate alerts CERTIFICATE_REQUIRED in TLS 1.3; before, Go alerts
-# HANDSHAKE_FAILURE, and its older releases BAD_CERTIFICATE (crypto/tls, handshake_server.go).
+# Reasons of OpenSSL without their prefixes, which differ between its versions. A server that
+# requires a certificate sends the alert CERTIFICATE_REQUIRED in TLS 1.3. In TLS 1.2 Go sends
+# HANDSHAKE_FAILURE, and older releases of Go BAD_CERTIFICATE (crypto/tls, handshake_server.go).
 _REASONS = {
     "CERTIFICATE_REQUIRED": f"the server requires a client certificate: {_GIVE_CERTIFICATE}",
     "ALERT_BAD_CERTIFICATE": "the server refused the client certificate or found none: "
     + _GIVE_CERTIFICATE,
-    "ALERT_HANDSHAKE_FAILURE": f"the server broke off the TLS handshake: {_MAYBE_CERTIFICATE}",
+    "ALERT_HANDSHAKE_FAILURE": f"the server aborted the TLS handshake: {_MAYBE_CERTIFICATE}",
     "ALERT_UNKNOWN_CA": "the server does not know the CA that signed the client certificate: "
     + _GIVE_CERTIFICATE,
-    "ALERT_CERTIFICATE_EXPIRED": "the server says the client certificate has expired: "
-    + _GIVE_CERTIFICATE,
+    "ALERT_CERTIFICATE_EXPIRED": "the client certificate has expired: renew it",
     "WRONG_VERSION_NUMBER": "the server does not speak TLS here: check the port, or connect "
     "without TLS",
-    "ALERT_PROTOCOL_VERSION": "the server speaks no TLS version that --tls-min-version allows",
-    "UNSUPPORTED_PROTOCOL": "the server speaks no TLS version that --tls-min-version allows",
-    "UNEXPECTED_EOF": "the server closed the connection in the TLS handshake or right after: check "
-    f"that it speaks TLS here; {_MAYBE_CERTIFICATE}",
+    "ALERT_PROTOCOL_VERSION": "the server supports no TLS version that --tls-min-version allows",
+    "UNSUPPORTED_PROTOCOL": "the server supports no TLS version that --tls-min-version allows",
+    "UNEXPECTED_EOF": "the server closed the connection during the TLS handshake or just after: "
+    f"check that it speaks TLS here; {_MAYBE_CERTIFICATE}",
 }
 
 _WRONG_HOST = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _WRONG_TIME = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 _in_clear: list[Address] = []
-"""Where a secret was sent without TLS, once it was."""
+"""The first address to which a secret was sent without TLS."""
 
 
 def uses_tls(config: ClientConfig) -> bool:
-    """Whether TLS was asked for: any tls option does, as in go-nsq (``config.go``)."""
+    """Whether TLS is used; any tls option enables it, as in go-nsq (``config.go``)."""
     return bool(
         config.tls_v1
         or config.tls_root_ca_file
@@ -61,19 +60,19 @@ def uses_tls(config: ClientConfig) -> bool:
 
 
 def http_context(config: ClientConfig) -> ssl.SSLContext | None:
-    """The context for requests to nsqlookupd and nsqd over https; None for the system's own.
+    """Return the context for HTTPS to nsqlookupd and nsqd; None for the default context.
 
-    Raises ConfigError as ``client_context``.
+    Raises ConfigError like ``client_context``.
     """
     return client_context(config) if uses_tls(config) else None
 
 
 def client_context(config: ClientConfig, *, flags: str = "--tls") -> ssl.SSLContext:
-    """The context of all connections that these options describe, made anew if a file changes.
+    """Return the cached TLS context for these options; a changed file makes a new one.
 
-    TLS 1.2 is the lowest version, whatever lower one go-nsq's ``tls_min_version`` names. As in Go,
-    any certificate of ``tls_root_ca_file`` is trusted, be it a root, an intermediate or the
-    server's own. Raises ConfigError naming file and option, whose flag begins with ``flags``.
+    TLS 1.2 is the minimum, even if ``tls_min_version`` is lower, as go-nsq allows. As in Go, any
+    certificate in ``tls_root_ca_file`` is trusted: a root, an intermediate or the server's own.
+    Raises ConfigError naming the file and the option, whose flag begins with ``flags``.
     """
     files = (config.tls_root_ca_file, config.tls_cert, config.tls_key)
     verify = not config.tls_insecure_skip_verify
@@ -102,7 +101,7 @@ def _context(
 
 
 def _version(path: str) -> object:
-    """What differs once a file was replaced or written to; None where there is nothing to ask."""
+    """Return a value that changes when the file is replaced or written to; None if unreadable."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -111,7 +110,7 @@ def _version(path: str) -> object:
 
 
 def warn_of_secret_in_clear(address: Address) -> None:
-    """Warn, once in a process, of a secret that others can read on its way."""
+    """Warn, once per process, of a secret that is sent unencrypted to another host."""
     try:
         is_near = ip_address(address.host).is_loopback
     except ValueError:
@@ -123,10 +122,10 @@ def warn_of_secret_in_clear(address: Address) -> None:
 
 
 def explain(error: BaseException, *, flags: str = "--tls") -> str:
-    """One line for an error of a handshake or of the first read, with the fix where one is known.
+    """Explain an error of the TLS handshake or the first read in one line, with the fix if known.
 
-    In TLS 1.3 a server refuses a client certificate only after the client's side of the handshake
-    is done, so the client's first read fails.
+    A TLS 1.3 server refuses a client certificate only after the client's part of the handshake, so
+    that the client's first read fails.
     """
     return _explained(error).replace("--tls", flags)
 
@@ -137,7 +136,9 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         text = getattr(error, "reason", None) or str(error)
         key = text.upper().replace(" ", "_")
-        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):  # by version of Python
+        if isinstance(
+            error, ssl.SSLEOFError | ssl.SSLZeroReturnError
+        ):  # which one depends on Python
             key = "UNEXPECTED_EOF"
         for reason, explanation in _REASONS.items():
             if reason in key:
@@ -145,8 +146,8 @@ def _explained(error: BaseException) -> str:
         return f"TLS failed: {text.replace('_', ' ').lower()}"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return (
-            "the server reset the connection in the TLS handshake or right after: check that it "
-            f"speaks TLS here; {_MAYBE_CERTIFICATE}"
+            "the server reset the connection during the TLS handshake or just after: check that "
+            f"it speaks TLS here; {_MAYBE_CERTIFICATE}"
         )
     if isinstance(error, OSError):
         return plain(error)
@@ -154,9 +155,10 @@ def _explained(error: BaseException) -> str:
 
 
 def plain(error: OSError) -> str:
-    """asyncio's ``[Errno 111] Connect call failed (...)`` as the system's own words.
+    """Return the system's text for an OSError of asyncio, such as "connection refused".
 
-    Of a name with several addresses asyncio joins such texts, without an errno: the first counts.
+    For a host with several addresses asyncio joins the texts ``[Errno 111] Connect call failed
+    (...)`` and sets no errno: the first one is used.
     """
     found = re.search(r"\[Errno (\d+)\]", str(error))
     number = error.errno or (int(found[1]) if found else 0)
@@ -168,11 +170,11 @@ def plain(error: OSError) -> str:
 def _explain_certificate(error: ssl.SSLCertVerificationError) -> str:
     reason = error.verify_message.rstrip(".")
     if error.verify_code in _WRONG_HOST:
-        fix = "connect by a name that it holds"
+        fix = "connect by a host name in the certificate"
     elif error.verify_code in _WRONG_TIME:
-        fix = "renew it, or set this host's clock"
+        fix = "renew it, or correct this host's clock"
     else:
-        fix = "name the CA that signed it with --tls-root-ca-file"
+        fix = "give its CA with --tls-root-ca-file"
     return f"the server's certificate cannot be verified: {reason}: {fix}"
 
 
@@ -182,18 +184,18 @@ def load_certificates(context: ssl.SSLContext, option: str, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
-        raise ConfigError(f"{option} {path}: is not a PEM certificate") from error
+        raise ConfigError(f"{option} {path}: not a PEM certificate") from error
 
 
 def load_identity(context: ssl.SSLContext, flags: str, cert: str, key: str) -> None:
     """Load certificate and key; raises ConfigError naming the one at fault."""
-    # load_cert_chain does not say which file it could not read, so the certificate goes first.
+    # Load the certificate first: load_cert_chain does not say which of the files is unusable.
     load_certificates(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), f"{flags}-cert", cert)
     _check_readable(f"{flags}-key", key)
     encrypted = False
 
     def no_passphrase() -> bytes:
-        # Without a function OpenSSL would ask for the passphrase on the terminal.
+        # Without this function OpenSSL would prompt for the passphrase on the terminal.
         nonlocal encrypted
         encrypted = True
         return b""
@@ -203,13 +205,13 @@ def load_identity(context: ssl.SSLContext, flags: str, cert: str, key: str) -> N
     except ssl.SSLError as error:
         reason = error.reason or ""
         if encrypted:
-            text = f"{flags}-key {key}: is encrypted: remove its passphrase with openssl pkey"
+            text = f"{flags}-key {key}: the key is encrypted: decrypt it with openssl pkey"
         elif "MISMATCH" in reason:
-            text = f"{flags}-key {key}: is not the key of the certificate {flags}-cert {cert}"
+            text = f"{flags}-key {key}: not the key of the certificate {flags}-cert {cert}"
         elif reason:
             text = f"{flags}-cert {cert}: cannot be used: {reason.replace('_', ' ').lower()}"
         else:
-            text = f"{flags}-key {key}: is not a PEM private key"
+            text = f"{flags}-key {key}: not a PEM private key"
         raise ConfigError(text) from error
 
 

@@ -1,1 +1,1 @@
-"""Decisions. Objects here take facts, ``now`` and ``rng`` and return plans; they touch nothing."""
+"""Pure decisions: objects take facts, ``now`` and ``rng``, and return plans."""

@@ -1,4 +1,4 @@
-"""Slowing down while handling fails (building_client_libraries, Backoff; go-nsq consumer.go)."""
+"""Backoff after the handler fails (building_client_libraries, Backoff; go-nsq consumer.go)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def exponential(counter: int, multiplier: float, rng: Random) -> float:
-    """``multiplier * 2**counter``: 2, 4, 8 ... s when the multiplier is 1 s."""
+    """Return ``multiplier * 2**counter``: 2, 4, 8 ... s for a multiplier of 1 s."""
     return float(multiplier * 2.0**counter)
 
 
 def full_jitter(counter: int, multiplier: float, rng: Random) -> float:
-    """Anything from 0 up to the exponential duration, so that consumers do not move together."""
+    """Return a random part of the exponential duration, so that consumers do not act in step."""
     return exponential(counter, multiplier, rng) * rng.random()
 
 
@@ -31,7 +31,7 @@ STRATEGIES: Mapping[str, Callable[[int, float, Random], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class BackoffChange:
-    """A new mode; ``wait`` in seconds, 0 unless stopped. ``str()`` is for the log."""
+    """A new mode; ``wait`` is in seconds, 0 unless stopped. ``str()`` is the text for the log."""
 
     mode: Mode
     wait: float
@@ -47,20 +47,20 @@ class BackoffChange:
 
 
 def requeue_delay(attempts: int, *, default_delay: float, max_delay: float) -> float:
-    """Seconds until a requeued message comes again: longer each time (go-nsq conn.go)."""
+    """Return the delay of a REQ in seconds, which grows with the attempts (go-nsq conn.go)."""
     return min(default_delay * attempts, max_delay)
 
 
 class Backoff:
-    """Counts failures up and successes down, and waits while the count is above 0.
+    """Counts failures minus successes, and waits while the count is above 0.
 
     running -- a failure --> stopped -- time --> probing -- any result --> stopped, or running at 0
 
-    Only one result counts per wait: results during the wait are ignored, the first one after it
-    starts the next. A failure raises the counter if the strategy's duration for the higher one
-    is within ``max_duration``; so nothing happens at all when ``2 * multiplier`` is over it, as
-    in go-nsq. A ``max_duration`` or a ``multiplier`` of 0 means no backoff. Connections play no
-    part, so losing one changes nothing here.
+    One result counts per wait: results during the wait are ignored, and the first one after it
+    starts the next wait. A failure raises the counter if the strategy's duration for the higher
+    counter is within ``max_duration``; if ``2 * multiplier`` exceeds it there is no backoff at all,
+    as in go-nsq. A ``max_duration`` or ``multiplier`` of 0 disables backoff. The state is
+    independent of connections, so losing one does not affect it.
 
     Raises ConfigError for an unknown strategy.
     """
@@ -78,17 +78,17 @@ class Backoff:
 
     @property
     def counter(self) -> int:
-        """Failures not yet outweighed by successes."""
+        """The backoff level: failures minus successes, at least 0."""
         return self._counter
 
     @property
     def until(self) -> float | None:
-        """When the wait ends and ``due`` has to be called; None unless waiting."""
+        """When the wait ends and ``due`` must be called; None unless waiting."""
         return self._until
 
     @property
     def mode(self) -> Mode:
-        """What RDY is planned by: stopped while waiting."""
+        """The mode for planning RDY: stopped during a wait."""
         if self._until is not None:
             return Mode.STOPPED
         return Mode.PROBING if self._counter else Mode.RUNNING
@@ -96,16 +96,17 @@ class Backoff:
     def record(
         self, *, succeeded: int, failed: int, neutral: int = 0, now: float, rng: Random
     ) -> BackoffChange | None:
-        """Count the results of a batch, failures first; None when that changes no state.
+        """Count the results of a batch, failures first; returns None if the state does not change.
 
-        ``neutral`` are messages requeued without backoff: they leave the counter alone, but
-        while it is above 0 they start another wait as any result does.
+        ``neutral`` messages were requeued without backoff: they do not change the counter, but like
+        any result they start another wait while it is above 0.
         """
         if self._until is not None or not self._multiplier:
             return None
         before = self._counter
         if failed:
-            # At 0 a failure that does not count starts no wait, so the next one has its turn.
+            # At counter 0 a failure that does not count starts no wait, so the next failure is
+            # tried.
             if any(self._may_grow(rng) for _ in range(1 if before else failed)):
                 self._counter += 1
         elif succeeded and before and not neutral:
@@ -119,7 +120,7 @@ class Backoff:
         return BackoffChange(Mode.RUNNING, 0.0, 0) if before else None
 
     def due(self, now: float) -> BackoffChange | None:
-        """End the wait if it is over: from now on one connection probes."""
+        """End the wait if it is over; then one connection probes."""
         if self._until is None or now < self._until:
             return None
         self._until = None

@@ -1,7 +1,7 @@
-"""What monitoring is told of a cluster: OK, WARNING, CRITICAL or UNKNOWN, why, and the numbers.
+"""The monitoring check of a cluster: OK, WARNING, CRITICAL or UNKNOWN, the reason, and numbers.
 
-A threshold is for each topic and channel by itself, over all nsqds together, and is exceeded by
-what is more than it, as a range 0:N of the Monitoring Plugins Development Guidelines says.
+A threshold applies to each topic and channel separately, summed over all nsqds. A value above it
+exceeds it, like a range 0:N of the Monitoring Plugins Development Guidelines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Status(IntEnum):
-    """The state of a check, and the exit status that tells it (guidelines, Plugin Return Codes)."""
+    """The state of a check, and its exit status (guidelines, Plugin Return Codes)."""
 
     OK = 0
     WARNING = 1
@@ -29,13 +29,13 @@ class Status(IntEnum):
 
     @property
     def weight(self) -> int:
-        """The heaviest finding decides: what is known to be bad outweighs what is not known."""
+        """The order of severity: CRITICAL and WARNING outweigh UNKNOWN."""
         return (Status.OK, Status.UNKNOWN, Status.WARNING, Status.CRITICAL).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a number must not exceed; None is no limit."""
+    """Maximum values of a number; None is no limit."""
 
     warn: float | None = None
     crit: float | None = None
@@ -44,7 +44,7 @@ class Limit:
         return self.warn is not None or self.crit is not None
 
     def exceeded(self, value: float) -> tuple[Status, float]:
-        """OK, or the state and the limit that it comes from."""
+        """Return OK, or the state and the limit that was exceeded."""
         for status, limit in ((Status.CRITICAL, self.crit), (Status.WARNING, self.warn)):
             if limit is not None and value > limit:
                 return status, limit
@@ -53,7 +53,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """All thresholds of a check: rates are per second, ages in seconds, a minimum of 0 is none."""
+    """All thresholds of a check; rates are per second, ages in seconds, a minimum of 0 is none."""
 
     depth: Limit = field(default_factory=Limit)
     requeue_rate: Limit = field(default_factory=Limit)
@@ -65,15 +65,15 @@ class Limits:
 
     @property
     def need_rates(self) -> bool:
-        """Whether one sample is not enough."""
+        """Whether the check needs two samples."""
         return bool(self.requeue_rate or self.timeout_rate or self.age)
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Who was asked, and by name the error of each who did not answer, None of each who did.
+    """The servers that were asked, each with its error, or None if it answered.
 
-    ``unwell`` has what nsqds say of their health that is not OK.
+    ``unwell`` has the health of nsqds that report anything but OK.
     """
 
     nsqds: Mapping[str, str | None]
@@ -87,19 +87,19 @@ class Peers:
 
     @property
     def errors(self) -> list[str]:
-        """Of all who do not answer."""
+        """The errors of all servers that do not answer."""
         programs = (("nsqlookupd", self.lookupds), ("nsqd", self.nsqds))
         return [f"{p} {error}" for p, asked in programs for error in asked.values() if error]
 
     @property
     def nobody(self) -> bool:
-        """Whether none of them answers."""
+        """Whether no server answers."""
         return all((*self.nsqds.values(), *self.lookupds.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One trouble: of a topic, of a channel, or without both of who was asked."""
+    """A problem with a topic, with a channel, or, without both, with the servers."""
 
     status: Status
     text: str
@@ -112,9 +112,9 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """A number for graphs: None is one that could not be had; ``unit`` is "s" or nothing.
+    """A number for graphs; None if it is unknown. ``unit`` is "s" or empty.
 
-    ``at_least`` says that ``limit.crit`` is what it must not be under.
+    With ``at_least``, ``limit.crit`` is a minimum.
     """
 
     label: str
@@ -127,7 +127,7 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of a check; ``troubles`` are the heaviest first."""
+    """The result of a check; the most severe of the ``troubles`` come first."""
 
     status: Status
     summary: str
@@ -136,27 +136,27 @@ class CheckResult:
 
 
 def unknown(reason: str) -> CheckResult:
-    """The result of a check that could not be made."""
+    """Return the result of a check that could not be made."""
     return CheckResult(Status.UNKNOWN, reason)
 
 
 def age(row: Row) -> float | None:
-    """Seconds that messages of a topic or channel wait, estimated; None without the egress.
+    """Estimate how many seconds messages of a topic or channel wait; None without egress.
 
-    nsqd does not tell since when messages wait. Those that do, divided by those that leave per
-    second, are how long one waits that comes now; at a steady pace the oldest has waited as long
-    (Little's law). Where some wait and none leaves it is infinite.
+    nsqd does not report since when messages wait. Their number, divided by the messages that leave
+    per second, is the wait of a message that arrives now; at a steady rate the oldest message has
+    waited as long (Little's law). It is infinite if messages wait and none leaves.
     """
     if not row.totals.depth:
         return 0.0
     if row.egress is None or not row.whole:
-        return None  # those that wait on all nsqds have nothing to do with what leaves some
+        return None  # the depth covers all nsqds, and the egress only some of them
     return row.totals.depth / row.egress if row.egress else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What may have a Limit of its ``name``; ``text`` says that this is exceeded, by what."""
+    """A number that may have a Limit, by ``name``; ``text`` says by how much it is exceeded."""
 
     name: str
     text: str
@@ -165,7 +165,7 @@ class _Measure:
     unit: str = ""
 
     def of(self, row: Row) -> float | None:
-        """None for a rate that is not known of every nsqd: of some, it would pass for a low one."""
+        """Return the value; None for a rate that some nsqds lack, as the sum would be too low."""
         if self.name == "age":
             return age(row)
         value: float | None = getattr(row if self.is_rate else row.totals, self.name)
@@ -181,7 +181,7 @@ _MEASURES = (
 
 
 def _limited(limits: Limits, row: Row) -> Iterator[tuple[_Measure, Limit]]:
-    """What has a limit, of all that is measured of this channel, or of this topic."""
+    """Yield the measures of this channel or topic that have a limit."""
     for measure in _MEASURES:
         if (row.channel or measure.of_topics) and (limit := getattr(limits, measure.name)):
             yield measure, limit
@@ -190,13 +190,14 @@ def _limited(limits: Limits, row: Row) -> Iterator[tuple[_Measure, Limit]]:
 def judge(
     limits: Limits, rows: Sequence[Row], peers: Peers, *, topic: str = "", channel: str = ""
 ) -> CheckResult:
-    """The state of what was asked for: all, a ``topic``, a ``channel``, or that of that topic.
+    """Judge everything, or a topic, or the channels of a name, or one channel of a topic.
 
-    UNKNOWN if nobody answers, else what the heaviest finding says. A silent nsqd or nsqlookupd
-    among others is a WARNING; that no nsqd answers, or none has what was named, is CRITICAL.
+    It is UNKNOWN if no server answers, otherwise the most severe trouble decides. One silent nsqd
+    or nsqlookupd is a WARNING. It is CRITICAL if no nsqd answers, or none has the named topic or
+    channel.
     """
     if peers.nobody:
-        return unknown(f"nobody answers: {'; '.join(peers.errors)}")
+        return unknown(f"no server answers: {'; '.join(peers.errors)}")
     seen = [row for row in shown(rows, channel) if row.nodes]
     found = [*_of_peers(limits, peers), *_missing(seen, peers, topic, channel)]
     for row in seen:
@@ -213,7 +214,7 @@ def _of_peers(limits: Limits, peers: Peers) -> Iterator[Trouble]:
     for error in peers.errors:
         yield Trouble(Status.WARNING, error)
     for name, health in peers.unwell.items():
-        yield Trouble(Status.CRITICAL, f"nsqd {name} is not well: {health}")
+        yield Trouble(Status.CRITICAL, f"nsqd {name} is unhealthy: {health}")
     if peers.answering < limits.nsqds_min:
         text = f"{peers.answering} nsqds answer, fewer than {limits.nsqds_min}"
         yield Trouble(Status.CRITICAL, text)
@@ -227,12 +228,12 @@ def _missing(rows: Sequence[Row], peers: Peers, topic: str, channel: str) -> Ite
         return
     if not topic and not channel:
         if not peers.nsqds:
-            yield Trouble(Status.CRITICAL, "nsqlookupd knows no nsqd")
+            yield Trouble(Status.CRITICAL, "nsqlookupd lists no nsqd")
         return
     if not any(topic in ("", row.topic) and channel in ("", row.channel) for row in rows):
         silent = " that answers" if peers.answering < len(peers.nsqds) else ""
-        what = "it" if topic else f"a channel {channel}"
-        yield Trouble(Status.CRITICAL, f"no nsqd{silent} has {what}", topic, channel)
+        what = "" if topic else f"channel {channel}: "
+        yield Trouble(Status.CRITICAL, f"{what}not found on any nsqd{silent}", topic, channel)
 
 
 def _of_row(limits: Limits, row: Row) -> Iterator[Trouble]:
@@ -250,10 +251,13 @@ def _of_row(limits: Limits, row: Row) -> Iterator[Trouble]:
 def _over(limit: Limit, measure: _Measure, row: Row) -> tuple[Status, str]:
     value = measure.of(row)
     if value is None:
-        return Status.UNKNOWN, "no rates: it was made anew, or nsqd restarted, during the check"
+        return (
+            Status.UNKNOWN,
+            "rates are unknown: it was recreated, or nsqd restarted, during the check",
+        )
     status, over = limit.exceeded(value)
     if value == math.inf:
-        return status, f"{row.totals.depth} messages wait and none is taken"
+        return status, f"{row.totals.depth} messages wait and none are consumed"
     return status, measure.text.format(number(value), number(over))
 
 
@@ -271,9 +275,9 @@ def _summary(rows: Sequence[Row], peers: Peers, channel: str) -> str:
 
 
 def _data(limits: Limits, rows: Sequence[Row], peers: Peers, topic: str) -> Iterator[Datum]:
-    """Of a named topic all that is measured; of many the sums, and the highest with its limits.
+    """Yield all numbers of a named topic; of several topics sums, and maximums with their limits.
 
-    Which labels there are depends on nothing but the options, and what the topic has.
+    The labels depend only on the options and on the topic's channels.
     """
     least = limits.nsqds_min or None
     yield Datum("nsqds", peers.answering, Limit(crit=least), "", True, len(peers.nsqds))
@@ -303,13 +307,13 @@ def _data_of(limits: Limits, row: Row) -> Iterator[Datum]:
 
 
 def _highest(values: Sequence[float | None]) -> float | None:
-    """None where one is not known: a lower one would be taken for the highest."""
+    """Return the maximum; None if any value is unknown, because it may be the maximum."""
     known = [value for value in values if value is not None]
     return max(known, default=0.0) if len(known) == len(values) else None
 
 
 def number(value: float) -> str:
-    """Without an exponent, and without more digits than it has."""
+    """Format a number without exponent and without trailing zeros."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""When nsqlookupd is asked, and when an nsqd is dialled again."""
+"""When to ask nsqlookupds, and when to reconnect to an nsqd."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 class LookupSchedule:
-    """Times of the rounds after the first one, which is made at once.
+    """Schedules the lookup rounds after the first one, which is made at once.
 
-    Rounds are ``interval`` seconds apart, plus a random part of up to ``jitter`` times that
-    (building_client_libraries, Configuration), so that consumers started together do not ask
-    together. Urgency, that is a lost connection or none at all, starts a quick series 1, 2, 4,
-    8 ... s apart with the same jitter, for as long as that is less than ``interval``: a restarted
-    nsqd or a topic just created is found within seconds. A series runs to its end, since what
-    it looks for need not be back when the first round is made. Urgency during a series starts no
-    other, nor does being without a connection after its end: an nsqd that drops us each time, or
-    never comes, costs few rounds.
+    Rounds are ``interval`` seconds apart, plus a random part of up to ``jitter`` times that, so
+    that consumers started together do not ask together (building_client_libraries, Configuration).
+
+    A lost connection, or having none, is urgent: it starts a series of rounds 1, 2, 4, 8 ... s
+    apart, with the same jitter, while that is less than ``interval``. So a restarted nsqd or a new
+    topic is found within seconds. A series always runs to its end, because the nsqd may not be back
+    at its first round. Urgency during a series, or still having no connection after it, starts no
+    other series: an nsqd that drops each connection, or never returns, costs few rounds.
     """
 
     def __init__(self, interval: float, jitter: float) -> None:
@@ -31,9 +31,10 @@ class LookupSchedule:
         self._step: int | None = None
 
     def next(self, now: float, *, urgent: bool, rng: Random) -> float:
-        """When the next round is due. Call it after each round, and when a connection is lost.
+        """Return when the next round is due, in seconds of ``now``'s clock.
 
-        Called before that time has come, it never answers with a later one.
+        Call it after each round and when a connection is lost. If it is called before the time that
+        it returned, it never returns a later one.
         """
         early = now < self._when
         if self._step is None and urgent and (early or not self._urgent):
@@ -55,10 +56,10 @@ class LookupSchedule:
 
 
 class ReconnectDelays:
-    """Delays before a fixed address is dialled again: 8, 16, 32 ... s up to ``maximum``.
+    """Delays before reconnecting to a fixed address: 8, 16, 32 ... s, up to ``maximum``.
 
-    ``first`` is the first of them (building_client_libraries, Reconnection); a first delay of 0
-    is followed by 1, 2, 4 ... s.
+    ``first`` is the first delay in seconds (building_client_libraries, Reconnection); after a first
+    delay of 0 come 1, 2, 4 ... s.
     """
 
     def __init__(self, first: float, maximum: float) -> None:
@@ -67,12 +68,12 @@ class ReconnectDelays:
         self._delays: dict[Address, float] = {}
 
     def failed(self, address: Address, now: float) -> float:
-        """When to dial, after the connection was lost or could not be made."""
+        """Return when to connect after the connection was lost or could not be made."""
         previous = self._delays.get(address)
         following = self._first if previous is None else previous * 2 or 1.0
         delay = self._delays[address] = min(following, self._maximum)
         return now + delay
 
     def connected(self, address: Address) -> None:
-        """Start from the first delay when this address fails again."""
+        """Reset the delay of this address."""
         self._delays.pop(address, None)

@@ -1,7 +1,7 @@
-"""Which of several endpoints gets the next request, and when one that failed is tried again.
+"""Chooses the endpoint of the next request, and when to retry one that failed.
 
-The modes are those of nsq_to_http and nsq_to_nsq (bitly/go-hostpool). In all of them a circuit
-breaker stands before each endpoint, so a single one that is down costs a request now and then.
+The modes are those of nsq_to_http and nsq_to_nsq (bitly/go-hostpool). In every mode each endpoint
+has a circuit breaker, so that a single one that is down costs only an occasional request.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from random import Random
 
 FAILURES = 5
-"""So many in a row open the breaker."""
+"""Consecutive failures that open the breaker."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""How long it stays open, in seconds: twice as long after every probe that fails."""
+"""How long the breaker stays open, in seconds; doubled by every probe that fails."""
 PROBE_LIMIT = 60.0
-"""A probe of which nothing was heard for so long, in seconds, is taken for lost."""
+"""Seconds after which a probe without a result counts as lost."""
 FIRST_DELAY, LONGEST_DELAY = 30.0, 900.0
-"""How long a dead endpoint of a host pool is left alone, in seconds, doubling (go-hostpool)."""
+"""How long a host pool leaves a dead endpoint alone, in seconds, doubling (go-hostpool)."""
 FIRST_EPSILON, LEAST_EPSILON, EPSILON_DECAY = 0.3, 0.01, 0.9
-"""Share of the choices that explore; each exploration lowers it (go-hostpool)."""
+"""Share of choices that explore; each exploration lowers it (go-hostpool)."""
 HALF_LIFE = 30.0
-"""After so many seconds a latency counts half in the mean."""
+"""Seconds after which a latency counts half in the mean."""
 
 _SCORES_LAST = 0.1
 _SHORTEST = 1e-6
@@ -37,21 +37,21 @@ _SHORTEST = 1e-6
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """An endpoint. ``pause`` is 0 while its breaker is closed, ``delay`` unless its pool calls it
-    dead; either is only over 0 after a failure that no success followed."""
+    """An endpoint. ``pause`` is 0 while its breaker is closed, ``delay`` is 0 unless its pool
+    considers it dead. Each is above 0 only after a failure that no success has followed."""
 
     name: str
     failures: int = 0
     pause: float = 0.0
     until: float = -math.inf
-    """The end of the pause."""
+    """When the pause ends."""
     since: float = -math.inf
     """When the breaker last opened or closed."""
     delay: float = 0.0
     retry: float = -math.inf
-    """The end of the delay."""
+    """When the delay ends."""
     probe: float | None = None
-    """When the request was chosen that is to tell whether it is back."""
+    """When the request was chosen that probes the endpoint."""
     gone: bool = False
 
     @property
@@ -60,22 +60,21 @@ class _Entry:
 
 
 class Endpoints:
-    """Where the next request goes: each choice begins with the next endpoint.
+    """Chooses endpoints by round robin.
 
-    Five failures in a row open the breaker of an endpoint for 1 s, doubling to 30 s. After that
-    one request is its probe: a success closes the breaker, a failure opens it for longer.
+    Five consecutive failures open the breaker of an endpoint for 1 s, doubling to 30 s. Then one
+    request probes it: a success closes the breaker, a failure opens it for longer.
 
-    Times are in seconds, of any one clock that never goes back. Whoever sends to an endpoint
-    reports the result. The first of a choice is the one to send to; the others are for a caller who
-    can do so at once when the first one failed. An endpoint that is probed is first and in one
-    choice only, until it is reported. Repeated endpoints count once. Raises ConfigError when there
-    is none.
+    Times are in seconds of any monotonic clock. The caller reports the result of every request. The
+    first endpoint of a choice is the one to use; the others are for callers that can retry at once
+    when it fails. A probed endpoint comes first, and in one choice only until it is reported.
+    Repeated endpoints count once. Raises ConfigError for an empty list.
     """
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._entries = {name: _Entry(name) for name in endpoints}
         if not self._entries:
-            raise ConfigError("no endpoint is given: at least one is needed")
+            raise ConfigError("expected at least one endpoint")
         self._used: list[str] = []
         self._turn = -1
         self._any_up = True
@@ -84,7 +83,7 @@ class Endpoints:
         self._arrange()
 
     def choose(self, *, now: float, rng: Random) -> Sequence[str]:
-        """Endpoints that may be tried, the preferred one first; none before ``due`` when empty."""
+        """Return the endpoints to try, the preferred one first; empty if all wait for ``due``."""
         if self._suspect and now >= self._alarm:
             probed = self._suspect
             probed.probe = now
@@ -93,10 +92,10 @@ class Endpoints:
         return self._prefer(now, rng)
 
     def report(self, endpoint: str, *, ok: bool, took: float, now: float) -> None:
-        """Count a result; ``ok`` is false when the endpoint was at fault.
+        """Count a result; ``ok`` is false if the endpoint was at fault.
 
-        ``took`` is the time since the request was sent: of one sent before the endpoint's breaker
-        last opened or closed, a failure is old news. Raises KeyError for an unknown endpoint.
+        ``took`` is the time since the request was sent. A failure of a request from before the
+        breaker last opened or closed is ignored. Raises KeyError for an unknown endpoint.
         """
         entry = self._entries[endpoint]
         if not ok:
@@ -105,16 +104,16 @@ class Endpoints:
             self._succeeded(entry, now - took, now)
 
     def due(self, now: float) -> float:
-        """When ``choose`` has an endpoint: ``now``, or later; infinity when all are removed."""
+        """Return when ``choose`` has an endpoint: ``now`` or later; infinity if all are removed."""
         return now if self._used else max(now, self._alarm)
 
     def remove(self, endpoint: str) -> None:
-        """Never choose it again. Raises KeyError for an unknown endpoint."""
+        """Never choose this endpoint again. Raises KeyError for an unknown endpoint."""
         self._entries[endpoint].gone = True
         self._arrange()
 
     def states(self, now: float) -> Mapping[str, str]:
-        """Of each endpoint: up, down, trying (down, but in use to see whether it is), or gone."""
+        """Return the state of each endpoint: up, down, trying (down, but being probed) or gone."""
         return {name: self._state(entry, now) for name, entry in self._entries.items()}
 
     def _state(self, entry: _Entry, now: float) -> str:
@@ -126,7 +125,7 @@ class Endpoints:
         return "trying" if probed or entry.name in self._used else "down"
 
     def _prefer(self, now: float, rng: Random) -> Sequence[str]:
-        """Those in use, as the mode prefers them."""
+        """Return the endpoints in use, in the mode's order of preference."""
         if len(self._used) > 1:
             self._turn = (self._turn + 1) % len(self._used)
             return (*self._used[self._turn :], *self._used[: self._turn])
@@ -162,10 +161,10 @@ class Endpoints:
             self._arrange()
 
     def _leave_alone(self, entry: _Entry, probed: bool, now: float) -> None:
-        """The mode's own rule for an endpoint that failed."""
+        """Apply the mode's own rule for an endpoint that failed."""
 
     def _arrange(self) -> None:
-        """Find who is in use and who is to be probed next, after a change of anyone's state."""
+        """Update which endpoints are in use, and which one is probed next."""
         present = [entry for entry in self._entries.values() if not entry.gone]
         used = [entry for entry in present if not entry.down]
         self._any_up = bool(used)
@@ -183,10 +182,11 @@ class Endpoints:
 
 
 class HostPool(Endpoints):
-    """Round robin among the living: one failure makes an endpoint dead (go-hostpool).
+    """Round robin among live endpoints: one failure makes an endpoint dead (go-hostpool).
 
-    While another one lives, a dead one is probed after 30 s, doubling to 900 s; a success revives
-    it. When all are dead only their breakers count: those that are closed are used as if alive.
+    While others are alive, a dead endpoint is probed after 30 s, doubling to 900 s; a success
+    revives it. If all are dead only their breakers count, and endpoints with a closed breaker are
+    used.
     """
 
     def _leave_alone(self, entry: _Entry, probed: bool, now: float) -> None:
@@ -201,10 +201,10 @@ class HostPool(Endpoints):
 
 @dataclass(slots=True)
 class _MeanLatency:
-    """Mean latency in seconds, recent results weighing more; 0 when nothing is known.
+    """Mean latency in seconds, weighted towards recent results; 0 without results.
 
-    The sum is divided by its weights, unlike in go-hostpool, so that an endpoint does not seem
-    fast because little is known of it.
+    Unlike in go-hostpool the sum is divided by its weights, so that an endpoint with few results
+    does not seem fast.
     """
 
     total: float = 0.0
@@ -225,16 +225,16 @@ class _MeanLatency:
 class EpsilonGreedy(HostPool):
     """A host pool that prefers fast endpoints (go-hostpool).
 
-    One choice in a hundred, at first three in ten, explores: it is the next one's turn. The others
-    fall by chance, in proportion to 1 / mean latency of successes. Means are looked at ten times a
-    second.
+    At first three choices in ten explore, later one in a hundred: they take the next endpoint in
+    turn. The other choices are random, with weights of 1 / mean latency of successes. The means are
+    updated ten times a second.
     """
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._epsilon = FIRST_EPSILON
         self._latencies = {name: _MeanLatency() for name in endpoints}
         self._orders: list[tuple[str, ...]] = []  # a choice for each endpoint with a score
-        self._sums: list[float] = []  # of the scores up to each
+        self._sums: list[float] = []  # cumulative scores
         self._scored = -math.inf
         super().__init__(endpoints)
 
@@ -253,7 +253,7 @@ class EpsilonGreedy(HostPool):
         sums = self._sums
         if not sums:
             return super()._prefer(now, rng)
-        # The last one's sum is never looked at, so rounding cannot lead past it.
+        # bisect never looks at the last sum, so rounding cannot lead past the end.
         return self._orders[bisect_right(sums, rng.random() * sums[-1], 0, len(sums) - 1)]
 
     def _arrange(self) -> None:
@@ -277,11 +277,11 @@ MODES: Mapping[str, type[Endpoints]] = {
     "round-robin": Endpoints,
     "epsilon-greedy": EpsilonGreedy,
 }
-"""Names of the modes, as in nsq_to_http."""
+"""The modes by name, as in nsq_to_http."""
 
 
 def make_endpoints(mode: str, endpoints: Sequence[str]) -> Endpoints:
-    """The policy of a mode; raises ConfigError for an unknown mode, and for no endpoint."""
+    """Return the policy of a mode; raises ConfigError for an unknown mode or no endpoint."""
     if mode not in MODES:
         raise ConfigError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     return MODES[mode](endpoints)

@@ -1,4 +1,4 @@
-"""What archive files are called: nsq_to_file's tokens, by the clock or by a message's time."""
+"""Names of archive files: nsq_to_file's tokens, with the clock's or a message's time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FILENAME_FORMAT = "<TOPIC>.<HOST><REV>.<DATETIME>.log"
 DATETIME_FORMAT = "%Y-%m-%d_%H"
 SECOND = 1_000_000_000
-"""In the unit of wall clocks and of messages' timestamps: ns since the epoch."""
+"""One second in ns, the unit of wall clocks and message timestamps."""
 
 REV = "<REV>"
 _TOKENS = ("<TOPIC>", "<HOST>", "<PID>", "<DATETIME>", REV)
@@ -29,21 +29,21 @@ _PERCENT = re.compile(r"%[-_0^#:]*.?", re.DOTALL)
 
 _BY_SECOND, _BY_MINUTE = frozenset("sSTXcr"), frozenset("MR")
 _QUARTER = 900
-"""Seconds; today's offsets from UTC are whole quarters of an hour, and change at one.
+"""Seconds; UTC offsets today are multiples of a quarter of an hour, and change on one.
 
-Where they do not, each second is looked at on its own.
+Where that is not so, each second is looked up separately.
 """
 
 _OURS = (".part", ".torn", ".copy")
 _LONGEST = 250
-"""Bytes of a name, with which ``.part`` still fits into the 255 of most file systems."""
+"""Maximum bytes of a name: with ``.part`` it fits into the 255 of most file systems."""
 
 _CACHED = 512
 _LOOK_AHEAD = 86_400
 
 
 class Stamped(Protocol):
-    """What has a time, as a message has."""
+    """An object with a timestamp, such as a message."""
 
     @property
     def timestamp(self) -> int:
@@ -54,7 +54,7 @@ M = TypeVar("M", bound=Stamped)
 
 
 def local_time(second: int, zone: tzinfo | None) -> datetime:
-    """The aware date and time at this second since the epoch; no zone is the machine's own."""
+    """Return the aware local time at this second since the epoch; no zone is the machine's own."""
     if zone is None:
         return datetime.fromtimestamp(second).astimezone()
     return datetime.fromtimestamp(second, zone)
@@ -62,14 +62,14 @@ def local_time(second: int, zone: tzinfo | None) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamePattern:
-    """The options that names are made of, as in nsq_to_file; raises ConfigError naming the flag.
+    """The options for file names, as in nsq_to_file; raises ConfigError naming the flag.
 
-    ``suffix`` is that of the compression, such as ``.gz``, and is appended where it is missing.
-    ``repeated_by`` is the flag because of which several files may have one name (compression,
-    rotation, a work directory), if any: ``<REV>`` is required then, and always written.
-    Otherwise revision 0 is written as nothing (file_logger.go, computeFilenameFormat). Unlike
-    there, literals around strftime's directives stay as they are, directives that Go lacks work,
-    and what is neither token nor directive is an error.
+    ``suffix`` is the suffix of the compression, such as ``.gz``, and is appended where it is
+    missing. ``repeated_by`` is the flag that makes several files share a name (compression,
+    rotation, a work directory), if any: then ``<REV>`` is required and always written. Otherwise
+    revision 0 is written as an empty string (file_logger.go, computeFilenameFormat). Unlike in
+    nsq_to_file, literals around strftime's directives are kept, directives that Go lacks work, and
+    any other token or directive is an error.
     """
 
     filename_format: str = FILENAME_FORMAT
@@ -83,37 +83,37 @@ class NamePattern:
         _check_tokens("--host-identifier", self.host_identifier, _HOST_TOKENS)
         if wrong := _MISPLACED.search(self.filename_format):
             raise ConfigError(
-                f"--filename-format {self.filename_format!r}: {wrong[0]} is expanded in "
-                "--datetime-format alone: move it there, and write <DATETIME> here"
+                f"--filename-format {self.filename_format!r}: {wrong[0]} is expanded only in "
+                "--datetime-format: move it there, and write <DATETIME> here"
             )
         if self.filename_format.endswith(_OURS):
             raise ConfigError(
-                f"--filename-format {self.filename_format!r}: {' '.join(_OURS)} are the ends of "
-                "files under way: choose another end"
+                f"--filename-format {self.filename_format!r}: {' '.join(_OURS)} are reserved for "
+                "incomplete files: choose another suffix"
             )
         for token in _TOKENS:
             if token in self.datetime_format:
                 raise ConfigError(
-                    f"--datetime-format {self.datetime_format!r}: {token} belongs in "
-                    "--filename-format, which has <DATETIME> for the rest"
+                    f"--datetime-format {self.datetime_format!r}: {token} is expanded only in "
+                    "--filename-format: move it there"
                 )
         _split(self.datetime_format)
         if self.repeated_by and REV not in self.filename_format:
             raise ConfigError(
                 f"--filename-format {self.filename_format!r}: with {self.repeated_by} several "
-                f"files may have one name: add <REV>, as in {FILENAME_FORMAT!r}"
+                f"files may get the same name: add <REV>, as in {FILENAME_FORMAT!r}"
             )
-        # What no topic and no host can mend is found before the first topic is known.
+        # Find errors that do not depend on topic and host before the first topic is known.
         FileNames(self, topic="topic", hostname="host", pid=1, zone=None)
 
     def host(self, hostname: str) -> str:
-        """What ``<HOST>`` stands for on the host of this name."""
+        """Return the text for ``<HOST>`` on a host."""
         short, _, _ = hostname.partition(".")
         hosts = {"<SHORT_HOST>": short, "<HOSTNAME>": hostname}
         return _replace(self.host_identifier or "<SHORT_HOST>", hosts)
 
     def parts(self, hostname: str) -> Iterator[tuple[str, str]]:
-        """Pairs of a literal and the directive after it; the last one has no directive.
+        """Yield pairs of a literal and the directive after it; the last pair has no directive.
 
         ``<TOPIC>``, ``<PID>`` and ``<REV>`` stay in the literals.
         """
@@ -131,11 +131,11 @@ class NamePattern:
 
 
 class FileNames:
-    """Names of one topic's files, relative to the output directory.
+    """The names of one topic's files, relative to the output directory.
 
-    A name is what files have in common until their revision is known, as in nsq_to_file: where
-    the format has ``<REV>`` it still stands in it, and ``path`` fills it in. ``zone`` None is the
-    machine's local time. Raises ConfigError for a name outside the directory.
+    A name is without revision, as in nsq_to_file: ``<REV>`` stays in it, and ``path`` replaces it.
+    A ``zone`` of None is the machine's local time. Raises ConfigError for a name outside the
+    directory.
     """
 
     def __init__(
@@ -153,12 +153,12 @@ class FileNames:
             self.path(self.at(0), revision)
 
     def at(self, ns: int) -> str:
-        """The name at this time, of the clock or of a message."""
+        """Return the name at this time, in ns since the epoch."""
         name = self._during(ns // self._step)
         return self._render(ns // SECOND) if name is None else name
 
     def by_name(self, messages: Sequence[M]) -> dict[str, list[M]]:
-        """The messages of each name by their time, in the order given; first come, first name."""
+        """Group messages by the names for their timestamps; both keep their order."""
         if not messages:
             return {}
         step = self._step
@@ -179,9 +179,9 @@ class FileNames:
         return groups
 
     def next_change(self, ns: int) -> int:
-        """When the name by the clock changes after ``ns``; a day later when it does not before.
+        """Return when the clock's name changes after ``ns``, or a day later if that is earlier.
 
-        A clock that is set moves it: ask again now and then.
+        Setting the clock changes the result: ask again now and then.
         """
         start, end = self._change
         if not start <= ns < end:
@@ -195,21 +195,20 @@ class FileNames:
         return end
 
     def path(self, name: str, revision: int) -> str:
-        """The path of this revision, from 0, of a name, below the output directory.
+        """Return the path of a name's revision, from 0, below the output directory.
 
-        Raises ConfigError where it would leave the directory, or where the format has no
-        ``<REV>`` for a revision above 0.
+        Raises ConfigError if the path leaves the directory, or a revision above 0 has no ``<REV>``.
         """
         if revision and REV not in name:
             raise ConfigError(
-                f"--filename-format: {name} exists already: add <REV> to the format, so that "
-                "another file can have a name of its own"
+                f"--filename-format: {name} exists: add <REV> to the format, so that each file has "
+                "a name of its own"
             )
         number = f"-{revision:06d}" if revision or self._always_numbered else ""
         return inside(name.replace(REV, number))
 
     def _during(self, bucket: int) -> str | None:
-        """The name of a whole step of time; None when it changes, or may change, within it."""
+        """Return the name during one step of time; None if it changes, or may change, within it."""
         try:
             return self._cache[bucket]
         except KeyError:
@@ -228,7 +227,7 @@ class FileNames:
         return name
 
     def _unchanged_until(self, second: int) -> int:
-        """A later second before which the name stays as it is at this one."""
+        """Return a later second up to which the name does not change."""
         step = self._step // SECOND
         bucket = second // step
         return second + 1 if self._during(bucket) is None else (bucket + 1) * step
@@ -237,16 +236,16 @@ class FileNames:
         moment = local_time(second, self._zone)
         text = ""
         for literal, directive in self._parts:
-            # strftime's own %s takes the machine's zone for that of the date.
+            # strftime's %s would use the machine's zone instead of the date's.
             text += literal + (str(second) if directive == "%s" else moment.strftime(directive))
         return text
 
 
 class Revisions:
-    """Revisions handed out, so that no name is used twice when the clock comes back to it.
+    """Hands out revisions, so that no name is used twice when the clock returns to it.
 
-    One for all topics of an output directory. nsq_to_file starts again from 0 there, and relies
-    on the old file being where it was. The ``remembered`` names used last count.
+    One object serves all topics of an output directory. nsq_to_file starts again from 0 and relies
+    on finding the old file. Only the last ``remembered`` names are kept.
     """
 
     def __init__(self, remembered: int = 10_000) -> None:
@@ -254,11 +253,11 @@ class Revisions:
         self._next: dict[str, int] = {}
 
     def skip(self, name: str, revision: int) -> None:
-        """An earlier process has used this revision, wherever its file is now."""
+        """Note a revision that an earlier process has used, wherever its file is now."""
         self._next[name] = max(self._next.pop(name, 0), revision + 1)
 
     def take(self, name: str) -> int:
-        """The lowest revision of this name above all that were taken, from 0."""
+        """Return the lowest revision above all used ones, from 0."""
         revision = self._next.pop(name, 0)
         self._next[name] = revision + 1
         if len(self._next) > self._remembered:
@@ -272,8 +271,8 @@ def _check_tokens(flag: str, text: str, known: Sequence[str]) -> None:
             from difflib import get_close_matches
 
             near = get_close_matches(token.upper(), known, n=1)
-            fix = f"did you mean {near[0]}?" if near else f"there are {' '.join(known)}"
-            raise ConfigError(f"{flag} {text!r}: unknown token {token}; {fix}")
+            fix = f"did you mean {near[0]}?" if near else f"use {' '.join(known)}"
+            raise ConfigError(f"{flag} {text!r}: unknown token {token}: {fix}")
 
 
 def _replace(text: str, known: dict[str, str]) -> str:
@@ -281,7 +280,7 @@ def _replace(text: str, known: dict[str, str]) -> str:
 
 
 def _split(datetime_format: str) -> Iterable[tuple[str, str]]:
-    """Pairs of a literal and a directive, which is empty after a percent sign and at the end."""
+    """Return pairs of a literal and a directive, which is empty after "%%" and at the end."""
     pairs, start = [], 0
     while (sign := datetime_format.find("%", start)) >= 0:
         literal = datetime_format[start:sign]
@@ -292,18 +291,16 @@ def _split(datetime_format: str) -> Iterable[tuple[str, str]]:
             continue
         wrong = _PERCENT.match(datetime_format, sign)
         text = wrong[0] if wrong else "%"
-        fix = "write %% for a percent sign"
+        fix = "use %% for a percent sign"
         if text == "%f":
-            fix = "every message would have a file of its own; the finest is %S"
-        raise ConfigError(
-            f"--datetime-format {datetime_format!r}: {text} is no directive here; {fix}"
-        )
+            fix = "every message would get a file of its own: use %S, the finest"
+        raise ConfigError(f"--datetime-format {datetime_format!r}: {text} is not supported: {fix}")
     pairs.append((datetime_format[start:], ""))
     return pairs
 
 
 def _resolution(directives: Iterable[str]) -> int:
-    """Seconds, of which the start of each is the only time a name may change within an offset."""
+    """Return the step in seconds at whose multiples a name can change, within one UTC offset."""
     verbs = {directive[-1:] for directive in directives}
     if verbs & _BY_SECOND:
         return 1
@@ -311,19 +308,19 @@ def _resolution(directives: Iterable[str]) -> int:
 
 
 def inside(path: str) -> str:
-    """The path; raises ConfigError if it leads out of the directory or has needless parts."""
+    """Return the path; raises ConfigError if it leaves the directory or has redundant parts."""
     where = f"--filename-format: {path!r}"
     if "\0" in path:
-        raise ConfigError(f"{where} has a NUL, which no file name can have")
+        raise ConfigError(f"{where} contains a NUL character: remove it")
     if path.startswith("/"):
-        raise ConfigError(f"{where} is absolute: name the directory with --output-dir")
+        raise ConfigError(f"{where} is absolute: give the directory with --output-dir")
     *_, last = parts = path.split("/")
     if ".." in parts:
-        raise ConfigError(f"{where} leads out of --output-dir: leave out '..'")
+        raise ConfigError(f"{where} is outside --output-dir: remove '..'")
     if last in ("", "."):
-        raise ConfigError(f"{where} is a directory: end it in the name of a file")
+        raise ConfigError(f"{where} is a directory: add a file name")
     if not {"", "."}.isdisjoint(parts):
-        raise ConfigError(f"{where} has a part that is empty or '.': leave it out")
+        raise ConfigError(f"{where} has an empty part or '.': remove it")
     if any(len(part.encode("utf-8", "surrogateescape")) > _LONGEST for part in parts):
-        raise ConfigError(f"{where} is longer than the name of a file can be ({_LONGEST} bytes)")
+        raise ConfigError(f"{where} is longer than a file name may be ({_LONGEST} bytes)")
     return path

@@ -1,4 +1,4 @@
-"""How long requests take, in little memory however many there are."""
+"""Percentiles of durations, in constant memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import accumulate
 _SHORTEST, _LONGEST = 1e-4, 100.0
 _DECADES, _PER_DECADE = 6, 16
 
-# Between the buckets; the first and the last bucket hold what is shorter and longer.
+# Bounds between buckets; the first and last buckets hold anything shorter and longer.
 _BOUNDS = [_SHORTEST * 10 ** (n / _PER_DECADE) for n in range(_DECADES * _PER_DECADE + 1)]
 _HALF = 10 ** (0.5 / _PER_DECADE)
 
@@ -17,8 +17,8 @@ _HALF = 10 ** (0.5 / _PER_DECADE)
 class Latency:
     """Durations counted in buckets of equal ratio from 0.1 ms to 100 s, 16 per power of ten.
 
-    A percentile is the middle of its bucket, so between these it is off by at most 7.5 %; below
-    it is given as 0.1 ms and above as 100 s. Takes less than 1 KiB.
+    A percentile is the middle of its bucket: the error is at most 7.5 % from 0.1 ms to 100 s.
+    Shorter durations are reported as 0.1 ms, longer ones as 100 s. It takes less than 1 KiB.
     """
 
     __slots__ = ("_count", "_counts")
@@ -33,7 +33,7 @@ class Latency:
         self._counts[bisect_right(_BOUNDS, seconds)] += 1
 
     def percentile(self, p: float) -> float:
-        """Seconds that ``p`` percent, 0 to 100, of the durations do not exceed; 0 without any."""
+        """Return the percentile ``p``, 0 to 100, in seconds; 0 without durations."""
         if not self._count:
             return 0.0
         rank = max(1.0, self._count * p / 100)

@@ -1,4 +1,4 @@
-"""Which files are a topic's archives, by their names: FileNames the other way round."""
+"""Recognises a topic's archive files by their names: the reverse of FileNames."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _SAMPLES = [
     datetime(2022, month, day, hour, 45, 56, tzinfo=UTC)
     for month, day, hour in product(range(1, 13), range(21, 28), (11, 23))
 ]
-"""Times that have every name of a month, of a day and of half a day."""
+"""Times that cover all names of months and weekdays, and AM and PM."""
 _SAMPLE = datetime(2022, 11, 23, 23, 45, 56, tzinfo=UTC)
-"""A time whose numbers have all the digits that they can have."""
+"""A time whose numbers all have their maximum number of digits."""
 _OF_ZONE = {"s": "-?[0-9]+", "z": "[+-][0-9]{4}[0-9.]*", "Z": "[A-Za-z0-9:.+-]+"}
-"""What directives write that no sample shows, as it depends on the zone."""
+"""Expressions for directives whose output depends on the zone."""
 _PADDED = "ceklr"
-"""Directives that may write a space, or nothing, for a leading zero."""
+"""Directives that may write a space, or nothing, instead of a leading zero."""
 _LETTERS = re.compile("[A-Za-z]+")
 _RUNS = re.compile("([A-Za-z]+)|([0-9]+)|(.)")
 
 
 class NameMatcher:
-    """Paths, relative to the output directory, that this command gives to files of its host.
+    """Matches paths, relative to the output directory, of files that this host has written.
 
-    ``topics`` are those that are archived, or a pattern that their names have a match of. What
-    ``FileNames.path`` gives is matched with its topic, whatever process, time and revision it was
-    for. Where a path could be several topics', as with ``<TOPIC><REV>`` and topics ``a`` and
-    ``a-000001``, it is the longest of the topics. Of a pattern it is the shortest topic, because
-    more files are revisions than topics are called like one, or else the longest.
+    ``topics`` are names, or a pattern that topic names must match. Every path that
+    ``FileNames.path`` returns matches with its topic, for any process, time and revision. A path
+    may fit several topics, as with ``<TOPIC><REV>`` and topics ``a`` and ``a-000001``: of names the
+    longest is taken. With a pattern it is the shortest, because a number is more often a revision
+    than part of a name; if no revision fits, the longest.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class NameMatcher:
             longest_first = sorted(set(topics), key=len, reverse=True)
             forms = ["|".join(map(re.escape, longest_first)) or "(?!)"]
             self._only = longest_first[0] if len(longest_first) == 1 else ""
-        # Of files before there was --rotate-size, or the like, the first ones have no number.
+        # Files written before an option such as --rotate-size was set may have no revision.
         revisions = [_NUMBERED, ""] if pattern.repeated_by else [f"(?:{_NUMBERED})?"]
         self._paths = [
             _expressions(pattern, hostname, topic=form, revision=revision)
@@ -62,15 +62,15 @@ class NameMatcher:
         ]
 
     def match(self, path: str) -> str | None:
-        """The topic whose file has this relative path; None when the file is not ours.
+        """Return the topic of this relative path; None if the file is not ours.
 
-        It is empty where the format does not tell and there are several.
+        It is empty if the format has no topic and there are several topics.
         """
         found = self._find(-1, path)
         return found.groupdict().get("topic", self._only) if found else None
 
     def descend(self, directory: str) -> bool:
-        """Whether this directory, relative and not the root, may hold files that match."""
+        """Whether this relative directory, not the root, may contain files that match."""
         depth = directory.count("/")
         return depth < len(self._paths[0]) - 1 and self._find(depth, directory) is not None
 
@@ -92,7 +92,7 @@ class NameMatcher:
 def _expressions(
     pattern: NamePattern, hostname: str, *, topic: str, revision: str
 ) -> list[re.Pattern[str]]:
-    """Those for the directories of a path, from the top down, and for the path itself."""
+    """Return expressions for the directories of a path, from the top down, and for the path."""
     tokens = {"<TOPIC>": f"(?P<topic>{topic})", "<PID>": "[0-9]+", REV: revision}
     source = ""
     for literal, directive in pattern.parts(hostname):
@@ -101,13 +101,13 @@ def _expressions(
             if text == "<TOPIC>":
                 tokens[text] = "(?P=topic)"
         source += _of_directive(directive)
-    parts = source.split("/")  # no expression for a part of a name has a slash
+    parts = source.split("/")  # no other part of the expression contains a slash
     paths = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
     return [re.compile(path, re.ASCII) for path in paths]
 
 
 def _of_directive(directive: str) -> str:
-    """An expression for what strftime writes, by a sample of it: letters, digits, and the rest."""
+    """Return an expression for a directive's output, made from samples of it."""
     verb = directive[-1:]
     if verb in _OF_ZONE:
         return _OF_ZONE[verb]

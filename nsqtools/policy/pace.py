@@ -1,4 +1,4 @@
-"""A rate, or the distances in time of a recording, kept by saying when the next message may go."""
+"""Paces messages by a rate, or by the timestamps of a recording."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 _SPEED = re.compile(r"([0-9]+(?:\.[0-9]+)?)x")
 
-# A pause at least: what is closer together goes together.
+# Minimum pause: messages that are closer together are sent together.
 _TICK = 0.01
 
 
 class Pace:
-    """At most ``rate`` messages per second; 0 is no limit. A pause is never made up for."""
+    """At most ``rate`` messages per second, 0 for no limit; a pause is not caught up."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._free = 0.0
 
     def burst(self, count: int) -> int:
-        """How many of ``count`` messages to send at once: a tenth of a second's, at least one."""
+        """Return how many of ``count`` messages to send at once: a tenth of a second's, or one."""
         return min(count, max(1, int(self._rate / 10))) if self._rate else count
 
     def delay(self, count: int, *, now: float) -> float:
-        """Seconds to wait before sending ``count`` messages, which are then counted as sent."""
+        """Return the seconds to wait before sending ``count`` messages, and count them as sent."""
         if not self._rate:
             return 0.0
         start = max(self._free, now)
@@ -37,11 +37,11 @@ class Pace:
 
 
 class Replay:
-    """Messages at the distances of their timestamps, divided by ``speed``, which is over 0.
+    """Replays messages at the intervals of their timestamps, divided by ``speed`` (over 0).
 
-    The first one goes at once and the others follow its clock: one that is late goes at once, as
-    does one whose timestamp is before that of its predecessor. None goes early, and for want of
-    a pause between close ones none is more than 10 ms late.
+    The first message is sent at once, the others relative to it. A late message, or one whose
+    timestamp is before its predecessor's, is sent at once. No message is early, and because pauses
+    have a minimum, none is late by more than 10 ms.
     """
 
     def __init__(self, speed: float) -> None:
@@ -49,12 +49,12 @@ class Replay:
         self._origin: tuple[int, float] | None = None  # timestamp and time of the first message
 
     def delay(self, timestamp: int, *, now: float) -> float:
-        """Seconds to wait before the next message, which has this timestamp, in ns, is sent."""
+        """Return the seconds to wait before sending a message with this timestamp, in ns."""
         early = self._due(timestamp, now) - now
         return max(early, _TICK) if early > 0 else 0.0
 
     def burst(self, timestamps: Sequence[int], start: int, *, now: float) -> int:
-        """How many to send at once: that at ``start``, and those after it that may go by now."""
+        """Return how many messages to send at once: that at ``start``, and those due by ``now``."""
         for index in range(start + 1, len(timestamps)):
             if self._due(timestamps[index], now) > now:
                 return index - start
@@ -68,7 +68,7 @@ class Replay:
 
 
 def parse_speed(text: str) -> float | None:
-    """The factor of ``10x``, None for ``max``; raises ConfigError, which names ``--pace``."""
+    """Parse a factor such as ``10x``; None for ``max``. Raises ConfigError naming ``--pace``."""
     if text == "max":
         return None
     match = _SPEED.fullmatch(text)

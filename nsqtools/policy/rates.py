@@ -1,4 +1,4 @@
-"""What was counted, over all nsqds, and how fast it grows."""
+"""Sums of counters over all nsqds, and their rates."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Key: TypeAlias = tuple[str, str]
-"""Topic and channel; without a channel it is the topic itself."""
+"""Topic and channel; for the topic itself the channel is empty."""
 
 
 class Counters(NamedTuple):
-    """A topic or channel on one nsqd, or the sum over several; paused if it is on any of them.
+    """The counters of a topic or channel on one nsqd, or summed over several.
 
-    ``messages``, ``requeues`` and ``timeouts`` only grow. ``depth`` includes ``backend_depth``.
-    A topic's own depth is what no channel has taken yet.
+    ``messages``, ``requeues`` and ``timeouts`` only grow. ``depth`` includes ``backend_depth``; a
+    topic's own depth is the messages not yet copied to a channel. ``paused`` is true if it is
+    paused on any of the nsqds.
     """
 
     messages: int = 0
@@ -33,16 +34,16 @@ class Counters(NamedTuple):
 
     @property
     def memory_depth(self) -> int:
-        """What waits in memory."""
+        """Messages that wait in memory."""
         return self.depth - self.backend_depth
 
     @property
     def held(self) -> int:
-        """What is not finished yet."""
+        """Messages that are not finished."""
         return self.depth + self.in_flight + self.deferred
 
     def plus(self, other: Counters) -> Counters:
-        """The sum of both."""
+        """Return the sum of both."""
         return Counters._make((*map(add, self[:-1], other[:-1]), self.paused or other.paused))
 
 
@@ -50,9 +51,9 @@ _NOTHING = Counters()
 
 
 class CounterSample(NamedTuple):
-    """What an nsqd counted ``at`` a time, in seconds of a clock that never goes back.
+    """The counters of one nsqd at time ``at``, in monotonic seconds.
 
-    ``start_time`` is when it was started, in seconds since the epoch.
+    ``start_time`` is nsqd's start, in seconds since the epoch.
     """
 
     at: float
@@ -64,8 +65,8 @@ class CounterSample(NamedTuple):
 class Row:
     """A topic or channel over all nsqds that answered; rates are per second, None if unknown.
 
-    ``nodes`` is how many have it, ``missing`` how many had it and do not answer now. Rates are
-    those of the ``measured`` nodes alone: of the others, what they counted before is not known.
+    ``nodes`` is how many nsqds have it, ``missing`` how many had it and do not answer now. Rates
+    are over the ``measured`` nsqds only, those with a previous sample.
     """
 
     topic: str
@@ -81,18 +82,18 @@ class Row:
 
     @property
     def whole(self) -> bool:
-        """Whether its rates are those of all the nodes that its totals are of."""
+        """Whether the rates cover all nsqds that the totals cover."""
         return self.measured == self.nodes
 
 
 def shown(rows: Iterable[Row], channel: str = "") -> list[Row]:
-    """Those that are asked for: of a topic that has the named channel nothing else is told."""
+    """Return all rows, or with a channel only those of channels."""
     return [row for row in rows if row.channel or not channel]
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Sums over nsqds and, of those that are measured, what they grow by per second."""
+    """Sums over nsqds, and rates per second over the measured nsqds."""
 
     totals: Counters = _NOTHING
     nodes: int = 0
@@ -125,11 +126,11 @@ class _Sum:
 
 
 class Rates:
-    """Sums samples of nsqds and compares each with the one before.
+    """Sums samples of nsqds and computes rates from the previous samples.
 
-    A rate is that of the nsqds that have a baseline: one that has been restarted, one that was
-    silent and what was made anew begin with the next sample. Egress counts what left: what is in
-    flight or deferred has not (nsq_stat counts it as gone).
+    A rate covers the nsqds with a baseline. nsqds that were restarted or silent, and topics or
+    channels that were recreated, get rates from the next sample on. Egress counts messages that
+    left: unlike in nsq_stat, messages in flight or deferred have not.
     """
 
     def __init__(self) -> None:
@@ -141,10 +142,11 @@ class Rates:
         samples: Mapping[str, CounterSample | None],
         listed: Mapping[str, Iterable[str]] | None = None,
     ) -> list[Row]:
-        """Rows by topic and channel, a topic before its channels.
+        """Return rows by topic and channel, a topic before its channels.
 
-        ``samples`` are by nsqd; None is one that does not answer, and what it had is missing until
-        it is left out. One that never answered is missing from the topics ``listed`` for it.
+        ``samples`` are by nsqd; None if it does not answer: its topics are then missing until it is
+        no longer in ``samples``. An nsqd that never answered is missing from the topics ``listed``
+        for it.
         """
         sums: dict[Key, _Sum] = {}
         unseen: Counter[str] = Counter()
@@ -162,7 +164,8 @@ class Rates:
                 total.nodes += 1
                 if before is None:
                     continue
-                # What a node did not have when it answered last began from nothing since.
+                # A topic or channel that the nsqd did not have at its last answer started from
+                # zero.
                 first = before.counters.get(key, _NOTHING)
                 if not _fell(first, counters):
                     total.measure(first, counters, sample.at - before.at)
@@ -184,7 +187,7 @@ class Rates:
 
 
 def _fell(before: Counters, now: Counters) -> bool:
-    """Whether it was deleted and made anew, or nsqd restarted."""
+    """Whether it was deleted and recreated, or nsqd restarted."""
     return (
         now.messages < before.messages
         or now.requeues < before.requeues

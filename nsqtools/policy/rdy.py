@@ -1,4 +1,4 @@
-"""How many messages each nsqd may have in flight to us (building_client_libraries, RDY State)."""
+"""Plans each nsqd's RDY, its maximum in flight (building_client_libraries, RDY State)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Mode(Enum):
-    """How much of ``max_in_flight`` may be given out."""
+    """How much of ``max_in_flight`` may be used."""
 
     RUNNING = "running"
     """All of it."""
@@ -34,44 +34,43 @@ class Peer:
     max_rdy: int = 2500
     """``max_rdy_count`` of this nsqd."""
     in_flight: int = 0
-    """Messages delivered to us and not settled."""
+    """Messages delivered and not settled."""
     received: int = 0
-    """Messages that came since RDY was last sent."""
+    """Messages received since RDY was last sent."""
     counts_down: bool = False
-    """An nsqd before 0.3: every message lowers its RDY by one, so it has to be sent again."""
+    """True for nsqd before 0.3: every message lowers its RDY by one, so RDY must be sent again."""
     fresh: bool = True
-    """No message ever came over this connection."""
+    """True until the first message."""
     last_message: float = 0.0
-    """When the last message came; before the first, when the connection was made."""
+    """When the last message came; before the first message, when the connection was made."""
     rdy_since: float = 0.0
-    """Since when RDY has its value; sending the same value again does not count."""
+    """When RDY last changed; sending the same value again does not count."""
     served: float = float("-inf")
-    """When RDY was last above 0, of a peer whose RDY is 0."""
+    """When RDY was last above 0, for a peer whose RDY is 0."""
     closing: bool = False
-    """After CLS: nsqd ignores RDY and sends no message."""
+    """True after CLS: nsqd ignores RDY and sends no message."""
 
 
 class RdyPlanner:
-    """Decides which RDY to send. It remembers nothing: all it knows is in the peers.
+    """Decides which RDY to send. It keeps no state: everything it needs is in the peers.
 
-    With a slot for everyone (``max_in_flight`` at least the number of peers) the slots are
-    shared evenly, within each peer's ``max_rdy``; a fresh peer starts with 1. With fewer slots,
-    or while probing, a slot is RDY 1 on one peer, and slots rotate: a peer that had no message
-    for ``low_rdy_idle_timeout``, or its slot for ``low_rdy_timeout``, gives it to whoever has
-    waited longest, and at least ``low_rdy_idle_timeout`` (so idle nsqds do not trade slots in
-    every plan).
+    If ``max_in_flight`` is at least the number of peers, the slots are shared evenly, within each
+    peer's ``max_rdy``; a fresh peer starts with 1. With fewer slots, or while probing, a slot is
+    RDY 1 on one peer, and slots rotate. A peer that had no message for ``low_rdy_idle_timeout``, or
+    had its slot for ``low_rdy_timeout``, passes it to the peer that has waited longest, and at
+    least ``low_rdy_idle_timeout``, so that idle nsqds do not swap slots in every plan.
 
-    With n peers that keep up, s slots and a plan at least every d seconds, nobody then waits
-    longer than ``low_rdy_idle_timeout + ceil((n - s) / s) * (low_rdy_timeout + d)``, unless
-    new connections come in between. From its first ``low_rdy_idle_timeout`` on, a waiting peer
-    and all ahead of it, n - s at most, may take any slot that expires; each slot expires in
-    ``low_rdy_timeout`` and is passed on within d; who is emptied meanwhile queues behind.
+    With n peers that keep up, s slots and a plan at least every d seconds, no peer waits longer
+    than ``low_rdy_idle_timeout + ceil((n - s) / s) * (low_rdy_timeout + d)``, unless new
+    connections come in between. After its first ``low_rdy_idle_timeout`` a waiting peer, and the at
+    most n - s peers before it, may take any slot that expires. Each slot expires in
+    ``low_rdy_timeout`` and is passed on within d; a peer that loses its slot queues behind them.
 
-    A handler that falls behind shows in a peer with more in flight than RDY allows: nsqd has
-    timed messages out and sends others in their place, and would do so for ever. Such a peer
-    gets RDY 0 until no more than half its share is in flight. Half, because at the share itself
-    the next timeout would stop it again, and RDY would flap with every message. The socket is
-    never paused instead: nsqd gives up a connection that is not read.
+    A peer with more in flight than RDY allows shows that the handler has fallen behind: nsqd times
+    messages out and sends others instead, without end. Such a peer gets RDY 0 until at most half
+    its share is in flight. At the full share the next timeout would stop it again, and RDY would
+    change with every message. The socket is never paused instead, because nsqd closes a connection
+    that is not read.
     """
 
     def __init__(self, low_rdy_idle_timeout: float, low_rdy_timeout: float) -> None:
@@ -81,10 +80,10 @@ class RdyPlanner:
     def plan(
         self, peers: Iterable[Peer], *, max_in_flight: int, mode: Mode, now: float, rng: Random
     ) -> dict[Address, int]:
-        """The RDY commands to send, in their order: what lowers comes before what raises.
+        """Return the RDY commands to send; those that lower RDY come first.
 
-        The sum of RDY over the peers that are not closing stays within ``max_in_flight`` after
-        each command, or falls until it is. A RDY that is already right is not sent again.
+        After each command, the sum of RDY over the peers that are not closing is within
+        ``max_in_flight``, or falls until it is. An unchanged RDY is not sent again.
         """
         active = [peer for peer in peers if not peer.closing]
         takers = [peer for peer in active if peer.max_rdy > 0]
@@ -105,18 +104,18 @@ class RdyPlanner:
     def _rotate(
         self, takers: list[Peer], slots: int, mode: Mode, now: float, rng: Random
     ) -> dict[Address, int]:
-        """Who gets RDY 1, of more peers than there are slots."""
+        """Choose the peers that get RDY 1, where there are more peers than slots."""
         able = takers
         if mode is Mode.PROBING:
-            # Somebody must hold the probe or backoff never ends; RDY 1 brings a peer that is
-            # behind one message per msg_timeout at most.
+            # Even a peer that is behind may probe, or backoff would never end; RDY 1 brings it one
+            # message per msg_timeout at most.
             slots = 1
         else:
             able = [peer for peer in takers if not _must_rest(peer, 1)]
         holders = sorted((peer for peer in able if peer.rdy), key=_last_sign)
         kept = holders[-slots:]
         waiting = [peer for peer in able if not peer.rdy]
-        rng.shuffle(waiting)  # the sort is stable: ties are served at random
+        rng.shuffle(waiting)  # the sort is stable, so ties are served at random
         waiting.sort(key=lambda peer: (peer.in_flight > 0, peer.served))
         free = slots - len(kept)
         chosen, waiting = waiting[:free], waiting[free:]
@@ -138,7 +137,7 @@ def _last_sign(peer: Peer) -> float:
 
 
 def _share(takers: Sequence[Peer], slots: int) -> dict[Address, int]:
-    """Even shares of at least as many slots as peers; what a capped peer leaves goes to others."""
+    """Share slots evenly, at least one per peer; the surplus of capped peers goes to the others."""
     rest = sorted(takers, key=lambda peer: peer.max_rdy)
     bases: dict[Address, int] = {}
     for index, peer in enumerate(rest):
@@ -152,7 +151,8 @@ def _share(takers: Sequence[Peer], slots: int) -> dict[Address, int]:
     resting = {peer.address for peer in rest if _must_rest(peer, bases[peer.address])}
 
     def turn(peer: Peer) -> tuple[bool, bool, bool]:
-        # First who can use one more, then who already has it, so that it does not wander.
+        # First peers that can use one more slot, then those that have it, so that it does not
+        # wander.
         return peer.address in resting, peer.fresh, peer.rdy <= bases[peer.address]
 
     targets = {}
@@ -164,16 +164,16 @@ def _share(takers: Sequence[Peer], slots: int) -> dict[Address, int]:
         if peer.address in resting:
             share = 0
         elif peer.fresh:
-            share = min(share, 1)  # the rest of its share stays reserved for it
+            share = min(share, 1)  # the rest of its share stays reserved
         targets[peer.address] = share
     return targets
 
 
 def _must_rest(peer: Peer, share: int) -> bool:
-    """Whether this peer sends more than RDY allows, or has rested and is not done with that.
+    """Whether this peer sends more than RDY allows, or got RDY 0 for that and is not done.
 
-    More in flight than RDY is no sign by itself: RDY may just have been lowered. But nothing,
-    or only what was on its way, comes after that until RDY is no longer exceeded.
+    More in flight than RDY is not enough: RDY may just have been lowered. But in that case only
+    messages already on their way come until RDY is no longer exceeded.
     """
     if peer.rdy == 0:
         return 2 * peer.in_flight > share
@@ -187,9 +187,9 @@ def _must_refresh(peer: Peer) -> bool:
 
 
 def bytes_limit(max_in_flight: int, budget: int, mean_body: float) -> int:
-    """``max_in_flight``, lowered until that many bodies of ``mean_body`` bytes fit ``budget``.
+    """Lower ``max_in_flight`` until as many bodies of ``mean_body`` bytes fit into ``budget``.
 
-    At least 1, so that a body over the budget still passes; 0 stays 0.
+    The result is at least 1, so that a body over the budget still passes; 0 stays 0.
     """
     if max_in_flight <= 0 or mean_body <= 0:
         return max_in_flight
@@ -197,7 +197,7 @@ def bytes_limit(max_in_flight: int, budget: int, mean_body: float) -> int:
 
 
 class ByteBudget:
-    """Holds a number of bytes in flight by the mean size of the bodies seen lately."""
+    """Limits the bytes in flight, by the mean size of recent bodies."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -205,12 +205,12 @@ class ByteBudget:
         self._limit: int | None = None
 
     def note(self, count: int, size: int) -> None:
-        """Take in that ``count`` messages of ``size`` bytes together have come."""
+        """Note ``count`` messages with a total size of ``size`` bytes."""
         weight = count / (count + 256) if self._mean else 1.0
         self._mean += (size / count - self._mean) * weight
 
     def limit(self, max_in_flight: int) -> int:
-        """``max_in_flight`` under the budget; moves by a fifth at least, or RDY would flicker."""
+        """Return ``max_in_flight`` within the budget; to be steady, it moves by a fifth or more."""
         exact = bytes_limit(max_in_flight, self._budget, self._mean)
         last = self._limit
         near = last is not None and 0.8 * last < exact < 1.25 * last
@@ -220,9 +220,9 @@ class ByteBudget:
 
 
 def is_starved(peers: Iterable[Peer]) -> bool:
-    """Whether some nsqd is about to hold messages back until others are settled.
+    """Whether an nsqd is about to send nothing more until messages are settled.
 
-    0.85 anticipates that, as building_client_libraries (Message Flow Starvation) has it.
+    The factor 0.85 anticipates that (building_client_libraries, Message Flow Starvation).
     """
     return any(
         peer.in_flight > 0 and peer.in_flight >= peer.rdy * 0.85 and not peer.closing

@@ -1,4 +1,4 @@
-"""Which published files are deleted: beyond a number, an age, or a size of all."""
+"""Which published files to delete, by number, age, or total size."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Retention:
         return not (self.keep or self.max_age or self.max_total)
 
     def surplus(self, files: Sequence[Kept], now_ns: int) -> list[Kept]:
-        """The files to delete, of one topic's, oldest first.
+        """Return the files to delete, of one topic's files, oldest first.
 
-        Never the newest one, however old or large. Where somebody still needs one of them it may
-        stay for now: no newer file has to go in its place.
+        The newest file is never deleted, however old or large. If a file in the result must stay
+        for now, no newer file is deleted in its place.
         """
         oldest = now_ns - self.max_age * SECOND if self.max_age else -math.inf
         keep, max_total = self.keep or math.inf, self.max_total or math.inf

@@ -1,4 +1,4 @@
-"""When a file of an archive is closed and another one begun."""
+"""When to close an archive file and begin the next one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Reason = Literal["name", "interval", "boundary", "size"]
 
 _DAY = 86_400
 _MARGIN = 1_000
-"""ns by which a wake-up is later than the clock's instant, lest rounding make it earlier."""
+"""ns by which a wake-up is later than the due time, so that rounding never makes it early."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenFile:
-    """Facts about a file that is written to.
+    """Facts about a file that is being written.
 
-    ``name`` is without its revision. ``opened`` is in monotonic seconds, ``opened_wall`` in ns
-    since the epoch. ``size`` is bytes before compression, ``compressed`` bytes after it; for a
-    file that is appended to both count what was there.
+    ``name`` is without the revision. ``opened`` is in monotonic seconds, ``opened_wall`` in ns
+    since the epoch. ``size`` is in bytes before compression, ``compressed`` after it; for an
+    appended file both include the existing bytes.
     """
 
     name: str
@@ -39,19 +39,19 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class Rotate:
-    """Close the file; the next record opens another."""
+    """Close the file; the next record opens another one."""
 
     reason: Reason
 
 
 class Rotation:
-    """The rules of ``--rotate-*``; 0 is no limit, sizes are bytes and times seconds.
+    """The rules of ``--rotate-*``; 0 is no limit, sizes are in bytes, times in seconds.
 
     ``size`` is before compression; a file may exceed it by one record. ``interval`` is since
-    opening. ``boundary`` is a time by the clock of ``zone`` (None is the machine's): the day from
-    midnight on is cut into pieces of that length, the last of which may be shorter. Both
-    comparisons are ``>`` (file_logger.go, needsRotation). Raises ConfigError for a boundary over a
-    day or with a fraction.
+    opening. ``boundary`` is by the clock of ``zone`` (None is local time): each day is cut from
+    midnight on into pieces of this length, the last of which may be shorter. Size and interval are
+    exceeded by ``>`` (file_logger.go, needsRotation). Raises ConfigError for a boundary over a day,
+    or with a fraction.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Rotation:
         if not 0 <= boundary <= _DAY or boundary % 1:
             raise ConfigError(
                 f"rotation every {boundary:g} s by the clock: expected whole seconds, "
-                "at most a day; take an interval since opening for others"
+                "at most a day: use --rotate-interval for others"
             )
         self._size = size or math.inf
         self._interval = interval or math.inf
@@ -76,12 +76,12 @@ class Rotation:
         self._period = (0, 0)
 
     def decide(self, file: OpenFile, *, name: str, now: float, wall: int) -> Rotate | None:
-        """Whether to close the file before anything more is written to it.
+        """Return whether to close the file before the next write.
 
-        ``name`` is what a file opened now would be called; for files named by messages' times it
-        is the file's own. ``now`` is monotonic, so that setting the clock changes no interval;
-        ``wall`` is the clock in ns since the epoch, which may go back: a file holds records of
-        one name and of one piece of the day.
+        ``name`` is the name of a file opened now; for files named by message time, the file's own.
+        ``now`` is monotonic, so that setting the clock does not affect intervals. ``wall`` is the
+        clock in ns since the epoch, which may go back: a file holds records of one name and of one
+        piece of the day.
         """
         reason: Reason
         if name != file.name:
@@ -97,18 +97,18 @@ class Rotation:
         return Rotate(reason)
 
     def room(self, file: OpenFile) -> float:
-        """Bytes before compression that may be written and still another record may begin.
+        """Return how many bytes, before compression, may be written before another check.
 
-        Below 0 none may; infinite without a size. It spares a look for each record of a batch.
+        Below 0 nothing may be written; infinite without a size limit. It avoids a check per record.
         """
         return self._size - file.size
 
     def next_due(
         self, file: OpenFile, *, now: float, wall: int, renamed: int | None = None
     ) -> float | None:
-        """The monotonic time at which to look again if nothing is written; None for never.
+        """Return when to check again if nothing is written, in monotonic seconds; None for never.
 
-        ``renamed`` is when the name changes by the clock, in ns since the epoch. ``decide`` gives
+        ``renamed`` is when the name changes by the clock, in ns since the epoch. ``decide`` returns
         a reason at that time, unless the clock was set meanwhile. An empty file that would not be
         published can wait for its first record.
         """
@@ -125,7 +125,7 @@ class Rotation:
         return None if due == math.inf else max(due, now)
 
     def _end(self, ns: int) -> int:
-        """The first boundary after this time, in ns: the same for all times of a piece."""
+        """Return the first boundary after this time, in ns; it is the same for a whole piece."""
         start, end = self._period
         if not start <= ns < end:
             found = _next_boundary(ns // SECOND, self._boundary, self._zone) * SECOND
@@ -136,10 +136,10 @@ class Rotation:
 
 
 def _next_boundary(second: int, every: int, zone: tzinfo | None) -> int:
-    """The next second at which the clock shows a multiple of ``every`` since midnight.
+    """Return the next second at which the local clock shows a multiple of ``every`` since midnight.
 
-    A multiple that a clock put forward leaves out is at the change; one that a clock put back
-    shows again counts again.
+    When the clock is put forward over a multiple, the boundary is the time of the change. When it
+    is put back, a multiple that it shows twice is a boundary twice.
     """
     local = local_time(second, zone)
     of_day = _second_of_day(local)

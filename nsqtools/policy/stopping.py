@@ -1,4 +1,4 @@
-"""When a consumer that was given a limit has reached it."""
+"""The stop conditions that depend on time and emptiness."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 Reason = Literal["empty", "max-duration", "idle-timeout", "count", "stopped"]
-"""Why a run ends; a StopRule knows the first three."""
+"""Why a run ends; a StopRule decides the first three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """Limits of a run; None is no limit. Durations are seconds."""
+    """Limits of a run, in seconds; None is no limit."""
 
     max_duration: float | None = None
     idle_timeout: float | None = None
     until_empty: bool = False
-    """Stop once every nsqd was seen empty twice: between looks a message may be on its way."""
+    """Stop after two checks found every nsqd empty: at one check a message may be on its way."""
 
     def decide(
         self, *, started: float, last_message: float, empties: int, now: float
     ) -> Reason | None:
-        """Why to stop now, or None.
+        """Return the reason to stop now, or None.
 
-        ``last_message`` is when the last one came; before the first it is no later than
-        ``started``. ``empties`` counts looks in a row at which every channel was empty.
+        ``last_message`` is the time of the last message; before the first it is ``started`` or
+        earlier. ``empties`` is the number of consecutive checks that found every channel empty.
         """
         if self.until_empty and empties >= 2:
             return "empty"
@@ -37,9 +37,9 @@ class StopRule:
         return None
 
     def next_check(self, *, started: float, last_message: float) -> float | None:
-        """When time alone may stop the run, unless a message comes; None for never.
+        """Return when time may stop the run if no message comes; None for never.
 
-        ``decide`` gives a reason at that time. The other limits are due when their facts change.
+        ``decide`` returns a reason at that time. ``until_empty`` depends on checks, not on time.
         """
         times = []
         if self.max_duration is not None:

@@ -1,4 +1,4 @@
-"""Which topics a pattern stands for, while nsqlookupds come to know topics and forget them."""
+"""The topics that match a pattern, as nsqlookupds list and forget topics."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ if TYPE_CHECKING:
     from re import Pattern
 
 MIN_GRACE = 120.0
-"""A restarted nsqlookupd knows nothing until nsqds have registered again, within a minute."""
+"""A restarted nsqlookupd lists no topics until nsqds have registered again, within a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a look at nsqlookupds has changed; names in order."""
+    """The changes of one round, sorted by name."""
 
     appeared: Sequence[str] = ()
     gone: Sequence[str] = ()
 
 
 def matching(pattern: Pattern[str], topics: Iterable[str]) -> list[str]:
-    """The topics whose names have a match anywhere, as Go's ``regexp.MatchString``; no doubles."""
+    """Return the topics with a match anywhere, like Go's ``regexp.MatchString``, once each."""
     return [topic for topic in dict.fromkeys(topics) if pattern.search(topic)]
 
 
 class MatchingTopics:
-    """The topics of a pattern, by what all nsqlookupds say in each round.
+    """Tracks the topics that match a pattern over rounds of asking nsqlookupds.
 
-    Rounds are ``refresh`` seconds apart. A topic is gone once it has been missing for two of them,
-    and for MIN_GRACE seconds, in all rounds of that time. A round that one nsqlookupd did not
-    answer shows what there is, but not what is missing: the time begins anew after it.
+    Rounds are ``refresh`` seconds apart. A topic is gone after it was missing from all rounds for
+    twice that time, and for at least MIN_GRACE seconds. A round in which an nsqlookupd did not
+    answer can add topics, but restarts the time of missing ones.
     """
 
     def __init__(self, pattern: Pattern[str], refresh: float) -> None:
         self._pattern = pattern
         self._grace = max(2 * refresh, MIN_GRACE)
         self._missing: dict[str, float | None] = {}
-        # Every topic of now, and since when it was missing.
+        # All current topics, each with the time since when it is missing.
 
     def looked(self, topics: Iterable[str], *, complete: bool, now: float) -> Change:
-        """What is new and what is gone; ``complete`` if everybody answered."""
+        """Return new and gone topics; ``complete`` if every nsqlookupd answered."""
         found = {topic for topic in matching(self._pattern, topics) if is_valid_name(topic)}
         appeared = sorted(found - self._missing.keys())
         self._missing.update(dict.fromkeys(found))

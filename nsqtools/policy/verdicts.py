@@ -1,4 +1,4 @@
-"""What a status of an HTTP response decides about the message (RFC 9110)."""
+"""What happens to a message by the status of the HTTP response (RFC 9110)."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _CLASS = re.compile(r"([1-5])xx", re.IGNORECASE)
 _CODE, _RANGE, _ANY_OF_CLASS = 3, 2, 1
 
 RETRY_AFTER = frozenset({429, 503})
-"""Statuses whose ``Retry-After`` is heeded (RFC 6585, section 4; RFC 9110, section 15.6.4)."""
+"""Statuses whose ``Retry-After`` is respected (RFC 6585, section 4; RFC 9110, section 15.6.4)."""
 _BLAME_MESSAGE = frozenset({400, 409, 411, 412, 413, 414, 415, 416, 422, 428, 431})
 _BLAME_TIME = frozenset({408, 425, 429})
 
 
 def blames_message(status: int) -> bool:
-    """Whether a refusal is about this request, and says nothing of how the endpoint is."""
+    """Whether the status blames this request, so that the endpoint may be healthy."""
     return status in _BLAME_MESSAGE
 
 
 def may_blame_one(status: int) -> bool:
-    """Whether a batch that is refused like this is worth trying message by message."""
+    """Whether a batch refused with this status should be retried message by message."""
     return 400 <= status < 500 and status not in _BLAME_TIME
 
 
 class Verdict(Enum):
-    """What becomes of the message; GONE is RETRY, and the endpoint is never asked again."""
+    """What happens to the message; GONE is RETRY, and the endpoint is never used again."""
 
     DONE = "done"
     DROP = "drop"
@@ -46,7 +46,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One word of a list: ``given`` with its flag; the greater ``exactness`` decides."""
+    """One item of a list; ``given`` is its flag and text, the greater ``exactness`` wins."""
 
     given: str
     exactness: int
@@ -66,18 +66,21 @@ def _parse(flag: str, text: str, verdict: Verdict) -> Iterator[_Rule]:
             yield _Rule(given, exactness, range(int(match["first"]), last + 1), verdict)
         else:
             raise ConfigError(
-                f"{flag}: {word!r} is not a status: write 429, 200-204 or 5xx, with commas between"
+                f"{flag}: {word!r} is not a status: give codes such as 429, 200-204 or 5xx, "
+                "separated by commas"
             )
 
 
 class Statuses:
-    """Verdicts by status. Each list is a text of codes (``304``), ranges (``200-204``) and classes
-    (``2xx``), separated by commas; an empty one names none.
+    """Verdicts by status, from three lists of codes.
 
-    A code beats a range and a range beats a class, whatever list they are in. What no list names
-    is retried, and 410 is GONE unless a list names it as a code. Raises ConfigError naming the
-    flags ``--success-on``, ``--drop-on`` and ``--retry-on`` for anything else in a list, and for a
-    status to which two lists give different verdicts equally.
+    A list is a text of codes (``304``), ranges (``200-204``) and classes (``2xx``), separated by
+    commas; it may be empty.
+
+    A code takes precedence over a range, and a range over a class, whatever list they are in. A
+    status in no list is retried, and 410 is GONE unless a list has it as a code. Raises ConfigError
+    naming ``--success-on``, ``--drop-on`` or ``--retry-on`` for any other text, and for a status
+    with different verdicts of equal precedence.
     """
 
     def __init__(self, success_on: str = "2xx", drop_on: str = "", retry_on: str = "") -> None:
@@ -91,26 +94,28 @@ class Statuses:
             for status in rule.statuses:
                 other = deciding.setdefault(status, rule)
                 if other.exactness == rule.exactness and other.verdict is not rule.verdict:
-                    raise ConfigError(f"{other.given} and {rule.given}: status {status} is in both")
+                    raise ConfigError(
+                        f"{other.given} and {rule.given}: status {status} is in both: remove one"
+                    )
         self._verdicts = {status: rule.verdict for status, rule in deciding.items()}
         if 410 not in deciding or deciding[410].exactness < _CODE:
             self._verdicts[410] = Verdict.GONE
 
     def verdict(self, status: int) -> Verdict:
-        """The verdict on a response of this status."""
+        """Return the verdict for this status."""
         return self._verdicts.get(status, Verdict.RETRY)
 
 
 _DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
-"""The forms of a date that RFC 9110 has, in its section 5.6.7."""
+"""The date formats of RFC 9110, section 5.6.7."""
 _LONGEST = 2.0**31
 
 
 def retry_after(value: str, *, now: float) -> float | None:
-    """Seconds from ``now``, a Unix time, that a ``Retry-After`` header asks for.
+    """Return the delay in seconds that a ``Retry-After`` header asks for; ``now`` is a Unix time.
 
-    It is a whole number of seconds, at most 2**31 of which are believed, or a date in one of the
-    three forms of RFC 9110, section 5.6.7; one that is past is 0. None when it is neither.
+    The header is a whole number of seconds, which is capped at 2**31, or a date in one of the
+    formats of RFC 9110, section 5.6.7; a past date gives 0. Returns None for anything else.
     """
     value = value.strip()
     if value.isascii() and value.isdigit():
@@ -124,7 +129,7 @@ def _parse_date(text: str, now: float) -> float | None:
         with suppress(ValueError):
             moment = datetime.strptime(text, form).replace(tzinfo=UTC)
             oldest = datetime.fromtimestamp(now, UTC).year - 50
-            if "%y" in form and moment.year < oldest:  # two digits are of the century around now
+            if "%y" in form and moment.year < oldest:  # two digits mean the century around now
                 moment = moment.replace(year=moment.year + 100)
             return moment.timestamp()
     return None

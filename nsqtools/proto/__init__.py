@@ -1,1 +1,1 @@
-"""Bytes to messages and back. Nothing here knows asyncio, sockets, ssl, clocks or chance."""
+"""Bytes to messages and back, without asyncio, sockets, ssl, clocks or randomness."""

@@ -1,6 +1,6 @@
-"""Commands to bytes (tcp_protocol_spec, Commands).
+"""Encodes commands as bytes (tcp_protocol_spec, Commands).
 
-``finish``, ``requeue`` and ``touch`` take many ids and make one byte string.
+``finish``, ``requeue`` and ``touch`` encode many commands as one byte string.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ _pack_size = Struct(">I").pack
 
 
 def identify(body: Mapping[str, Any]) -> bytes:
-    """IDENTIFY with its JSON body."""
+    """Encode IDENTIFY with its JSON body."""
     data = json.dumps(body, separators=(",", ":")).encode()
     return b"IDENTIFY\n" + _pack_size(len(data)) + data
 
 
 def auth(secret: bytes) -> bytes:
-    """AUTH with the secret as it is."""
+    """Encode AUTH; the secret is sent unchanged."""
     return b"AUTH\n" + _pack_size(len(secret)) + secret
 
 
 def subscribe(topic: str, channel: str) -> bytes:
-    """SUB; the names must be valid."""
+    """Encode SUB; the names must be valid."""
     return f"SUB {topic} {channel}\n".encode()
 
 
 def ready(count: int) -> bytes:
-    """RDY."""
+    """Encode RDY."""
     return b"RDY %d\n" % count
 
 
 def finish(ids: Iterable[bytes]) -> bytes:
-    """One FIN for each id; nothing for none."""
+    """Encode one FIN per id; empty without ids."""
     lines = b"\nFIN ".join(ids)
     return b"FIN " + lines + b"\n" if lines else b""
 
 
 def touch(ids: Iterable[bytes]) -> bytes:
-    """One TOUCH for each id; nothing for none."""
+    """Encode one TOUCH per id; empty without ids."""
     lines = b"\nTOUCH ".join(ids)
     return b"TOUCH " + lines + b"\n" if lines else b""
 
 
 def requeue(delays: Iterable[tuple[bytes, int]]) -> bytes:
-    """One REQ for each id and its delay in ms."""
+    """Encode one REQ per pair of an id and a delay in ms."""
     return b"".join([b"REQ %b %d\n" % delay for delay in delays])
 
 
 def publish(topic: str, body: bytes, *, defer_ms: int | None = None) -> bytes:
-    """PUB, or DPUB when the message is to be held back."""
+    """Encode PUB, or DPUB with a delay in ms."""
     head = f"PUB {topic}\n" if defer_ms is None else f"DPUB {topic} {defer_ms}\n"
     return head.encode() + _pack_size(len(body)) + body
 
 
 def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
-    """MPUB: nsqd takes all of the bodies or none."""
+    """Encode MPUB: nsqd accepts all of the bodies or none."""
     parts = [b""] * (2 * len(bodies) + 1)
     parts[1::2] = map(_pack_size, map(len, bodies))
     parts[2::2] = bodies
@@ -74,5 +74,5 @@ def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
 
 
 def publish_many_size(count: int, total: int) -> int:
-    """Size of MPUB's body for ``count`` bodies of ``total`` bytes, as ``max_body_size`` counts."""
+    """Return the size of an MPUB body for ``count`` bodies of ``total`` bytes."""
     return 4 + 4 * count + total

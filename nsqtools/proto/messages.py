@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One delivery of a message; a delivery again is another object with ``attempts`` grown."""
+    """One delivery of a message; a redelivery is another object with more ``attempts``."""
 
     id: bytes
     """16 hexadecimal characters, unique per topic and nsqd only."""
     body: bytes
     timestamp: int
-    """When it was published, in ns since the epoch by nsqd's clock."""
+    """Time of publishing, in ns since the epoch by nsqd's clock."""
     attempts: int
-    """How often it has been delivered, from 1."""
+    """Number of deliveries, from 1."""

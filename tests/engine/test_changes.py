@@ -61,7 +61,7 @@ def words(stages: Stages) -> list[list[str]]:
 def test_a_topic_is_deleted_where_it_is_looked_up_before_where_it_is() -> None:
     for known, said in (
         (registry("events"), ""),
-        (registry("other"), " (is not there)"),
+        (registry("other"), " (does not exist)"),
         (registry(error=DEAD), " failed"),
     ):
         survey = Survey((known,), (holding("a", events()), holding("b")))
@@ -97,8 +97,8 @@ def test_a_channel_is_made_on_all_nsqds_that_have_the_topic() -> None:
         ),
     )
     assert words(plan("create", ARCHIVE, survey)) == [
-        ["lookup:4161 channel/create (is there already)"],
-        ["a:4151 channel/create", "b:4151 channel/create (is there already)"],
+        ["lookup:4161 channel/create (already exists)"],
+        ["a:4151 channel/create", "b:4151 channel/create (already exists)"],
     ]
 
 

@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Facts, list[tuple[str, str, str, str]]]] = {
     "a stranger that is dead": (facts(nsqd("a", WELL), nsqd("b", given=False, tcp_error=AWAY)), []),
     "a consumer that is full and slow": (
         facts(nsqd("a", consumed(client(1, 1)), later=consumed(client(1, 1)))),
-        [("warning", "consumers", "1 of RDY 1 in flight on nsqd a:4150", "stats --clients")],
+        [("warning", "consumers", "RDY 1 on nsqd a:4150", "stats --clients")],
     ),
     "a consumer that is full while messages time out, beside one that works": (
         facts(

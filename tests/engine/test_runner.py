@@ -59,7 +59,7 @@ async def test_a_handler_that_only_handles_counts_and_logs_what_it_gave_up(
     options = {"max_attempts": 2, "default_requeue_delay": 1.0}
     outcome = await start(Failing(), nsqd, max_duration=60.0, **options)
     assert (outcome.lost, outcome.totals.given_up) == (1, 1)
-    assert "they are lost" in caplog.text
+    assert "gave up 1 message" in caplog.text
 
 
 @virtual

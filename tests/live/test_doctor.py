@@ -141,7 +141,7 @@ def test_an_nsqd_that_hangs(doctor: Doctor, filled: Nsqd) -> None:
     finally:
         os.kill(filled.pid, signal.SIGCONT)
     (text,) = found.said("failure", "tcp")
-    assert "no answer within 1s" in text
+    assert "no response within 1s" in text
 
 
 def test_a_topic_with_a_tombstone(
@@ -236,7 +236,7 @@ def test_an_nsqd_that_requires_tls(
     fill(nsqd, doctor.topic)
     text, fix = doctor.only("failure", "tls", *http(nsqd))
     assert str(nsqd.tcp) in text
-    assert fix.startswith("--tls-v1")
+    assert "--tls-v1" in fix
     trusting = ("--tls-v1", "--tls-root-ca-file", str(certificates.ca))
     assert doctor.ask(*http(nsqd), *trusting).not_ok == []
     text, _ = doctor.only("failure", "tls", *http(nsqd), "--tls-v1")
@@ -253,8 +253,8 @@ def test_an_nsqd_that_speaks_only_https(
     for given in (nsqd.http, nsqd.https):
         text, fix = doctor.only("warning", "http", *known, "--nsqd-http-address", str(given))
         assert str(given) in text
-        assert fix == f"--nsqd-http-address https://{nsqd.https}"
-    followed = doctor.ask(*known, *fix.split())
+        assert fix == f"use --nsqd-http-address https://{nsqd.https}"
+    followed = doctor.ask(*known, *fix.split()[1:])
     assert len(followed.said("ok", "topic")) == 1
 
 
@@ -267,7 +267,7 @@ def test_an_nsqd_that_requires_auth(
     for given in ((), secret(tmp_path, "barley")):
         text, fix = doctor.only("failure", "auth", *http(nsqd), *given)
         assert str(nsqd.tcp) in text
-        assert fix.startswith("--auth-secret-file FILE")
+        assert "--auth-secret-file FILE" in fix
         assert ("E_AUTH_FAILED" in text) == bool(given)
     assert doctor.ask(*http(nsqd), *secret(tmp_path, "open sesame")).not_ok == []
 
@@ -277,7 +277,8 @@ def test_more_in_flight_than_nsqd_allows(doctor: Doctor, make_nsqd: MakeNsqd) ->
     fill(nsqd, doctor.topic)
     text, fix = doctor.only("warning", "max-in-flight", *http(nsqd), "--max-in-flight", "500")
     assert str(nsqd.tcp) in text
-    assert fix == "--max-in-flight 100, or nsqd --max-rdy-count 500"
+    assert "--max-in-flight 100" in fix
+    assert "--max-rdy-count 500" in fix
     assert doctor.ask(*http(nsqd), "--max-in-flight", "100").not_ok == []
     doctor.only("failure", "max-in-flight", *http(nsqd), "--max-in-flight", "0")
 

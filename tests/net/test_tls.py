@@ -232,7 +232,8 @@ def test_of_a_certificate_and_a_key_the_one_at_fault_is_named(
     assert f"--tls-cert {cert}" in text
     # OpenSSL asks on the terminal only where there is nobody else to ask, and then says nothing.
     text = refusal(ClientConfig(tls_cert=cert, tls_key=str(encrypted)))
-    assert text.startswith(f"--tls-key {encrypted}: is encrypted")
+    assert text.startswith(f"--tls-key {encrypted}: ")
+    assert "encrypted" in text.partition(": ")[2]
 
 
 def test_files_are_loaded_once_until_one_changes(

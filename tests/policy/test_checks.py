@@ -120,7 +120,11 @@ def test_rates_are_not_known_while_one_of_the_nsqds_has_none() -> None:
         (Peers({"a:1": None}, {"l:1": "l:1: silent"}), WARNING, "nsqlookupd l:1: silent"),
         (Peers({"a:1": "a:1: x", "b:1": "b:1: x"}, {"l:1": None}), CRITICAL, "none of 2 nsqds"),
         (Peers({}, {"l:1": None}), CRITICAL, "nsqlookupd"),
-        (Peers({"a:1": None}, {}, {"a:1": "NOK - disk full"}), CRITICAL, "a:1 is not well: NOK"),
+        (
+            Peers({"a:1": None}, {}, {"a:1": "NOK - disk full"}),
+            CRITICAL,
+            "nsqd a:1 is unhealthy: NOK",
+        ),
         (Peers({"a:1": "a:1: x"}), UNKNOWN, "a:1: x"),
         (Peers({}, {"l:1": "l:1: x"}), UNKNOWN, "l:1: x"),
     ],

@@ -1,4 +1,4 @@
-"""Why a consumer sees nothing: facts are gathered, then judged by functions that ask nobody."""
+"""Finds out why a consumer receives nothing: it gathers facts, and pure functions judge them."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ _JUDGES = (
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """What is well and what is not, from the servers to the messages."""
+    """Return all findings, those on servers before those on messages."""
     return [finding for judge in _JUDGES for finding in judge(facts)]

@@ -1,4 +1,4 @@
-"""Judging where the messages are, what keeps them there and who else takes them."""
+"""Judges where the messages are, what keeps them there and which consumers take them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     Found = list[tuple[NsqdFacts, ChannelStats]]
 
 _MOST = 5
-"""Consumers that are told one by one."""
+"""The maximum number of consumers that a finding names."""
 
 
 def judge_topic(facts: Facts) -> Iterator[Finding]:
-    """Whether it is there, is written to, and lets messages through to its channels."""
+    """Judge whether the topic exists, has messages, and passes them to its channels."""
     having = list(facts.having())
     topic = facts.topic
     if not having:
         if not facts.lookupds and any(not each.http_error for each in facts.nsqds):
             near = nearest(topic, sorted(facts.known_topics))
-            fix = f"check the name, or publish to it, which makes it: {facts.publish()}"
+            fix = f"check the name, or publish to it, which creates it: {facts.publish()}"
             yield Finding("failure", "topic", f"no nsqd has topic {topic}{near}", fix)
         return
     paused = [nsqd for nsqd, found in having if found.paused]
     if paused:
-        text = f"topic {topic} is paused on {_names(paused)}: its channels get nothing"
+        text = f"topic {topic} is paused on {_names(paused)}: its channels get no messages"
         fix = facts.command("topic", "unpause", topic, nsqds=tuple(paused))
         yield Finding("failure", "topic-paused", text, fix)
     published = sum(found.message_count for _, found in having)
     if not published:
-        text = f"nothing was published to topic {topic} since its nsqds started"
-        fix = f"publish something, and look again: {facts.publish()}"
+        text = f"nothing has been published to topic {topic} since its nsqds started"
+        fix = f"publish a message and run doctor again: {facts.publish()}"
         yield Finding("warning", "topic", text, fix)
     elif not paused:
         yield Finding("ok", "topic", f"topic {topic}: {_messages(published)} published so far")
@@ -47,23 +47,23 @@ def judge_topic(facts: Facts) -> Iterator[Finding]:
 
 
 def _about_waiting(facts: Facts, waiting: int) -> Finding:
-    """Messages that no channel has; of a named channel that is nowhere this says so too."""
+    """Return the finding on messages without a channel; it also covers a named, missing channel."""
     topic, name, known = facts.topic, facts.channel, _channels(facts)
     verb = "waits" if waiting == 1 else "wait"
-    text = f"{_messages(waiting)} {verb} in topic {topic}, which has no channel there"
+    text = f"{_messages(waiting)} {verb} in topic {topic} on nsqds where it has no channel"
     make = facts.command("channel", "create", topic, name or "NAME")
-    do = "make one"
+    do = "create one"
     if name and name not in known:
-        text += f", and no channel {name} anywhere{nearest(name, sorted(known))}"
-        do = f"make {name}"
+        text += f", and no nsqd has channel {name}{nearest(name, sorted(known))}"
+        do = f"create {name}"
         if is_ephemeral(name):
             do, make = f"consume {name}", facts.consume(name)
-    fix = f"{do}: the first channel of an nsqd gets what waits there: {make}"
+    fix = f"{do}: the first channel on an nsqd gets the messages that wait there: {make}"
     return Finding("warning", "depth", text, fix)
 
 
 def judge_channel(facts: Facts) -> Iterator[Finding]:
-    """Whether it is there, holds something, and lets that go."""
+    """Judge whether the channel exists, has messages, and delivers them."""
     name, channels = facts.channel, _channels(facts)
     if not name:
         for each, found in sorted(channels.items()):
@@ -79,18 +79,18 @@ def judge_channel(facts: Facts) -> Iterator[Finding]:
     others = {each: depth for each, depth in depths.items() if depth}
     if not here and others:
         waiting = ", ".join(f"{depth} in channel {each}" for each, depth in sorted(others.items()))
-        text = f"channel {name} holds nothing, but other channels of the topic do: {waiting}"
+        text = f"channel {name} is empty, but other channels of the topic are not: {waiting}"
         deepest = max(others, key=lambda each: others[each])
-        fix = f"if those are meant, take them from there: {facts.consume(deepest)}"
+        fix = f"to get those messages, consume that channel: {facts.consume(deepest)}"
         yield Finding("warning", "depth", text, fix)
 
 
 def _about(facts: Facts, name: str, found: Found) -> Finding:
-    """A line on a channel: paused, waiting for a time to come, or as it should be."""
+    """Return the finding on one channel."""
     paused = [nsqd for nsqd, channel in found if channel.paused]
     if paused:
         fix = facts.command("channel", "unpause", facts.topic, name, nsqds=tuple(paused))
-        text = f"channel {name} is paused on {_names(paused)}: nothing is delivered from it"
+        text = f"channel {name} is paused on {_names(paused)}: it delivers no messages"
         level: Level = "failure" if name == facts.channel else "warning"
         return Finding(level, "channel-paused", text, fix)
     depth, in_flight, deferred = (
@@ -100,8 +100,8 @@ def _about(facts: Facts, name: str, found: Found) -> Finding:
     held = f"depth {depth}, in flight {in_flight}, deferred {deferred}"
     text = f"channel {name}: {held}, {counted(clients, 'consumer')}"
     if name == facts.channel and deferred and not depth and not in_flight:
-        text += ": what it holds is deferred, and is delivered when its time has come"
-        fix = f"wait, or look for what requeued it: {facts.watch_consumers()}"
+        text += ": deferred messages are delivered when their delay is over"
+        fix = f"wait, or see which consumer requeues messages: {facts.watch_consumers()}"
         return Finding("warning", "channel", text, fix)
     if depth and not clients:
         return Finding("warning", "channel", text, f"consume it: {facts.consume(name)}")
@@ -113,15 +113,15 @@ def _absent(facts: Facts, known: Sequence[str]) -> Finding:
     near = nearest(name, known)
     text = f"topic {facts.topic} has no channel {name}{near}"
     if is_ephemeral(name):
-        fix = f"it is ephemeral, there only while somebody consumes it: {facts.consume(name)}"
+        fix = f"an ephemeral channel exists only while it is consumed: {facts.consume(name)}"
     else:
         make = facts.command("channel", "create", facts.topic, name)
-        fix = f"it gets what is published after its first consumer came, or you made it: {make}"
+        fix = f"a channel gets messages from its first consumer on; to create it now: {make}"
     return Finding("warning", "channel", text, fix)
 
 
 def judge_consumers(facts: Facts) -> Iterator[Finding]:
-    """Whether others consume the channel, and what they leave."""
+    """Judge whether other consumers take the channel's messages."""
     found = _channels(facts).get(facts.channel, []) if facts.channel else []
     clients = [(nsqd, client) for nsqd, channel in found for client in channel.clients]
     if not clients:
@@ -134,12 +134,12 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
     working = [client for each in clients if each not in stuck for client in each[1:]]
     if not working:
         return
-    fix = f"for a copy of all messages take a channel of your own: {facts.consume('')}"
+    fix = f"to get a copy of all messages, use a channel of your own: {facts.consume('')}"
     top = max(working, key=lambda client: (client.in_flight, client.ready_count))
     if in_flight and not depth and top.in_flight == in_flight:
         text = (
             f"{_who(top)} holds all {_messages(in_flight)} of channel {facts.channel} in flight, "
-            f"with RDY {top.ready_count}: others get nothing"
+            f"with RDY {top.ready_count}: other consumers get none"
         )
         yield Finding("warning", "consumers", text, fix)
         return
@@ -147,12 +147,14 @@ def judge_consumers(facts: Facts) -> Iterator[Finding]:
     names = ", ".join(f"{_who(each)} with RDY {each.ready_count}" for each in taking[:_MOST])
     more = f" and {len(taking) - _MOST} more" if len(taking) > _MOST else ""
     if taking:
-        text = f"channel {facts.channel} is shared, each message goes to one: {names}{more}"
+        text = (
+            f"channel {facts.channel} is shared by {names}{more}: each message goes to one of them"
+        )
         yield Finding("warning", "consumers", text, fix)
 
 
 def _is_stuck(facts: Facts, nsqd: NsqdFacts, client: ClientStats) -> bool:
-    """Whether it takes no more, and finished nothing between two looks."""
+    """Whether the consumer is at its RDY, and finished nothing between the two looks."""
     if client.in_flight < client.ready_count:
         return False
     channel = nsqd.channel(facts.channel, later=True)
@@ -166,25 +168,30 @@ def _is_stuck(facts: Facts, nsqd: NsqdFacts, client: ClientStats) -> bool:
 def _about_stuck(
     facts: Facts, nsqd: NsqdFacts, client: ClientStats, *, nobody: bool, alone: bool
 ) -> Finding:
-    """One that is full may only be slow: it fails if nobody else works and messages time out.
+    """Return the finding on a consumer that takes no messages.
 
-    ``nobody`` takes anything, though there is something; ``alone`` are all that take nothing.
+    ``nobody`` is true if messages wait and no consumer takes any, ``alone`` if all consumers are
+    stuck. A consumer at its RDY may only be slow: it is a failure if it is ``alone`` and messages
+    time out.
     """
     look = facts.watch_consumers()
     if not client.ready_count:
-        text = f"{_who(client)} has RDY 0 on nsqd {nsqd.name}: it takes nothing"
-        fix = f"it backs off, is stopping, or has fewer slots than nsqds: {look}"
+        text = f"{_who(client)} has RDY 0 on nsqd {nsqd.name}: it takes no messages"
+        fix = (
+            "it is in backoff, is stopping, or its --max-in-flight is below the number of "
+            f"nsqds: {look}"
+        )
         return Finding("failure" if nobody else "warning", "consumers", text, fix)
     text = (
-        f"{_who(client)} holds {client.in_flight} of RDY {client.ready_count} in flight on "
-        f"nsqd {nsqd.name} and finished none in 1 s"
+        f"{_who(client)} has {_messages(client.in_flight)} in flight, with RDY "
+        f"{client.ready_count} on nsqd {nsqd.name}, and finished none in 1 s"
     )
     before, later = (nsqd.channel(facts.channel, later=late) for late in (False, True))
     if before and later and (late := later.timeout_count - before.timeout_count) > 0:
-        text += f", while {_messages(late)} of the channel timed out: it gets no more"
-        fix = f"it hangs, or needs longer than its --msg-timeout: {look}"
+        text += f", while {_messages(late)} of the channel timed out: it gets no more messages"
+        fix = f"it hangs, or takes longer than its --msg-timeout: {look}"
         return Finding("failure" if alone else "warning", "consumers", text, fix)
-    fix = f"it is slow, or hangs: see whether it finishes any: {look}"
+    fix = f"it is slow, or hangs: see whether it finishes messages: {look}"
     return Finding("warning", "consumers", text, fix)
 
 
@@ -194,12 +201,12 @@ def _who(client: ClientStats) -> str:
 
 
 def _waiting(facts: Facts) -> int:
-    """Messages in the topic where it has no channel."""
+    """Return the number of messages on nsqds where the topic has no channel."""
     return sum(topic.depth for _, topic in facts.having() if not topic.channels)
 
 
 def _channels(facts: Facts) -> dict[str, Found]:
-    """Where each channel is, and how it is there."""
+    """Return the nsqds of each channel, with its stats there."""
     found: dict[str, Found] = {}
     for nsqd, topic in facts.having():
         for channel in topic.channels:

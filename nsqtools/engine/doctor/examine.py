@@ -1,4 +1,4 @@
-"""Asking all servers behind a topic, each over TCP and HTTP, what the diagnosis needs."""
+"""Gathers the facts for a diagnosis, from each server over TCP and HTTP."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from nsqtools.proto.session import Features
 
 MOMENT = 1.0
-"""Between the two looks at consumers that seem stuck, in seconds."""
+"""Interval between two looks at consumers that seem stuck, in seconds."""
 
-# Who says nothing at all need not be asked what else it is.
+# After these reasons it is useless to ask which protocol the port speaks.
 _DEAF: frozenset[Reason] = frozenset({"name", "dial", "silence"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is consumed and where, as a consuming command is told; times are in seconds.
+    """The topic, channel and servers of the consumer in question.
 
-    ``urls`` are HTTP addresses of nsqds: of the fixed ones, and of others to look at. ``timeout``
-    is for all of it, and half of that for nsqlookupds.
+    ``urls`` are HTTP addresses of nsqds: of those in ``nsqds``, and of others to examine.
+    ``timeout`` is for everything, in seconds; nsqlookupds may use half of it.
     """
 
     topic: str
@@ -62,7 +62,7 @@ class Question:
 
 
 class _Greeting(NamedTuple):
-    """What came of trying all that a consumer does before SUB."""
+    """The result of connecting as a consumer does, up to SUB."""
 
     features: Features | None = None
     needs_tls: bool = False
@@ -70,7 +70,7 @@ class _Greeting(NamedTuple):
 
 
 async def examine(question: Question, config: ConsumerConfig) -> Facts:
-    """Ask everybody. Raises ConfigError for what is malformed, never for a server's fault."""
+    """Ask all servers. Raises ConfigError for malformed addresses, and no error of a server."""
     examination = _Examination(question, config)
     try:
         return await examination.run()
@@ -90,11 +90,11 @@ class _Examination:
         }
         self._token = config.auth_secret if config.lookupd_authorization else ""
         self.greetings: dict[Address, asyncio.Future[_Greeting]] = {}
-        """Those of fixed nsqds: begun first, and to be ended by whoever makes this."""
-        self._deaf: dict[str, HTTPError] = {}  # what need not be asked a second time, by URL
+        """The greetings of fixed nsqds, which are started first; ``examine`` ends them."""
+        self._deaf: dict[str, HTTPError] = {}  # HTTP errors by URL, so that no URL is asked twice
 
     async def run(self) -> Facts:
-        """At once whatever can be: one that hangs takes all of a limit, wherever it is asked."""
+        """Ask as much as possible at once: a server that hangs uses up a whole time limit."""
         question, config = self._question, self._config
         for tcp in dict.fromkeys(question.nsqds):
             self.greetings[tcp] = asyncio.ensure_future(self._greet(tcp))
@@ -117,7 +117,7 @@ class _Examination:
         return replace(facts, nsqds=tuple(await self._look_again(nsqds)))
 
     async def _ask(self, facts: Facts, nsqd: NsqdFacts) -> NsqdFacts:
-        """Over HTTP, and over TCP unless it has nothing to do with the topic."""
+        """Ask an nsqd over HTTP, and over TCP unless it has nothing to do with the topic."""
         tcp = nsqd.tcp
         try:
             self._deadline.check(tcp or nsqd.http)
@@ -176,7 +176,7 @@ class _Examination:
     def _candidates(
         self, lookupds: Sequence[LookupdFacts], infos: dict[str, NsqdInfo | None]
     ) -> list[NsqdFacts]:
-        """All nsqds that could have the topic, each once, and where their HTTP APIs are."""
+        """Return all nsqds that may have the topic, each once, with their HTTP addresses."""
         listed = union_producers(
             [*(each.nodes for each in lookupds), *(each.producers for each in lookupds)]
         )
@@ -193,12 +193,12 @@ class _Examination:
             known = next((n for n, each in enumerate(found) if own and each.tcp == own), None)
             if known is None:
                 found.append(_given(own, url))
-            else:  # asked where it was given, which may be the only place it answers
+            else:  # ask it at the given address, which may be the only one that works
                 found[known] = replace(found[known], http=_address(url), url=url)
         return found
 
     async def _info(self, url: str) -> NsqdInfo | None:
-        """What /info says: of an nsqlookupd no more than its version."""
+        """Return /info; an nsqlookupd has only its version in it."""
         try:
             async with NsqdHTTP(url, **self._limits) as client:
                 return await client.info()
@@ -208,7 +208,7 @@ class _Examination:
             return None
 
     async def _ask_http(self, nsqd: NsqdFacts) -> NsqdFacts:
-        """What it has of the topic; without that, the names of all it has."""
+        """Ask for the topic's stats; for the names of all topics if it does not have the topic."""
         topic = self._question.topic
         if error := self._deaf.get(nsqd.url):
             return replace(nsqd, http_error=error)
@@ -236,25 +236,25 @@ class _Examination:
                 )
                 needs_tls = await _needs_tls(connection, self._config)
         except TimeoutError:
-            text = f"no answer within {format_duration(limit)}"
+            text = f"no response within {format_duration(limit)}"
             return _Greeting(error=ConnectError(text, tcp, reason="silence"))
         except PeerError as refused:
             return _Greeting(needs_tls=_wants_tls(refused), error=refused.bare())
         return _Greeting(connection.features, needs_tls)
 
     async def _explain(self, nsqd: NsqdFacts, tcp: Address, error: PeerError) -> NsqdFacts:
-        """What else it is that listens there, if it does not speak as nsqd."""
+        """Find out what listens at the address if it is no nsqd."""
         speaks = await self._what_speaks(tcp, error)
         info = await self._info(str(tcp)) if speaks == "http" else None
         found = replace(nsqd, tcp_error=error, tcp_speaks=speaks)
         if not info or not info.tcp_port:
             return replace(found, is_lookupd=info is not None and await self._is_lookupd(tcp))
-        if nsqd.http_error:  # it was looked for where it is not
+        if nsqd.http_error:  # its HTTP port was not where it was looked for
             found = await self._ask_http(replace(found, url=str(tcp), http=tcp, http_error=None))
         return replace(found, tcp_port=info.tcp_port)
 
     async def _is_lookupd(self, address: Address) -> bool:
-        """Whether it tells topics, which nsqd has no endpoint for."""
+        """Whether it answers /topics, an endpoint that nsqd does not have."""
         async with Lookupd(str(address), token=self._token, **self._limits) as client:
             try:
                 await client.topics()
@@ -263,14 +263,14 @@ class _Examination:
         return True
 
     async def _what_speaks(self, address: Address, error: PeerError) -> Speaks:
-        """Nothing known, if nobody listens at all or it is known to be nsqd."""
+        """Return empty without asking if nothing listens, or the server is known to be nsqd."""
         if isinstance(error, AuthError | RefusedError) or error.reason in _DEAF:
             return ""
         limit = min(self._limits["connect_timeout"], self._deadline.left)
         return await what_speaks(address, limit=limit)
 
     async def _look_again(self, nsqds: Sequence[NsqdFacts]) -> list[NsqdFacts]:
-        """The channel once more, a moment later, where consumers seem to take nothing."""
+        """Ask again, a moment later, for channels whose consumers seem stuck."""
         seem_stuck = {nsqd.name for nsqd in nsqds if _seems_stuck(nsqd, self._question.channel)}
         if not seem_stuck:
             return list(nsqds)
@@ -300,7 +300,7 @@ def _seems_stuck(nsqd: NsqdFacts, name: str) -> bool:
 
 
 async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
-    """Whether nsqd refuses what follows IDENTIFY; it says so only then, and to NOP too."""
+    """Whether nsqd requires TLS: it refuses every command after IDENTIFY, NOP included."""
     if uses_tls(config):
         await connection.close(drain=0)
         return False
@@ -312,7 +312,7 @@ async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
         return _wants_tls(error)
     except ProtocolError:
         raise
-    except PeerError:  # it hung up as we did
+    except PeerError:  # both sides closed at the same time
         pass
     return False
 
@@ -320,13 +320,16 @@ async def _needs_tls(connection: Connection, config: ConsumerConfig) -> bool:
 def _wants_tls(error: PeerError) -> bool:
     """Whether nsqd refused a command because TLS is missing.
 
-    There are only its words: the code is E_INVALID as for much else (nsqd/protocol_v2.go, Exec).
+    Only the text tells: the code is E_INVALID, as for many errors (nsqd/protocol_v2.go, Exec).
     """
     return "TLS required" in error.text
 
 
 def _skew(client: HTTPClient) -> float:
-    """How far the clock of the last reply is at least ahead of ours, or behind: whole seconds."""
+    """Return how many seconds the server's clock is at least ahead of this host's.
+
+    It is negative if the clock is behind. The Date header of the last response has whole seconds.
+    """
     try:
         theirs = parsedate_to_datetime(client.date).timestamp()
     except (TypeError, ValueError):
@@ -338,7 +341,7 @@ def _skew(client: HTTPClient) -> float:
 
 
 def _url_of(tcp: Address, infos: dict[str, NsqdInfo | None], *, alone: bool) -> str:
-    """The HTTP address of a fixed nsqd: one that was given, or that of the port after it."""
+    """Return the HTTP address of a fixed nsqd: a given one, or its TCP port + 1."""
     for url, info in infos.items():
         hosts = (_address(url).host, info.broadcast_address, info.hostname) if info else ()
         if info and info.tcp_port == tcp.port and tcp.host in hosts:

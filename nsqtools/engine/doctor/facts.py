@@ -1,4 +1,4 @@
-"""What is known of the servers behind a topic, and what may be found wrong with them."""
+"""The facts about a topic's servers, and the findings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Level = Literal["ok", "warning", "failure"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A line of the diagnosis. ``check`` is a stable word for scripts, ``fix`` what to do."""
+    """A result of the diagnosis; ``check`` is a stable code for scripts, ``fix`` the remedy."""
 
     level: Level
     check: str
@@ -34,12 +34,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupdFacts:
-    """What an nsqlookupd says; with an ``error``, what ``speaks`` at its port instead.
+    """The answers of an nsqlookupd, or its ``error`` and the protocol ``speaks`` of its port.
 
-    ``url`` is as it was given.
-    ``is_nsqd`` is for the HTTP port of an nsqd. ``skew`` is how far its clock is at least ahead of
-    ours, in seconds. ``producers`` are those of /lookup, ``nodes`` those of /nodes; ``left_out``
-    says what is wrong with others, and whether they are of /lookup.
+    ``url`` is as given. ``is_nsqd`` is true for the HTTP port of an nsqd. ``skew`` is how far the
+    nsqlookupd's clock is at least ahead of this host's, in seconds. ``producers`` are from /lookup,
+    ``nodes`` from /nodes. ``left_out`` describes invalid entries, and whether they are from
+    /lookup.
     """
 
     url: str
@@ -57,13 +57,13 @@ class LookupdFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NsqdFacts:
-    """What an nsqd says at ``tcp``, where consumers connect, and at ``http``, which is in ``url``.
+    """The answers of an nsqd at ``tcp``, its address for consumers, and at ``http``.
 
-    ``given`` is by the user, not found; then ``tcp`` is None if it is not known. ``features`` are
-    None unless it was greeted over TCP. ``is_lookupd`` is for ``tcp`` being the HTTP port of an
-    nsqlookupd; ``tcp_port`` is where nsqd listens, if ``tcp`` is its HTTP port. ``topics`` are all
-    of its topics, if the one in question is not there. ``later`` is ``topic`` as it was a moment
-    after that, if that was asked.
+    ``url`` is the URL of ``http``. ``given`` is true if the user gave the address; ``tcp`` is then
+    None if unknown. ``features`` is None unless IDENTIFY succeeded. ``is_lookupd`` is true if
+    ``tcp`` is the HTTP port of an nsqlookupd; ``tcp_port`` is nsqd's TCP port if ``tcp`` is its
+    HTTP port. ``topics`` has the names of all its topics if it does not have the one in question.
+    ``later`` is ``topic`` a moment later, if it was asked for again.
     """
 
     tcp: Address | None
@@ -87,23 +87,23 @@ class NsqdFacts:
 
     @property
     def name(self) -> str:
-        """Its TCP address, or that of HTTP if there is none."""
+        """The TCP address, or the HTTP address if the former is unknown."""
         return str(self.tcp or self.http)
 
     @property
     def answers(self) -> bool:
-        """Whether it does, one way or the other."""
+        """Whether it answers over TCP or HTTP."""
         return self.features is not None or self.needs_tls or self.http_error is None
 
     @property
     def is_there(self) -> bool:
-        """Whether it answers, or refuses to."""
+        """Whether a server answers there, even if it refuses the client or is no nsqd."""
         refused = isinstance(self.tcp_error, AuthError | RefusedError)
         said = self.http_error is not None and self.http_error.status > 0
         return self.answers or refused or said or bool(self.tcp_speaks or self.http_speaks)
 
     def channel(self, name: str, *, later: bool = False) -> ChannelStats | None:
-        """A channel of the topic, if it has it."""
+        """Return a channel of the topic, None if the nsqd does not have it."""
         topic = self.later if later else self.topic
         channels = topic.channels if topic else ()
         return next((each for each in channels if each.name == name), None)
@@ -111,10 +111,10 @@ class NsqdFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that the diagnosis is made of; ``channel`` is empty if none was named.
+    """All facts of a diagnosis; ``channel`` is empty if no channel was named.
 
-    ``has_secret``, ``max_in_flight`` and ``compression``, which is snappy, deflate or empty, are of
-    the consumer in question.
+    ``has_secret``, ``max_in_flight`` and ``compression`` are settings of the consumer in question;
+    ``compression`` is snappy, deflate or empty.
     """
 
     topic: str
@@ -127,27 +127,27 @@ class Facts:
 
     @property
     def anybody(self) -> bool:
-        """Whether any server is there, as it should be or not."""
+        """Whether any server answers, even if it is the wrong one."""
         lookupds = [not each.error or each.speaks for each in self.lookupds]
         return any(lookupds) or any(each.is_there for each in self.nsqds)
 
     @cached_property
     def found(self) -> set[Address]:
-        """Where nsqlookupds send consumers of the topic."""
+        """The nsqd addresses that nsqlookupds return for the topic."""
         return {producer.tcp for each in self.lookupds for producer in each.producers}
 
     @property
     def concerned(self) -> list[NsqdFacts]:
-        """The nsqds that matter: given ones, those that have the topic, those listed for it."""
+        """The nsqds to judge: given ones, those that have the topic, those listed for it."""
         return [each for each in self.nsqds if each.given or self.is_concerned(each)]
 
     def is_concerned(self, nsqd: NsqdFacts) -> bool:
-        """Whether it has the topic, or is listed with it, tombstoned or not."""
+        """Whether an nsqd has the topic or is listed for it, tombstoned or not."""
         listed = nsqd.producer is not None and self.topic in nsqd.producer.topics
         return listed or nsqd.topic is not None or nsqd.tcp in self.found
 
     def hidden_by(self, nsqd: NsqdFacts) -> Sequence[LookupdFacts]:
-        """The nsqlookupds where the topic of this nsqd has a tombstone."""
+        """Return the nsqlookupds that have a tombstone for the topic of this nsqd."""
         return self._tombstones.get(nsqd.tcp, ())
 
     @cached_property
@@ -161,17 +161,17 @@ class Facts:
         return hidden
 
     def having(self) -> Iterator[tuple[NsqdFacts, TopicStats]]:
-        """The nsqds that have the topic, with what they say of it."""
+        """Yield the nsqds that have the topic, with its stats."""
         return ((each, each.topic) for each in self.nsqds if each.topic)
 
     @property
     def known_topics(self) -> set[str]:
-        """The names of all topics that servers told."""
+        """The names of all topics that any server has."""
         names = [*(each.topics for each in self.lookupds), *(each.topics for each in self.nsqds)]
         return {name for some in names for name in some}
 
     def command(self, *words: str, nsqds: tuple[NsqdFacts, ...] = ()) -> str:
-        """``nsqtools ...`` with the servers in question, over HTTP: some nsqds, or else all."""
+        """Return a ``nsqtools`` command with HTTP addresses: of some nsqds, or of all servers."""
         nsqds = nsqds or (() if self.lookupds else self.nsqds)
         return _line(
             *words,
@@ -180,20 +180,20 @@ class Facts:
         )
 
     def consume(self, channel: str) -> str:
-        """The command that prints messages of a channel, or without one of a copy of all."""
+        """Return the command that prints messages of a channel, or copies without a channel."""
         words = ["tail", "--topic", self.topic, *(["--channel", channel] if channel else [])]
         given = (each.tcp for each in self.nsqds if each.given and each.tcp)
         nsqds = () if self.lookupds else _each("--nsqd-tcp-address", given)
         return _line(*words, *self._lookupd_options, *nsqds)
 
     def publish(self) -> str:
-        """The command that publishes a message, to an nsqd that is there."""
+        """Return the command that publishes a message to an nsqd that answers."""
         known = [each.tcp for each in self.nsqds if each.tcp and each.answers]
         where = str(known[0]) if known else f"HOST:{NSQD_TCP_PORT}"
         return _line("pub", "--topic", self.topic, "--nsqd-tcp-address", where, "hello")
 
     def watch_consumers(self) -> str:
-        """The command that tells again and again what each consumer of the channel finishes."""
+        """Return the command that shows what each consumer of the channel finishes."""
         return self.command("stats", "--clients", "--topic", self.topic, "--channel", self.channel)
 
     @property
@@ -206,5 +206,5 @@ def _each(option: str, values: Iterable[object]) -> list[str]:
 
 
 def _line(*words: str) -> str:
-    """A command as it is typed."""
+    """Return a command line, quoted for the shell."""
     return " ".join(map(quote, ("nsqtools", *words)))

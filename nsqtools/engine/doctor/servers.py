@@ -1,4 +1,4 @@
-"""Judging servers: whether they can be reached, know each other, and would have us."""
+"""Judges servers: whether they answer, know each other, and accept the consumer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from nsqtools.errors import PeerError
 
 _SKEW = 5.0
-"""How far a clock may be off, in seconds: the header Date has whole ones."""
+"""How far a clock may be off, in seconds; the Date header has whole seconds."""
 
 _SECRET = "--auth-secret-file FILE"  # noqa: S105 - the name of an option
-_CA = "if the system's CAs did not sign its certificate"
+_CA = "unless a CA of this system signed its certificate"
 
 
 def judge_lookupds(facts: Facts) -> Iterator[Finding]:
-    """Whether each answers, and is one."""
+    """Judge whether each nsqlookupd answers, and is one."""
     alone = all(each.error for each in facts.lookupds)
     for each in facts.lookupds:
         name = f"nsqlookupd {each.address}"
@@ -32,7 +32,7 @@ def judge_lookupds(facts: Facts) -> Iterator[Finding]:
             continue
         wrong = _wrong_lookupd_port(each)
         text = f"{name} {wrong[0]}" if wrong else f"nsqlookupd {each.error}"
-        fix = wrong[1] if wrong else "start it, or give an address where one listens"
+        fix = wrong[1] if wrong else "start it, or give the address of one that runs"
         yield Finding("failure" if alone else "warning", "nsqlookupd", text, fix)
 
 
@@ -40,38 +40,38 @@ def _wrong_lookupd_port(each: LookupdFacts) -> tuple[str, str] | None:
     host = each.address.host
     usual = f"--lookupd-http-address {Address(host, LOOKUPD_HTTP_PORT)}"
     if each.is_nsqd:
-        fix = f"give that of an nsqlookupd, as in {usual}, or --nsqd-tcp-address for the nsqd alone"
+        fix = f"give the HTTP port of an nsqlookupd, as in {usual}, or use --nsqd-tcp-address"
         return "is the HTTP port of an nsqd", fix
     match each.speaks:
         case "nsqlookupd":
-            return "is its TCP port, where nsqds register", f"give its HTTP port, as in {usual}"
+            return "is its TCP port, which is for nsqds", f"give its HTTP port, as in {usual}"
         case "nsqd":
-            return "is the TCP port of an nsqd", f"--nsqd-tcp-address {each.address}"
+            return "is the TCP port of an nsqd", f"use --nsqd-tcp-address {each.address}"
         case "tls":
-            return "wants TLS", f"--lookupd-http-address https://{each.address}"
+            return "requires TLS", f"use --lookupd-http-address https://{each.address}"
     return None
 
 
 def judge_clocks(facts: Facts) -> Iterator[Finding]:
-    """Whether those of the servers agree with ours; timestamps of messages are nsqd's."""
+    """Judge whether the servers' clocks agree with this host's; nsqd sets messages' timestamps."""
     skews = [(f"nsqlookupd {each.address}", each.skew) for each in facts.lookupds if not each.error]
     skews += [(f"nsqd {each.name}", each.skew) for each in facts.nsqds if not each.http_error]
     wrong = [(name, skew) for name, skew in skews if abs(skew) > _SKEW]
     for name, skew in wrong:
         how = "ahead of" if skew > 0 else "behind"
-        text = f"the clock of {name} is {abs(skew):.0f} s {how} ours: so are its timestamps"
+        text = f"the clock of {name} is {abs(skew):.0f} s {how} this host's, and so are timestamps"
         yield Finding("warning", "clock", text, "synchronise the clocks of both hosts")
     if skews and not wrong:
-        yield Finding("ok", "clock", f"clocks agree with ours: {counted(len(skews), 'server')}")
+        yield Finding("ok", "clock", f"clocks agree: {counted(len(skews), 'server')}")
 
 
 def judge_listing(facts: Facts) -> Iterator[Finding]:
-    """Whether consumers are sent to all nsqds that have the topic."""
+    """Judge whether nsqlookupds return all nsqds that have the topic."""
     answering = [each for each in facts.lookupds if not each.error]
     if not answering:
         return
     having = [nsqd for nsqd, _ in facts.having()]
-    lost = False  # whether nsqds of the topic are registered with an address of no use
+    lost = False  # whether nsqds of the topic are registered with unusable addresses
     for each in answering:
         for text, is_of_topic in each.left_out.items():
             lost = lost or is_of_topic
@@ -91,16 +91,16 @@ def judge_listing(facts: Facts) -> Iterator[Finding]:
     for nsqd in facts.nsqds:
         if nsqd.tcp in facts.found and nsqd.topic is None and not nsqd.http_error:
             text = (
-                f"nsqlookupd lists topic {facts.topic} at {nsqd.tcp}, but the nsqd there does not "
+                f"nsqlookupd lists topic {facts.topic} at {nsqd.tcp}, but that nsqd does not "
                 "have it"
             )
-            fix = "look at --broadcast-address and ports of the nsqd that has it"
+            fix = "check --broadcast-address and the ports of the nsqd that has the topic"
             yield Finding("failure", "listing", text, fix)
     for nsqd in having:
         if nsqd.tcp not in facts.found and not facts.hidden_by(nsqd):
             text = f"nsqd {nsqd.name} has topic {facts.topic}, but no nsqlookupd lists it there"
             fix = (
-                "restart that nsqd: it registers its topics when it connects to nsqlookupd"
+                "restart that nsqd: it then registers its topics with nsqlookupd"
                 if nsqd.producer
                 else "start that nsqd with --lookupd-tcp-address for each nsqlookupd"
             )
@@ -119,18 +119,18 @@ def _unlisted(facts: Facts, answering: list[LookupdFacts]) -> Finding:
     topic = facts.topic
     if not any(each.nodes for each in answering):
         those = "" if len(answering) == len(facts.lookupds) else " that answers"
-        text = f"no nsqd is registered at any nsqlookupd{those}"
+        text = f"no nsqd is registered with any nsqlookupd{those}"
         fix = "start nsqd with --lookupd-tcp-address for each nsqlookupd"
         return Finding("failure", "listing", text, fix)
     if any(topic in each.topics for each in answering):
         text = f"nsqlookupd knows topic {topic}, but no nsqd has it"
-        fix = f"start the nsqd that had it; to publish makes it anew: {facts.publish()}"
+        fix = f"start the nsqd that had it, or publish, which creates it: {facts.publish()}"
         return Finding("failure", "listing", text, fix)
     near = nearest(topic, sorted(facts.known_topics - {topic}))
     text = f"no nsqlookupd lists topic {topic}{near}"
     fix = (
-        "check the name, or publish to it; if its nsqd runs without --lookupd-tcp-address, name it "
-        f"with --nsqd-http-address; all topics: {facts.command('lookup', 'topics')}"
+        "check the name, or publish to it; if its nsqd runs without --lookupd-tcp-address, give "
+        f"its --nsqd-http-address; this lists all topics: {facts.command('lookup', 'topics')}"
     )
     return Finding("failure", "listing", text, fix)
 
@@ -146,17 +146,17 @@ def _judge_tombstones(
     text = f"topic {facts.topic} of nsqd {nsqd.name} is tombstoned at {who}"
     if everywhere:
         text += ": consumers do not find it"
-    fix = "wait until it lapses, 45 s unless nsqlookupd has another --tombstone-lifetime"
+    fix = "wait until it expires, after 45 s or nsqlookupd's --tombstone-lifetime"
     yield Finding("failure" if everywhere else "warning", "tombstone", text, fix)
 
 
 def judge_nsqds(facts: Facts) -> Iterator[Finding]:
-    """Whether each that matters can be reached, over TCP and over HTTP, and would have us."""
+    """Judge whether each nsqd answers over TCP and HTTP, and accepts the consumer."""
     for nsqd in facts.concerned:
         if nsqd.tcp is not None:
             yield _judge_tcp(facts, nsqd, nsqd.tcp)
         if (codec := facts.compression) and nsqd.features and not getattr(nsqd.features, codec):
-            text = f"nsqd {nsqd.name} declines --{codec}: the connection is not compressed"
+            text = f"nsqd {nsqd.name} does not offer --{codec}: the connection is not compressed"
             yield Finding("warning", "tcp", text, f"start that nsqd with --{codec}")
         yield from _judge_http(nsqd)
     versions = sorted({nsqd.version for nsqd in facts.concerned if nsqd.version})
@@ -166,7 +166,7 @@ def judge_nsqds(facts: Facts) -> Iterator[Finding]:
 
 def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
     if nsqd.needs_tls:
-        fix = f"--tls-v1, with --tls-root-ca-file FILE {_CA}"
+        fix = f"add --tls-v1, and --tls-root-ca-file FILE {_CA}"
         return Finding("failure", "tls", f"nsqd {tcp} requires TLS", fix)
     if nsqd.tcp_error is None:
         return Finding("ok", "tcp", f"nsqd {tcp} answers{_version(nsqd.version)}")
@@ -185,43 +185,45 @@ def _judge_tcp(facts: Facts, nsqd: NsqdFacts, tcp: Address) -> Finding:
 
 def _judge_auth(facts: Facts, tcp: Address, error: AuthError) -> Finding:
     if facts.has_secret:
-        knows = "permits this" if "E_UNAUTHORIZED" in error.text else "knows"
-        fix = f"{_SECRET} with a secret that its AUTH server {knows} (nsqd --auth-http-address)"
+        knows = "accepts for this topic" if "E_UNAUTHORIZED" in error.text else "knows"
+        fix = (
+            f"give {_SECRET} with a secret that its AUTH server {knows} (nsqd --auth-http-address)"
+        )
         return Finding("failure", "auth", f"nsqd {tcp}: {error.text}", fix)
-    return Finding("failure", "auth", f"nsqd {tcp} requires AUTH", _SECRET)
+    return Finding("failure", "auth", f"nsqd {tcp} requires AUTH", f"add {_SECRET}")
 
 
 def _wrong_tcp_port(nsqd: NsqdFacts, tcp: Address, error: PeerError) -> tuple[str, str] | None:
     if nsqd.is_lookupd:
-        fix = _broadcast(nsqd) or f"--lookupd-http-address {tcp}"
+        fix = _broadcast(nsqd) or f"use --lookupd-http-address {tcp}"
         return "is the HTTP port of an nsqlookupd", fix
     if isinstance(error, HTTPPortError) or nsqd.tcp_speaks == "http":
         if fix := _broadcast(nsqd):
             return "is its HTTP port", fix
-        fix = f"--nsqd-tcp-address {Address(tcp.host, nsqd.tcp_port)}" if nsqd.tcp_port else ""
-        return "is its HTTP port", fix or "give its TCP port, 4150 unless it was told otherwise"
+        fix = f"use --nsqd-tcp-address {Address(tcp.host, nsqd.tcp_port)}" if nsqd.tcp_port else ""
+        return "is its HTTP port", fix or "give its TCP port, 4150 by default"
     if nsqd.tcp_speaks == "nsqlookupd":
         usual = Address(tcp.host, LOOKUPD_HTTP_PORT)
-        fix = _broadcast(nsqd) or f"--lookupd-http-address {usual}"
+        fix = _broadcast(nsqd) or f"use --lookupd-http-address {usual}"
         return "is the TCP port of an nsqlookupd", fix
     return None
 
 
 def _broadcast(nsqd: NsqdFacts) -> str:
-    """What a listed nsqd is to be started with for ports of its own; empty for a given one."""
+    """Return the options with which to restart a listed nsqd; empty for a given one."""
     if nsqd.given or not nsqd.producer:
         return ""
     options = f"--broadcast-tcp-port={nsqd.tcp_port or 'PORT'}"
-    if nsqd.tcp and nsqd.http == nsqd.tcp:  # its HTTP API was found there, not where it is listed
+    if nsqd.tcp and nsqd.http == nsqd.tcp:  # its HTTP API is there, not where it is listed
         options += f" --broadcast-http-port={nsqd.tcp.port}"
     return f"start that nsqd with {options}"
 
 
 def _accepted(error: RefusedError) -> str:
-    """What nsqd would accept, by its words on IDENTIFY (nsqd/protocol_v2.go, client_v2.go)."""
+    """Return a fix for what nsqd refuses on IDENTIFY (nsqd/protocol_v2.go, client_v2.go)."""
     if "msg timeout" in error.text:
         return "lower --msg-timeout, or raise nsqd's --max-msg-timeout"
-    return "change the option that it refuses"
+    return "change the option that nsqd refuses"
 
 
 def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:
@@ -230,7 +232,7 @@ def _unresolved(nsqd: NsqdFacts, tcp: Address) -> Finding:
         return Finding("failure", "tcp", text, "check the name")
     came = nsqd.producer.remote_address
     text += f", its broadcast address{f'; it registered from {came}' if came else ''}"
-    fix = "start that nsqd with --broadcast-address=ADDRESS, one that consumers can reach"
+    fix = "start that nsqd with a --broadcast-address=ADDRESS that consumers can reach"
     return Finding("failure", "tcp", text, fix)
 
 
@@ -238,8 +240,8 @@ def _start(nsqd: NsqdFacts) -> str:
     if nsqd.http_error and "--timeout" in nsqd.http_error.text:
         return "give more time with --timeout"
     if nsqd.given or not nsqd.producer:
-        return "start it, or give an address where one listens"
-    return "start it, or with --broadcast-address=ADDRESS if it runs; look for firewalls between"
+        return "start it, or give the address of one that runs"
+    return "start it; if it runs, check its --broadcast-address, and firewalls on the way"
 
 
 def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
@@ -250,43 +252,48 @@ def _judge_http(nsqd: NsqdFacts) -> Iterator[Finding]:
     name = f"nsqd {nsqd.http}"
     if error.code == "TLS_REQUIRED":
         _, _, https = error.text.rpartition(" ")
-        fix = f"--nsqd-http-address {https}"
-        yield Finding("warning", "http", f"{name} answers only over https: {unknown}", fix)
+        fix = f"use --nsqd-http-address {https}"
+        yield Finding("warning", "http", f"{name} answers only over HTTPS: {unknown}", fix)
     elif nsqd.http_speaks == "nsqd":
         usual = Address(nsqd.http.host, NSQD_HTTP_PORT)
         fix = f"give its HTTP port, as in --nsqd-http-address {usual}"
         if nsqd.producer and nsqd.producer.http == nsqd.http:
-            fix = "start that nsqd with --broadcast-http-port=PORT, that of its HTTP API"
-        yield Finding("failure", "http", f"{name} is its TCP port, not HTTP", fix)
+            fix = "start that nsqd with --broadcast-http-port=PORT, the port of its HTTP API"
+        yield Finding("failure", "http", f"{name} is its TCP port, not its HTTP port", fix)
     elif nsqd.http_speaks == "tls":
-        fix = f"--nsqd-http-address https://{nsqd.http}"
-        yield Finding("warning", "http", f"{name} wants TLS: {unknown}", fix)
+        fix = f"use --nsqd-http-address https://{nsqd.http}"
+        yield Finding("warning", "http", f"{name} requires TLS: {unknown}", fix)
     elif nsqd.answers:
         fix = "give the address of its HTTP API with --nsqd-http-address"
-        yield Finding("warning", "http", f"HTTP of nsqd {error}: {unknown}", fix)
+        yield Finding("warning", "http", f"nsqd {error}: {unknown}", fix)
     elif nsqd.tcp is None:
         yield Finding("failure", "http", f"nsqd {error}", _start(nsqd))
 
 
 def judge_capacity(facts: Facts) -> Iterator[Finding]:
-    """Whether --max-in-flight leaves something for each nsqd, and none is asked for too much."""
+    """Judge whether --max-in-flight suffices for all nsqds, and no nsqd allows less RDY."""
     asked = facts.max_in_flight
     peers = [nsqd for nsqd in facts.concerned if nsqd.features]
     if asked == 0:
-        text = "--max-in-flight is 0: no message is ever asked for"
-        yield Finding("failure", "max-in-flight", text, "--max-in-flight 1, or more")
+        text = "--max-in-flight is 0: no message is received"
+        yield Finding("failure", "max-in-flight", text, "give --max-in-flight 1 or more")
     elif asked < len(peers):
-        text = f"--max-in-flight {asked} is less than {len(peers)} nsqds: they take turns"
-        yield Finding("warning", "max-in-flight", text, f"--max-in-flight {len(peers)}, or more")
+        text = f"--max-in-flight {asked} is less than the {len(peers)} nsqds: they take turns"
+        yield Finding(
+            "warning", "max-in-flight", text, f"give --max-in-flight {len(peers)} or more"
+        )
     for nsqd in peers:
         assert nsqd.features
         most = nsqd.features.max_rdy_count
         if most < asked // len(peers):
             text = (
-                f"nsqd {nsqd.name} allows RDY {most}, less than its share of --max-in-flight "
-                f"{asked}: it gets no more"
+                f"nsqd {nsqd.name} allows RDY {most} at most, less than its share of "
+                f"--max-in-flight {asked}"
             )
-            fix = f"--max-in-flight {most * len(peers)}, or nsqd --max-rdy-count {asked}"
+            fix = (
+                f"give --max-in-flight {most * len(peers)}, or start nsqd with "
+                f"--max-rdy-count {asked}"
+            )
             yield Finding("warning", "max-in-flight", text, fix)
 
 

@@ -1,7 +1,7 @@
-"""One request to an HTTP API of nsqd or nsqlookupd, and what its reply says.
+"""The base of the HTTP clients of nsqd and nsqlookupd: sends requests, decodes responses.
 
-Replies of version 1 and the envelope of earlier servers, ``{"status_code", "status_txt", "data"}``,
-read the same. Every failure of a server is an HTTPError of one line that names it.
+It reads version 1 of the API and the envelope of earlier servers, ``{"status_code", "status_txt",
+"data"}``. Every failure is an HTTPError of one line that names the server.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_REPLY = 64 << 20
-"""Maximum size of a reply, in bytes; /stats of a very large nsqd is a few MiB."""
+"""Maximum size of a response, in bytes; /stats of a very large nsqd is a few MiB."""
 
 _DIGITS = 25
 _V1 = "nsq; version=1.0"
 
-# What an unknown topic is called: nsqlookupd before 0.3 said 500 INVALID_ARG_TOPIC.
+# Codes for an unknown topic; nsqlookupd before 0.3 answered 500 INVALID_ARG_TOPIC.
 _UNKNOWN_TOPIC = frozenset({"TOPIC_NOT_FOUND", "INVALID_ARG_TOPIC"})
 
-# A connection that ends like this while TLS is negotiated may be the server's way to refuse it.
+# During the TLS handshake, these errors may mean that the server refuses TLS.
 _HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 class URL(NamedTuple):
-    """Base of a server's API; ``path`` is escaped, ``query`` is not."""
+    """The base URL of a server's API; ``path`` is percent-encoded, ``query`` is not."""
 
     scheme: str
     address: Address
@@ -61,9 +61,9 @@ class URL(NamedTuple):
 
 
 def parse_url(text: str, default_port: int | None = None) -> URL:
-    """Read ``host:port`` or ``http(s)://host:port/path?query``, as go-nsq does (``consumer.go``).
+    """Parse ``host:port`` or ``http(s)://host:port/path?query``, as go-nsq does (``consumer.go``).
 
-    Raises ConfigError that names what is wrong; only with a default can the port be missing.
+    The port may be missing only with a default. Raises ConfigError with the reason.
     """
     try:
         parts = urlsplit(text.strip() if "://" in text else f"http://{text.strip()}")
@@ -73,52 +73,53 @@ def parse_url(text: str, default_port: int | None = None) -> URL:
         raise ConfigError(f"address {text!r}: expected host:port, http:// or https://")
     address = Address.parse(parts.netloc, default_port)
     if not is_host(address.host):
-        raise ConfigError(f"address {text!r}: expected the name or the address of a host")
+        raise ConfigError(f"address {text!r}: expected a host name or an IP address")
     if not parts.path.isprintable():
-        raise ConfigError(f"address {text!r}: the path holds a control character")
+        raise ConfigError(f"address {text!r}: the path contains a control character")
     query = tuple(parse_qsl(parts.query, keep_blank_values=True))
     return URL(parts.scheme, address, quote(parts.path, safe="/%:@!$&'()*+,;=~"), query)
 
 
 class Deadline:
-    """When a command's time for answers ends; the clients of all servers that it asks share it."""
+    """The end of a command's --timeout, shared by the clients of all servers that it asks."""
 
     def __init__(self, timeout: float = math.inf) -> None:
         self.begin(timeout)
 
     def begin(self, timeout: float) -> None:
-        """Begin anew; ``timeout`` is in seconds."""
+        """Start again; ``timeout`` is in seconds."""
         self._end = monotonic() + timeout
 
     @property
     def left(self) -> float:
-        """Seconds; 0 when the time is over."""
+        """The remaining time in seconds; 0 when it has expired."""
         return max(0.0, self._end - monotonic())
 
     def check(self, address: Address | None) -> None:
-        """Raise HTTPError, for the server that was to be asked, if no time is left."""
+        """Raise HTTPError for the server to ask if no time is left."""
         if not self.left:
             raise HTTPError("not asked: --timeout had expired", address, reason="silence")
 
 
 def limits_within(timeout: float) -> dict[str, float]:
-    """HTTPClient's time limits where all that a command asks may take ``timeout`` seconds.
+    """Return HTTPClient's timeouts for a command that may take ``timeout`` seconds in total.
 
-    After a server that hangs there is time to ask the servers that others list.
+    If a server hangs, time remains to ask the servers that other nsqlookupds list.
     """
     return {"connect_timeout": timeout / 4, "request_timeout": timeout * 5 / 8}
 
 
 class HTTPClient:
-    """One server; an async context manager.
+    """The HTTP client of one server; an async context manager.
 
-    ``connect_timeout`` is the limit, in seconds, for TCP and the TLS handshake together,
-    ``request_timeout`` for all of a request, besides the ``deadline``. ``tls`` serves https, by
-    default verifying against the system's CAs. ``token`` goes out as a bearer token. ``tell`` is
-    called with each entry of a reply that cannot be used, after the name of the endpoint; by
-    default that is a warning, once. No proxy is used. Raises ConfigError for a bad ``url``.
-    ``date`` is the header of that name in the last reply. ``at`` is when the server made that
-    reply, in monotonic seconds, as near as can be said: midway between request and reply.
+    ``connect_timeout`` is for TCP and the TLS handshake together, ``request_timeout`` for the whole
+    request, both in seconds; ``deadline`` limits requests as well. ``tls`` is the context for
+    https; by default the system's CAs are trusted. ``token`` is sent as a bearer token. ``tell`` is
+    called with the endpoint's name and a description of each unusable entry of a response; by
+    default each is logged once. No proxy is used. Raises ConfigError for an invalid ``url``.
+
+    ``date`` is the Date header of the last response. ``at`` is when the server made it, estimated
+    as midway between request and response, in monotonic seconds.
     """
 
     default_port: ClassVar[int]
@@ -158,7 +159,7 @@ class HTTPClient:
         self._connections.close()
 
     def _render_fields(self, token: str) -> bytes:
-        """The headers that all requests share."""
+        """Return the headers that all requests share."""
         host = ascii_host(self.address.host.partition("%")[0])
         headers = {
             "Host": str(Address(host, self.address.port)),
@@ -168,7 +169,7 @@ class HTTPClient:
         }
         if token:
             if not token.isprintable():
-                raise ConfigError("auth_secret: a bearer token cannot hold control characters")
+                raise ConfigError("auth_secret: a bearer token cannot contain control characters")
             headers["Authorization"] = f"Bearer {token}"
             if self.url.scheme == "http":
                 warn_of_secret_in_clear(self.address)
@@ -185,9 +186,10 @@ class HTTPClient:
         *,
         unknown: T | None = None,
     ) -> T:
-        """GET an endpoint and decode its data; ``unknown`` is the answer for an unknown topic.
+        """GET an endpoint and decode the response; for an unknown topic return ``unknown``.
 
-        ``decode`` raises ValueError for data of the wrong shape, and notes what it leaves out.
+        ``decode`` raises ValueError for data of the wrong type, and notes the entries it leaves
+        out.
         """
         reply = await self._exchange("GET", name, params)
         left_out: LeftOut = []
@@ -204,16 +206,16 @@ class HTTPClient:
         return found
 
     async def change(self, name: str, **params: str) -> None:
-        """POST to an endpoint such as ``topic/create``, for its ``topic``, ``channel``, ``node``.
+        """POST to an endpoint such as ``topic/create``, with the parameters topic, channel or node.
 
-        To create what is there changes nothing. Raises HTTPError unless the server did it.
+        Creating an existing topic or channel has no effect. Raises HTTPError on failure.
         """
         reply = await self._exchange("POST", name, params)
         if reply.status != 200 or reply.body:
             self._data_of(name, reply)
 
     async def _exchange(self, method: str, name: str, params: Mapping[str, str]) -> Reply:
-        """One request, and its reply whatever its status; raises HTTPError."""
+        """Send one request and return the response, with any status; raises HTTPError."""
         scheme, address, _, query = self.url
         self._deadline.check(address)
         asked = urlencode([*(pair for pair in query if pair[0] not in params), *params.items()])
@@ -230,12 +232,12 @@ class HTTPClient:
         self.at = (begin + monotonic()) / 2
         self.date = reply.header("Date")
         if reply.is_cut:
-            text = f"/{name}: the reply is longer than {MAX_REPLY >> 20} MiB"
+            text = f"/{name}: the response is larger than {MAX_REPLY >> 20} MiB"
             raise HTTPError(text, address, status=reply.status)
         return reply
 
     def _data_of(self, name: str, reply: Reply) -> Any:
-        """What a reply says; raises HTTPError unless it is a success, in JSON."""
+        """Return the data of a response; raises HTTPError unless it is a success in JSON."""
         try:
             status, code, data = _unwrap(reply)
         except ValueError as error:
@@ -246,24 +248,24 @@ class HTTPClient:
         if code == "TLS_REQUIRED":
             port = data.get("https_port") if isinstance(data, dict) else None
             where = Address(self.address.host, port) if type(port) is int and port else "..."
-            text = f"TLS_REQUIRED: give its HTTPS address instead, https://{where}"
+            text = f"TLS_REQUIRED: use its HTTPS address https://{where}"
         elif 300 <= status < 400:
             target = show(reply.header("Location"))
-            text = f"redirect to {target!r}: redirects are not followed, give the final address"
+            text = f"redirect to {target!r}: redirects are not followed: give the final address"
         line = f"/{name}: {status} {text}".rstrip()
         raise HTTPError(line, self.address, status=status, code=code)
 
     def _unexpected(self, name: str, reply: Reply, error: ValueError) -> HTTPError:
-        """The error for a reply of another shape."""
-        text = f"/{name}: unexpected reply: {error}"
+        """Return the error for a response that cannot be decoded."""
+        text = f"/{name}: unexpected response: {error}"
         return HTTPError(text, self.address, status=reply.status)
 
     def _explain(self, error: DialError | ReplyError | TimeoutError) -> tuple[str, Reason]:
-        """One line for why there is no reply, and what kind of reason that is."""
+        """Return one line on why there is no response, and the kind of reason."""
         if isinstance(error, TimeoutError):
             if not self._deadline.left:
-                return "no answer in the time of --timeout", "silence"
-            return f"no answer within {format_duration(self._request_timeout)}", "silence"
+                return "no response within --timeout", "silence"
+            return f"no response within {format_duration(self._request_timeout)}", "silence"
         cause = error.__cause__
         begun = isinstance(error, ReplyError) and error.begun
         reason: Reason = "dial" if isinstance(error, DialError) else ""
@@ -280,10 +282,10 @@ class HTTPClient:
         else:
             text = show(str(error)).rstrip(".")
         if begun:
-            return f"the reply broke off: {text}", reason
+            return f"the response is incomplete: {text}", reason
         if cause:
             return text, reason
-        return f"no usable reply: {text}: check that this is the server's HTTP port", ""
+        return f"no usable response: {text}: check that this is the server's HTTP port", ""
 
 
 @lru_cache(1000)
@@ -292,12 +294,12 @@ def _warn_once(address: Address, name: str, left_out: str) -> None:
 
 
 def _unwrap(reply: Reply) -> tuple[int, str, Any]:
-    """Status, error code and data of a reply, in an envelope or not.
+    """Return status, error code and data of a response, with or without an envelope.
 
-    Raises ValueError for a success that is not JSON; of another reply, the text is the code.
+    Raises ValueError for a success that is not JSON; the code of another such response is its text.
     """
     try:
-        # No integer has so many digits: a longer one, which Python refuses, is out of range.
+        # A longer integer is out of range, and Python would refuse to parse it.
         data = json.loads(reply.body, parse_int=lambda digits: int(digits[:_DIGITS]))
     except (ValueError, RecursionError) as error:
         text = show(reply.body)

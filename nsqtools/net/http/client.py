@@ -1,4 +1,4 @@
-"""HTTP connections, kept alive: a request's bytes in, its response out."""
+"""HTTP connections that are kept alive: sends requests, returns responses."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Origin = tuple[str, str, int]
 """Scheme, host and port."""
 
 _MAX_IDLE = 60.0
-"""Seconds after which an idle connection is not trusted: a firewall may have dropped it."""
+"""Seconds after which an idle connection is closed: a firewall may have dropped it."""
 _HAPPY_EYEBALLS = 0.25
 _BUFFER_SIZE = 64 << 10
-"""Of what a read fills before it is copied: for a Protocol asyncio makes 256 KiB each time."""
+"""Size of the shared read buffer; for a plain Protocol asyncio allocates 256 KiB per read."""
 
 
 class DialError(Exception):
-    """No connection could be made, so that nothing of a request arrived.
+    """No connection could be made, so that no part of the request was sent.
 
-    The cause is the OSError; a TimeoutError if it took too long, a UnicodeError for a host that
-    no name server can be asked for.
+    The cause is an OSError, a TimeoutError after ``connect_timeout``, or a UnicodeError for a host
+    name that is not valid in DNS.
     """
 
 
 class Connections:
-    """Connections to any origin; each carries one request at a time.
+    """Connections to any number of origins; each carries one request at a time.
 
-    ``context`` is for https, ``connect_timeout``, in seconds, for TCP and TLS together. Of the body
-    of a response ``max_body`` bytes are read.
+    ``context`` is for https. ``connect_timeout`` is for TCP and TLS together, in seconds. At most
+    ``max_body`` bytes of a response body are read.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Connections:
         self._buffer = memoryview(bytearray(_BUFFER_SIZE))
 
     async def exchange(self, origin: Origin, method: str, data: bytes) -> Reply:
-        """Send a request, which is of this method; returns the response.
+        """Send a request, in ``data``, and return the response.
 
-        A request whose kept-alive connection turns out to be closed, with no byte of a response,
-        goes out once more on a new one. The time for a response is the caller's to limit: a call
-        that is cancelled closes its connection. Raises DialError or ReplyError.
+        If a kept-alive connection turns out to be closed, before any byte of a response, the
+        request is sent once more on a new one. There is no response timeout: cancelling the call
+        closes its connection. Raises DialError or ReplyError.
         """
         link = self._take(origin)
         reply = await link.exchange(method, data) if link else None
@@ -66,12 +66,12 @@ class Connections:
         return reply
 
     def close(self) -> None:
-        """Hang up; requests under way fail."""
+        """Close all connections; pending requests fail."""
         for link in list(self._links):
             link.abort()
 
     def _take(self, origin: Origin) -> _Link | None:
-        """The connection that was used last, if it can still be used."""
+        """Return the connection that was used last, if it is still usable."""
         idle = self._idle[origin]
         while idle:
             link = idle.pop()
@@ -104,7 +104,7 @@ class Connections:
 
 
 class _Link(asyncio.BufferedProtocol):
-    """One connection. All share the buffer: what is read into it is copied before another read."""
+    """One connection. All share one buffer: data is copied from it before the next read."""
 
     def __init__(self, links: set[_Link], buffer: memoryview, max_body: int) -> None:
         self._buffer = buffer
@@ -116,10 +116,10 @@ class _Link(asyncio.BufferedProtocol):
         self._since = 0.0
         self._lost = False
         self.error: Exception | None = None
-        """Why it was lost; None if the server closed it in the ordinary way."""
+        """Why the connection was lost; None if the server closed it normally."""
 
     async def exchange(self, method: str, data: bytes) -> Reply | None:
-        """Send a request; None if the connection was closed without a byte of a response."""
+        """Send a request; returns None if the connection was closed before any response byte."""
         if self._lost:
             return None
         self._reader = ReplyReader(method, self._max_body)
@@ -138,28 +138,28 @@ class _Link(asyncio.BufferedProtocol):
         return reply
 
     def is_usable(self) -> bool:
-        """Whether it is open and was not idle for too long."""
+        """Whether the connection is open and has not been idle for too long."""
         return not self._lost and self._loop.time() - self._since < _MAX_IDLE
 
     def abort(self) -> None:
-        """Hang up without a goodbye."""
+        """Close the connection at once."""
         self._lost = True
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: connected."""
+        """Called by asyncio: connected."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._links.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """asyncio: where to read to."""
+        """Called by asyncio: return the buffer to read into."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """asyncio: a read."""
+        """Called by asyncio: ``nbytes`` are in the buffer."""
         waiter = self._waiter
         if waiter is None:
-            self.abort()  # nobody asked
+            self.abort()  # no request is pending
             return
         try:
             reply = self._reader.feed(bytes(self._buffer[:nbytes]))
@@ -170,7 +170,7 @@ class _Link(asyncio.BufferedProtocol):
             self._end(reply)
 
     def eof_received(self) -> None:
-        """asyncio: the server sends no more; the transport closes itself."""
+        """Called by asyncio: the server sends no more; the transport closes itself."""
         self._lost = True
         if self._waiter:
             try:
@@ -179,19 +179,19 @@ class _Link(asyncio.BufferedProtocol):
                 self._end(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """asyncio: gone."""
+        """Called by asyncio: the connection is closed."""
         self._lost = True
         self.error = error
         self._links.discard(self)
         if self._reader.has_input:
-            broken = self._reader.error("the connection broke within the response")
+            broken = self._reader.error("the connection was lost within the response")
             broken.__cause__ = error
             self._end(broken)
         else:
             self._end(None)
 
     def _end(self, result: Reply | Exception | None) -> None:
-        """Tell who waits for the response, if anybody still does."""
+        """Give the result to the pending request, if there is one."""
         waiter, self._waiter = self._waiter, None
         if waiter and not waiter.done():
             if isinstance(result, Exception):

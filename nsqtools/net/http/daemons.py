@@ -1,7 +1,7 @@
 """The HTTP APIs of nsqd and nsqlookupd (``nsqd/http.go``, ``nsqlookupd/http.go``).
 
-A server that does not answer, or refuses, is an HTTPError: its ``code`` is the server's own word,
-such as TOPIC_NOT_FOUND.
+A server that does not answer, or refuses, raises HTTPError; its ``code`` is the server's error
+code, such as TOPIC_NOT_FOUND.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ C = TypeVar("C", bound="HTTPClient")
 class Lookupd(HTTPClient):
     """An nsqlookupd.
 
-    A path in the URL is that of /lookup, as for go-nsq (``consumer.go``, buildLookupAddr); the
-    other endpoints are taken to be beside it.
+    A path in the URL is the path of /lookup, as for go-nsq (``consumer.go``, buildLookupAddr); the
+    other endpoints are expected beside it.
     """
 
     default_port = LOOKUPD_HTTP_PORT
 
     async def topics(self) -> list[str]:
-        """All topics."""
+        """Return all topics."""
         return await self._read("topics", {}, partial(decode_names, field="topics"))
 
     async def channels(self, topic: str) -> list[str]:
-        """A topic's channels; none for an unknown topic."""
+        """Return a topic's channels; none for an unknown topic."""
         decode = partial(decode_names, field="channels")
         return await self._read("channels", {"topic": topic}, decode, unknown=[])
 
     async def lookup(self, topic: str) -> Lookup:
-        """A topic's channels and nsqds, without the tombstoned and the silent ones."""
+        """Return a topic's channels and nsqds, without tombstoned and inactive nsqds."""
         nothing = Lookup(known=False)
         return await self._read("lookup", {"topic": topic}, decode_lookup, unknown=nothing)
 
     async def nodes(self) -> list[Registration]:
-        """All nsqds, with their topics."""
+        """Return all nsqds, with their topics."""
         return await self._read("nodes", {}, decode_nodes)
 
     def _path(self, name: str) -> str:
@@ -66,24 +66,24 @@ class Lookupd(HTTPClient):
 
 
 class NsqdHTTP(HTTPClient):
-    """The HTTP API of an nsqd; a path in the URL stands before the endpoints' own."""
+    """The HTTP API of an nsqd; a path in the URL is a prefix of the endpoints' paths."""
 
     default_port = NSQD_HTTP_PORT
 
     async def info(self) -> NsqdInfo:
-        """What it calls itself and where it listens."""
+        """Return the nsqd's addresses, version and start time."""
         return await self._read("info", {}, decode_info)
 
     async def stats(self, topic: str) -> list[TopicStats]:
-        """The topic with all its channels; an empty list if there is no such topic."""
+        """Return the topic with all its channels; an empty list if there is no such topic."""
         return list((await self.report(topic)).topics)
 
     async def report(
         self, topic: str | None = None, channel: str | None = None, *, include_clients: bool = False
     ) -> NsqdStats:
-        """All topics or one, with all their channels or one, and what nsqd says of itself.
+        """Return all topics or one, with all channels or one, and the state of nsqd.
 
-        Channels have ``clients`` if they are included.
+        Channels have ``clients`` with ``include_clients``.
         """
         params = {
             "format": "json",
@@ -96,10 +96,10 @@ class NsqdHTTP(HTTPClient):
 
 
 def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, Registration]:
-    """All producers by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
+    """Unite all nsqds by ``broadcast_address:tcp_port`` (building_client_libraries, Discovery).
 
-    Of one in several answers the topics are united. A topic is tombstoned there only if all who
-    list it say so: a consumer that asks them all would still find it.
+    The topics of an nsqd in several answers are united. A topic is tombstoned only if all who list
+    it say so: a consumer that asks them all would still find it.
     """
     united: dict[Address, Registration] = {}
     for producer in (each for answer in answers for each in answer):
@@ -113,19 +113,19 @@ def union_producers(answers: Iterable[Iterable[Registration]]) -> dict[Address, 
 
 @dataclass(frozen=True, slots=True)
 class Answers(Generic[T]):
-    """What several servers said, each with its address, in the order they were asked."""
+    """The answers and errors of several servers, with their addresses, in the order of asking."""
 
     answers: list[tuple[Address, T]]
     failures: list[tuple[Address, HTTPError]]
 
     @property
     def values(self) -> list[T]:
-        """The answers alone."""
+        """The answers without addresses."""
         return [value for _, value in self.answers]
 
 
 async def attempt(call: Awaitable[T]) -> T | HTTPError:
-    """The answer, or why there is none: an error without what it came from, as many are kept."""
+    """Return the answer or the HTTPError, without traceback, because many may be kept."""
     try:
         return await call
     except HTTPError as error:
@@ -133,7 +133,7 @@ async def attempt(call: Awaitable[T]) -> T | HTTPError:
 
 
 async def ask_all(clients: Sequence[C], call: Callable[[C], Awaitable[T]]) -> Answers[T]:
-    """Ask all servers at once. A dead one is among the failures and hides no other's answer."""
+    """Ask all servers at once; a failure hides no other server's answer."""
     async with asyncio.TaskGroup() as group:
         asked = [group.create_task(attempt(call(client))) for client in clients]
     found = [(client.address, each.result()) for client, each in zip(clients, asked, strict=True)]

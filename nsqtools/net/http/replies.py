@@ -1,9 +1,9 @@
-"""What the replies of the HTTP APIs of nsqd and nsqlookupd hold, checked field by field.
+"""The responses of the HTTP APIs of nsqd and nsqlookupd as dataclasses, checked by field.
 
-The ``decode_`` functions take JSON data without an envelope and raise ValueError, naming the field,
-for data of another shape: no reply of a foreign server may end in a KeyError. An entry of a list
-that cannot be used is left out, and ``LeftOut`` says which and why. No text of a reply has control
-characters, and each name of a topic or channel is valid.
+The ``decode_`` functions take JSON data without an envelope. They raise ValueError naming the field
+for data of the wrong type, so that an unknown server never causes a KeyError. An unusable entry of
+a list is left out, and ``LeftOut`` says which and why. Texts contain no control characters, and
+names of topics and channels are valid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LeftOut = list[str]
-"""What was left out of a reply: the first few entries, each in a line that says what is wrong."""
+"""The first few entries that were left out of a response: a line each, with the reason."""
 
 _MOST_LEFT_OUT = 10
 _NUMBERS = range(-1 << 63, 1 << 64)  # int64 and uint64
@@ -37,12 +37,12 @@ _KINDS: dict[type, str] = {
     dict: "an object",
 }
 _SPELLED = {"in_flight": "in_flight_count", "deferred": "deferred_count"}
-"""What nsqd calls fields that have another name here."""
+"""Fields that nsqd spells differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """An nsqd that nsqlookupd knows. ``tombstones`` run parallel to ``topics``; /nodes has both."""
+    """An nsqd as nsqlookupd lists it; /nodes has its topics, with ``tombstones`` in parallel."""
 
     broadcast_address: str
     tcp_port: int
@@ -55,28 +55,29 @@ class Registration:
 
     @property
     def host(self) -> str:
-        """The broadcast address, without the brackets that one of IPv6 may stand in."""
+        """The broadcast address, without the brackets of IPv6."""
         return self.broadcast_address.strip("[]")
 
     @property
     def tcp(self) -> Address:
-        """Where to consume; what identifies it (building_client_libraries, Discovery)."""
+        """The address for consumers, and the nsqd's identity (building_client_libraries,
+        Discovery)."""
         return Address(self.host, self.tcp_port)
 
     @property
     def http(self) -> Address:
-        """Where its HTTP API is."""
+        """The address of its HTTP API."""
         return Address(self.host, self.http_port)
 
     @property
     def node(self) -> Address:
-        """What nsqlookupd knows it by: the broadcast address as it is, and the HTTP port."""
+        """The name that nsqlookupd identifies it by: unchanged broadcast address and HTTP port."""
         return Address(self.broadcast_address, self.http_port)
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What one nsqlookupd says of a topic, and whether it knows the topic."""
+    """The answer of one nsqlookupd for a topic; ``known`` says whether it knows the topic."""
 
     channels: tuple[str, ...] = ()
     producers: tuple[Registration, ...] = ()
@@ -85,7 +86,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class NsqdInfo:
-    """/info of an nsqd; ``start_time`` is in seconds since the epoch. Before 1.0: only version."""
+    """/info of an nsqd; ``start_time`` is in seconds since the epoch. Before 1.0: version only."""
 
     version: str
     broadcast_address: str = ""
@@ -99,7 +100,7 @@ class NsqdInfo:
 class ClientStats:
     """A consumer in /stats; ``connect_ts`` is in seconds since the epoch.
 
-    ``state`` is 3 while it consumes and 4 when it is about to leave (``nsqd/client_v2.go``).
+    ``state`` is 3 while it consumes, 4 after CLS (``nsqd/client_v2.go``).
     """
 
     client_id: str = ""
@@ -121,7 +122,7 @@ class ClientStats:
 
 @dataclass(frozen=True, slots=True)
 class ProcessingLatency:
-    """From publishing to FIN: pairs of a quantile and seconds, over nsqd's window of time."""
+    """Time from publishing to FIN: pairs of quantile and seconds, over nsqd's time window."""
 
     count: int
     percentiles: tuple[tuple[float, float], ...]
@@ -129,9 +130,9 @@ class ProcessingLatency:
 
 @dataclass(frozen=True, slots=True)
 class ChannelStats:
-    """A channel in /stats. ``depth`` includes ``backend_depth``, but not in flight or deferred.
+    """A channel in /stats; ``depth`` includes ``backend_depth``, but not in flight or deferred.
 
-    ``latency`` is None unless nsqd is told to keep percentiles; ``clients`` come if asked for.
+    ``latency`` is None unless nsqd keeps percentiles; ``clients`` is empty unless requested.
     """
 
     name: str
@@ -150,7 +151,7 @@ class ChannelStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """A topic in /stats; its own depth is what no channel has taken yet."""
+    """A topic in /stats; its own depth is the messages not yet copied to a channel."""
 
     name: str
     depth: int
@@ -164,7 +165,7 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True)
 class NsqdStats:
-    """/stats; ``start_time`` is in seconds since the epoch, ``health`` is OK or what is wrong."""
+    """/stats; ``start_time`` is in seconds since the epoch, ``health`` is OK or the problem."""
 
     version: str = ""
     health: str = ""
@@ -173,29 +174,29 @@ class NsqdStats:
 
 
 def decode_lookup(data: object, left_out: LeftOut) -> Lookup:
-    """/lookup of nsqlookupd."""
+    """Decode /lookup of nsqlookupd."""
     channels = decode_names(data, left_out, field="channels")
     return Lookup(tuple(channels), tuple(decode_nodes(data, left_out)))
 
 
 def decode_nodes(data: object, left_out: LeftOut) -> list[Registration]:
-    """/nodes of nsqlookupd."""
+    """Decode /nodes of nsqlookupd."""
     entries = _field(data, "producers", list)
     return _usable(entries, "nsqd", lambda entry: _producer(entry, left_out), left_out)
 
 
 def decode_names(data: object, left_out: LeftOut, *, field: str) -> list[str]:
-    """A list of names, such as that of /topics."""
+    """Decode a list of names, such as /topics."""
     return _usable(_field(data, field, list), field.rstrip("s"), _checked, left_out)
 
 
 def decode_info(data: object, _: LeftOut) -> NsqdInfo:
-    """/info of nsqd."""
+    """Decode /info of nsqd."""
     return NsqdInfo(**_fields(NsqdInfo, data))
 
 
 def decode_report(data: object, left_out: LeftOut) -> NsqdStats:
-    """/stats of nsqd, with null for an empty list; an early one says nothing of itself."""
+    """Decode /stats of nsqd, which has null for an empty list; old versions have fewer fields."""
     entries = _nullable(data, "topics")
     topics = _usable(entries, "topic", lambda entry: _topic(entry, left_out), left_out)
     return NsqdStats(**_fields(NsqdStats, data), topics=tuple(topics))
@@ -204,7 +205,7 @@ def decode_report(data: object, left_out: LeftOut) -> NsqdStats:
 def _usable(
     entries: list[Any], kind: str, decode: Callable[[Any], T], left_out: LeftOut
 ) -> list[T]:
-    """What can be decoded: one bad entry costs nothing but itself."""
+    """Return the entries that can be decoded; an invalid entry affects no other."""
     found = []
     for entry in entries:
         try:
@@ -216,7 +217,7 @@ def _usable(
 
 
 def _title(entry: object) -> str:
-    """What an entry calls itself, for messages."""
+    """Return an entry's name for messages, or an empty string."""
     fields = entry if isinstance(entry, dict) else {}
     names = ("broadcast_address", "topic_name", "channel_name", "client_id", "remote_address")
     titles = [_name(fields[name]) for name in names if name in fields]
@@ -251,7 +252,7 @@ def _client(entry: object) -> ClientStats:
 
 
 def _latency(entry: object) -> ProcessingLatency | None:
-    """None without percentiles: those of nsqd are in nanoseconds (``internal/quantile``)."""
+    """Decode percentiles, None without any; nsqd's are in nanoseconds (``internal/quantile``)."""
     found = _keys(entry).get("e2e_processing_latency")
     if found is None or not _keys(found).get("percentiles"):
         return None
@@ -273,7 +274,7 @@ def _producer(entry: object, left_out: LeftOut) -> Registration:
     topics = _field(entry, "topics", list, [])
     tombstones = _field(entry, "tombstones", list, [False] * len(topics))
     if len(tombstones) != len(topics) or not all(type(each) is bool for each in tombstones):
-        raise ValueError("'tombstones' is expected to hold a boolean for each topic")
+        raise ValueError("'tombstones' is invalid, expected a boolean for each topic")
     pairs = _usable(
         list(zip(topics, tombstones, strict=True)),
         f"topic of nsqd {_name(host)}",
@@ -288,30 +289,30 @@ def _producer(entry: object, left_out: LeftOut) -> Registration:
 
 
 def is_host(text: str) -> bool:
-    """Whether this is an IP address, perhaps IPv6 in brackets, or can be the name of a host."""
+    """Whether this is an IP address, with or without brackets for IPv6, or may be a host name."""
     try:
         if ":" in text:
             return ip_address(re.sub(r"\A\[(.*)\]\Z", r"\1", text)).version == 6
         ascii_host(text)
-    except ValueError:  # a UnicodeError is one
+    except ValueError:  # UnicodeError is a ValueError
         return False
     return text.isprintable() and re.fullmatch(r"[^\s/\\?#@%,\[\]]+", text) is not None
 
 
 def ascii_host(host: str) -> str:
-    """A host as name servers know it; raises UnicodeError."""
+    """Encode a host for DNS; raises UnicodeError."""
     if not host.isascii():
         return host.encode("idna").decode()
-    # What the codec checks, which takes long to load.
+    # The checks of the codec, which takes long to import.
     if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
         raise UnicodeError("a label is empty or too long")
     return host
 
 
 def _checked(name: object) -> str:
-    """A name of a topic or channel."""
+    """Return a valid name of a topic or channel; raises ValueError."""
     if not isinstance(name, str) or not is_valid_name(name):
-        raise ValueError(f"{_name(name)} is no valid name")
+        raise ValueError(f"{_name(name)} is not a valid name")
     return name
 
 
@@ -320,16 +321,16 @@ def _nullable(entry: object, name: str) -> list[Any]:
 
 
 def _fields(kind: type, entry: object) -> dict[str, Any]:
-    """What a JSON object says of the texts, numbers and booleans of a dataclass.
+    """Read a dataclass's str, int and bool fields from a JSON object.
 
-    A field without a default must be there; ``name`` is the caller's to read.
+    A field without a default must be present. The caller reads ``name``.
     """
     return {name: _field(entry, key, of, default) for name, key, of, default in _plain(kind)}
 
 
 @cache
 def _plain(kind: type) -> list[tuple[str, str, type, Any]]:
-    """Such fields of a dataclass: name, JSON's name, type, and default or None."""
+    """Return these fields of a dataclass: name, JSON's name, type, and default or None."""
     types = {"str": str, "int": int, "bool": bool}
     return [
         (
@@ -344,7 +345,7 @@ def _plain(kind: type) -> list[tuple[str, str, type, Any]]:
 
 
 def _field(entry: object, name: str, kind: type[T], default: T | None = None) -> T:
-    """A field of a JSON object; one that is missing is an error unless there is a default."""
+    """Read a field of a JSON object; raises ValueError if it is missing and has no default."""
     keys = _keys(entry)
     value: Any = keys.get(name, default)
     if value is None and name not in keys:

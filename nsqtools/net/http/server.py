@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server on h11.
 
-A client that talks nonsense gets one 4xx and is closed. One that is slow costs a coroutine, for
-``TIMEOUT`` seconds at most.
+A client that breaks the protocol gets a 4xx response and is disconnected. A slow client occupies a
+coroutine, for ``TIMEOUT`` seconds at most.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT = 120.0
-"""Maximum time for a request and its response, in seconds, idleness before it included."""
+"""Maximum time for a request and its response, in seconds, including the idle time before it."""
 
 TEXT = "text/plain; charset=utf-8"
 
-_LINGER = 0.5  # seconds; as net/http, so that a client reads our refusal before it sees a reset
+_LINGER = 0.5  # seconds; as net/http, so that a client reads the response before a reset
 _SLACK = 256 << 10  # bytes of a refused body that are read to keep the connection; as net/http
 _READ = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. ``path`` is unescaped, ``query`` is not, ``headers`` have lower-case names.
+    """One request. ``path`` is decoded, ``query`` is not, ``headers`` have lower-case names.
 
-    ``length`` is the body's, in bytes, as declared or read; where it is far over the server's
-    ``max_body``, ``body`` is empty.
+    ``length`` is the size of the body in bytes. If it is far over the server's ``max_body``,
+    ``body`` is empty.
     """
 
     method: str
@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One reply; without ``content_type`` the header is left out."""
+    """One response; with an empty ``content_type`` there is no such header."""
 
     status: int = 200
     body: bytes = b""
@@ -65,9 +65,9 @@ class Response:
 
 
 async def serve(handler: Handler, host: str, port: int, *, max_body: int = 1 << 20) -> StreamServer:
-    """Start a server. A body far over ``max_body`` bytes is not read, but its length is told.
+    """Start a server; a request body far over ``max_body`` bytes is not read.
 
-    Port 0 takes a free one. Raises OSError whose ``filename`` is the address.
+    Port 0 means any free port. Raises OSError whose ``filename`` is the address.
     """
     server = StreamServer(partial(_converse, handler, max_body + _SLACK))
     await server.start(host, port)
@@ -77,7 +77,7 @@ async def serve(handler: Handler, host: str, port: int, *, max_body: int = 1 << 
 async def _converse(
     handler: Handler, max_body: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Answer until one end has enough; raises OSError where that is abrupt."""
+    """Answer requests until either side closes; raises OSError if a connection breaks."""
     conversation = _Conversation(handler, max_body, reader, writer)
     async with asyncio.timeout(None) as limit:
         going_on = True
@@ -112,7 +112,7 @@ class _Conversation:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
 
     async def exchange(self) -> bool:
-        """Answer one request; whether the connection can bear another."""
+        """Answer one request; returns whether the connection can be used again."""
         try:
             request = await self._read()
         except h11.RemoteProtocolError as error:
@@ -137,7 +137,10 @@ class _Conversation:
         return True
 
     async def _read(self) -> Request | None:
-        """The next request, None at the end of the connection; raises h11.RemoteProtocolError."""
+        """Return the next request, None at the end of the connection.
+
+        Raises h11.RemoteProtocolError.
+        """
         head: h11.Request | None = None
         body = bytearray()
         while True:

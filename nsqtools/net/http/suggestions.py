@@ -1,7 +1,7 @@
-"""Names of topics and channels for a TAB press, a process that has no time for an event loop.
+"""Fetches names of topics and channels for shell completion, without an event loop.
 
-Servers are asked all at once, for ``LIMIT`` seconds in total, through blocking sockets, and are
-told no secret.
+All servers are asked at once, for ``LIMIT`` seconds in total, through blocking sockets. No secret
+is sent.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _MAX_REPLY = 16 << 20
 
 
 class SuggestionQuery(NamedTuple):
-    """A GET of ``path``, with its query, about all topics or the channels of one.
+    """A GET request for all topics, or for the channels of ``topic``.
 
-    For https ``cafile`` names the CAs to trust, or is empty for the system's. ``nodes`` asks
-    nsqlookupd for nsqds, by the addresses of their HTTP APIs.
+    ``path`` includes the query. ``cafile`` has the CAs to trust for https, empty for the system's.
+    ``nodes`` asks nsqlookupd for the HTTP addresses of nsqds.
     """
 
     tls: bool
@@ -41,7 +41,7 @@ class SuggestionQuery(NamedTuple):
 
 
 def ask(questions: Iterable[SuggestionQuery]) -> set[str]:
-    """The names in all replies that come in time, whatever a server calls a name."""
+    """Return the names in all responses that come in time; names are not checked."""
     from threading import Thread
 
     deadline = time.monotonic() + LIMIT
@@ -51,7 +51,7 @@ def ask(questions: Iterable[SuggestionQuery]) -> set[str]:
         with suppress(Exception):
             found.extend(_get(question))
 
-    # Daemons: the look-up of a host cannot be stopped, and must not be waited for.
+    # Daemon threads: a DNS look-up cannot be cancelled, and must not delay the exit.
     threads = [Thread(target=work, args=(question,), daemon=True) for question in questions]
     for thread in threads:
         thread.start()
@@ -98,7 +98,7 @@ def _over_tls(plain: socket, question: SuggestionQuery) -> SSLSocket:
 
 
 def _read_names(reply: dict[str, Any], topic: str) -> list[str]:
-    """Names in a reply of nsqlookupd, which are texts, or of nsqd, which are in objects."""
+    """Return the names in a response: texts from nsqlookupd, objects from nsqd."""
     if "channels" in reply:
         return list(reply["channels"])
     entries = reply.get("topics") or ()

@@ -1,8 +1,7 @@
-"""HTTP/1.1 as bytes: requests to send, responses to read. There are no sockets here.
+"""HTTP/1.1 as bytes, without sockets: renders requests and parses responses.
 
-Most servers answer most requests with a short response of known length in one piece. One regular
-expression reads that. h11 reads everything else; it takes ten times as long, and is loaded only
-when it is needed.
+Most responses are short, of known length, and arrive in one piece: one regular expression parses
+them. h11 parses all others; it takes ten times as long, and is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MAX_HEAD = 64 << 10
 
 Header = tuple[bytes, bytes]
 
-# What h11 allows in a name and a value, without obsolete line folding. Nothing here backtracks.
+# As h11, but without obsolete line folding. The expressions do not backtrack.
 _FIELD = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):([^\x00\n\v\f\r]*+)\r\n"
 _HEAD = re.compile(
     rb"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~\t\x80-\xff]*+)?+\r\n((?:" + _FIELD + rb")++)\r\n"
@@ -28,7 +27,7 @@ _HEAD = re.compile(
 _FIELDS = re.compile(_FIELD)
 _LENGTH = re.compile(rb"\ncontent-length:([^\r]*+)", re.IGNORECASE)
 _DIGITS = re.compile(rb"[ \t]*([0-9]{1,5})[ \t]*")
-# What changes the meaning of the length, or of what follows on the connection.
+# Headers that change how the body's length is determined, or whether the connection stays open.
 _SPECIAL = re.compile(
     rb"\n(?:transfer-encoding:|connection:(?![ \t]*keep-alive[ \t]*\r))", re.IGNORECASE
 )
@@ -36,9 +35,9 @@ _WITHOUT_BODY = (b"204", b"304")
 
 
 class ReplyError(Exception):
-    """No whole response came; ``begun`` says whether its head did.
+    """No complete response came; ``begun`` says whether its head came.
 
-    The cause, if there is one, is the OSError that ended the connection.
+    The cause, if any, is the OSError that ended the connection.
     """
 
     def __init__(self, text: str, *, begun: bool = False) -> None:
@@ -47,14 +46,14 @@ class ReplyError(Exception):
 
 
 class ClosedError(ReplyError):
-    """The connection was closed before a byte of a response came."""
+    """The connection was closed before any byte of a response."""
 
 
 class Reply(NamedTuple):
-    """A response. ``fields`` are the lines of its headers.
+    """A response. ``fields`` has the lines of its headers.
 
-    ``is_cut``: ``body`` is only the beginning. ``reusable``: the connection can carry another
-    request.
+    ``is_cut`` is true if ``body`` is only the beginning, ``reusable`` if the connection can carry
+    another request.
     """
 
     status: int
@@ -69,28 +68,28 @@ class Reply(NamedTuple):
         return [(name.lower(), value.strip(b" \t")) for name, value in _FIELDS.findall(self.fields)]
 
     def header(self, name: str) -> str:
-        """The first header of this name, or an empty text."""
+        """Return the first header of this name, or an empty string."""
         wanted = name.lower().encode()
         return next((value.decode("latin-1") for key, value in self.headers if key == wanted), "")
 
 
 def render(method: str, target: bytes, fields: bytes, body: bytes = b"") -> bytes:
-    """The bytes of a request; ``fields`` come from ``render_fields``."""
+    """Return the bytes of a request; ``fields`` come from ``render_fields``."""
     line = b"%b %b HTTP/1.1\r\n" % (method.encode("ascii"), target)
     return b"".join((line, fields, b"\r\n", body))
 
 
 def render_fields(headers: Iterable[Header]) -> bytes:
-    """The lines of headers; raises ValueError for a header that would end its line."""
+    """Return the lines of headers; raises ValueError for a header with a line break or NUL."""
     lines = [b"%b: %b\r\n" % field for field in headers]
     data = b"".join(lines)
     if data.count(b"\n") != len(lines) or data.count(b"\r") != len(lines) or b"\0" in data:
-        raise ValueError("a header holds a line break or NUL")
+        raise ValueError("a header contains a line break or NUL")
     return data
 
 
 class ReplyReader:
-    """Reads the response to one request of this method, and ``max_body`` bytes of its body."""
+    """Parses the response to one request; keeps at most ``max_body`` bytes of its body."""
 
     __slots__ = ("_body", "_h11", "_head", "_max_body", "_method")
 
@@ -103,11 +102,11 @@ class ReplyReader:
 
     @property
     def has_input(self) -> bool:
-        """Whether a part of a response has come."""
+        """Whether part of a response has come."""
         return self._h11 is not None
 
     def feed(self, data: bytes) -> Reply | None:
-        """The response, if this completes it; raises ReplyError."""
+        """Return the response if ``data`` completes it; raises ReplyError."""
         if self._h11 is None:
             if reply := _simple(data):
                 return reply
@@ -115,7 +114,7 @@ class ReplyReader:
         return self._feed(self._h11, data)
 
     def finish(self) -> Reply | None:
-        """The response that the end of the connection completes; None if nothing came.
+        """Return the response that the end of the connection completes; None if nothing came.
 
         Raises ReplyError.
         """
@@ -123,11 +122,11 @@ class ReplyReader:
             return None
         reply = self._feed(self._h11, b"")
         if reply is None:
-            raise self.error("the response breaks off")
+            raise self.error("the connection was closed within the response")
         return reply._replace(reusable=False)
 
     def error(self, text: str) -> ReplyError:
-        """The error of a response that cannot be completed."""
+        """Return the error for a response that cannot be completed."""
         return ReplyError(text, begun=self._head is not None)
 
     def _feed(self, connection: h11.Connection, data: bytes) -> Reply | None:
@@ -161,7 +160,7 @@ class ReplyReader:
 
 
 def _simple(data: bytes) -> Reply | None:
-    """The response, if this is all of it and nothing about it is special."""
+    """Return the response if it is complete and has no special headers."""
     match = _HEAD.match(data)
     if match is None or _SPECIAL.search(data, 0, match.end()):
         return None
@@ -176,7 +175,7 @@ def _simple(data: bytes) -> Reply | None:
 
 
 def _expecting(method: str) -> h11.Connection:
-    """A parser of responses to this method, which is all of a request that it has to know."""
+    """Return a parser of responses; of the request it has to know only the method."""
     import h11
 
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)

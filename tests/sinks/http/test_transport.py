@@ -47,7 +47,7 @@ async def test_a_refused_connection_is_a_connect_error(
     ("answer", "text"),
     [
         (Answer(cut="request", how="fin"), "without a response"),
-        (Answer(cut="body"), "broke within"),
+        (Answer(cut="body"), "within the response"),
         (Answer(raw=b"\0\0\0\x0212", close=True), "illegal"),
     ],
 )
