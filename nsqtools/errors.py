@@ -44,7 +44,15 @@ def show(text: str | bytes) -> str:
 
 
 class NSQError(Exception):
-    """Base of all errors of this package; anything else that escapes is a bug."""
+    """Base of all errors of this package; anything else that escapes is a bug.
+
+    For example::
+
+        try:
+            asyncio.run(consumer.run())
+        except NSQError as error:
+            print("failed:", error)
+    """
 
     def bare(self) -> Self:
         """This error without traceback and cause, which hold much: for whoever keeps many."""
@@ -53,7 +61,15 @@ class NSQError(Exception):
 
 
 class ConfigError(NSQError):
-    """An option is unknown or has a value out of its range; the message names option and fix."""
+    """An argument or an option has a wrong value; the message names it and says what is expected.
+
+    For example::
+
+        try:
+            ConsumerConfig(max_attempts=-1)
+        except ConfigError as error:
+            print(error)
+    """
 
 
 class ConfigFileError(ConfigError):
@@ -74,7 +90,15 @@ class PeerError(NSQError):
 
 
 class UnreachableError(PeerError):
-    """A peer could not be reached, or would not have us."""
+    """A server could not be reached, or refused the connection; ``address`` says which.
+
+    For example::
+
+        try:
+            asyncio.run(consumer.run())
+        except UnreachableError as error:
+            print(error.address, error.text)
+    """
 
 
 class ConnectError(UnreachableError):
@@ -169,7 +193,16 @@ class PublishError(NSQError):
     """Some bodies of a publish were not accepted; all others were.
 
     ``refused`` are the positions in the published sequence. ``permanent`` says the bodies were
-    at fault: publishing them again cannot help.
+    at fault: publishing them again cannot help::
+
+        async def main() -> None:
+            async with Producer([Address("127.0.0.1", 4150)]) as producer:
+                try:
+                    await producer.publish("events", [b"good", b""])
+                except PublishError as error:
+                    assert error.refused == [1] and error.permanent
+
+        asyncio.run(main())
     """
 
     def __init__(self, text: str, refused: Sequence[int], *, permanent: bool) -> None:

@@ -44,6 +44,13 @@ class Batch(Sequence[Message]):
     delivers what is not settled again. ``is_lost`` says whether nsqd does so for certain: the
     connection has ended, or its max_msg_timeout has passed, beyond which no TOUCH helps: ``forget``
     them then. Settling a message twice does nothing.
+
+    Finish some messages and requeue the others for half a minute::
+
+        class Evens(Handler):
+            async def handle(self, batch: Batch) -> None:
+                batch.finish([message for message in batch if len(message.body) % 2 == 0])
+                batch.requeue(delay=30.0, backoff=False)
     """
 
     __slots__ = (
@@ -195,6 +202,14 @@ class Handler(ABC):
 
     A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``close`` at the end. A
     Runner calls all methods, and ``handle`` of several topics at the same time.
+
+    Count messages::
+
+        class Counter(Handler):
+            count = 0
+
+            async def handle(self, batch: Batch) -> None:
+                self.count += len(batch)
     """
 
     failed: asyncio.Future[None] | None = None
