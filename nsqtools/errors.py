@@ -45,7 +45,15 @@ def show(text: str | bytes) -> str:
 
 
 class NSQError(Exception):
-    """Base class of all errors that nsqtools raises; any other exception is a bug."""
+    """Base class of all errors that nsqtools raises; any other exception is a bug.
+
+    For example::
+
+        try:
+            asyncio.run(consumer.run())
+        except NSQError as error:
+            print("failed:", error)
+    """
 
     def bare(self) -> Self:
         """Drop traceback and cause, to save memory where many errors are kept; returns itself."""
@@ -54,7 +62,15 @@ class NSQError(Exception):
 
 
 class ConfigError(NSQError):
-    """An option is unknown, or its value is invalid; the text names the option and the fix."""
+    """An argument or an option has a wrong value; the message names it and says what is expected.
+
+    For example::
+
+        try:
+            ConsumerConfig(max_attempts=-1)
+        except ConfigError as error:
+            print(error)
+    """
 
 
 class ConfigFileError(ConfigError):
@@ -75,7 +91,15 @@ class PeerError(NSQError):
 
 
 class UnreachableError(PeerError):
-    """A server could not be reached, or refused the client."""
+    """A server could not be reached, or refused the connection; ``address`` says which.
+
+    For example::
+
+        try:
+            asyncio.run(consumer.run())
+        except UnreachableError as error:
+            print(error.address, error.text)
+    """
 
 
 class ConnectError(UnreachableError):
@@ -172,7 +196,16 @@ class PublishError(NSQError):
     """Some messages of a publish were not accepted; all others were.
 
     ``refused`` has the positions of their bodies in the published sequence. ``permanent`` is true
-    if the messages are invalid, so that publishing them again cannot help.
+    if the messages are invalid, so that publishing them again cannot help::
+
+        async def main() -> None:
+            async with Producer([Address("127.0.0.1", 4150)]) as producer:
+                try:
+                    await producer.publish("events", [b"good", b""])
+                except PublishError as error:
+                    assert error.refused == [1] and error.permanent
+
+        asyncio.run(main())
     """
 
     def __init__(self, text: str, refused: Sequence[int], *, permanent: bool) -> None:

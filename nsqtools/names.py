@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, Self
 
 from nsqtools.errors import ConfigError
@@ -25,7 +26,11 @@ class _HostPort(NamedTuple):
 class Address(_HostPort):
     """Host and port of a server. ``str()`` gives ``host:port``, or ``[host]:port`` for IPv6.
 
-    Raises ConfigError unless ``host`` is a str and ``port`` an int.
+    Raises ConfigError unless ``host`` is a text and ``port`` a whole number::
+
+        address = Address("127.0.0.1", 4150)
+        assert address == Address.parse("127.0.0.1:4150")
+        assert str(Address("::1", 4150)) == "[::1]:4150"
     """
 
     __slots__ = ()
@@ -96,6 +101,13 @@ def check_type(name: str, value: object, kind: type) -> None:
     """Raise ConfigError, naming the argument, unless the value has this type."""
     if not isinstance(value, kind):
         raise ConfigError(f"{name}: expected {kind.__name__}, found {type(value).__name__}")
+
+
+def check_seconds(name: str, *values: object) -> None:
+    """Raise ConfigError, which names the argument, unless each value is a number of at least 0."""
+    for value in values:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
+            raise ConfigError(f"{name}: expected a number of seconds, found {value!r}")
 
 
 def check_list(name: str, values: object, kind: type) -> None:

@@ -40,7 +40,8 @@ LAYERS = {
     "spark": (*ENGINE, "engine", "records", "sinks"),
     "cli": (*ENGINE, "metrics", "engine", "records", "sinks", "sandbox", "spark"),
     "__main__": ("cli",),
-    "__init__": ("errors", "names", "config", "engine", "proto.messages"),
+    "library": ("errors", "names", "config", "engine", "proto.messages"),
+    "__init__": ("library",),
 }
 """What each part of the package may import, besides itself and what is known of the release."""
 

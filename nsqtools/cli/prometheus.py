@@ -7,6 +7,7 @@ in a thread, so that a scrape of many topics does not delay messages.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from contextlib import asynccontextmanager
@@ -118,8 +119,10 @@ async def served(
     try:
         server = await serve(partial(_answer, collect), *address)
     except (OSError, ValueError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        reason = os.strerror(number).lower() if number and number > 0 else "no such host"
+        number = error.errno if isinstance(error, OSError) else -1
+        # Python 3.13 gives no number if the address is not one of this machine.
+        number = number or errno.EADDRNOTAVAIL
+        reason = os.strerror(number).lower() if number > 0 else "no such host"
         raise ConfigError(
             f"{option}: cannot listen on {address}: {reason}; give another address, or port 0 for "
             "a free one"

@@ -147,7 +147,14 @@ class ClientConfig(Options):
 
 
 class ConsumerConfig(ClientConfig):
-    """A consumer: go-nsq's names, defaults and bounds, plus what its library leaves out."""
+    """Options of a consumer: those of go-nsq, with its names, defaults and bounds, and some more.
+
+    For example::
+
+        config = ConsumerConfig(max_in_flight=500, max_attempts=0, tls_v1=True)
+        slow = config.with_values(max_in_flight=10, msg_timeout=300.0)
+        assert slow.tls_v1 and slow.drain_timeout == 30.0
+    """
 
     title = "Consumer options"
     opt_flag = "consumer-opt"
@@ -225,7 +232,14 @@ class ConsumerConfig(ClientConfig):
 
 
 class ProducerConfig(ClientConfig):
-    """A producer of messages."""
+    """Options of a producer.
+
+    For example::
+
+        config = ProducerConfig(mode="hostpool", publish_timeout=10.0)
+        fast = config.with_values(dial_timeout=0.5)
+        assert fast.mode == "hostpool"
+    """
 
     title = "Producer options"
     opt_flag = "producer-opt"

@@ -59,7 +59,14 @@ class SourceOptions(ServerOptions):
 
 
 class StopOptions(Options):
-    """When a consuming command is done; 0 is no limit."""
+    """When a run ends: at the first condition that is met. 0 is no limit.
+
+    For example::
+
+        hundred = StopOptions(count=100, idle_timeout=10.0)
+        empty = StopOptions(until_empty=True, max_duration=60.0)
+        assert not StopOptions().count
+    """
 
     title = "When to stop"
 

@@ -45,7 +45,14 @@ _LINGER = 0.02
 
 @dataclass(slots=True)
 class ConsumerStats:
-    """Totals since the start; connections, in_flight and backoff_level are current values."""
+    """Totals of messages since the start, and the present state of the connections.
+
+    For example::
+
+        stats = consumer.stats()
+        print(f"{stats.finished} of {stats.received} messages finished")
+        print(f"{stats.in_flight} in flight on {stats.connections} connections")
+    """
 
     received: int = 0
     received_bytes: int = 0
@@ -78,7 +85,18 @@ _COUNTERS = [each.name for each in fields(ConsumerStats) if type(each.default) i
 
 
 class Consumer:
-    """Consumes one topic and channel with one handler until ``stop``.
+    """Consumes one topic and channel with one handler until ``stop`` is called.
+
+    Print one message::
+
+        class Once(Handler):
+            async def handle(self, batch: Batch) -> None:
+                print(batch[0].body)
+                consumer.stop()
+
+        nsqds = (Address("127.0.0.1", 4150),)
+        consumer = Consumer(Subscription(topic="events", channel="print", nsqds=nsqds), Once())
+        asyncio.run(consumer.run())
 
     It calls the handler's ``handle``, ``gave_up`` and ``close``; a Runner calls the other methods.
     ``find`` returns the addresses of all nsqds that have the topic, and raises UnreachableError if
@@ -90,13 +108,14 @@ class Consumer:
         self,
         subscription: Subscription,
         handler: Handler,
-        config: ConsumerConfig,
+        config: ConsumerConfig | None = None,
         *,
         rng: Random | None = None,
         dial: Dial = Connection.open,
         find: Callable[[], Awaitable[Iterable[Address]]] | None = None,
         on_reached: Callable[[], object] = lambda: None,
     ) -> None:
+        config = ConsumerConfig() if config is None else config
         check_type("subscription", subscription, Subscription)
         check_type("config", config, ConsumerConfig)
         check_type("handler", handler, Handler)

@@ -46,6 +46,13 @@ class Batch(Sequence[Message]):
     ``is_lost()`` is true once nsqd is certain to deliver the messages again: the connection has
     ended, or max_msg_timeout has passed, and TOUCH no longer helps. Call ``forget`` then. Settling
     a message twice has no effect.
+
+    Finish some messages and requeue the others for half a minute::
+
+        class Evens(Handler):
+            async def handle(self, batch: Batch) -> None:
+                batch.finish([message for message in batch if len(message.body) % 2 == 0])
+                batch.requeue(delay=30.0, backoff=False)
     """
 
     __slots__ = (
@@ -197,6 +204,14 @@ class Handler(ABC):
 
     A Consumer calls ``handle`` and ``gave_up``, one batch at a time, and ``close`` at the end. A
     Runner calls all methods, and ``handle`` of several topics at the same time.
+
+    Count messages::
+
+        class Counter(Handler):
+            count = 0
+
+            async def handle(self, batch: Batch) -> None:
+                self.count += len(batch)
     """
 
     failed: asyncio.Future[None] | None = None

@@ -28,7 +28,12 @@ log = logging.getLogger(__name__)
 class Subscription:
     """A topic and channel, and its servers: fixed nsqds, or nsqlookupds, not both.
 
-    ``lookupds`` are URLs or host:port texts. Raises ConfigError for invalid values.
+    ``lookupds`` are URLs or host:port texts. Raises ConfigError::
+
+        nsqds = (Address("127.0.0.1", 4150),)
+        fixed = Subscription(topic="events", channel="archive", nsqds=nsqds)
+        lookupds = ("http://127.0.0.1:4161", "127.0.0.1:4163")
+        found = Subscription(topic="events", channel="archive", lookupds=lookupds)
     """
 
     topic: str

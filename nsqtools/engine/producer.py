@@ -24,7 +24,7 @@ from nsqtools.errors import (
     PublishError,
     ServerError,
 )
-from nsqtools.names import Address, check_list, check_name, check_type
+from nsqtools.names import Address, check_list, check_name, check_seconds, check_type
 from nsqtools.net.connection import Connection, Listener
 from nsqtools.policy.discovery import ReconnectDelays
 from nsqtools.policy.endpoints import make_endpoints
@@ -80,17 +80,25 @@ class _Batch:
 class Producer(Listener):
     """Publishes to one nsqd that the mode chooses, with failover, or in mode ``all`` to every nsqd.
 
-    Use it as an async context manager, or call ``connect`` and ``close``.
+    Use it as an async context manager, or call ``connect`` and ``close``::
+
+        async def main() -> None:
+            async with Producer([Address("127.0.0.1", 4150)]) as producer:
+                await producer.publish("events", [b"one", b"two"])
+                await producer.publish("events", [b"in a minute"], defer=60.0)
+
+        asyncio.run(main())
     """
 
     def __init__(
         self,
         nsqds: Sequence[Address],
-        config: ProducerConfig,
+        config: ProducerConfig | None = None,
         *,
         rng: Random | None = None,
         dial: Dial = Connection.open,
     ) -> None:
+        config = ProducerConfig() if config is None else config
         check_list("nsqds", nsqds, Address)
         check_type("config", config, ProducerConfig)
         if not nsqds:
@@ -175,6 +183,8 @@ class Producer(Listener):
         """
         check_name("topic", topic)
         check_list("bodies", bodies, bytes)
+        if defer is not None:
+            check_seconds("defer", defer)
         deadline = asyncio.get_running_loop().time() + self._config.publish_timeout
         defer_ms = None if defer is None else round(defer * 1000)
         refusals: list[_Refusal] = []

@@ -17,16 +17,15 @@ from nsqtools.engine.handler import Handler
 from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.engine.subscriptions import Subscriptions
 from nsqtools.errors import ConfigError, NSQError
-from nsqtools.names import check_list, check_name, check_type
+from nsqtools.names import Address, check_list, check_name, check_seconds, check_type
 from nsqtools.net.connection import Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from random import Random
 
     from nsqtools.engine.consumer import ConsumerStats
     from nsqtools.engine.lookup import TopicFinder
-    from nsqtools.names import Address
     from nsqtools.net.connection import Dial
     from nsqtools.policy.stopping import Reason
 
@@ -35,7 +34,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The result of a run that ended without an error."""
+    """What ``Runner.run`` returns: why the run ended, what was consumed, and what was not.
+
+    Fail if a message was lost or a topic was never reached::
+
+        outcome = asyncio.run(runner.run())
+        print(outcome.reason, outcome.totals.finished)
+        if outcome.lost or outcome.unreached:
+            sys.exit(f"lost {outcome.lost}, not reached: {outcome.unreached}")
+    """
 
     reason: Reason
     """The stop condition that was met, or "stopped"."""
@@ -68,16 +75,11 @@ class Runner:
 
     Raises ConfigError for invalid names, addresses and values, and if ``max_files`` is too low.
 
-    Print the messages of two channels, and stop::
+    Consume two topics until their channels are empty, for at most a minute::
 
-        class Printer(Handler):
-            async def handle(self, batch):
-                for message in batch:
-                    print(batch.topic, message.body)
-
-        nsqd = Address("127.0.0.1", 4150)
-        stop = StopOptions(until_empty=True, max_duration=60)
-        runner = Runner(["orders", "users"], "print", Printer(), nsqds=[nsqd], stop=stop)
+        stop = StopOptions(until_empty=True, max_duration=60.0)
+        nsqds = [Address("127.0.0.1", 4150)]
+        runner = Runner(["events", "users"], "print", handler, nsqds=nsqds, stop=stop)
         outcome = asyncio.run(runner.run())
         print(outcome.totals.finished, "messages", outcome.reason)
     """
@@ -89,8 +91,8 @@ class Runner:
         handler: Handler,
         config: ConsumerConfig | None = None,
         *,
-        nsqds: Iterable[Address] = (),
-        lookupds: Iterable[str] = (),
+        nsqds: Sequence[Address] = (),
+        lookupds: Sequence[str] = (),
         stop: StopOptions | None = None,
         refresh: float = 60.0,
         timeouts: tuple[float, float] = (2.0, 5.0),
@@ -100,17 +102,19 @@ class Runner:
         on_stopping: Callable[[], object] = lambda: None,
         dial: Dial = Connection.open,
     ) -> None:
-        config, stop = config or ConsumerConfig(), stop or StopOptions()
+        config = ConsumerConfig() if config is None else config
+        stop = StopOptions() if stop is None else stop
         check_type("handler", handler, Handler)
         check_type("config", config, ConsumerConfig)
         check_type("stop", stop, StopOptions)
         check_name("channel", channel)
-        if not config.max_in_flight:
-            raise ConfigError(
-                f"{config.spelled('max_in_flight')}: 0 receives no messages: give 1 or more"
-            )
-        if stop.count:
-            config = config.with_values(max_in_flight=min(config.max_in_flight, stop.count))
+        check_list("nsqds", nsqds, Address)
+        check_list("lookupds", lookupds, str)
+        check_seconds("refresh", refresh)
+        check_type("timeouts", timeouts, tuple)
+        check_seconds("timeouts", *timeouts)
+        check_type("max_files", max_files, int)
+        config = _within(stop, config)
         self._channel = channel
         self._nsqds, self._lookupds = tuple(nsqds), tuple(lookupds)
         self._handler = handler
@@ -130,9 +134,7 @@ class Runner:
                 raise ConfigError("topics: expected at least one")
         self._topics = self._subscribe(config, max_files, rng, dial)
         self._conditions = Conditions(
-            stop,
-            self._topics,
-            complete=lambda: self._finder is None or self._finder.answered,
+            stop, self._topics, complete=lambda: self._finder is None or self._finder.answered
         )
         self._tasks = Tasks(self._fail)
         self._errors: list[BaseException] = []
@@ -272,6 +274,7 @@ class Runner:
     def _find_by(
         self, pattern: re.Pattern[str], config: ConsumerConfig, timeouts: tuple[float, float]
     ) -> TopicFinder:
+        check_type("topics", pattern.pattern, str)
         if self._nsqds or not self._lookupds:
             raise ConfigError("a topic pattern needs nsqlookupd addresses, and no nsqd addresses")
         from nsqtools.engine.lookup import TopicFinder  # loads net.http
@@ -324,3 +327,14 @@ class Runner:
         """Begin to stop because of an error; ``run`` raises the first one."""
         self._errors.append(error)
         self._end("stopped")
+
+
+def _within(stop: StopOptions, config: ConsumerConfig) -> ConsumerConfig:
+    """The configuration with no more messages in flight than are to be consumed."""
+    if not config.max_in_flight:
+        raise ConfigError(
+            f"{config.spelled('max_in_flight')}: 0 receives no messages: give 1 or more"
+        )
+    if not stop.count:
+        return config
+    return config.with_values(max_in_flight=min(config.max_in_flight, stop.count))

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One delivery of a message; a redelivery is another object with more ``attempts``."""
+    """One delivery of a message; each delivery is another object.
+
+    For example::
+
+        message = Message(id=b"0123456789abcdef", body=b"{}", timestamp=10**18, attempts=1)
+        published = datetime.fromtimestamp(message.timestamp / 1e9, UTC)
+        print(message.id.decode(), published, json.loads(message.body))
+    """
 
     id: bytes
     """16 hexadecimal characters, unique per topic and nsqd only."""

@@ -1,10 +1,12 @@
 """Arguments of a wrong type are refused when a thing is made, by an error that names them."""
 
-# mypy: disable-error-code="arg-type, list-item"
+# mypy: disable-error-code="arg-type, list-item, call-overload"
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,8 @@ from nsqtools import (
     ConsumerConfig,
     Producer,
     ProducerConfig,
+    Runner,
+    StopOptions,
     Subscription,
 )
 from tests.support.scripted import Recorder
@@ -31,6 +35,11 @@ def subscription(**values: Any) -> Subscription:
     return Subscription(**{"topic": "t", "channel": "c", "nsqds": (HERE,), **values})
 
 
+def runner(topics: Any = ("t",), **values: Any) -> Runner:
+    usual = {"channel": "c", "handler": Recorder(), "nsqds": [HERE]}
+    return Runner(topics, **{**usual, **values})
+
+
 @pytest.mark.parametrize(
     ("argument", "made"),
     [
@@ -40,18 +49,45 @@ def subscription(**values: Any) -> Subscription:
         ("channel", lambda: subscription(channel=None)),
         ("nsqds", lambda: subscription(nsqds="127.0.0.1:4150")),
         ("nsqds", lambda: subscription(nsqds=HERE)),
+        ("nsqds", lambda: subscription(nsqds=("127.0.0.1:4150",))),
         ("lookupds", lambda: subscription(nsqds=(), lookupds="127.0.0.1:4161")),
         ("subscription", lambda: Consumer("t", Recorder(), ConsumerConfig())),
+        ("subscription", lambda: Consumer(None, Recorder())),
         ("handler", lambda: Consumer(subscription(), print, ConsumerConfig())),
+        ("handler", lambda: Consumer(subscription(), Recorder)),
         ("config", lambda: Consumer(subscription(), Recorder(), ProducerConfig())),
         ("nsqds", lambda: Producer(["127.0.0.1:4150"], ProducerConfig())),
         ("nsqd", lambda: Producer([], ProducerConfig())),
-        ("config", lambda: Producer([HERE], None)),
+        ("nsqds", lambda: Producer("127.0.0.1:4150")),
+        ("nsqds", lambda: Producer(HERE)),
+        ("nsqds", lambda: Producer(None)),
+        ("config", lambda: Producer([HERE], "config")),
         ("--max-in-flight", lambda: ConsumerConfig(max_in_flight=True)),
         ("--dial-timeout", lambda: ConsumerConfig(dial_timeout=None)),
         ("--snappy", lambda: ConsumerConfig(snappy=1)),
         ("--auth-secret", lambda: ConsumerConfig(auth_secret=b"secret")),
-        ("--publish-timeout", lambda: ProducerConfig(publish_timeout="1m")),
+        ("--publish-timeout", lambda: ProducerConfig(publish_timeout="1")),
+        ("--mode", lambda: ProducerConfig(mode=None)),
+        ("--count", lambda: StopOptions(count="5")),
+        ("--idle-timeout", lambda: StopOptions(idle_timeout=timedelta(seconds=5))),
+        ("--nsqd-http-address", lambda: StopOptions(nsqd_http_address="127.0.0.1:4151")),
+        ("topics", lambda: runner("events")),
+        ("topics", lambda: runner([b"events"])),
+        ("topics", lambda: runner(None)),
+        ("topics", lambda: runner([])),
+        ("topic", lambda: runner(re.compile(b"events"), nsqds=(), lookupds=["127.0.0.1:4161"])),
+        ("channel", lambda: runner(channel=None)),
+        ("handler", lambda: runner(handler=print)),
+        ("config", lambda: runner(config={})),
+        ("nsqds", lambda: runner(nsqds="127.0.0.1:4150")),
+        ("nsqds", lambda: runner(nsqds=HERE)),
+        ("nsqds", lambda: runner(nsqds=4150)),
+        ("lookupds", lambda: runner(nsqds=(), lookupds="127.0.0.1:4161")),
+        ("stop", lambda: runner(stop=False)),
+        ("refresh", lambda: runner(refresh="60")),
+        ("timeouts", lambda: runner(timeouts=5.0)),
+        ("timeouts", lambda: runner(timeouts=("2", "5"))),
+        ("max_files", lambda: runner(max_files="100")),
     ],
 )
 def test_a_wrong_type_is_refused_at_once_by_name(argument: str, made: Callable[[], object]) -> None:
@@ -60,9 +96,32 @@ def test_a_wrong_type_is_refused_at_once_by_name(argument: str, made: Callable[[
     assert "secret" not in str(caught.value).removeprefix("--auth-secret")
 
 
-def test_the_package_has_what_it_lists_and_listing_it_loads_little() -> None:
+@pytest.mark.parametrize(
+    ("argument", "values"),
+    [
+        ("topic", {"topic": None}),
+        ("bodies", {"bodies": b"one"}),
+        ("bodies", {"bodies": ["one"]}),
+        ("bodies", {"bodies": None}),
+        ("defer", {"defer": "5"}),
+        ("defer", {"defer": -1.0}),
+        ("defer", {"defer": float("nan")}),
+    ],
+)
+async def test_a_wrong_argument_of_publish_is_refused_by_name(
+    argument: str, values: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=argument):
+        await Producer([HERE]).publish(**{"topic": "t", "bodies": [b"one"], **values})
+
+
+def test_the_package_lists_what_it_has_and_importing_it_loads_little() -> None:
     assert {"Address", "Consumer", "NSQError", "PublishError"} <= set(dir(nsqtools))
     assert all(getattr(nsqtools, name) for name in dir(nsqtools))
-    code = "import nsqtools, sys; dir(nsqtools); print({'asyncio', 'httpx'} & set(sys.modules))"
+    assert not hasattr(nsqtools, "Nobody")
+    code = """import sys, nsqtools, nsqtools.config
+print({"asyncio", "click", "httpx", "nsqtools.library"} & set(sys.modules))
+from nsqtools import *
+print(Consumer.__name__, {"click", "httpx", "rich"} & set(sys.modules))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert done.stdout == "set()\n"
+    assert done.stdout == "set()\nConsumer set()\n"

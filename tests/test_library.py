@@ -1,0 +1,102 @@
+"""The examples in the docstrings of the public classes run, and have the types they say."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nsqtools
+from nsqtools import Address, Consumer, Handler, Runner, StopOptions, Subscription
+from nsqtools.cli.docs import sections
+from tests.support.examples import TIMEOUT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nsqtools import Batch
+    from tests.support.servers import Nsqd
+
+_PUBLIC = [name for name in dir(nsqtools) if name[0].isupper()]
+_SELF_EXPLAINING = {
+    *("AuthError", "ConnectionLostError", "LockedError", "OutputError", "RefusedError"),
+    "ServerError",
+}
+_PRELUDE = """
+import asyncio, json, sys
+from datetime import UTC, datetime
+from nsqtools import *
+"""
+_GIVEN = """
+handler: Handler
+consumer: Consumer
+runner: Runner
+"""
+
+
+def example(name: str) -> str:
+    """What follows ``::`` in the docstring of a class, or ""."""
+    text = inspect.getdoc(getattr(nsqtools, name))
+    shown = re.search(r"::\n\n((?:    .*\n|\n)+)", f"{text}\n")
+    return textwrap.dedent(shown[1]).strip() + "\n" if shown else ""
+
+
+EXAMPLES = {name: text for name in _PUBLIC if (text := example(name))}
+
+
+def test_every_public_class_has_an_example_that_is_short() -> None:
+    assert set(_PUBLIC) - set(EXAMPLES) == _SELF_EXPLAINING
+    assert all(3 <= len(text.splitlines()) <= 8 for text in EXAMPLES.values())
+
+
+def test_the_guide_lists_the_public_classes() -> None:
+    guide = sections("nsqtools-library.7", "guides")["INSTALL"]
+    listed = re.search(r"import \((.*?)\)", guide, re.DOTALL)
+    assert listed
+    assert sorted(re.findall(r"\w+", listed[1])) == sorted(_PUBLIC)
+
+
+class Sink(Handler):
+    async def handle(self, batch: Batch) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(nsqd: Nsqd, name: str) -> None:
+    for topic in ("events", "users"):
+        nsqd.create(topic, "print")
+    nsqd.publish("events", [b"even"])
+
+    def runner(handler: Handler) -> Runner:
+        stop = StopOptions(count=1, max_duration=TIMEOUT)
+        return Runner(["events"], "print", handler, nsqds=[nsqd.tcp], stop=stop)
+
+    nowhere = Subscription(topic="events", channel="c", nsqds=(Address("127.0.0.1", 1),))
+    names: dict[str, Any] = {
+        "handler": Sink(),
+        "runner": runner(Sink()),
+        "consumer": Consumer(nowhere, Sink()),
+    }
+    depth = f'until_empty=True, nsqd_http_address=("{nsqd.http}",)'
+    program = EXAMPLES[name].replace("4150", str(nsqd.tcp.port))
+    exec(_PRELUDE + program.replace("until_empty=True", depth), names)
+    if "asyncio.run" not in program:
+        for kind in names.values():
+            if isinstance(kind, type) and kind.__bases__ == (Handler,):
+                outcome = asyncio.run(runner(kind()).run())
+                assert (outcome.reason, outcome.totals.finished) == ("count", 1)
+
+
+@pytest.mark.full("the types of the examples in docstrings")
+def test_examples_are_typed(tmp_path: Path) -> None:
+    for name, program in EXAMPLES.items():
+        (tmp_path / f"{name}.py").write_text(f"{_PRELUDE}{_GIVEN}{program}")
+    run = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(tmp_path)]
+    ran = subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=TIMEOUT, check=False)
+    assert ran.returncode == 0, ran.stdout

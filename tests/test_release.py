@@ -1,0 +1,88 @@
+"""The distributions that a release uploads: what they contain, and that the wheel works alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nsqtools import __date__, __version__
+from tests.support.binaries import give_up
+from tests.support.examples import TIMEOUT
+
+ROOT = Path(__file__).parents[1]
+MAX_FILE = 1 << 20
+NAME = f"nsqtools-{__version__}"
+SHARED = f"{NAME}.data/data/share/"
+COMPLETIONS = {
+    f"{SHARED}bash-completion/completions/nsqtools",
+    f"{SHARED}zsh/site-functions/_nsqtools",
+    f"{SHARED}fish/vendor_completions.d/nsqtools.fish",
+}
+
+
+def files(folder: str) -> set[str]:
+    """Paths of all files of the checkout in a folder, relative to the checkout."""
+    found = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(ROOT)) for path in found if "__pycache__" not in path.parts}
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd="/", capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+
+
+def environment(folder: Path, *packages: str | Path) -> Path:
+    """Where the programs of a fresh environment with these packages are."""
+    made = run(sys.executable, "-m", "venv", folder)
+    assert made.returncode == 0, made.stdout
+    installed = run(folder / "bin" / "pip", "install", "--quiet", *packages)
+    if installed.returncode and "HTTPSConnection" in installed.stderr:
+        give_up("PyPI", "what a release uploads", "PyPI cannot be reached", "TOOLS")
+    assert installed.returncode == 0, installed.stderr
+    return folder / "bin"
+
+
+def test_the_changelog_begins_with_this_release() -> None:
+    first = (ROOT / ".github" / "CHANGELOG.md").read_text().split("## ")[1]
+    assert first.startswith(f"{__version__} ({__date__})\n")
+
+
+@pytest.mark.full("the distributions of a release")
+def test_the_distributions_are_complete_and_the_wheel_works_alone(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    built = run(environment(tmp_path / "builder", "build") / "pyproject-build", "-o", dist, ROOT)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert {path.name for path in dist.iterdir()} == {
+        f"{NAME}.tar.gz",
+        f"{NAME}-py3-none-any.whl",
+    }
+
+    with tarfile.open(dist / f"{NAME}.tar.gz") as sdist:
+        members = sdist.getmembers()
+    checkout = files("nsqtools") | files("man") | files("completions") | files("tests")
+    assert {f"{NAME}/{path}" for path in checkout} <= {each.name for each in members}
+    assert [each.name for each in members if each.size > MAX_FILE] == []
+
+    wheel = dist / f"{NAME}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        entries = archive.infolist()
+    contents = {each.filename for each in entries}
+    about = {name for name in contents if name.startswith(f"{NAME}.dist-info/")}
+    pages = {f"{SHARED}{path}" for path in files("man")}
+    assert contents - about == files("nsqtools") | pages | COMPLETIONS
+    assert "nsqtools/py.typed" in contents
+    assert f"{NAME}.dist-info/licenses/LICENSE" in about
+    assert [each.filename for each in entries if each.file_size > MAX_FILE] == []
+
+    programs = environment(tmp_path / "empty", wheel)
+    demo = run(programs / "nsqtools", "demo")
+    assert demo.returncode == 0, demo.stderr
+    library = run(programs / "python", "-c", "import nsqtools; print(nsqtools.Consumer.__name__)")
+    assert (library.stdout, library.stderr) == ("Consumer\n", "")
+    assert (tmp_path / "empty" / "share" / "man" / "man1" / "nsqtools.1").is_file()
