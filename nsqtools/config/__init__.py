@@ -1,9 +1,9 @@
 """Every option, declared once.
 
-A concern is a class of ``Options`` and an option is a field of it. The field's name gives the flag
-(``--max-in-flight``), the TOML key, the environment variable and, for the classes that mirror
-go-nsq's ``Config`` (``config.go``), the name that ``--consumer-opt`` and ``--producer-opt`` take.
-Durations are seconds, sizes are bytes.
+Each class of ``Options`` covers one concern, and each option is a field of it. The field's name
+gives the flag (``--max-in-flight``), the TOML key, the environment variable and, for classes that
+mirror go-nsq's ``Config`` (``config.go``), the name for ``--consumer-opt`` and ``--producer-opt``.
+Durations are in seconds, sizes in bytes.
 """
 
 from nsqtools.config.admin import ApiOptions as ApiOptions

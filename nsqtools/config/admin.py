@@ -1,4 +1,4 @@
-"""Which servers are asked or changed over HTTP."""
+"""Options for the servers that commands query or change over HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REQUEST_TIMEOUT = duration("Timeout for a response.", 5.0, minimum=0.001)
 
 
 class TimeoutOptions(Options):
-    """How long a command waits for servers that it asks over HTTP."""
+    """Timeout of a command that queries servers over HTTP."""
 
     shared = True
 
@@ -25,7 +25,7 @@ class TimeoutOptions(Options):
 
 
 class LookupOptions(TimeoutOptions):
-    """Which nsqlookupds to ask and how to print."""
+    """The nsqlookupds to query, and the output format."""
 
     title = "Look-up"
 
@@ -39,7 +39,7 @@ class LookupOptions(TimeoutOptions):
 
 
 class ApiOptions(TimeoutOptions):
-    """The servers whose HTTP APIs a command asks."""
+    """The servers to query over HTTP."""
 
     title = "Cluster"
 
@@ -56,21 +56,21 @@ class ApiOptions(TimeoutOptions):
 
 
 class ClusterOptions(ApiOptions):
-    """The servers that ``stats`` asks again and again, with nsq_stat's timeouts."""
+    """The servers that ``stats`` queries repeatedly, with nsq_stat's timeouts."""
 
     http_client_connect_timeout: float = like(CONNECT_TIMEOUT, own=True)
     http_client_request_timeout: float = like(REQUEST_TIMEOUT, own=True)
 
 
 class ChangeOptions(ApiOptions):
-    """Which servers ``topic``, ``channel`` and ``node`` change, and how they say so."""
+    """The servers that ``topic``, ``channel`` and ``node`` change, and the output format."""
 
     dry_run: bool = flag("Print the requests and send none.", own=True)
     json: bool = JSON
 
 
 class LossOptions(ChangeOptions):
-    """As ChangeOptions, where messages are lost."""
+    """Options for changes that delete messages or hide them from consumers."""
 
     yes: bool = flag(
         "Do not ask for confirmation; needed without a terminal.",
@@ -81,7 +81,7 @@ class LossOptions(ChangeOptions):
 
 
 class TombstoneOptions(LossOptions):
-    """How ``node tombstone`` hides an nsqd; tombstones are nsqlookupd's."""
+    """Options of ``node tombstone``, which hides an nsqd on the given nsqlookupds."""
 
     lookupd_http_address: tuple[str, ...] = like(ApiOptions.lookupd_http_address, required=True)
     delete: bool = flag(
@@ -90,7 +90,7 @@ class TombstoneOptions(LossOptions):
 
 
 class DoctorOptions(ServerOptions, TimeoutOptions):
-    """What ``doctor`` looks at: the topic and the servers of a command that sees nothing."""
+    """Options of ``doctor``: the topic and the servers of the command to diagnose."""
 
     title = "Source"
 

@@ -1,4 +1,4 @@
-"""Connections to nsqd: go-nsq's options of a client, a consumer and a producer."""
+"""Connections to nsqd: go-nsq's options of clients, consumers and producers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_pair(options: Options, one: str, other: str) -> None:
 
 
 def read_secret(path: str, where: str) -> str:
-    """The secret in a file; raises ConfigError, which names it as ``where``."""
+    """Return the secret in a file. Raises ConfigError, which begins with ``where``."""
     try:
         with open(path, encoding="utf-8") as file:
             return checked_secret(file.read(_LONGEST_SECRET + 1), where)
@@ -43,12 +43,12 @@ def read_secret(path: str, where: str) -> str:
 
 
 def checked_secret(text: str, where: str) -> str:
-    """The text without white space around it, if it can be a secret; raises ConfigError."""
+    """Return the stripped text; raises ConfigError if it is empty or too long."""
     secret = text.strip()
     if not secret:
-        raise ConfigError(f"{where}: empty")
+        raise ConfigError(f"{where}: the secret is empty")
     if len(secret) > _LONGEST_SECRET:
-        raise ConfigError(f"{where}: more than {_LONGEST_SECRET} characters")
+        raise ConfigError(f"{where}: the secret has more than {_LONGEST_SECRET} characters")
     return secret
 
 
@@ -58,16 +58,16 @@ def _local_address(value: str) -> None:
 
 def _buffer_timeout(value: float) -> None:
     if 0 < value < 0.025:
-        raise ConfigError("nsqd takes 0 or at least 25ms")
+        raise ConfigError("nsqd accepts 0 or at least 25ms")
 
 
 def _msg_timeout(value: float) -> None:
     if 0 < value < 1:
-        raise ConfigError("nsqd takes 0, for its own default, or at least 1s")
+        raise ConfigError("nsqd accepts 0, for its own default, or at least 1s")
 
 
 class ClientConfig(Options):
-    """A connection to nsqd: go-nsq's names, defaults and bounds, but TLS is at least 1.2."""
+    """Options of a connection to nsqd, as in go-nsq, except that TLS is at least 1.2."""
 
     title = "Connection options"
     shared = True
@@ -136,12 +136,12 @@ class ClientConfig(Options):
     topology_zone: str = text("Zone sent to nsqd.", flag=False)
 
     def validate(self) -> None:
-        """Refuse what would fail on every connection, before any is made."""
+        """Raise ConfigError for settings with which every connection would fail."""
         if self.heartbeat_interval > self.read_timeout:
             raise ConfigError(
                 f"heartbeat_interval {format_duration(self.heartbeat_interval)} is longer than "
-                f"read_timeout {format_duration(self.read_timeout)}: a healthy connection would "
-                "be dropped"
+                f"read_timeout {format_duration(self.read_timeout)}, so that healthy connections "
+                "would be dropped: lower heartbeat_interval or raise read_timeout"
             )
         check_pair(self, "tls_cert", "tls_key")
 

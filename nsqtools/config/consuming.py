@@ -1,4 +1,4 @@
-"""Where consuming commands read, when they stop, and what becomes of what they give up."""
+"""Options of consuming commands: sources, stop conditions and dead letters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServerOptions(Options):
 
 
 class SourceOptions(ServerOptions):
-    """Where a consuming command reads."""
+    """The topics and the channel that a command consumes."""
 
     title = "Source"
 
@@ -90,13 +90,13 @@ class StopOptions(Options):
 
 
 class DeliveryStopOptions(StopOptions):
-    """``-n`` is nsq_to_http's number of requests at a time."""
+    """Stop conditions without ``-n``, which is nsq_to_http's number of concurrent requests."""
 
     count: int = like(StopOptions.count, short="")
 
 
 class TailOptions(RecordOptions):
-    """What ``tail`` prints."""
+    """Output format of ``tail``."""
 
     print_topic: bool = flag(
         "Print 'topic | ' before each message.", excludes=("json", "length_prefix")
@@ -114,7 +114,7 @@ class TailOptions(RecordOptions):
 
 
 class MetricsOptions(Options):
-    """Where a command that runs for long serves its metrics."""
+    """The metrics address of a command that runs until it is stopped."""
 
     title = "Metrics"
 
@@ -122,7 +122,7 @@ class MetricsOptions(Options):
 
 
 class DeadLetterOptions(Options):
-    """Where messages go that are given up or refused for good."""
+    """Destination for messages that are given up or rejected permanently."""
 
     title = "Dead letters"
 

@@ -1,4 +1,4 @@
-"""Archive files: what to-file writes and verify reads."""
+"""Options for archive files, which to-file writes and verify reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _regular_expression(value: str) -> None:
     try:
         re.compile(value)
     except re.error as error:
-        raise ConfigError(f"{value!r} is not a regular expression: {error}") from None
+        raise ConfigError(f"{value!r} is not a valid regular expression: {error}") from None
 
 
 def _whole_seconds(value: float) -> None:
@@ -26,7 +26,7 @@ def _whole_seconds(value: float) -> None:
 
 
 class ArchiveSourceOptions(SourceOptions):
-    """Which topics ``to-file`` archives: by name, by pattern, or those of the names that match."""
+    """The topics that ``to-file`` archives, by name or by pattern."""
 
     topic: tuple[str, ...] = like(
         SourceOptions.topic, help="Topic to archive; may be repeated.", instead="topic_pattern"
@@ -50,14 +50,16 @@ class ArchiveSourceOptions(SourceOptions):
     )
 
     def check_complete(self) -> None:
-        """A pattern needs somebody to ask."""
+        """Raise ConfigError for a pattern without nsqlookupds, which list the topics."""
         super().check_complete()
         if not (self.topic or self.lookupd_http_address):
-            raise ConfigError("--topic-pattern: needs --lookupd-http-address, which knows topics")
+            raise ConfigError(
+                "--topic-pattern needs --lookupd-http-address: nsqlookupd lists the topics"
+            )
 
 
 class ArchiveOptions(ArchiveRecordOptions):
-    """What ``to-file`` writes: nsq_to_file's names, and what it lacks."""
+    """Options of ``to-file``. Those that nsq_to_file has keep their names."""
 
     title = "Archive files"
 
@@ -155,14 +157,14 @@ class ArchiveOptions(ArchiveRecordOptions):
     log_prefix: str = text("Text before each log line.")
 
     def validate(self) -> None:
-        """What cannot be one file."""
+        """Raise ConfigError if one file would be used for two purposes."""
         super().validate()
         if self.lock and self.lock == self.manifest:
-            raise ConfigError("--lock and --manifest: one file cannot be both")
+            raise ConfigError("--lock and --manifest name the same file: choose two")
 
 
 class VerifyOptions(ArchiveRecordOptions):
-    """How ``verify`` reads and reports."""
+    """Options of ``verify``."""
 
     max_msg_size: int = ClientConfig.max_msg_size
     json: bool = like(JSON, help="Print one JSON object per file.")

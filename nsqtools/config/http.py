@@ -1,4 +1,4 @@
-"""What to-http sends where."""
+"""Options of to-http."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _statuses(value: str) -> None:
     for word in map(str.strip, value.split(",") if value.strip() else ()):
         if not _STATUS.fullmatch(word):
             raise ConfigError(
-                f"{word!r} is not a status: write 429, 200-204 or 5xx, with commas between"
+                f"{word!r} is not a status: expected 429, 200-204 or 5xx, separated by commas"
             )
 
 
 class HttpOptions(Options):
-    """What ``to-http`` sends where: nsq_to_http's names, and what it lacks."""
+    """Options of ``to-http``. Those that nsq_to_http has keep their names."""
 
     title = "Delivery"
 
@@ -140,5 +140,5 @@ class HttpOptions(Options):
     )
 
     def validate(self) -> None:
-        """What belongs together."""
+        """Raise ConfigError for a certificate without its key, or the reverse."""
         check_pair(self, "http_tls_cert", "http_tls_key")

@@ -1,4 +1,4 @@
-"""The commands of pipeline: the Spark they run in, what they read and what they write."""
+"""Options of the pipeline commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from nsqtools.errors import ConfigError
 from nsqtools.names import is_ephemeral
 
 _MASTER = r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?|local-cluster\[[\d\s,]+\]|(spark|k8s)://.+|yarn"
-"""As Spark's own SparkContext.scala, and the two cluster managers that come with it."""
+"""The masters that Spark's SparkContext.scala accepts, and the cluster managers that Spark ships.
+"""
 
 OUTPUT = path("Directory, or URL of one, to write to.", metavar="DIR", required=True)
 
@@ -38,26 +39,27 @@ OUTPUT = path("Directory, or URL of one, to write to.", metavar="DIR", required=
 def _master(value: str) -> None:
     if not re.fullmatch(_MASTER, value):
         raise ConfigError(
-            f"{value!r}: expected local, local[N], local[*], spark://HOST:PORT, yarn or k8s://URL"
+            f"{value!r} is not a Spark master: expected local, local[N], local[*], "
+            "spark://HOST:PORT, yarn or k8s://URL"
         )
 
 
 def _property(value: str) -> None:
     name, equals, _ = value.partition("=")
     if not equals or not name.strip():
-        raise ConfigError(f"{value!r}: expected KEY=VALUE")
+        raise ConfigError(f"{value!r} is not a Spark property: expected KEY=VALUE")
 
 
 def _lasting(value: str) -> None:
     if is_ephemeral(value):
         raise ConfigError(
-            f"{value} is gone, with its messages, whenever nobody consumes it, as between two "
-            "batches: name another"
+            f"{value} is ephemeral: nsqd deletes it, with its messages, when it has no "
+            "consumer, as between two batches; choose a name without #ephemeral"
         )
 
 
 class SparkOptions(Options):
-    """The Spark that a pipeline runs in."""
+    """Options of the Spark session."""
 
     title = "Spark"
     shared = True
@@ -83,7 +85,9 @@ class SparkOptions(Options):
 
 
 class StreamSourceOptions(SourceOptions):
-    """Where a pipeline reads; messages wait there between its batches, so the channel must stay."""
+    """What a pipeline consumes. The channel must not be ephemeral: messages wait in it between
+    batches.
+    """
 
     topic: tuple[str, ...] = like(SourceOptions.topic, rule=_lasting)
     channel: str = like(SourceOptions.channel, required=True, rule=_lasting)
@@ -95,26 +99,29 @@ class StreamSourceOptions(SourceOptions):
     )
 
     def validate(self) -> None:
-        """HTTP addresses have their TCP addresses."""
+        """Raise ConfigError unless each HTTP address has its TCP address."""
         count = len(self.nsqd_http_address)
         if count and self.lookupd_http_address:
-            raise ConfigError("--nsqd-http-address: nsqlookupd tells them; give one of the two")
+            raise ConfigError(
+                "--nsqd-http-address and --lookupd-http-address exclude each other: nsqlookupd "
+                "lists the HTTP addresses"
+            )
         if count and count != len(self.nsqd_tcp_address):
             raise ConfigError(
-                f"--nsqd-http-address: there are {count}, for {len(self.nsqd_tcp_address)} of "
-                "--nsqd-tcp-address: give one for each, in their order"
+                f"--nsqd-http-address is given {count} times and --nsqd-tcp-address "
+                f"{len(self.nsqd_tcp_address)} times: give one for each, in the same order"
             )
 
 
 class QuerySourceOptions(StreamSourceOptions):
-    """Where ``pipeline sql`` reads, unless it reads archives."""
+    """What ``pipeline sql`` consumes, unless it reads archives."""
 
     topic: tuple[str, ...] = like(StreamSourceOptions.topic, required=False)
     channel: str = like(StreamSourceOptions.channel, required=False)
 
 
 class StreamConfig(ClientConfig):
-    """The connections of a pipeline's source: of a consumer's options those that Spark leaves."""
+    """Connections of a pipeline. Spark takes the place of the other consumer options."""
 
     title = ConsumerConfig.title
     opt_flag = ConsumerConfig.opt_flag
@@ -138,7 +145,7 @@ class StreamConfig(ClientConfig):
 
 
 class StreamOptions(Options):
-    """How a stream is cut into batches, and where its state is."""
+    """How a stream is divided into batches, and where its state is stored."""
 
     title = "Batches"
 
@@ -167,7 +174,7 @@ class StreamOptions(Options):
 
 
 class BodyOptions(Options):
-    """What is in messages."""
+    """The format of message bodies."""
 
     title = "Bodies"
 
@@ -179,7 +186,7 @@ class BodyOptions(Options):
 
 
 class LakeOptions(Options):
-    """What ``pipeline archive`` writes."""
+    """Options of ``pipeline archive``."""
 
     title = "Archive"
 
@@ -201,7 +208,7 @@ class LakeOptions(Options):
 
 
 class InputOptions(Options):
-    """Archives that a pipeline reads."""
+    """The archives that a pipeline reads."""
 
     title = "Input"
 
@@ -218,13 +225,13 @@ class InputOptions(Options):
     delimiter: str = DELIMITER
 
     def validate(self) -> None:
-        """A delimiter stands in raw files alone."""
+        """Raise ConfigError for a delimiter with a format that has none."""
         if self.delimiter != "\\n" and self.input_format != "raw":
-            raise ConfigError("--delimiter: needs --input-format raw")
+            raise ConfigError("--delimiter needs --input-format raw")
 
 
 class QueryInputOptions(InputOptions):
-    """Archives that ``pipeline sql`` reads, unless it consumes topics."""
+    """The archives that ``pipeline sql`` reads, unless it consumes topics."""
 
     input: tuple[str, ...] = like(
         InputOptions.input,
@@ -235,7 +242,7 @@ class QueryInputOptions(InputOptions):
 
 
 class QueryOptions(Options):
-    """What ``pipeline sql`` does."""
+    """Options of ``pipeline sql``."""
 
     title = "Query"
 
@@ -271,27 +278,27 @@ class QueryOptions(Options):
     explain: bool = flag("Print Spark's plan and consume nothing.")
 
     def validate(self) -> None:
-        """A format and a place belong together."""
+        """Raise ConfigError if the destination does not fit the format."""
         kind = result_format(self)
         wanted = {"parquet": "output", "json": "output", "topic": "destination_topic"}
         need = wanted.get(kind, "")
         for name in ("output", "destination_topic"):
             given = bool(getattr(self, name))
             if given and name != need:
-                raise ConfigError(f"--{flag_name(name)}: --format {kind} has no use for it")
+                raise ConfigError(f"--{flag_name(name)} cannot be used with --format {kind}")
             if not given and name == need:
-                raise ConfigError(f"--format {kind}: needs --{flag_name(name)}")
+                raise ConfigError(f"--format {kind} needs --{flag_name(name)}")
 
 
 def result_format(asked: QueryOptions) -> str:
-    """Where the result of a query goes: ``parquet``, ``json``, ``console`` or ``topic``."""
+    """Return the format of the result: ``parquet``, ``json``, ``console`` or ``topic``."""
     if asked.format:
         return asked.format
     return "parquet" if asked.output else "topic" if asked.destination_topic else "console"
 
 
 class CompactOptions(Options):
-    """What ``pipeline compact`` writes."""
+    """Options of ``pipeline compact``."""
 
     title = "Compaction"
 
@@ -309,7 +316,7 @@ class CompactOptions(Options):
 
 
 class ReplayOptions(Options):
-    """What ``pipeline replay`` publishes, and how."""
+    """Options of ``pipeline replay``."""
 
     title = "Replay"
 

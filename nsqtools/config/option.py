@@ -1,13 +1,13 @@
-"""What an option is: its kind, range and help, and how its text becomes a value.
+"""Declaration of options: kind, range and help, and how a text becomes a value.
 
-A class of options is a concern. An option is declared where the class has it::
+Each class of options covers one concern and declares its options as fields::
 
     class StopOptions(Options):
         title = "When to stop"
         count: int = integer("Stop after this many messages.", 0, short="n")
 
-Several classes may have an option: they extend a class that has it, or name one declaration. The
-class whose default or help is another says so with ``like``.
+A class that shares an option extends the class that declares it, or refers to that declaration.
+``like`` changes parts of a declaration, such as default or help.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ Kind = Literal[
     "choice",
     "count",
 ]
-"""An address is HOST:PORT or HOST; a url may have a scheme before it and a path behind."""
+"""An ``address`` is HOST:PORT or HOST. A ``url`` may also have a scheme and a path."""
 
 Values = Literal["", "topic", "channel", "node", "profile"]
 
 MASK = "********"
-"""What is shown of a secret."""
+"""Shown instead of a secret."""
 
 URL_SECRETS = r"(?<=//)[^/@]+(?=@)|(?<=\?)[^#]+"
-"""What is secret in a URL: user and password, and the query."""
-_ANY_PORT = 1  # whichever the option's default is
+"""The secret parts of a URL: user and password, and the query."""
+_ANY_PORT = 1  # any port will do: only the syntax is checked
 
 
 def _parse_bool(text: str) -> bool:
@@ -73,7 +73,7 @@ def _parse_bool(text: str) -> bool:
 
 
 class ValueKind(NamedTuple):
-    """What the values of a kind are: ``expected`` says their types in words."""
+    """The type of the values of a kind; ``expected`` names it in error messages."""
 
     placeholder: str
     parse: Callable[[str], Any] = str
@@ -98,7 +98,7 @@ KINDS: Mapping[Kind, ValueKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of one option besides its name and type."""
+    """Everything about an option but its name."""
 
     kind: Kind
     help: str
@@ -112,34 +112,35 @@ class Option:
     flag: bool = True
     secret: bool = False
     hides: str = ""
-    """A pattern of the secret part of a value that is not secret as a whole."""
+    """A pattern of the secret part of a value that is otherwise not secret."""
     lines: bool = False
-    """Whether several values are the lines of a variable, not its words."""
+    """Whether the values in an environment variable are separated by line ends, not by spaces."""
     alias: str = ""
     values: Values = ""
-    """What the values name, where a server or the configuration file knows them: for TAB."""
+    """What the values name on servers or in the configuration file, for shell completion."""
     own: bool = False
-    """Whether it is its command's own in a class whose options are shared."""
+    """Whether the option belongs to its command alone, although its class is shared."""
     required: bool = False
     instead: str = ""
-    """The option of the same class that does instead of a required one."""
+    """An option of the same class that may be given instead of this required option."""
     in_file: bool = True
     excludes: tuple[str, ...] = ()
-    """Options of the same class that contradict it; their weaker values give way to its own."""
+    """Options of the same class that exclude this one; the higher precedence counts."""
     outranks: tuple[str, ...] = ()
-    """Options of the same class that may stand beside it; weaker values of them, and of it, give
-    way to stronger ones."""
+    """Options of the same class that may be combined with this one, but only at equal precedence:
+    otherwise the value with the higher precedence counts.
+    """
     needs: str = ""
-    """The option of the same class without which it has no meaning."""
+    """An option of the same class that this one requires."""
     default_note: str = ""
-    """What is taken without a value, where that depends on other things."""
+    """Description of a default that depends on other things."""
     rule: Callable[[Any], object] | None = None
-    """Raises ConfigError for a value that kind and range allow and that cannot be."""
+    """Raises ConfigError for a value that is in range but not usable."""
 
     def parse(self, text: str) -> Any:
-        """One value from its text; raises ConfigError without naming the option."""
+        """Convert the text of one value. Raises ConfigError, which does not name the option."""
         if self.values and not text:
-            raise ConfigError(f"expected the name of a {self.values}, found nothing")
+            raise ConfigError(f"expected the name of a {self.values}, found an empty text")
         try:
             value = KINDS[self.kind].parse(text)
         except ValueError:
@@ -150,7 +151,7 @@ class Option:
         return value
 
     def check(self, value: Any) -> None:
-        """Raise ConfigError if the value is not one of those that are allowed."""
+        """Raise ConfigError if the value is not allowed."""
         types, expected = KINDS[self.kind].types, KINDS[self.kind].expected
         if not isinstance(value, types) or isinstance(value, bool) != (types is bool):
             raise ConfigError(f"expected {expected}, found {type(value).__name__}")
@@ -170,13 +171,13 @@ class Option:
 
     def _check_range(self, value: float) -> None:
         low, high = self.minimum, self.maximum
-        # Said this way nan is out of range too.
+        # NaN fails both comparisons, and so is out of range too.
         within = (low is None or value >= low) and (high is None or value <= high)
         if not within or value == float("inf"):
             raise ConfigError(f"{self.show(value)} is out of range: expected {self.range}")
 
     def show(self, value: Any) -> str:
-        """The value as a user would write it; a secret is masked."""
+        """Return the value as a user would write it, with secrets masked."""
         if self.secret and value:
             return MASK
         match self.kind:
@@ -192,7 +193,7 @@ class Option:
 
     @property
     def placeholder(self) -> str:
-        """What stands for a value in help: ``HOST:PORT``, ``[text|json]``, ``N``."""
+        """The placeholder of the value in help: ``HOST:PORT``, ``[text|json]``, ``N``."""
         if self.metavar:
             return self.metavar
         choices = "|".join(filter(None, self.choices))
@@ -200,7 +201,7 @@ class Option:
 
     @property
     def range(self) -> str:
-        """``low to high``, ``at least low``, ``at most high``, or nothing."""
+        """The range in words: ``low to high``, ``at least low``, ``at most high``, or empty."""
         bounds = self.minimum, self.maximum
         low, high = ("" if bound is None else self.show(bound) for bound in bounds)
         if low and high:
@@ -209,107 +210,105 @@ class Option:
 
 
 def like(declared: Any, **changes: Any) -> Any:
-    """An option as another class has it, ``Class.name``, with some things said anew."""
+    """Return a copy of another class's option, ``Class.name``, with some fields changed."""
     return replace(declared, **changes)
 
 
 def option(kind: Kind, help: str, default: Any, **rest: Any) -> Any:  # noqa: A002 - click's word
-    """An option of any kind; ``rest``, here and below, as in Option."""
+    """Declare an option of any kind; ``rest``, here and below, are further fields of Option."""
     return Option(kind, help, default, **rest)
 
 
 def flag(help: str, *, default: bool = False, **rest: Any) -> Any:  # noqa: A002
-    """Something to switch on or off."""
+    """Declare an option that is on or off."""
     return Option("flag", help, default, **rest)
 
 
 def text(help: str, default: str = "", **rest: Any) -> Any:  # noqa: A002
-    """A text, with ``metavar`` TEXT unless it says better."""
+    """Declare an option that takes text."""
     return Option("text", help, default, **rest)
 
 
 def texts(help: str, **rest: Any) -> Any:  # noqa: A002
-    """A repeatable option of texts."""
+    """Declare a repeatable option that takes text."""
     return Option("text", help, (), multiple=True, **rest)
 
 
 def topic_name(help: str, **rest: Any) -> Any:  # noqa: A002
-    """The name of a topic."""
+    """Declare an option that takes the name of a topic."""
     return text(help, metavar="TOPIC", values="topic", **rest)
 
 
 def channel_name(help: str, **rest: Any) -> Any:  # noqa: A002
-    """The name of a channel."""
+    """Declare an option that takes the name of a channel."""
     return text(help, metavar="CHANNEL", values="channel", **rest)
 
 
 def path(help: str, default: str = "", **rest: Any) -> Any:  # noqa: A002
-    """A file or a directory."""
+    """Declare an option that takes a file or directory."""
     return Option("path", help, default, **rest)
 
 
 def paths(help: str, **rest: Any) -> Any:  # noqa: A002
-    """A repeatable option of files or directories."""
+    """Declare a repeatable option that takes files or directories."""
     return Option("path", help, (), multiple=True, **rest)
 
 
 def addresses(help: str, *default: str, **rest: Any) -> Any:  # noqa: A002
-    """A repeatable option of TCP addresses."""
+    """Declare a repeatable option that takes TCP addresses."""
     return Option("address", help, default, multiple=True, **rest)
 
 
 def urls(help: str, *default: str, **rest: Any) -> Any:  # noqa: A002
-    """A repeatable option of HTTP addresses."""
+    """Declare a repeatable option that takes HTTP addresses."""
     return Option("url", help, default, multiple=True, **rest)
 
 
 def choice(help: str, *choices: str, **rest: Any) -> Any:  # noqa: A002
-    """One of a few words, the first unless there is a ``default``."""
+    """Declare an option that takes one of some words. The first is the default, unless given."""
     return Option("choice", help, rest.pop("default", choices[0]), choices=choices, **rest)
 
 
 def integer(help: str, default: int, **rest: Any) -> Any:  # noqa: A002
-    """A whole number, at least 0 unless ``minimum`` says otherwise; so are those below."""
+    """Declare a whole number. The minimum is 0 by default, here and in the functions below."""
     return Option("integer", help, default, **{"minimum": 0, **rest})
 
 
 def number(help: str, default: float, **rest: Any) -> Any:  # noqa: A002
-    """A number."""
+    """Declare an option that takes a number."""
     return Option("number", help, default, **{"minimum": 0.0, **rest})
 
 
 def duration(help: str, default: float, **rest: Any) -> Any:  # noqa: A002
-    """A time in seconds."""
+    """Declare an option that takes a time in seconds."""
     return Option("duration", help, default, **{"minimum": 0.0, **rest})
 
 
 def size(help: str, default: int, **rest: Any) -> Any:  # noqa: A002
-    """A number of bytes."""
+    """Declare an option that takes a number of bytes."""
     return Option("size", help, default, **{"minimum": 0, **rest})
 
 
 def flag_name(name: str) -> str:
-    """``max_in_flight`` to ``max-in-flight``."""
+    """Return the name of the flag: ``max_in_flight`` becomes ``max-in-flight``."""
     return name.replace("_", "-")
 
 
 CLASSES: list[type[Options]] = []
-"""All classes of options there are: each adds itself as it is defined, so none can be forgotten."""
+"""All classes of options. Each class adds itself when it is defined."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Options:
-    """Base of all option classes. Raises ConfigError when made with a value out of range.
-
-    An instance cannot be changed.
-    """
+    """Base of all option classes, immutable; raises ConfigError for invalid values."""
 
     title: ClassVar[str] = ""
-    """The heading of its options in help; without, that of the class that extends it."""
+    """Heading of the options in help; if empty, the heading of the class that extends this one."""
     shared: ClassVar[bool] = False
-    """Whether one environment variable, NSQTOOLS_<OPTION>, serves all commands."""
+    """Whether all commands share one environment variable, NSQTOOLS_<OPTION>, for each option."""
     opt_flag: ClassVar[str] = ""
-    """The flag that takes go-nsq's ``name,value`` texts for this class, if it has one."""
+    """The flag that takes ``name,value`` texts with go-nsq's names, if the class has such a flag.
+    """
     _declared: ClassVar[dict[str, Option]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -340,7 +339,7 @@ class Options:
         self.validate()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__} is never changed: {name}")
+        raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be set")
 
     __delattr__ = __setattr__  # type: ignore[assignment]
 
@@ -366,7 +365,7 @@ class Options:
         """Raise ConfigError if options contradict each other."""
 
     def check_complete(self) -> None:
-        """Raise ConfigError if what a run needs is missing: not asked of a file that is checked."""
+        """Raise ConfigError if an option is missing that a run needs, but a file need not set."""
         for name, declared in self.declared().items():
             instead = declared.instead
             if declared.required and not (
@@ -379,21 +378,23 @@ class Options:
 
     @classmethod
     def declared(cls) -> dict[str, Option]:
-        """Options by name, those of the class itself before those of its bases."""
+        """Return the options by name; those of the class itself hide those of its bases."""
         return cls._declared
 
     @classmethod
     def spelled(cls, name: str) -> str:
-        """How a command line sets an option: by its flag, or by the one that takes pairs."""
+        """Return how a command line sets an option: its own flag, or the flag for pairs and its
+        name.
+        """
         if cls.declared()[name].flag or not cls.opt_flag:
             return f"--{flag_name(name)}"
         return f"--{cls.opt_flag} {name}"
 
     @classmethod
     def shares(cls, declared: Option) -> bool:
-        """Whether an option of this class has a variable and a key for all commands."""
+        """Whether all commands share the environment variable and TOML key of this option."""
         return cls.shared and not declared.own
 
     def with_values(self, **values: Any) -> Self:
-        """A checked copy with some values replaced."""
+        """Return a checked copy with some values replaced."""
         return type(self)(**{**vars(self), **values})

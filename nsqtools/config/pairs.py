@@ -1,4 +1,6 @@
-"""go-nsq's ``name,value`` texts, which set options with and without a flag (``config_flag.go``)."""
+"""``name,value`` texts as in go-nsq, which set options with and without a flag
+(``config_flag.go``).
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,23 @@ PAIRS = Option(
     multiple=True,
     metavar="NAME,VALUE",
 )
-"""The option that takes them; its flag is the ``opt_flag`` of a class."""
+"""The option for these pairs. Its flag is the ``opt_flag`` of the class."""
 
 
 def pairs_key(cls: type[Options]) -> str:
-    """The parameter of the option that takes pairs for this class, if it has one."""
+    """Return the parameter name of the option for pairs, or an empty text if the class has none."""
     return cls.opt_flag.replace("-", "_")
 
 
 def pair_name(pair: str) -> str:
-    """The name of the option that a pair sets."""
+    """Return the name of the option that a pair sets."""
     return pair.partition(",")[0].strip().replace("-", "_")
 
 
 def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[str, Any]:
-    """The values that pairs set; a bare name is true.
+    """Return the values that pairs set. A name without a value is true.
 
-    Raises ConfigError for an unknown name, with the nearest known one; ``where`` begins it.
+    Raises ConfigError, beginning with ``where``, for an unknown name or an invalid value.
     """
     known = {}
     for name, declared in cls.declared().items():
@@ -47,7 +49,7 @@ def parse_pairs(cls: type[Options], pairs: Iterable[str], where: str) -> dict[st
         given, comma, text = pair.partition(",")
         key = pair_name(pair)
         if key not in known:
-            name, equals, _ = given.partition("=")  # what follows may be a secret
+            name, equals, _ = given.partition("=")  # the text after = may be a secret
             near = "; write it with a comma, as NAME,VALUE" if equals else nearest(key, known)
             raise ConfigError(f"{where}: unknown option {name!r}{near}")
         name, declared = known[key]

@@ -1,4 +1,4 @@
-"""What every command has: its log lines and its configuration file."""
+"""Options of every command: logging and the configuration file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOCK = path(
 
 
 class LogOptions(Options):
-    """What goes to stderr."""
+    """Log level and format; logs go to stderr."""
 
     title = "Logging"
     shared = True
@@ -22,7 +22,7 @@ class LogOptions(Options):
 
 
 class FileOptions(Options):
-    """Which configuration file is read, and which of its profiles."""
+    """The configuration file and the profile in it."""
 
     title = "Configuration"
     shared = True
@@ -42,7 +42,7 @@ class FileOptions(Options):
 
 
 class ShowOptions(Options):
-    """How settings are printed."""
+    """Output format of settings."""
 
     title = "Output"
 

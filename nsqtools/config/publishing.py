@@ -1,4 +1,4 @@
-"""Where pub publishes, what it reads and how it sends."""
+"""Options of pub: target, input and publishing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFER = duration("Time that nsqd holds a message before it delivers it.", 0.0, m
 
 
 class TargetOptions(ServerOptions):
-    """Where a publishing command writes."""
+    """The nsqds and the topic that a command publishes to."""
 
     title = "Target"
 
@@ -26,14 +26,16 @@ class TargetOptions(ServerOptions):
     )
 
     def check_complete(self) -> None:
-        """nsqlookupd does not say where to publish."""
+        """Raise ConfigError for an nsqlookupd, which cannot choose where to publish."""
         super().check_complete()
         if self.lookupd_http_address:
-            raise ConfigError("lookupd-http-address: publishing needs --nsqd-tcp-address instead")
+            raise ConfigError(
+                "lookupd-http-address is not supported for publishing: use --nsqd-tcp-address"
+            )
 
 
 class PubOptions(RecordOptions):
-    """What ``pub`` reads and how it sends."""
+    """Options of ``pub`` for its input and for publishing."""
 
     title = "Input and publishing"
 

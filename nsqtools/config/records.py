@@ -1,4 +1,4 @@
-"""How messages stand in streams of bytes and in files."""
+"""Options for the format of records in streams and files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nsqtools.errors import ConfigError
 
 def _not_empty(value: str) -> None:
     if not value:
-        raise ConfigError("empty, records could not be told apart")
+        raise ConfigError("the delimiter is empty: records could not be separated")
 
 
 DELIMITER = text(
@@ -20,7 +20,7 @@ DELIMITER = text(
 
 
 class RecordOptions(Options):
-    """How messages stand in a stream of bytes, for ``tail`` out and for ``pub`` in."""
+    """Format of messages in a stream: output of ``tail`` and input of ``pub``."""
 
     title = "Format"
 
@@ -41,7 +41,7 @@ class RecordOptions(Options):
 
 
 class ArchiveRecordOptions(Options):
-    """How records stand in archives, for ``to-file`` out and for ``verify`` in."""
+    """Format of records in archives, which ``to-file`` writes and ``verify`` reads."""
 
     title = "Records"
 
@@ -53,6 +53,6 @@ class ArchiveRecordOptions(Options):
     delimiter: str = DELIMITER
 
     def validate(self) -> None:
-        """A delimiter stands in raw files alone."""
+        """Raise ConfigError for a delimiter with a format that has none."""
         if self.format != "raw" and self.delimiter != "\\n":
-            raise ConfigError(f"--delimiter: --format {self.format} has none")
+            raise ConfigError(f"--delimiter cannot be used with --format {self.format}")

@@ -1,4 +1,4 @@
-"""What relay sends where."""
+"""Options of relay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DESTINATION_NSQD = addresses("nsqd to publish to; may be repeated.", required=Tr
 
 
 class RelayOptions(Options):
-    """What ``relay`` sends where: nsq_to_nsq's names, and what it lacks."""
+    """Options of ``relay``. Those that nsq_to_nsq has keep their names."""
 
     title = "Destination and rules"
 

@@ -1,4 +1,4 @@
-"""The embedded nsqd and nsqlookupd."""
+"""Options of the embedded nsqd and nsqlookupd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsqtools.errors import ConfigError
 
 
 class NsqdOptions(Options):
-    """The embedded nsqd: nsqd's names and defaults (``nsqd/options.go``)."""
+    """Options of the embedded nsqd, with nsqd's names and defaults (``nsqd/options.go``)."""
 
     title = "The embedded nsqd"
 
@@ -53,19 +53,19 @@ class NsqdOptions(Options):
     auth_secret_file: str = path("File with the AUTH secret to accept.")
 
     def validate(self) -> None:
-        """What belongs together."""
+        """Raise ConfigError for TLS options without the options that they need."""
         check_pair(self, "tls_cert", "tls_key")
         if self.tls_required != "false" and not self.tls_cert:
-            raise ConfigError("--tls-required: needs --tls-cert and --tls-key")
+            raise ConfigError("--tls-required needs --tls-cert and --tls-key")
         if self.tls_client_auth_policy and not (self.tls_cert and self.tls_root_ca_file):
             raise ConfigError(
-                "--tls-client-auth-policy: needs --tls-cert, --tls-key, and --tls-root-ca-file "
-                "for the CA that signed the certificates of clients"
+                "--tls-client-auth-policy needs --tls-cert, --tls-key and --tls-root-ca-file, "
+                "with the CA that signed the certificates of clients"
             )
 
 
 class SandboxOptions(Options):
-    """Where the sandbox listens and what it publishes by itself."""
+    """Addresses of the sandbox and the sample events that it publishes."""
 
     title = "Sandbox"
 

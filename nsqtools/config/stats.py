@@ -1,4 +1,4 @@
-"""What stats reports, and what monitoring wants of it."""
+"""Options of stats: reports and monitoring."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nsqtools.config.option import (
 from nsqtools.config.program import JSON
 from nsqtools.errors import ConfigError
 
-_MONITORING = ("check", "serve")  # which make no reports
-_NOT_CHECKED = {"minimum": -1, "default_note": "-1, not checked"}  # 0 is a threshold
+_MONITORING = ("check", "serve")  # exclude options of reports
+_NOT_CHECKED = {"minimum": -1, "default_note": "-1, not checked"}  # 0 is a valid threshold
 
 
 def _warn(declared: Any) -> Any:
@@ -38,7 +38,7 @@ _AGE = duration(
 
 
 class CheckOptions(Options):
-    """What monitoring wants of ``stats``: to be told of trouble, or to be served the numbers."""
+    """Options of ``stats`` for monitoring plugins and Prometheus."""
 
     title = "Monitoring"
 
@@ -75,18 +75,19 @@ class CheckOptions(Options):
     )
 
     def validate(self) -> None:
-        """WARNING comes before CRITICAL."""
+        """Raise ConfigError if a WARNING threshold is above its CRITICAL threshold."""
         for name in ("depth", "requeue_rate", "timeout_rate", "age"):
             warn, crit = f"{name}_warn", f"{name}_crit"
             unset = self.declared()[crit].default
             if getattr(self, warn) > getattr(self, crit) != unset:
                 raise ConfigError(
-                    f"--{flag_name(warn)} is over --{flag_name(crit)}: it would never be told"
+                    f"--{flag_name(warn)} is above --{flag_name(crit)}: WARNING would never be "
+                    "reported"
                 )
 
 
 class StatsOptions(CheckOptions):
-    """What ``stats`` reports, how often and how."""
+    """Options of ``stats`` for reports."""
 
     title = "Report"
 

@@ -1,4 +1,4 @@
-"""Durations, sizes and counts as people write and read them."""
+"""Durations, sizes and counts in human-readable form."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ _DURATION_UNITS = {
 }
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h|d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
-_LONGEST = 40  # characters of a number that is meant
+_LONGEST = 40  # maximum characters of a number
 _SIZE_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a Go duration such as ``1h30m``, ``500ms`` or ``0``; raises ConfigError."""
+    """Return the seconds of a Go duration such as ``1h30m``, ``500ms`` or ``0``; raises
+    ConfigError.
+    """
     text = text.strip()
     if text == "0":
         return 0.0
@@ -36,12 +38,14 @@ def parse_duration(text: str) -> float:
         total += float(match[1]) * _DURATION_UNITS[match[2]]
         end = match.end()
     if not text or end != len(text):
-        raise ConfigError(f"{text!r} is not a duration: write it with units, as in 500ms or 1h30m")
+        raise ConfigError(
+            f"{text!r} is not a duration: write a number and a unit, as in 500ms or 1h30m"
+        )
     return total
 
 
 def format_duration(seconds: float) -> str:
-    """A short text that ``parse_duration`` reads as these seconds, to the nanosecond."""
+    """Return a short text that ``parse_duration`` reads as these seconds, to the nanosecond."""
     for unit, length in (("ns", 1e-6), ("us", 1e-3), ("ms", 1.0)):
         if 0 < seconds < length:
             return f"{round(seconds / _DURATION_UNITS[unit], 3):g}{unit}"
@@ -55,15 +59,17 @@ def format_duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 message``, ``2,000 messages``; the plural ends in s unless it is given."""
+    """Return ``1 message`` or ``2,000 messages``; by default the plural ends in s."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``64MiB`` (powers of 1024), ``64M`` (the same) or ``64MB`` (powers of 1000)."""
+    """Return the bytes of ``64MiB`` (powers of 1024), ``64M`` (the same) or ``64MB`` (powers of
+    1000).
+    """
     match = _SIZE.fullmatch(text.strip())
     if text.strip() == "-1":
-        return -1  # "none", where the minimum allows it
+        return -1  # means none, where the minimum allows -1
     if not match or len(text) > _LONGEST:
         raise ConfigError(f"{text!r} is not a size: write it as in 65536, 64KiB or 5MB")
     decimal = bool(match[2]) and match[3].lower() == "b"
@@ -71,7 +77,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(count: int) -> str:
-    """The shortest text that ``parse_size`` reads as this many bytes."""
+    """Return the shortest text that ``parse_size`` reads as this many bytes."""
     for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= length and count % length == 0:
             return f"{count // length}{unit}"
@@ -79,7 +85,7 @@ def format_size(count: int) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or nothing when no known word is near."""
+    """Return ``; did you mean 'x'?`` for a similar known word, or an empty text."""
     from difflib import get_close_matches
 
     found = get_close_matches(word, list(known), n=1)

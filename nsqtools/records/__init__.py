@@ -1,4 +1,5 @@
-"""What a record is: how it is written, read, compressed, salvaged and verified.
+"""Records: writing, reading, compression, recovery and verification.
 
-It has three forms: the body before a delimiter, a JSON object a line, and the body after its size.
+A record is a body followed by a delimiter, a JSON object on its own line, or a body preceded by its
+size.
 """

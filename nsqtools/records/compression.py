@@ -1,9 +1,9 @@
 """Compression of archives: one complete gzip member or zstd frame per sync.
 
-Members follow one another in the file, which readers take for one stream, as what Go's
-nsq_to_file writes (``nsq_to_file/file_logger.go``, Sync). What a crash leaves behind is then whole
-up to the last sync: the compressed bytes themselves tell where a member ends, by the trailer of a
-gzip member and the checksum of a zstd frame.
+Members follow each other in the file, and readers decompress them as one stream, as with Go's
+nsq_to_file (``nsq_to_file/file_logger.go``, Sync). After a crash the file is intact up to the last
+sync: the trailer of a gzip member or the checksum of a zstd frame shows where a complete member
+ends.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
-"""The ``wbits`` by which zlib reads and writes a gzip header and trailer."""
+"""The ``wbits`` with which zlib reads and writes gzip headers and trailers."""
 _ISAL_LEVELS = range(1, 4)
 
 _READ = 1 << 18
-_READ_COMPRESSED = 1 << 15  # every member copies what is left of it
+_READ_COMPRESSED = 1 << 15  # small, because each member copies the rest of the chunk
 _PIECE = 1 << 20
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -38,7 +38,7 @@ _ZSTD_HEAD = 5
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A value of ``--compress``; ``noun`` is what a member is called."""
+    """A value of ``--compress``; ``noun`` names a member in messages."""
 
     suffix: str = ""
     noun: str = ""
@@ -52,7 +52,7 @@ METHODS = {
 
 
 def method_of(file_name: str) -> str:
-    """The method that the end of a file's name tells."""
+    """Return the compression method that the suffix of a file name indicates."""
     for name, method in METHODS.items():
         if method.suffix and file_name.endswith(method.suffix):
             return name
@@ -60,18 +60,18 @@ def method_of(file_name: str) -> str:
 
 
 def load_zstd() -> ModuleType:
-    """Python's own zstd module or its backport; raises ConfigError where there is none."""
+    """Return Python's own zstd module or its backport; raises ConfigError if there is none."""
     if sys.version_info >= (3, 14):
         try:
             from compression import zstd
         except ImportError:
-            raise ConfigError("this Python was built without zstd: use gzip") from None
+            raise ConfigError("this Python was built without zstd: choose gzip") from None
     else:
         try:
             from backports import zstd
         except ImportError:
             raise ConfigError(
-                "zstd needs the package backports.zstd: pip install backports.zstd, or use gzip"
+                "zstd needs the package backports.zstd: pip install backports.zstd, or choose gzip"
             ) from None
     module: ModuleType = zstd
     return module
@@ -92,11 +92,11 @@ class _Copy:
 
 
 class Encoder:
-    """Turns the plain bytes of one file into compressed ones, member by member.
+    """Compresses the data of one file, member by member.
 
-    A member begins with the first byte after ``finish`` and an empty one is never made, so an idle
-    encoder holds no buffers. Give it the join of many records: a call has a price. A call on much
-    data releases the GIL.
+    A member begins with the first byte after ``finish``. Empty members are never written, so that
+    an idle encoder holds no buffers. Join many records for each call, as every call has a cost. A
+    call with much data releases the GIL.
     """
 
     def __init__(self, start: Callable[[], _Compressor]) -> None:
@@ -104,7 +104,7 @@ class Encoder:
         self._member: _Compressor | None = None
 
     def write(self, data: bytes) -> bytes:
-        """Take more of the member; what can be written of it by now, often nothing."""
+        """Add data to the member and return the compressed bytes that are ready, often none."""
         if not data:
             return b""
         if self._member is None:
@@ -112,7 +112,7 @@ class Encoder:
         return self._member.compress(data)
 
     def finish(self) -> bytes:
-        """The rest of the member, which is complete with it; nothing if none has begun."""
+        """Complete the member and return the rest of it, or no bytes if none has begun."""
         if self._member is None:
             return b""
         rest = self._member.flush()
@@ -120,19 +120,20 @@ class Encoder:
         return rest
 
     def discard(self) -> None:
-        """Forget the member under way, of which the file was cut back."""
+        """Forget the current member, after the file was cut back to the previous one."""
         self._member = None
 
     def empty(self) -> bytes:
-        """A whole member with nothing in it, for a file that stays empty; no bytes for none."""
+        """Return a complete member without data, for an empty file; no bytes for none."""
         assert self._member is None
         return self._start().flush()
 
 
 def make_encoder(name: str = "none", level: int = 6) -> Encoder:
-    """An encoder for one file; ``name`` is in METHODS, ``level`` up to 9 for gzip and 19 for zstd.
+    """Return an encoder for one file.
 
-    Beyond 19 a reader may want 128 MiB. Raises ConfigError for a library that is missing.
+    ``name`` is a key of METHODS; ``level`` is at most 9 for gzip and 19 for zstd, because readers
+    may need 128 MiB for higher levels. Raises ConfigError if the library is not installed.
     """
     match name:
         case "gzip":
@@ -143,7 +144,10 @@ def make_encoder(name: str = "none", level: int = 6) -> Encoder:
 
 
 def _gzip(level: int) -> Callable[[], _Compressor]:
-    """Both write a header without time and name: the same bytes at every run."""
+    """Return a factory of compressors.
+
+    zlib and isal both write headers without time and name, so that the output is reproducible.
+    """
     make: Callable[..., _Compressor] = zlib.compressobj
     if level in _ISAL_LEVELS:
         with suppress(ImportError):
@@ -159,15 +163,16 @@ def _zstd(level: int) -> Callable[[], _Compressor]:
 
 
 class CutShortError(RecordError):
-    """A gzip member or zstd frame is not all there, and what there is has no fault."""
+    """The file ends within a gzip member or zstd frame that is otherwise valid."""
 
 
 def plain_chunks(file: BinaryIO, compression: str) -> Iterator[bytes]:
-    """The plain bytes of an archive, from where it stands, in pieces of at most 1 MiB.
+    """Yield the decompressed bytes of an archive, from its current position, in pieces of at most 1
+    MiB.
 
-    ``compression`` is a name in METHODS. Raises RecordError, naming member and byte, for a file
-    that is torn or damaged: what was yielded before may then reach into the damaged member. Raises
-    ConfigError as ``require``, and OSError.
+    ``compression`` is a key of METHODS. Raises RecordError, which names member and byte, for a
+    truncated or damaged file; bytes of the damaged member may have been yielded before. Raises
+    ConfigError if the library is not installed, and OSError.
     """
     if compression == "none":
         while data := file.read(_READ):
@@ -179,7 +184,7 @@ def plain_chunks(file: BinaryIO, compression: str) -> Iterator[bytes]:
 
 
 def require(compression: str) -> None:
-    """Raise ConfigError if nothing here can unpack it."""
+    """Raise ConfigError if the library for this compression is not installed."""
     if compression != "none":
         _decompressor(compression)
 
@@ -187,12 +192,13 @@ def require(compression: str) -> None:
 def unpacked(
     file: BinaryIO, compression: str, *, strict: bool = True
 ) -> Iterator[tuple[bytes, int]]:
-    """Plain bytes and, with the last of a member, where in the file that ends, or else 0.
+    """Yield decompressed bytes and, with the last piece of a member, its end in the file; otherwise
+    0.
 
-    Raises RecordError, naming member and byte, for a damaged member, of which some may have been
-    yielded, and ConfigError as ``require``. ``strict`` takes a zstd frame without a checksum (RFC
-    8878, 3.1.1.1.1.5) for damaged, as all of ours have one: without it zeros pass for empty blocks,
-    and join what is before them to what is after.
+    Raises RecordError, which names member and byte, for a damaged member; parts of it may have been
+    yielded before. Raises ConfigError as ``require`` does. ``strict`` refuses zstd frames without a
+    checksum (RFC 8878, 3.1.1.1.1.5), since all frames of to-file have one: without a checksum,
+    zeros would pass for empty blocks and join the data before and after them.
     """
     start, fault = _decompressor(compression)
     offset = 0
@@ -211,7 +217,7 @@ def unpacked(
                 data = file.read(_READ_COMPRESSED)
                 offset += len(data)
                 if not data:
-                    raise CutShortError(f"{place}: the file ends in it")
+                    raise CutShortError(f"{place}: the file ends within it")
             if len(head) < _ZSTD_HEAD:
                 head += data[: _ZSTD_HEAD - len(head)]
                 if strict and _lacks_checksum(head):
@@ -227,7 +233,7 @@ def unpacked(
 
 
 class _Decompressor(Protocol):
-    """Unpacks one member, as the decompressors of ``bz2``, ``lzma`` and ``zstd``."""
+    """Decompresses one member, with the interface of ``bz2``, ``lzma`` and ``zstd``."""
 
     @property
     def eof(self) -> bool: ...
@@ -262,7 +268,7 @@ class _GzipDecompressor:
 
 
 def _decompressor(compression: str) -> tuple[Callable[[], _Decompressor], type[Exception]]:
-    """What unpacks a member, and what it raises for a damaged one; raises ConfigError."""
+    """Return a factory of decompressors, and the exception that they raise for a damaged member."""
     if compression == "gzip":
         return _GzipDecompressor, zlib.error
     zstd = load_zstd()

@@ -1,4 +1,4 @@
-"""The JSON object in which a message stands with what is known of it: one a line."""
+"""The envelope: a JSON object on one line, with the body of a message and its metadata."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from nsqtools.errors import RecordError
 
-CONTROLS = "not JSON: it has control characters"
+CONTROLS = "not JSON: it contains control characters"
 NEVER_IN_JSON = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 _TIMESTAMPS = range(1 << 63)
 
 
 def envelope_of(line: bytes) -> dict[str, Any]:
-    """The object that a line is; raises RecordError without the place."""
+    """Parse a line; raises RecordError without the position."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -25,7 +25,8 @@ def envelope_of(line: bytes) -> dict[str, Any]:
         if NEVER_IN_JSON.search(line):
             raise RecordError(CONTROLS) from None
         raise RecordError(f"not JSON: {error.msg} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # an integer too long, or arrays too deep
+    # an integer that is too long, or arrays that are nested too deep
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"not usable JSON: {error}") from None
     if not isinstance(value, dict):
         raise RecordError(f"expected an object with a body, found {_kind(value)}")
@@ -33,7 +34,7 @@ def envelope_of(line: bytes) -> dict[str, Any]:
 
 
 def body_of(envelope: dict[str, Any]) -> bytes:
-    """The body of an envelope; raises RecordError without the place."""
+    """Return the body of an envelope; raises RecordError without the position."""
     text, encoded = envelope.get("body"), envelope.get("body_b64")
     if (text is None) == (encoded is None):
         found = "none" if text is None else "both"
@@ -44,13 +45,15 @@ def body_of(envelope: dict[str, Any]) -> bytes:
     try:
         return base64.b64decode(value, validate=True) if text is None else value.encode()
     except UnicodeEncodeError:
-        raise RecordError("body has half of a surrogate pair, which no UTF-8 can hold") from None
+        raise RecordError("body has half of a surrogate pair, which UTF-8 cannot encode") from None
     except ValueError as error:
         raise RecordError(f"body_b64 is not base64: {error}") from None
 
 
 def timestamp_of(envelope: dict[str, Any]) -> int:
-    """Its timestamp, in ns since the epoch; raises RecordError without the place."""
+    """Return the timestamp of an envelope in ns since the epoch; raises RecordError without the
+    position.
+    """
     value = envelope.get("timestamp")
     if type(value) is int and value in _TIMESTAMPS:
         return value

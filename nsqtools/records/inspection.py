@@ -1,10 +1,11 @@
-"""How much of an archive is good: of what a crash left behind, and of a file to verify.
+"""Inspection of archives: how much of a file is intact, for recovery and for verification.
 
-It is read once, from the beginning, and never held: memory is that of a few pieces and, where lines
-are JSON, of the longest line, which has a bound.
+A file is read once, from the beginning, in pieces. Memory holds a few pieces and, for JSON, one
+line, whose length is limited.
 
-Of a compressed file whole members are good: their checksums tell. Of a plain file whole records
-are. That cannot tell rubbish that looks like a record; what was synced before it stays good.
+In a compressed file complete members are intact, as their checksums show. In a plain file complete
+records are intact. Garbage that looks like a record cannot be recognised there, but all data that
+was synced before it is kept.
 """
 
 from __future__ import annotations
@@ -26,17 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a file holds. ``problem`` is empty, or one line on the first fault and its place."""
+    """The intact part of a file. ``problem`` is empty, or one line on the first fault and its
+    place.
+    """
 
     good: int
-    """Bytes of the file to keep: up to here members (or, uncompressed, records) are whole."""
+    """Bytes of the file to keep, up to the last complete member or, uncompressed, the last record.
+    """
     records: int
-    """Whole records in them."""
+    """Number of complete records in those bytes."""
     plain: int
-    """Bytes that they are before compression."""
+    """Size of those bytes when decompressed."""
     problem: str
     cut_short: bool = False
-    """Whether the problem is just that the file ends in a gzip member or a zstd frame."""
+    """Whether the only problem is that the file ends within a gzip member or zstd frame."""
 
 
 def inspect(
@@ -46,14 +50,15 @@ def inspect(
     compression: str = "none",
     max_msg_size: int = 64 << 20,
 ) -> Inspection:
-    """Read the file, from where it stands to its end, or to where it stops being good.
+    """Read a file from its current position to its end, or to the first fault.
 
-    ``compression`` is a name in ``compression.METHODS``. In a compressed file only a damaged member
-    bounds ``good``: a fault in the records of a whole one is a ``problem``, and no reason to cut it
-    away.
+    ``compression`` is a key of ``compression.METHODS``. In a compressed file only a damaged member
+    ends the intact part. A fault in the records of a complete member is a ``problem``, but no
+    reason to cut the member away.
 
-    Raises ConfigError for a compression without its library or an empty delimiter, and OSError, as
-    for a line that is too long for a body of ``max_msg_size``: what the file holds is not known.
+    Raises ConfigError if the library for the compression is not installed or the delimiter is
+    empty. Raises OSError if the file cannot be read or has a line that is too long for a body of
+    ``max_msg_size``: the rest of the file is then unknown.
     """
     reader = _counter(layout, max_msg_size, is_plain=compression == "none")
     if compression != "none":
@@ -73,7 +78,7 @@ def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspec
         for data, end in unpacked(file, compression):
             total += len(data)
             problem = _count(reader, data)
-            if end:  # only now is it known that what was decoded is what was written
+            if end:  # only now has the checksum confirmed the decoded data
                 good, plain, records, fault = end, total, reader.records, problem
         fault = _count(reader, None)
     except RecordError as error:
@@ -86,7 +91,7 @@ def _inspect_members(file: BinaryIO, compression: str, reader: Reader) -> Inspec
 def _counter(layout: Layout, max_msg_size: int, *, is_plain: bool) -> Reader:
     match layout.format:
         case "json":
-            # Base64 makes 4 bytes of 3; more, as of a text that is all escapes, need a higher one.
+            # Base64 turns 3 bytes into 4. Text with many escapes may need a higher --max-msg-size.
             return JsonLines(max_line=max_msg_size * 4 // 3 + ENVELOPE, complete=True)
         case "length-prefixed":
             return LengthPrefixed(complete=True, counting=True)
@@ -94,7 +99,7 @@ def _counter(layout: Layout, max_msg_size: int, *, is_plain: bool) -> Reader:
 
 
 def _count(reader: Reader, data: bytes | None) -> str:
-    """Have the reader count the records of this piece, or end with None; its first fault."""
+    """Count the records of this piece, or of the end if it is None; return the first fault."""
     if not reader.error:
         try:
             if data is None:

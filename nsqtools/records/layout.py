@@ -1,4 +1,4 @@
-"""The form that records have in a file or stream, and how users write a delimiter."""
+"""Formats of records in files and streams, and the syntax of delimiters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from nsqtools.errors import ConfigError
 FORMATS = ("raw", "json", "length-prefixed")
 
 ESCAPE = r"\\x[0-9a-fA-F]{2}|\\.?"
-"""A regular expression for one escape, right or wrong."""
+"""A regular expression for one escape, valid or not."""
 _ESCAPES = {r"\n": b"\n", r"\t": b"\t", r"\r": b"\r", r"\0": b"\0", "\\\\": b"\\"}
 _TOKENS = re.compile(rf"{ESCAPE}|[^\\]+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How records stand in a file: ``format`` is in FORMATS, ``delimiter`` is for ``raw``."""
+    """The format of records in a file: ``format`` is in FORMATS, ``delimiter`` is for ``raw``."""
 
     format: str = "raw"
     delimiter: bytes = b"\n"
 
     @classmethod
     def parse(cls, form: str, delimiter: str) -> Layout:
-        """The layout of these texts of options; raises ConfigError for the delimiter's."""
+        """Return the layout for these values of options; raises ConfigError for the delimiter."""
         try:
             return cls(form, unescape(delimiter))
         except ConfigError as error:
@@ -34,24 +34,26 @@ class Layout:
     def choose(
         cls, *, json: bool, length_prefix: bool, delimiter: str, null: bool = False
     ) -> Layout:
-        """The layout of flags that exclude each other; raises ConfigError for the delimiter."""
+        """Return the layout for flags that exclude each other; raises ConfigError for the
+        delimiter.
+        """
         form = "json" if json else "length-prefixed" if length_prefix else "raw"
         return cls.parse(form, r"\0" if null else delimiter)
 
 
 def unescape(text: str) -> bytes:
-    r"""The bytes of a ``--delimiter``: UTF-8, with \n \t \r \0 \\ and \xNN.
+    r"""Return the bytes of a ``--delimiter``: UTF-8, with \n \t \r \0 \\ and \xNN.
 
-    Raises ConfigError for another escape, naming its position, from 1.
+    Raises ConfigError for any other escape, with its position, which counts from 1.
     """
     return b"".join(literal(token) for token in _TOKENS.finditer(text))
 
 
 def literal(token: re.Match[str]) -> bytes:
-    """The bytes of a text without escapes, or of one escape; raises ConfigError."""
+    """Return the bytes of a text without escapes, or of one escape; raises ConfigError."""
     text = token[0]
     if not text.startswith("\\"):
-        return text.encode("utf-8", "surrogateescape")  # the bytes as they were on the command line
+        return text.encode("utf-8", "surrogateescape")  # the original bytes of the command line
     if text in _ESCAPES:
         return _ESCAPES[text]
     if len(text) == 4:

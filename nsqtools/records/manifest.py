@@ -1,4 +1,4 @@
-"""What is told of a published file: a line of a manifest."""
+"""The manifest: one line of JSON for each published file."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 LINE = 1 << 20
-"""Bytes of the longest line of a manifest; ours have some hundreds."""
+"""Maximum bytes of a line. to-file's lines have a few hundred bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A file that is whole and has its final name.
+    """A complete file under its final name.
 
-    ``name`` is relative to the output directory, ``path`` absolute. Times are in ns since the
-    epoch, and None, as ids are, where messages are not known any more: after a crash. ``size`` is
-    in bytes as on disk. ``delimiter`` is the option's text, such as ``\\n`` in two characters, and
-    empty where there is none.
+    ``name`` is relative to the output directory, ``path`` is absolute. ``size`` is in bytes on
+    disk. Times are in ns since the epoch. After a crash times and ids are unknown and None.
+    ``delimiter`` is the text of the option, such as ``\\n`` in two characters, or empty if the
+    format has no delimiter.
     """
 
     path: str
@@ -45,11 +45,13 @@ class Published:
 
     @property
     def layout(self) -> Layout:
-        """How its records stand; raises ConfigError for a delimiter that is none."""
+        """The format of the file's records; raises ConfigError for an invalid delimiter."""
         return Layout.parse(self.format, self.delimiter)
 
     def line(self, name: str) -> bytes:
-        """The line of a manifest; ``name`` is relative to that, the time of publishing is now."""
+        """Return the line for a manifest; ``name`` is relative to the manifest, the time of
+        publishing is now.
+        """
         line = {
             "name": name,
             "topic": self.topic,
@@ -69,9 +71,9 @@ class Published:
 
     @classmethod
     def parse(cls, line: bytes, folder: str) -> Published:
-        """What a line of a manifest in this folder tells of its file, but for times and ids.
+        """Parse a line of a manifest in this directory, except for times and ids.
 
-        Where it does not tell how many records there are, they are -1. Raises RecordError.
+        If the line does not give the number of records, ``records`` is -1. Raises RecordError.
         """
         try:
             value = json.loads(line)
@@ -96,7 +98,7 @@ class Published:
 
 
 def _check(published: Published) -> None:
-    """Raise RecordError for what no file of ours has."""
+    """Raise RecordError for values that to-file never writes."""
     for key, value, known in (
         ("format", published.format, FORMATS),
         ("compression", published.compression, METHODS),
@@ -114,7 +116,7 @@ def _check(published: Published) -> None:
     except UnicodeEncodeError:
         possible = False
     if not possible:
-        raise RecordError(f"name is {published.name!r}, which no file can have")
+        raise RecordError(f"name is {published.name!r}, which is not a valid file name")
 
 
 def _get(value: dict[str, Any], key: str, kind: type[Any]) -> Any:
@@ -126,12 +128,12 @@ def _get(value: dict[str, Any], key: str, kind: type[Any]) -> Any:
 
 
 def is_manifest(file: BinaryIO) -> bool:
-    """Whether its first line is that of a manifest."""
+    """Whether the first line of the file is a line of a manifest."""
     return {"name", "records", "bytes", "sha256"} <= object_of(file.readline(LINE)).keys()
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """The JSON object that a line is; empty for anything else."""
+    """Return the JSON object on a line, or an empty one if the line is anything else."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

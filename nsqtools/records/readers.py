@@ -1,4 +1,4 @@
-"""Bytes in, records out. No I/O here."""
+"""Readers, which split bytes into records. They do no I/O."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ if TYPE_CHECKING:
     from nsqtools.records.layout import Layout
 
 ENVELOPE = 65536
-"""Bytes of a line of JSON besides its body, at most."""
+"""Maximum bytes of a line of JSON in addition to its body."""
 _ESCAPED = 6
-"""Bytes of JSON that a byte of a body takes, at most."""
+"""Maximum bytes that one byte of a body takes in JSON."""
 
 
 class TooBigError(RecordError):
-    """A record is over the limit that the reader was given."""
+    """A record exceeds the limit of the reader."""
 
 
 class Reader(ABC):
-    """Splits a stream into records; empty records are records.
+    """Splits a stream into records, which may be empty.
 
-    What comes before something malformed is returned first, and RecordError raised by the next
-    call: which records get through does not depend on how the stream was cut into chunks.
-    ``max_size`` is the most bytes of a record, 0 for no limit; a record over it is refused before
-    all of it is in memory. ``complete`` is for what a program wrote: what breaks off is then torn.
+    Records before a malformed one are returned first; the next call raises RecordError. Thus the
+    result does not depend on how the stream is divided into chunks. ``max_size`` is the maximum
+    size of a record in bytes, 0 for no limit; a larger record is refused before all of it is in
+    memory. With ``complete``, for files that a program wrote, an unterminated last record is an
+    error.
     """
 
     def __init__(self, *, max_size: int = 0, complete: bool = False) -> None:
         self.max_size = max_size
         self.complete = complete
         self.records = 0
-        """Whole records so far."""
+        """Number of complete records so far."""
         self.end = 0
-        """Where the last of them ends, in bytes of the stream."""
+        """End of the last complete record, in bytes of the stream."""
         self.error: RecordError | None = None
-        """Why what follows ``end`` is no record, however much may come."""
+        """The error that the data after ``end`` causes, whatever follows."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The records that this chunk completes."""
+        """Return the records that this chunk completes."""
         return self._guarded(chunk)
 
     def finish(self) -> list[bytes]:
-        """The records that the end of the stream completes."""
+        """Return the records that the end of the stream completes."""
         return self._guarded(None)
 
     def _guarded(self, chunk: bytes | None) -> list[bytes]:
@@ -76,7 +77,7 @@ class Reader(ABC):
         """Append the last record, if there is one."""
 
     def _place(self) -> str:
-        """Of the record after the last whole one."""
+        """Name the position of the record after the last complete one, for messages."""
         return f"record {self.records + 1} at byte {self.end}"
 
     def _fault(self, what: str) -> RecordError:
@@ -84,12 +85,12 @@ class Reader(ABC):
 
 
 class Delimited(Reader):
-    """Records that end in a delimiter; the last one need not, unless all are to be ``complete``.
+    """Records that end in a delimiter. The last record may lack it, unless ``complete``.
 
-    ``counting`` holds none of them: what is returned are then as many bytes objects, and of what a
-    record is only whether it is empty is in them. Empty records that zeros make, because the
-    delimiter is made of zeros, are none with ``fillers`` where they end the stream: a disk that
-    lost power leaves zeros for what it had not written.
+    With ``counting`` no record is held: the result has as many bytes objects as records, and they
+    show only whether a record is empty. With ``fillers`` and a delimiter of zeros, empty records at
+    the end of the stream do not count: after a power failure a disk has zeros in place of data that
+    was not written.
     """
 
     def __init__(
@@ -103,15 +104,15 @@ class Delimited(Reader):
     ) -> None:
         super().__init__(max_size=max_size, complete=complete)
         if not delimiter:
-            raise ConfigError("the delimiter is empty: records could not be told apart")
+            raise ConfigError("the delimiter is empty: records could not be separated")
         self._delimiter = delimiter
         self._counting = counting
         self._fillers = fillers and not delimiter.strip(b"\0")
-        self._empty = 0  # records at the end of what was read, if they may be fillers
+        self._empty = 0  # empty records at the end so far, which may be fillers
         self._total = 0  # bytes fed
-        self._start: list[bytes] = []  # of the record under way; holds no part of a delimiter
+        self._start: list[bytes] = []  # start of the current record; holds no part of a delimiter
         self._start_size = 0
-        self._tail = b""  # what follows it, and may begin a delimiter
+        self._tail = b""  # rest of the chunk, which may be the start of a delimiter
 
     def _split(self, chunk: bytes, records: list[bytes]) -> None:
         self._total += len(chunk)
@@ -138,9 +139,9 @@ class Delimited(Reader):
             raise self._too_big()
 
     def _before_large(self, parts: Sequence[bytes], chunk_size: int) -> int:
-        """How many records come before the first one that is over the limit."""
+        """Return the number of records before the first one that exceeds the limit."""
         limit = self.max_size
-        suspects = parts if chunk_size > limit else parts[:1]  # others lie within the chunk
+        suspects = parts if chunk_size > limit else parts[:1]  # the others lie within the chunk
         if limit and max(map(len, suspects)) > limit:
             return next(i for i, part in enumerate(suspects) if len(part) > limit)
         return len(parts)
@@ -160,9 +161,9 @@ class Delimited(Reader):
         if self._empty:
             self.records -= self._empty
             self.end -= self._empty * len(self._delimiter)
-            raise self._fault("it is torn, zeros follow")
+            raise self._fault("it is incomplete: zeros follow")
         if last and self.complete:
-            raise self._fault("it is torn, no delimiter follows")
+            raise self._fault("it is incomplete: no delimiter follows")
         if last:
             self._take([last], records)
 
@@ -171,11 +172,11 @@ class Delimited(Reader):
 
 
 class JsonLines(Delimited):
-    """Envelopes, one a line, as the JSON writer writes them; blank lines are no records.
+    """Envelopes, one per line, as the JSON writer writes them. Blank lines are not records.
 
-    Only the body is looked at, but ``observe`` is called with each envelope, and may refuse it with
-    RecordError. ``max_line`` is the most bytes of a line, by default what a body of ``max_size``
-    may take.
+    Only the body is used. ``observe`` is called with each envelope and may raise RecordError to
+    refuse it. ``max_line`` is the maximum size of a line in bytes; the default is enough for a body
+    of ``max_size``.
     """
 
     def __init__(
@@ -194,7 +195,8 @@ class JsonLines(Delimited):
 
     def _split(self, chunk: bytes, records: list[bytes]) -> None:
         super()._split(chunk, records)
-        if NEVER_IN_JSON.search(chunk, chunk.rfind(b"\n") + 1):  # or it might grow without an end
+        # without this check a line of binary data might grow without limit
+        if NEVER_IN_JSON.search(chunk, chunk.rfind(b"\n") + 1):
             raise self._fault(CONTROLS)
 
     def _take(self, parts: Sequence[bytes], records: list[bytes]) -> None:
@@ -222,10 +224,11 @@ class JsonLines(Delimited):
 
 
 class LengthPrefixed(Reader):
-    """Records with their size before them: 4 bytes, big-endian.
+    """Records preceded by their size: 4 bytes, big-endian.
 
-    ``counting`` holds no record: what is returned are then as many bytes objects. None may be empty
-    then, because no message is (``nsqd/protocol_v2.go``): zeros are no records.
+    With ``counting`` no record is held: the result has as many bytes objects as records. An empty
+    record is then an error, so that zeros do not count as records; messages are never empty
+    (``nsqd/protocol_v2.go``).
     """
 
     _size = struct.Struct(">I")
@@ -237,7 +240,7 @@ class LengthPrefixed(Reader):
         self._counting = counting
         self._held: list[bytes] = []
         self._have = 0  # bytes after ``end``
-        self._body = -1  # the size of the record under way, if it is known
+        self._body = -1  # size of the current record, -1 if unknown
 
     def _split(self, chunk: bytes, records: list[bytes]) -> None:
         self._have += len(chunk)
@@ -246,7 +249,7 @@ class LengthPrefixed(Reader):
                 self._held.append(chunk)
             return
         data = b"".join((*self._held, chunk))
-        start = at = len(data) - self._have  # before ``data`` if some of the record was let go
+        start = at = len(data) - self._have  # negative if the start of the record was dropped
         size, fault = self._body, ""
         limit = self.max_size or math.inf
         least = 1 if self._counting else 0
@@ -273,19 +276,19 @@ class LengthPrefixed(Reader):
 
     def _wrong(self, size: int) -> str:
         if not size:
-            return "its size is 0, and no message is empty"
+            return "its size is 0, but messages are never empty"
         return f"its size {size} {_over(self.max_size)}; is this length-prefixed data?"
 
     def _end(self, records: list[bytes]) -> None:
         if self._have:
             size = 4 + max(self._body, 0)
             raise self._fault(
-                f"it is torn, it should have {size} bytes with its size: found {self._have}"
+                f"it is incomplete: expected {size} bytes including the size, found {self._have}"
             )
 
 
 class Whole(Reader):
-    """All of the stream as one record."""
+    """The whole stream as one record."""
 
     def __init__(self, *, max_size: int = 0) -> None:
         super().__init__(max_size=max_size)
@@ -313,9 +316,9 @@ def make_reader(
     complete: bool = False,
     observe: Callable[[dict[str, Any]], object] | None = None,
 ) -> Reader:
-    """What reads the records that ``writers.make_writer`` writes.
+    """Return a reader for records that ``writers.make_writer`` writes.
 
-    ``observe`` is that of ``JsonLines``, and left alone by all others. Raises ConfigError.
+    ``observe`` is used by ``JsonLines`` only. Raises ConfigError.
     """
     match layout.format:
         case "json":
@@ -326,5 +329,7 @@ def make_reader(
 
 
 def drop_empty(records: Sequence[bytes]) -> Sequence[bytes]:
-    """The records that are not empty; nsqd takes no empty message (``nsqd/protocol_v2.go``)."""
+    """Return the records that are not empty. nsqd accepts no empty message
+    (``nsqd/protocol_v2.go``).
+    """
     return [record for record in records if record] if b"" in records else records

@@ -1,4 +1,4 @@
-"""``tail --format``: what is written of a message, as a template of kcat's ``-f`` says it."""
+"""``tail --format``: templates for messages, with verbs as in kcat's ``-f``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _EPOCH_SECONDS = re.compile(r"(?<!%)(?:%%)*%s")
 
 
 class Template:
-    r"""A Writer; escapes are those of ``layout.unescape``, there is no delimiter, and these verbs.
+    r"""A Writer for a template: text, verbs, and the escapes of ``layout.unescape``.
 
     %s body, %S its size, %R its size as 4 bytes big-endian, %t topic, %c channel, %i id,
     %a attempts, %T time in ns since the epoch, %d{strftime} time in UTC (%f: microseconds),
@@ -82,7 +82,7 @@ class Template:
             self._parts.append(b"%%" if verb == "%%" else _quoted(literal(token)))
 
     def render(self, origin: Origin, messages: Sequence[Message]) -> Sequence[bytes]:
-        """As Writer."""
+        """Return the messages in the format of the template."""
         pattern = b"".join(
             part if isinstance(part, bytes) else self._constant(part(origin))
             for part in self._parts
@@ -112,7 +112,7 @@ def _strftime(pattern: str, position: int) -> Callable[[Message], bytes]:
 
     where = f"%d{{{pattern}}} at character {position}"
     if _EPOCH_SECONDS.search(pattern):  # strftime would take UTC for local time
-        raise ConfigError(f"{where}: %s is not a part of a date; %T is the time in ns")
+        raise ConfigError(f"{where}: %s is not supported in a date; use %T for the time in ns")
     try:
         _EPOCH.strftime(pattern).encode("utf-8", "surrogateescape")
     except ValueError as error:

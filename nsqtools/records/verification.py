@@ -1,4 +1,4 @@
-"""Whether archives and manifests hold what they should: read once, in bounded memory."""
+"""Verification of archives and manifests. Files are read once, in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found of one file, or of one line of a manifest.
+    """The result for one file, or for one line of a manifest.
 
-    ``records`` and ``size``, in bytes on disk, are those of what is good; of a manifest, those of
-    all its files together, which are ``files``. ``deleted`` are its files that retention may have
-    deleted. ``problem`` is empty, or one line on what is wrong and where. ``unreadable`` says that
-    it is about the reading: whether the file is good is not known. ``waiting`` counts the files
-    with which ``--on-rotate`` has not succeeded yet.
+    ``records`` and ``size``, in bytes on disk, cover the intact part; for a manifest, the total of
+    its ``files``. ``deleted`` counts files of the manifest that retention may have deleted.
+    ``problem`` is empty, or one line on the fault and its place. With ``unreadable`` the file could
+    not be read, and it is unknown whether the file is intact. ``waiting`` counts files whose
+    ``--on-rotate`` command has not succeeded yet.
     """
 
     records: int = 0
@@ -46,16 +46,18 @@ def check(
     max_msg_size: int = 64 << 20,
     waiting_near: Callable[[str], Container[str]] = lambda _: (),
 ) -> Iterator[Verification]:
-    """Read a file, and if it is a manifest the files that it lists.
+    """Verify a file and, if it is a manifest, the files that it lists.
 
-    An archive is unpacked as its name's end tells and read as ``layout`` tells; it gives one
-    report. A manifest, which is known by its first line, gives one for each line that is wrong,
-    and if none is wrong one for all; its lines tell the layout of their files. Of the lines of one
-    name the last counts: a file that is continued gets another, as does one that takes its name.
-    ``waiting_near`` gives the real paths of the files beside a path that wait for ``--on-rotate``.
+    For an archive, the suffix of its name gives the compression, ``layout`` gives the format, and
+    the result is one report. A manifest is recognised by its first line, and its lines give the
+    layout of their files. The result is one report for each faulty line, or one for the whole
+    manifest if no line is faulty. If a name is listed repeatedly, the last line counts: a file that
+    is continued, or replaced, gets another line. ``waiting_near`` returns the real paths of the
+    files in the directory of a path that wait for ``--on-rotate``.
 
-    Retention deletes the oldest files of a topic and never the newest. So files of a topic that
-    are gone are counted up to the first that is there, and any other that is gone is a problem.
+    Retention deletes the oldest files of a topic and never the newest. So the missing files of a
+    topic before the first existing one are counted as deleted, and any other missing file is a
+    problem.
     """
     try:
         with open(path, "rb") as file:
@@ -74,14 +76,14 @@ def check(
 
 
 def _inspect(file: BinaryIO, layout: Layout, compression: str, max_msg_size: int) -> Inspection:
-    """As ``inspect``, but a compressed file without a member has a problem.
+    """Inspect a file, and report a problem if a compressed file has no member.
 
-    No encoder leaves one so, and readers such as ``gzip`` refuse it.
+    The encoder writes at least one member, and readers such as ``gzip`` refuse a file without one.
     """
     found = inspect(file, layout, compression=compression, max_msg_size=max_msg_size)
     if compression == "none" or found.good or found.problem:
         return found
-    return replace(found, problem=f"empty: not even one {METHODS[compression].noun}")
+    return replace(found, problem=f"empty: it has no {METHODS[compression].noun}")
 
 
 def _reason(error: OSError) -> str:
@@ -90,7 +92,7 @@ def _reason(error: OSError) -> str:
 
 @dataclass(slots=True)
 class _TopicFiles:
-    """Which files of a topic were there so far; ``last`` is the place of the last that was not."""
+    """Which files of a topic exist; ``last`` is the line of the last file that does not."""
 
     there: bool = False
     gone: int = 0
@@ -99,7 +101,7 @@ class _TopicFiles:
 
 @dataclass(slots=True)
 class _Manifest:
-    """A manifest under inspection, and what its good lines have given so far."""
+    """A manifest under inspection, and the totals of its lines so far."""
 
     file: BinaryIO
     folder: str
@@ -120,7 +122,7 @@ class _Manifest:
             if not topic.there:
                 good = False
                 yield Verification(
-                    problem=f"{topic.last}: gone, though the newest file of its topic"
+                    problem=f"{topic.last}: missing, although it is the newest file of its topic"
                 )
         if good:
             deleted = sum(topic.gone for topic in self.topics.values())
@@ -129,7 +131,7 @@ class _Manifest:
             )
 
     def _faults(self) -> Iterator[Verification]:
-        """What is wrong with single lines."""
+        """Yield reports for faulty lines."""
         last = {each.name: at for at, _, each in self._lines() if isinstance(each, Published)}
         waiting = self.waiting_near(os.path.join(os.path.realpath(self.folder), "manifest"))
         for number, offset, told in self._lines():
@@ -148,7 +150,7 @@ class _Manifest:
                 self.records += report.records
                 self.size += report.size
             elif topic.there:
-                report = Verification(problem="gone, though an older file of its topic is there")
+                report = Verification(problem="missing, although an older file of its topic exists")
             else:
                 topic.gone += 1
                 topic.last = place
@@ -157,7 +159,9 @@ class _Manifest:
                 yield replace(report, problem=f"{place}: {report.problem}")
 
     def _lines(self) -> Iterator[tuple[int, int, Published | str]]:
-        """Number, from 1, offset, and content or fault of all lines, up to one without an end."""
+        """Yield number, from 1, offset, and content or fault of each line, up to one without a line
+        end.
+        """
         number = offset = 0
         self.file.seek(0)
         while line := self.file.readline(LINE):
@@ -167,7 +171,7 @@ class _Manifest:
                 yield (
                     number,
                     offset,
-                    "it is torn" if is_torn else "too long for a line of a manifest",
+                    "it is incomplete" if is_torn else "too long for a line of a manifest",
                 )
                 return
             try:
@@ -177,7 +181,7 @@ class _Manifest:
             offset += len(line)
 
     def _look(self, told: Published) -> Verification | None:
-        """What the file of a line holds; None if there is none."""
+        """Inspect the file that a line lists; None if it does not exist."""
         try:
             with open(told.path, "rb") as file:
                 hashed = _Hashed(file)
@@ -199,12 +203,12 @@ def _difference(told: Published, size: int, records: int, sha256: str) -> str:
     if told.records < 0 or records == told.records:
         return ""
     if told.format == "raw" and records > told.records:
-        return ""  # there are bodies with the delimiter in them
+        return ""  # some bodies contain the delimiter
     return f"{records} records, expected {told.records}"
 
 
 class _Hashed:
-    """As much of a file as ``inspect`` needs, with a checksum of what was read."""
+    """A file for ``inspect`` that computes the checksum of what is read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

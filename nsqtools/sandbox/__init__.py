@@ -1,4 +1,4 @@
-"""An nsqd and an nsqlookupd in one event loop, all in memory: for demos and tests without Go."""
+"""An in-memory nsqd and nsqlookupd in one event loop, for demos and tests without Go."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["Nsqd", "Nsqlookupd", "Sandbox"]
 
 _LOOKUPD_OFFSET = 10
-_MOST_SEEDED = 100_000  # sample events that wait unread; more would fill the memory over night
+_MOST_SEEDED = 100_000  # maximum unread sample events, so that memory does not fill up over time
 
 
 class Sandbox:
-    """One nsqd, registered with one nsqlookupd; an async context manager.
+    """An nsqd that is registered with an nsqlookupd; an async context manager.
 
-    Both have their bound addresses as ``tcp`` and ``http``. Without ``options`` it listens on free
-    ports of loopback; nsqd's HTTP port is the one after its TCP port. ``rng`` chooses the consumer
-    of each message, and the sample events.
+    Their bound addresses are ``tcp`` and ``http`` of ``nsqd`` and ``lookupd``. Without ``options``
+    they listen on free ports of loopback; nsqd's HTTP port follows its TCP port. ``rng`` chooses
+    the consumer of each message, and the sample events.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Sandbox:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen; on return nsqlookupd knows nsqd.
+        """Listen, and return once nsqd is registered with nsqlookupd.
 
-        Raises ConfigError for a host that others can reach, unless ``options.i_know``, and for a
-        taken port.
+        Raises ConfigError for a port that is in use, and for a host that other hosts can reach,
+        unless ``options.i_know`` is set.
         """
         host = await _resolve(self.options.host, i_know=self.options.i_know)
         try:
@@ -67,15 +67,15 @@ class Sandbox:
             await self.stop()
             reason = os.strerror(error.errno).lower() if error.errno else str(error)
             raise ConfigError(
-                f"--port {self.options.port}: cannot listen on {error.filename or host}: {reason}; "
-                "give another --port, or 0 for free ones"
+                f"--port {self.options.port}: cannot listen on {error.filename or host}: {reason};"
+                " choose another port, or 0 for free ports"
             ) from error
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Stop listening, cut every connection and forget everything."""
+        """Stop listening, close all connections and discard all messages."""
         if self._seeding:
             self._seeding.cancel()
             with suppress(asyncio.CancelledError):
@@ -84,17 +84,17 @@ class Sandbox:
         await self.lookupd.stop()
 
     async def publish(self, topic: str, bodies: Sequence[bytes], *, defer: float = 0.0) -> None:
-        """Publish, each held back for ``defer`` seconds; nsqlookupd knows the topic on return.
+        """Publish messages, deferred by ``defer`` seconds; on return nsqlookupd knows the topic.
 
-        Raises ConfigError for a topic, PublishError for bodies that nsqd would not take: then none
-        is published.
+        Raises ConfigError for an invalid topic and PublishError for bodies that nsqd would refuse;
+        nothing is published then.
         """
         check_name("topic", topic)
         longest = self.nsqd.options.max_msg_size
         bad = [place for place, body in enumerate(bodies) if not 0 < len(body) <= longest]
         if bad:
             size = len(bodies[bad[0]])
-            text = f"topic {topic}: a message of {size} bytes, expected 1 to {longest}"
+            text = f"topic {topic}: a message has {size} bytes, expected 1 to {longest}"
             raise PublishError(text, bad, permanent=True)
         self.nsqd.publish(topic, bodies, defer=defer)
         await self.nsqd.looked_up(topic)
@@ -125,19 +125,20 @@ class Sandbox:
 
 
 async def _resolve(host: str, *, i_know: bool) -> str:
-    """The address to listen on; raises ConfigError if others could reach one of the host's."""
+    """Return the address to listen on; raises ConfigError if other hosts can reach it."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--host {host!r}: no such host") from error
+        raise ConfigError(f"--host {host!r}: cannot resolve the host name") from error
     addresses = sorted((family != socket.AF_INET, str(at[0])) for family, *_, at in found)
     for _, address in addresses:
         if not i_know and not _is_loopback(address):
             raise ConfigError(
-                f"--host {host}: others could reach {address}, and nothing there is safe from them "
-                "or from a restart; give a loopback address, or --i-know"
+                f"--host {host}: other hosts can reach {address}, and the sandbox has no access "
+                "control and loses messages at a restart; choose a loopback address, or add "
+                "--i-know"
             )
     return addresses[0][1]
 

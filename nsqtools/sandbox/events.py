@@ -1,4 +1,4 @@
-"""Sample events: what a little shop would publish."""
+"""Sample events, as a small shop would publish them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _KINDS = {"view": 60, "cart": 20, "order": 12, "payment": 6, "refund": 2}
 _PRODUCTS = {"apples": 2.49, "bread": 3.2, "coffee": 8.9, "olives": 4.75, "tea": 5.5, "wine": 12.0}
 _COUNTRIES = ("AT", "DE", "FR", "NL", "PL", "SE")
 _USERS = 500
-_TURN = 0.05  # seconds between batches, where the rate allows one in each
+_TURN = 0.05  # seconds between batches, if the rate is high enough
 
 
 def sample_events(rng: random.Random, now: Callable[[], float]) -> Iterator[bytes]:
-    """Endless JSON bodies, one object each; ``now`` gives seconds since the epoch.
+    """Yield JSON bodies endlessly, one object each; ``now`` returns seconds since the epoch.
 
     Keys: id (from 1), time (RFC 3339, UTC), kind, user, country, product, quantity, amount.
     """
@@ -47,9 +47,9 @@ def sample_events(rng: random.Random, now: Callable[[], float]) -> Iterator[byte
 async def publish_at_rate(
     publish: Callable[[Sequence[bytes]], None], bodies: Iterator[bytes], rate: float
 ) -> None:
-    """Publish ``rate`` bodies a second, in batches, until cancelled.
+    """Publish ``rate`` bodies per second, in batches, until cancelled.
 
-    What was missed in a stall of more than a second, such as a laptop's sleep, is left out.
+    Events missed during a stall of more than a second, such as a laptop's sleep, are skipped.
     """
     loop = asyncio.get_running_loop()
     last, due = loop.time(), 0.0

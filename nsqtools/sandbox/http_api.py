@@ -1,7 +1,7 @@
-"""What the HTTP APIs of nsqd and nsqlookupd have in common.
+"""Common parts of the HTTP APIs of nsqd and nsqlookupd.
 
-Replies follow ``internal/http_api`` of nsqio/nsq: JSON or text, ``{"message": CODE}`` for errors,
-and a header that names version 1 of the API.
+Responses are as in ``internal/http_api`` of nsqio/nsq: JSON or text, ``{"message": CODE}`` for
+errors, and a header that names version 1 of the API.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Endpoint = Callable[[Request], Reply | Awaitable[Reply]]
 
 VERSION = "1.3.0"
-"""The version of nsqd and nsqlookupd whose replies these are."""
+"""The version of nsqd and nsqlookupd that the sandbox imitates."""
 
 _JSON = "application/json; charset=utf-8"
 _V1 = (("X-Nsq-Content-Type", "nsq; version=1.0"),)
@@ -32,7 +32,7 @@ _BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
-    """Raised by a handler: the reply is this status with ``{"message": message}``."""
+    """Raised by an endpoint to respond with a status and ``{"message": message}``."""
 
     def __init__(self, status: int, message: str, *headers: tuple[str, str]) -> None:
         super().__init__(message)
@@ -40,9 +40,9 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
 
 
 def router(routes: Mapping[tuple[str, str], Endpoint]) -> Handler:
-    """The handler for a table of (method, path); errors are those of Go's httprouter.
+    """Return a handler for a table of (method, path); errors are those of Go's httprouter.
 
-    An endpoint gives a Response, an object for one of JSON, or None for an empty one.
+    An endpoint returns a Response, an object to send as JSON, or None for an empty response.
     """
     allowed: dict[str, list[str]] = {}
     for method, path in routes:
@@ -69,12 +69,14 @@ def router(routes: Mapping[tuple[str, str], Endpoint]) -> Handler:
 
 
 def ping(_: Request) -> Response:
-    """``/ping``, the one reply that carries no version."""
+    """Respond to ``/ping``, the only response without a version."""
     return Response(200, b"OK", TEXT)
 
 
 def arguments(request: Request) -> dict[str, str]:
-    """The query's first value of each name; raises Refused where Go's ``ParseQuery`` fails."""
+    """Return the first value of each query argument; raises Refused where Go's ``ParseQuery``
+    fails.
+    """
     found: dict[str, str] = {}
     for part in filter(None, request.query.split("&")):
         name, _, value = part.partition("=")
@@ -85,7 +87,7 @@ def arguments(request: Request) -> dict[str, str]:
 
 
 def argument(request: Request, name: str) -> str:
-    """One argument of the query; raises Refused where it is missing."""
+    """Return an argument of the query; raises Refused if it is missing."""
     try:
         return arguments(request)[name]
     except KeyError:
@@ -93,7 +95,7 @@ def argument(request: Request, name: str) -> str:
 
 
 def names_of(request: Request) -> tuple[str, str]:
-    """Topic and channel; raises Refused in the words of ``GetTopicChannelArgs``."""
+    """Return topic and channel of the query; raises Refused as ``GetTopicChannelArgs`` does."""
     if not is_valid_name(topic := argument(request, "topic")):
         raise Refused(400, "INVALID_ARG_TOPIC")
     if not is_valid_name(channel := argument(request, "channel")):
@@ -102,12 +104,12 @@ def names_of(request: Request) -> tuple[str, str]:
 
 
 def ok_reply() -> Response:
-    """OK as a reply of version 1."""
+    """Return OK as a response of version 1."""
     return Response(200, b"OK", TEXT, _V1)
 
 
 def json_reply(value: Any) -> Response:
-    """A value as a reply of version 1."""
+    """Return a value as a JSON response of version 1."""
     return Response(200, to_json(value), _JSON, _V1)
 
 
@@ -118,5 +120,5 @@ def _reply(said: Reply) -> Response:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON without spaces, in the order of the dict."""
+    """Return JSON without spaces, in the order of the dict."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture ``nsq``, a sandbox that starts empty for each test.
+"""A pytest plugin with the fixture ``nsq``, an empty sandbox for each test.
 
 Write ``pytest_plugins = ["nsqtools.sandbox.pytest"]`` in the top-level ``conftest.py``. To change
 nsqd's options, override the fixture ``nsq_options``.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PATIENCE = 30.0  # seconds for the sandbox's own loop to answer
+_PATIENCE = 30.0  # timeout in seconds for calls into the sandbox's loop
 _PAUSE = 0.005
 _CHANNEL = "nsq_fixture"
 
@@ -47,12 +47,12 @@ class LoopThread:
         self._loop.close()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run there and wait; TimeoutError if it takes too long."""
+        """Run a coroutine in the loop and return its result; raises TimeoutError."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_PATIENCE)
 
 
 class Nsq:
-    """A running sandbox, in a thread with a loop of its own; a context manager.
+    """A running sandbox, in a thread with its own event loop; a context manager.
 
     Its methods may be called from any thread, and from tests that are coroutines. Addresses are
     ``host:port``.
@@ -78,38 +78,39 @@ class Nsq:
         self._running.close()
 
     def publish(self, topic: str, *bodies: bytes | str, defer: float = 0.0) -> None:
-        """Publish, each held back for ``defer`` seconds; nsqlookupd knows the topic on return."""
+        """Publish messages, deferred by ``defer`` seconds; on return nsqlookupd knows the topic."""
         raw = [body.encode() if isinstance(body, str) else body for body in bodies]
         self._call(self._sandbox.publish(topic, raw, defer=defer))
 
     def messages(self, topic: str, count: int = 1, *, timeout: float = 10.0) -> list[bytes]:
-        """The next ``count`` bodies of a topic, in order; AssertionError if they do not come.
+        """Return the next ``count`` bodies of a topic; raises AssertionError after ``timeout``
+        seconds.
 
-        They are taken from a channel of their own, created by the first call: where the topic had
-        no channel till then, that gets all it holds.
+        The first call creates a channel for this. If it is the topic's first channel, it gets all
+        messages that the topic holds.
         """
         return self._wait(lambda: self._take(topic, count), timeout)
 
     def stats(self, topic: str = "", channel: str = "") -> dict[str, Any]:
-        """``/stats`` as nsqd gives it in JSON, of one topic or channel if named."""
+        """Return ``/stats`` as nsqd's JSON, of one topic or channel if named."""
         return self._call(self._stats(topic, channel))
 
     def wait_until_empty(self, topic: str, channel: str, *, timeout: float = 10.0) -> None:
-        """Return when the channel is there, and all that went to the topic was finished.
+        """Return when the channel exists and all messages of the topic are finished.
 
-        AssertionError if that takes longer than ``timeout`` seconds.
+        Raises AssertionError after ``timeout`` seconds.
         """
         self._wait(lambda: self._check_empty(topic, channel), timeout)
 
     def _wait(self, look: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
-        """What ``look`` returns once it raises no AssertionError; raises the last after a while."""
+        """Call ``look`` until it raises no AssertionError, and return its result."""
         deadline = time.monotonic() + timeout
         while True:
             try:
                 return self._call(look())
             except AssertionError as error:
                 if time.monotonic() > deadline:
-                    raise AssertionError(f"after {timeout:g} s, {error}") from None
+                    raise AssertionError(f"after {timeout:g} s: {error}") from None
             time.sleep(_PAUSE)
 
     async def _stats(self, topic: str, channel: str) -> dict[str, Any]:
@@ -118,12 +119,12 @@ class Nsq:
     async def _check_empty(self, topic: str, channel: str) -> None:
         found = self._sandbox.nsqd.broker.topics.get(topic)
         if not found or channel not in found.channels:
-            raise AssertionError(f"there is no channel {topic}/{channel}")
+            raise AssertionError(f"channel {topic}/{channel} does not exist")
         it = found.channels[channel]
         waiting, in_flight = found.depth + it.depth, len(it.in_flight)
         if waiting or in_flight or it.deferred_count:
             raise AssertionError(
-                f"of channel {topic}/{channel} {waiting} messages wait, {in_flight} are in flight "
+                f"channel {topic}/{channel} has {waiting} waiting messages, {in_flight} in flight "
                 f"and {it.deferred_count} deferred"
             )
 
@@ -131,18 +132,18 @@ class Nsq:
         broker = self._sandbox.nsqd.broker
         waiting = broker.topic(check_name("topic", topic)).channel(_CHANNEL).waiting
         if len(waiting) < count:
-            raise AssertionError(f"topic {topic} had {len(waiting)} of {count} messages")
+            raise AssertionError(f"topic {topic} has {len(waiting)} of {count} messages")
         return [waiting.popleft().body for _ in range(count)]
 
 
 @pytest.fixture
 def nsq_options() -> NsqdOptions:
-    """Options of the sandbox's nsqd: nsqd's defaults. Override it to have others."""
+    """Options of the sandbox's nsqd, by default nsqd's defaults. Override to change them."""
     return NsqdOptions()
 
 
 @pytest.fixture
 def nsq(nsq_options: NsqdOptions) -> Iterator[Nsq]:
-    """A sandbox of this test's own, started empty."""
+    """An empty sandbox for this test."""
     with Nsq(nsq_options) as running:
         yield running

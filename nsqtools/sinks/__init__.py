@@ -1,1 +1,1 @@
-"""Where batches go. A sink settles a message once it is safe where it was going."""
+"""Sinks, the destinations of batches. A sink settles a message once it is safe there."""

@@ -1,7 +1,7 @@
-"""Where messages end that are given up or refused for good; they are safe there before their FIN.
+"""Dead letters: messages that are given up or rejected are written here before they are finished.
 
-A dead letter as an object is what ``tail --json`` writes, with a ``reason`` before it:
-``pub --json`` publishes it again.
+In files a dead letter is an object as ``tail --json`` writes it, preceded by a ``reason``. ``pub
+--json`` can publish it again.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ log = logging.getLogger(__name__)
 SUFFIX = ".dead.jsonl"
 _WRITER = make_writer(Layout("json"))
 _START = b'{"reason":'
-"""Of the line of every dead letter."""
+"""The start of each dead letter's line."""
 _LINK = "is a symbolic link, which is not followed: move it away"
 
 
 class Publisher(Protocol):
-    """Reaches the cluster that is consumed from, once there is a dead letter for it."""
+    """Publishes dead letters to the source's cluster; connects for the first one."""
 
     async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
-        """Return once nsqd has said OK; raises NSQError."""
+        """Return once nsqd has answered OK; raises NSQError."""
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
 
 
 class DeadLetters(ABC):
     """Takes messages that will not be delivered again."""
 
     is_lossy = False
-    """Whether they are lost, and the loss only logged."""
+    """Whether messages are lost, and only the loss is logged."""
 
     async def open(self) -> None:
-        """Find out what can be known before there is a dead letter; raises OutputError."""
+        """Check in advance whether dead letters can be written; raises OutputError."""
 
     @abstractmethod
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
-        """Return once these messages of the batch are safe; ``reason`` is one line.
+        """Write messages of a batch and return once they are safe; ``reason`` is one line.
 
-        Raises OutputError. Some may be safe then, and will be there twice when they are written
-        again. Settling them is the caller's.
+        Raises OutputError. Some messages may have been written then, and will be duplicated when
+        they are written again. The caller settles the messages.
         """
 
     async def close(self) -> None:
-        """There will be no more."""
+        """Release the resources; no more dead letters follow."""
 
 
 def make_dead_letters(options: DeadLetterOptions, publisher: Publisher) -> DeadLetters:
-    """What the options choose; those for a topic go to the publisher."""
+    """Return the destination that the options choose; ``publisher`` serves a topic."""
     if options.dead_letter_topic:
         return ToTopic(options.dead_letter_topic, publisher)
     if options.dead_letter_dir:
@@ -79,24 +79,24 @@ def make_dead_letters(options: DeadLetterOptions, publisher: Publisher) -> DeadL
 
 
 class Nowhere(DeadLetters):
-    """Logs the loss."""
+    """Discards messages and logs the loss."""
 
     is_lossy = True
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
-        """Log the ids, at ERROR."""
+        """Log the ids at ERROR."""
         log.error("topic %s: %s", batch.topic, loss_of(messages, reason))
 
 
 class ToTopic(DeadLetters):
-    """Publishes the bodies, as they are, to a topic."""
+    """Publishes the bodies unchanged to a topic."""
 
     def __init__(self, topic: str, publisher: Publisher) -> None:
         self._topic = topic
         self._publisher = publisher
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
-        """Publish the bodies; the reason is not told."""
+        """Publish the bodies, without the reason."""
         try:
             await self._publisher.publish(self._topic, [message.body for message in messages])
         except NSQError as error:
@@ -108,9 +108,9 @@ class ToTopic(DeadLetters):
 
 
 class ToDirectory(DeadLetters):
-    """Appends JSON lines to one file a topic, TOPIC.dead.jsonl; processes may share the directory.
+    """Appends JSON lines to TOPIC.dead.jsonl; several processes may share the directory.
 
-    The disk is worked on in a thread.
+    Files are written in a thread.
     """
 
     def __init__(self, folder: str) -> None:
@@ -118,15 +118,15 @@ class ToDirectory(DeadLetters):
         self._threads = Threads(1, "dead-letters")
 
     async def open(self) -> None:
-        """Make the directory; raises OutputError if it cannot be written to."""
+        """Create the directory; raises OutputError if it is not writable."""
         await self._run(make_writable_directory, self._folder)
 
     async def write(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
-        """Append the messages and sync the file; it is as it was after an error."""
+        """Append the messages and sync the file. After an error the file is unchanged."""
         await self._run(self._append, batch, messages, reason)
 
     async def close(self) -> None:
-        """Let the thread end."""
+        """Release the thread."""
         self._threads.close()
 
     async def _run(self, work: Callable[..., None], *args: object) -> None:
@@ -137,7 +137,8 @@ class ToDirectory(DeadLetters):
 
     def _append(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
         path = os.path.join(self._folder, batch.topic + SUFFIX)
-        lines = [*_envelopes(batch, messages, reason), b""]  # makes the join end in a newline
+        # so that the joined lines end in a newline
+        lines = [*_envelopes(batch, messages, reason), b""]
         try:
             append_lines(path, b"\n".join(lines), is_torn=_is_torn, flags=os.O_NOFOLLOW)
         except OSError as error:
@@ -147,17 +148,18 @@ class ToDirectory(DeadLetters):
 
 
 def _envelopes(batch: Batch, messages: Sequence[Message], reason: str) -> list[bytes]:
-    """One JSON object per message, without a newline, in which there is none either."""
-    # Half of a surrogate pair, of a byte that was not UTF-8, becomes an escape that JSON has too.
+    """Return one line of JSON per message, without line ends."""
+    # A byte that was not UTF-8 has become half of a surrogate pair, which is escaped as in JSON.
     text = f"{encode_basestring(reason)},".encode(errors="backslashreplace")
     lines = b"".join(_WRITER.render(batch, messages)).split(b"\n")[:-1]
     return [_START + text + line.removeprefix(b"{") for line in lines]
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether a crash has left this of a dead letter; there may be zeros for what was written.
+    """Whether a line is the rest of a dead letter after a crash; it may contain zeros.
 
-    Its message was never finished. What does not begin as ours do is somebody else's.
+    Its message was never finished, so the rest may go. A line that does not begin as dead letters
+    do belongs to somebody else.
     """
     is_ours = line.startswith(_START) or _START.startswith(line.rstrip(b"\0"))
     return is_ours and not object_of(line)

@@ -1,4 +1,4 @@
-"""Batches that a sink holds until their messages are safe: TOUCHed in time, and settled."""
+"""Batches that a sink holds until their messages are safe; they are touched and settled in time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Held", "HoldingHandler"]
 
 _SHARE = 0.55
-"""Part of msg_timeout after which a batch is TOUCHed; what is settled within half of it is not."""
+"""Part of msg_timeout after which a batch is touched; batches settled by half of it never are."""
 
 
 class HoldingHandler(Handler):
@@ -24,22 +24,22 @@ class HoldingHandler(Handler):
     failed: asyncio.Future[None]
 
     async def open(self) -> None:
-        """Get ready to fail."""
+        """Create ``failed``."""
         self._loop = asyncio.get_running_loop()
         self.failed = self._loop.create_future()
 
     def fail(self, error: BaseException) -> None:
-        """End ``failed`` with an error after which nothing can be handled."""
+        """Set the error in ``failed``; no batch can be handled afterwards."""
         if not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # it need not be looked at
+            self.failed.exception()  # marks the error as retrieved
 
 
 class Held:
-    """The batches of a topic that a sink settles later, all of them through this object.
+    """The batches of a topic that a sink settles later, always through this object.
 
-    nsqd is kept from sending again what is held for long. What it takes back all the same, as when
-    the connection was lost, is forgotten in place of being requeued.
+    Batches are touched, so that nsqd does not deliver them again. Messages that nsqd has taken back
+    all the same, for example after a lost connection, are forgotten instead of requeued.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Held:
         self._settled = asyncio.Event()
 
     def add(self, batch: Batch) -> None:
-        """Hold a batch: returning from ``handle`` does not finish it."""
+        """Hold a batch, so that it is not finished when ``handle`` returns."""
         batch.hold()
         due = self._loop.time() + _SHARE * batch.msg_timeout
         self._due[batch] = due
@@ -57,7 +57,7 @@ class Held:
             self._look_at(due)
 
     def finish(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
-        """FIN these messages, or all that are not settled."""
+        """Finish these messages, or all that are not settled."""
         whole = messages is None or len(messages) == len(batch)
         batch.finish(None if whole else messages)
         self._release(batch)
@@ -70,17 +70,17 @@ class Held:
         delay: float | None = None,
         backoff: bool = True,
     ) -> None:
-        """REQ these, or all that are not settled, as ``Batch.requeue``."""
+        """Requeue these messages, or all that are not settled, as ``Batch.requeue`` does."""
         if not self.forget_lost(batch, messages):
             batch.requeue(messages, delay=delay, backoff=backoff)
             self._release(batch)
 
     def give_back(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
-        """Have another consumer get these, or all that are not settled, at once."""
+        """Requeue these messages, or all that are not settled, for immediate delivery."""
         self.requeue(batch, messages, delay=0, backoff=False)
 
     def forget_lost(self, batch: Batch, messages: Sequence[Message] | None = None) -> bool:
-        """Whether nsqd has taken the batch back; these are forgotten then, or all of it."""
+        """Forget messages, or the whole batch, if nsqd has taken it back; return whether it has."""
         if not batch.is_lost():
             return False
         batch.forget(messages)
@@ -88,13 +88,13 @@ class Held:
         return True
 
     async def settled(self) -> None:
-        """Wait until nothing is held."""
+        """Wait until no batch is held."""
         while self._due:
             self._settled.clear()
             await self._settled.wait()
 
     def close(self) -> None:
-        """TOUCH nothing more."""
+        """Stop touching batches."""
         if self._timer:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""JSON objects as the bytes they are: what is kept of one is never written anew."""
+"""JSON objects without re-encoding: members that are kept remain byte for byte the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS = frozenset(("true", "false", "null"))
 
 
 class Member(NamedTuple):
-    """A member of an object: its key decoded, and key and value as they are written."""
+    """A member of an object: its decoded key, and key and value as written."""
 
     key: str
     raw_key: str
@@ -32,9 +32,9 @@ class Member(NamedTuple):
 
 
 def text_of(body: bytes) -> str:
-    """The body as one JSON text (RFC 8259); raises RecordError if it is none.
+    """Return a body as JSON text (RFC 8259); raises RecordError if it is not JSON.
 
-    It is UTF-8 without a byte order mark. NaN and Infinity are not JSON.
+    The body must be UTF-8 without a byte order mark. NaN and Infinity are not JSON.
     """
     try:
         text = body.decode()
@@ -47,9 +47,9 @@ def text_of(body: bytes) -> str:
 
 
 def members_of(body: bytes) -> list[Member]:
-    """The members of an object, in order, repeated keys included.
+    """Return the members of an object, in order, with repeated keys.
 
-    Raises RecordError for what is not JSON, or no object.
+    Raises RecordError if the body is not JSON, or not an object.
     """
     try:
         text = body.decode()
@@ -63,15 +63,15 @@ def members_of(body: bytes) -> list[Member]:
 
 
 def join(members: Sequence[Member]) -> bytes:
-    """An object of these members, without spaces between them."""
+    """Return an object of these members, without spaces between them."""
     return f"{{{','.join([f'{each.raw_key}:{each.raw}' for each in members])}}}".encode()
 
 
 def is_equal(raw: str, wanted: str) -> bool:
-    """Whether a JSON value is what somebody wrote as ``wanted``.
+    """Whether a JSON value equals ``wanted``, which a user wrote.
 
-    A text is compared as it is, a number by its value, however big and however written; true,
-    false and null by their names. Arrays and objects equal nothing.
+    Texts are compared exactly; numbers by value, whatever their size and notation; true, false and
+    null by name. Arrays and objects equal nothing.
     """
     if raw[0] == '"':
         return _string(raw) == wanted
@@ -81,12 +81,12 @@ def is_equal(raw: str, wanted: str) -> bool:
         return False
     try:
         return raw == wanted or Decimal(raw) == Decimal(wanted)
-    except ArithmeticError:  # an exponent that nobody means
+    except ArithmeticError:  # an absurdly large exponent
         return False
 
 
 def _members(text: str, at: int) -> list[Member]:
-    """The members after the brace at the end of which ``at`` is; raises ValueError."""
+    """Return the members after the opening brace, which ends at ``at``; raises ValueError."""
     found = []
     if match := _EMPTY(text, at):
         at = match.end()
@@ -109,7 +109,7 @@ def _members(text: str, at: int) -> list[Member]:
 
 
 def _string(raw: str) -> str:
-    """The text of a JSON string; raises ValueError."""
+    """Return the text of a JSON string; raises ValueError."""
     if "\\" not in raw:
         return raw[1:-1]
     text, _ = _decode(raw, 0)
@@ -126,7 +126,7 @@ def _refuse(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-# Numbers stay texts: Python's own would have a limit of digits.
+# Numbers remain texts, because Python limits the digits of integers.
 _decode = make_scanner(
     JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse)  # type: ignore[arg-type]
 )

@@ -1,4 +1,4 @@
-"""Logs a repeated event once a minute, with a count."""
+"""Logging of repeated events, with a count, once a minute."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from logging import Logger
 
 _INTERVAL = 60.0
-"""Seconds between two lines that say the same."""
+"""Seconds between two lines with the same text."""
 _MOST = 1000
-"""Different lines that are remembered at a time."""
+"""Maximum number of different lines that are remembered."""
 
 
 class Repeats:
-    """Logs how many messages of a topic met some fate, each fate once a minute at most."""
+    """Logs how many messages of a topic met a fate, each fate at most once a minute."""
 
     def __init__(self, log: Logger) -> None:
         self._log = log
         self._known: dict[tuple[int, str, str], tuple[float, int]] = {}
 
     def tell(self, level: int, topic: str, count: int, fate: str) -> None:
-        """Log a line at once, or add to the count of the next one that says the same."""
+        """Log a line, or add to the count of its next occurrence if it was logged recently."""
         key = level, topic, fate
         due, held = self._known.pop(key, (0.0, 0))
         held += count
@@ -34,7 +34,7 @@ class Repeats:
         self._known[key] = due, held
 
     def close(self) -> None:
-        """Log the counts that no line has told."""
+        """Log counts that have not been logged yet."""
         for key, (_, held) in self._known.items():
             self._say(key, held)
         self._known.clear()

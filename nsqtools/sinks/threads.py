@@ -1,4 +1,4 @@
-"""Threads for what would keep the event loop from reading and from answering heartbeats."""
+"""Threads for blocking work, so that the event loop keeps reading and answering heartbeats."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ __all__ = ["Threads", "as_output_error"]
 
 
 class Threads:
-    """Calls what blocks."""
+    """Runs blocking functions."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, name)
 
     def start(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Begin to call it in a thread."""
+        """Start the function in a thread."""
         return asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Call it in a thread, and return what it returns; cancelled, wait for its end first."""
+        """Run a function in a thread and return its result, or wait for its end if cancelled."""
         call = self.start(work, *args)
         try:
             await asyncio.wait([call])
         except asyncio.CancelledError:
             await asyncio.wait([call])
-            call.exception()  # nobody asks for it any more
+            call.exception()  # marks the error as retrieved
             raise
         return call.result()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Release the threads."""
         self._pool.shutdown(wait=False)
 
 
 def as_output_error(error: Exception) -> Exception:
-    """The error for users: of an OSError the file, if it is known, and the reason."""
+    """Convert an OSError into an OutputError with file and reason; return others unchanged."""
     if not isinstance(error, OSError):
         return error
     reason = error.strerror or str(error)

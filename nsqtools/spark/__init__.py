@@ -1,6 +1,6 @@
-"""NSQ for Spark: ``register(spark)``, then ``format("nsq")`` reads and writes topics.
+"""NSQ for Spark: after ``register(spark)``, ``format("nsq")`` reads and writes topics.
 
-Importing this loads neither pyspark nor pyarrow.
+Importing this package loads neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("nsq")`` known to a session.
+    """Register ``format("nsq")`` with a session.
 
-    With a local master Python workers run in the Python of this process, unless PYSPARK_PYTHON
-    names another one. Raises ConfigError, naming the command that installs it, without pyspark,
-    pyarrow or Java, and for a session that starts tasks twice.
+    With a local master, Python workers run the Python of this process, unless PYSPARK_PYTHON names
+    another. Raises ConfigError, with the command to run, if pyspark, pyarrow or Java is missing,
+    and for a session with spark.speculation.
     """
     from nsqtools.spark.sparksession import refuse_speculation, require_spark, use_own_python
 

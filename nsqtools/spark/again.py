@@ -68,10 +68,10 @@ _KEY = ["topic", "channel", "nsqd", "message_id", "timestamp_ns"]
 
 
 class Staged:
-    """What a stream has staged and may not have finished; for one thread at a time.
+    """The messages that a stream has staged but may not have finished; not thread-safe.
 
-    ``folder`` is the stream's, ``batch`` the one that asks: those before it were committed. What
-    was read is kept, as files do not change.
+    ``folder`` is the stream's directory. ``batch`` is the current batch; all before it were
+    committed. Files are cached, as they never change.
     """
 
     def __init__(self, store: Store, folder: str, batch: int) -> None:
@@ -83,7 +83,7 @@ class Staged:
         self._manifests: dict[str, PartitionManifest] = {}
 
     def find(self, keys: Set[Key]) -> set[Key]:
-        """Those of the keys that are staged for good: their messages may be finished.
+        """Return the keys that are staged durably, so that their messages may be finished.
 
         Raises OutputError.
         """
@@ -94,7 +94,7 @@ class Staged:
                     found = self._find(keys)
                     self._known, self._used = self._used, {}
                     return found
-        raise OutputError(f"{self._folder}: damaged: what it names is not there")
+        raise OutputError(f"{self._folder}: damaged: files that it lists are missing")
 
     def _find(self, keys: Set[Key]) -> set[Key]:
         store, folder = self._store, self._folder
@@ -115,10 +115,11 @@ class Staged:
         return found
 
     def unfinished(self, partition: str, complete: bool) -> list[pa.Table]:
-        """Keys in a partition that may be unfinished; raises FileNotFoundError if it is gone.
+        """Return keys in a partition that may be unfinished; raises FileNotFoundError if it is
+        gone.
 
-        None if it is to be ``complete`` and is not: once its batch is committed nobody will read
-        it, and its messages are to be staged when they come again.
+        With ``complete``, the result is empty if the partition is not complete: after the commit of
+        its batch nobody reads it, and its messages must be staged again when they are redelivered.
         """
         for _ in range(_TRIES):
             names = self._store.list(partition)
@@ -128,7 +129,7 @@ class Staged:
             with contextlib.suppress(FileNotFoundError):
                 path, segments = self._tail(partition, names)
                 return [self._segment(partition, path, each) for each in segments]
-        raise OutputError(f"{partition}: damaged: what it names is not there")
+        raise OutputError(f"{partition}: damaged: files that it lists are missing")
 
     def _tail(self, partition: str, names: Sequence[str]) -> tuple[str, list[Segment]]:
         """Where its segments are, and the last ones of each attempt but a settled one.
@@ -174,16 +175,16 @@ class Staged:
                     self._known[name] = _keys(list(reader))
             except (pa.ArrowInvalid, KeyError) as error:
                 raise OutputError(
-                    f"{file}: damaged: remove it; messages that it names may then be staged twice"
+                    f"{file}: damaged: remove it; messages that it lists may then be staged twice"
                 ) from error
         return self._used.setdefault(name, self._known[name])
 
 
 def keep(store: Store, folder: str, batch: int) -> None:
-    """Driver: write what of a batch may be unfinished, before it is removed; once is enough.
+    """Driver: record the keys of a batch that may be unfinished, once, before it is removed.
 
-    Raises OutputError for what is damaged, and OSError, FileNotFoundError too if the batch, or the
-    new file, is removed meanwhile.
+    Raises OutputError for damaged files, and OSError; FileNotFoundError if the batch or the new
+    file is removed meanwhile.
     """
     if any(each.batch == batch for each in map(Again.parse, store.list(folder)) if each):
         return
@@ -203,9 +204,9 @@ def keep(store: Store, folder: str, batch: int) -> None:
 
 
 def prune(store: Store, folder: str, upto: int) -> None:
-    """Driver: remove the oldest of these files, and what a driver that died has left of one.
+    """Driver: remove the oldest of these files, and unfinished ones that a dead driver left.
 
-    Not of one of a batch after ``upto``: a newer driver may be writing that.
+    Unfinished files of batches after ``upto`` stay, as a newer driver may be writing them.
     """
     rows = 0
     names = store.list(folder)

@@ -1,9 +1,9 @@
 """``pipeline archive``: topics to files in ``date=/hour=/batch=``, each message once.
 
-A batch has the same rows whenever it is written, since its messages are staged, and it is written
-into directories of its name alone, whose old content goes in the same step: a run that was killed
-anywhere leaves nothing behind that the next one does not replace. That holds for whoever reads the
-files, which the log of Spark's own file sink does not.
+A batch has the same rows each time it is written, because its messages are staged. It is written to
+directories of its own name, and replaces their old content in the same step. So the next run
+replaces everything that a killed run has left, for all readers, which Spark's own file sink with
+its log does not achieve.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VIEW = "nsqtools_archive"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is written of a message; empty texts for all of it."""
+    """Format, columns and rows of the files; empty texts mean all."""
 
     format: str = "parquet"
     schema: str = ""
@@ -46,7 +46,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSettings:
-    """An archive: ``source`` are options of the source ``nsq``, ``output`` is a path or a URL."""
+    """An archive: ``source`` has options of the source ``nsq``, ``output`` is a path or URL."""
 
     source: Mapping[str, str]
     output: str
@@ -55,7 +55,7 @@ class ArchiveSettings:
 
     @property
     def stamp(self) -> dict[str, Any]:
-        """What makes a run another one."""
+        """The settings that batches of a checkpoint depend on."""
         return stamp_of(self.source, self.stream.checkpoint, self.output, **asdict(self.shape))
 
 
@@ -66,9 +66,9 @@ def archive(
     stop: threading.Event,
     report: Callable[[Progress], None],
 ) -> Totals:
-    """Archive until all that waited is, or ``stop`` is set; see ``streams.run``.
+    """Archive until all waiting messages are written or ``stop`` is set; see ``streams.run``.
 
-    Raises ConfigError, before a message moves, for SQL that Spark does not understand and for a
+    Raises ConfigError, before any message is received, for SQL that Spark cannot parse and for a
     checkpoint of other topics.
     """
     frame = read(spark, settings.source, settings.stream)
@@ -96,26 +96,28 @@ class ArchiveWriter:
         self._schema = read_schema(shape.schema) if shape.schema else None
 
     def check(self, frame: DataFrame) -> None:
-        """Raise ConfigError if messages cannot be shaped and written as it was asked for."""
+        """Raise ConfigError if the columns cannot be selected or the format cannot be written."""
         shape = self._settings.shape
         for name in shaped(inner(frame, self._schema, shape.where), shape.select).columns:
             if name.lower() in PARTITIONS[2:]:
-                raise ConfigError(f"--select: {name} is the name of a directory: name it otherwise")
+                raise ConfigError(
+                    f"--select: {name} is the name of a directory: rename the column with AS"
+                )
         if shape.format == "delta":
             self._check_delta()
 
     def _check_delta(self) -> None:
         try:
             self._spark.read.format("delta").load(as_url(self._settings.output))
-        except Exception as error:  # of the many kinds only this one tells about Delta
+        except Exception as error:  # only this message tells that Delta Lake is missing
             if "[DATA_SOURCE_NOT_FOUND]" in str(error):
                 raise ConfigError(
-                    "--format delta: Spark has no Delta Lake: add --conf spark.jars.packages="
+                    "--format delta needs Delta Lake: add --conf spark.jars.packages="
                     "io.delta:delta-spark_2.13:VERSION, with the version for this Spark"
                 ) from error
 
     def write(self, batch: DataFrame, query: str, number: int) -> Written:
-        """Write a batch, in place of what an earlier try left of it."""
+        """Write a batch; it replaces files of an earlier attempt."""
         shape, output, name = self._settings.shape, self._settings.output, named(query, number)
         self._stamp.make_way(output, f"date=*/hour=*/batch={name}")
         wanted, written = observed(inner(batch, self._schema, shape.where), published=True)
@@ -132,7 +134,7 @@ class ArchiveWriter:
 
 
 def inner(frame: DataFrame, schema: StructType | None, where: str) -> DataFrame:
-    """The messages that are wanted, with the columns of their bodies; raises ConfigError."""
+    """Return the selected messages, with the columns of their bodies; raises ConfigError."""
     if schema:
         frame = with_columns(frame, schema)
     if where:
@@ -144,7 +146,7 @@ def inner(frame: DataFrame, schema: StructType | None, where: str) -> DataFrame:
 
 
 def shaped(frame: DataFrame, select: str) -> DataFrame:
-    """The wanted columns, then ``date`` and ``hour`` (UTC); raises ConfigError."""
+    """Return the selected columns, followed by ``date`` and ``hour`` (UTC); raises ConfigError."""
     frame.createOrReplaceTempView(_VIEW)
     parts = f"{DATE} AS date, lpad(CAST({HOUR} AS STRING), 2, '0') AS hour"
     try:
@@ -156,5 +158,5 @@ def shaped(frame: DataFrame, select: str) -> DataFrame:
     names = [name.lower() for name in found.columns]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"--select: two columns are called {name}: name one otherwise")
+            raise ConfigError(f"--select: two columns are named {name}: rename one with AS")
     return found

@@ -1,4 +1,4 @@
-"""Bodies that are JSON objects, as columns."""
+"""Columns from bodies that are JSON objects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _END = f"end_{uuid4().hex}"
 
 
 def read_schema(text: str) -> StructType:
-    """Columns as SQL has them, or as Spark's JSON; needs a Spark session. Raises ConfigError."""
+    """Parse columns in SQL or Spark's JSON; needs a Spark session. Raises ConfigError."""
     try:
         if text.lstrip().startswith("{"):
             found = StructType.fromJson(json.loads(text))
@@ -46,22 +46,26 @@ def read_schema(text: str) -> StructType:
     except (PySparkException, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"--schema: {first_line(error)}") from error
     if not found.fields:
-        raise ConfigError("--schema: it names no column")
+        raise ConfigError("--schema: expected at least one column")
     names = [each.name.lower() for each in found.fields]
     if CORRUPT in names:
-        raise ConfigError(f"--schema: {CORRUPT} is the column of bodies that do not parse")
+        raise ConfigError(
+            f"--schema: {CORRUPT} is reserved for bodies that cannot be parsed: rename the column"
+        )
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"--schema: it names {name!r} more than once")
+            raise ConfigError(
+                f"--schema: {name!r} is named more than once: rename one of the columns"
+            )
     return found
 
 
 def with_columns(frame: DataFrame, schema: StructType) -> DataFrame:
-    """The frame, the fields of its column ``body``, and ``_corrupt``.
+    """Return the frame with columns for the fields of ``body``, and ``_corrupt``.
 
-    A body that is no JSON object of these types and nothing more, or no UTF-8, leaves what does not
-    parse null and its text in ``_corrupt``, where what is no UTF-8 is replaced. A field that has
-    the name of a column of the frame, or of a partition, is ``body_<field>``.
+    If a body is not UTF-8, or not exactly one JSON object of these types, the fields that cannot be
+    parsed are null and ``_corrupt`` has the text, with invalid UTF-8 replaced. A field is named
+    ``body_<field>`` if the frame or a partition already has a column of that name.
     """
     taken = {*(name.lower() for name in frame.columns), *PARTITIONS, CORRUPT}
     wanted = StructType([*schema.fields, StructField(CORRUPT, StringType())])

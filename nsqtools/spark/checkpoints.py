@@ -1,4 +1,4 @@
-"""Spark's own logs in a checkpoint: what they say of its batches, and that it lasts."""
+"""Spark's own logs in a checkpoint: reading them and making them durable."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NEWEST = 4
 
 
 def sync_log(checkpoint: str, log: str) -> None:
-    """Have the newest entries of a log, ``offsets`` or ``commits``, last; raises OutputError.
+    """Make the newest entries of a log, ``offsets`` or ``commits``, durable; raises OutputError.
 
-    Spark does not sync them. Messages are finished under an offset, and rows are removed after a
-    commit: neither may be forgotten in a power failure while those are not.
+    Spark does not sync its logs. Messages are finished after an offset is logged, and rows are
+    removed after a commit is logged, so neither entry may be lost in a power failure.
     """
     folder = os.path.join(checkpoint, log)
     try:
@@ -43,7 +43,7 @@ def sync_log(checkpoint: str, log: str) -> None:
 
 
 def is_finished(checkpoint: str) -> bool:
-    """Whether a local checkpoint has no batch that was begun and is not done."""
+    """Whether a local checkpoint has no unfinished batch."""
     path = local(checkpoint)
     if path is None:
         return False
@@ -53,21 +53,21 @@ def is_finished(checkpoint: str) -> bool:
 
 
 def committed(checkpoint: str) -> int:
-    """The last batch of messages that is done under a local checkpoint; raises as ``_offset``."""
+    """Return the last committed batch of a local checkpoint; raises as ``_offset`` does."""
     path = Path(checkpoint)
     offset = _offset(path, _last(path / "offsets") - _last(path / "commits"))
     return offset.batch if offset else 0
 
 
 def staged(staging: str) -> int:
-    """How many messages are in a local staging, in batches that are not known to be done."""
+    """Return the number of messages in a local staging directory."""
     stage = local(staging)
     files = stage.glob("*/b*/p*/*/*.arrow") if stage else ()
     return sum(found.rows for each in files if (found := Segment.parse(each.name)))
 
 
 def is_unused(checkpoint: str) -> bool:
-    """Whether no batch of messages has been planned under a local checkpoint."""
+    """Whether no batch of messages has been planned in a local checkpoint."""
     path = local(checkpoint)
     if path is None:
         return False
@@ -78,9 +78,9 @@ def is_unused(checkpoint: str) -> bool:
 
 
 def has_forgotten(checkpoint: str, staging: str) -> bool:
-    """Whether a batch is staged that a power failure has taken out of a local checkpoint's log.
+    """Whether a batch is staged that a power failure has removed from a local checkpoint's log.
 
-    True also where nobody can tell.
+    Also true if that cannot be determined.
     """
     path = local(checkpoint)
     if path is None:
@@ -96,15 +96,15 @@ def has_forgotten(checkpoint: str, staging: str) -> bool:
 
 
 def has_orphans(checkpoint: str, staging: str) -> bool:
-    """Whether there is no checkpoint yet, and messages are staged that it cannot know."""
+    """Whether messages are staged although their checkpoint does not exist."""
     state = local(checkpoint)
     return state is not None and not (state / "offsets").exists() and staged(staging) > 0
 
 
 def check_staged(checkpoint: str, staging: str) -> None:
-    """Raise OutputError if the batch under way of a local checkpoint is staged elsewhere.
+    """Raise OutputError if the unfinished batch of a local checkpoint is staged elsewhere.
 
-    The source raises the same once Spark asks for the batch.
+    The source would raise the same error when Spark asks for the batch.
     """
     path = local(checkpoint)
     if path is None or is_finished(checkpoint):

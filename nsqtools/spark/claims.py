@@ -1,4 +1,4 @@
-"""Whose a checkpoint is: held by one run at a time, and stamped with what its batches are like."""
+"""Ownership of a checkpoint: a lock for one run at a time, and a stamp of the run's settings."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _LOOK = 0.1
 
 
 class Stamp:
-    """What the batches of a checkpoint are like: ``topics``, ``channel``, ``output``, and the rest.
+    """The settings of a checkpoint's batches: ``topics``, ``channel``, ``output`` and others.
 
-    A run that was killed may have left the batch that comes next half written. A run like it writes
-    the same rows in the same directories, over it; one that is unlike it has to remove that first.
+    A killed run may leave the next batch half written. A run with the same settings overwrites it
+    with the same rows in the same directories; a run with other settings must remove it first.
     """
 
     def __init__(self, spark: SparkSession, checkpoint: str, stamp: dict[str, Any]) -> None:
-        """Look at what the last run was like; a checkpoint that had none is stamped.
+        """Compare the settings of the last run; a checkpoint without a stamp gets one.
 
-        Raises ConfigError if it was of other topics, another channel or another output, and
-        OutputError if nobody can tell.
+        Raises ConfigError for other topics, another channel or another output, and OutputError if
+        the stamp cannot be read.
         """
         self._spark = spark
         self._url = below(as_url(checkpoint), _STAMP)
@@ -55,16 +55,16 @@ class Stamp:
             _check(checkpoint, said, stamp)
 
     def make_way(self, output: str, pattern: str) -> None:
-        """Before a batch is written: remove what a run unlike this one may have left of it.
+        """Before a batch is written, remove what a run with other settings may have left of it.
 
-        ``pattern`` is that of the batch's directories in ``output``, which is empty if it has none.
+        ``pattern`` matches the batch's directories in ``output``, which may be empty.
         """
         if self._changed and output:
             remove_all(self._spark, output, pattern)
         self.settle()
 
     def settle(self) -> None:
-        """From now on batches are like this, and none is left that is not."""
+        """Write the stamp, after files of other settings have been removed."""
         if self._changed:
             write_json(self._spark, self._url, self._stamp)
             self._changed = False
@@ -73,10 +73,10 @@ class Stamp:
 def stamp_of(
     source: Mapping[str, str], checkpoint: str, output: str, **more: Any
 ) -> dict[str, Any]:
-    """What makes a run another one, by the source's options.
+    """Return the settings that batches depend on, from the source's options.
 
-    Its batches may have other rows, or be elsewhere. An output that has its checkpoint in it is
-    known by the way there, so that it may be moved.
+    With other settings, batches have other rows or other places. An output that contains its
+    checkpoint is identified by the relative path, so that it can be moved.
     """
     topics = sorted({each.strip() for each in source["subscribe"].split(",")})
     place, state = _real(output), _real(checkpoint)
@@ -92,7 +92,7 @@ def _real(place: str) -> str:
 
 
 def check_stamp(checkpoint: str, stamp: Mapping[str, Any]) -> None:
-    """Raise what Stamp does, but without Spark and of a local checkpoint alone."""
+    """Raise the errors of Stamp without Spark, for a local checkpoint only."""
     path = local(checkpoint)
     if path is not None:
         with as_output_error(str(path / _STAMP)), contextlib.suppress(FileNotFoundError):
@@ -101,9 +101,9 @@ def check_stamp(checkpoint: str, stamp: Mapping[str, Any]) -> None:
 
 
 def is_settled(checkpoint: str, staging: str, stamp: Mapping[str, Any]) -> bool:
-    """Whether nothing of a local checkpoint is left to do.
+    """Whether a local checkpoint has no work left.
 
-    Then it has not begun, or by a run like this one.
+    It is then unused, or its last run had the same settings.
     """
     path = local(checkpoint)
     if path is None or not is_finished(checkpoint):
@@ -121,8 +121,8 @@ def _parse(checkpoint: str, text: str) -> dict[str, Any]:
         if isinstance(found := json.loads(text), dict):
             return found
     raise OutputError(
-        f"{below(checkpoint, _STAMP)}: damaged: remove it, if the last run had the same --topic, "
-        "--channel and --output, or give another --checkpoint"
+        f"{below(checkpoint, _STAMP)}: damaged: remove it if the last run had the same "
+        "--topic, --channel and --output, or give another --checkpoint"
     )
 
 
@@ -132,15 +132,15 @@ def _check(checkpoint: str, said: Mapping[str, Any], stamp: Mapping[str, Any]) -
     for name, flag in (("topics", "--topic"), ("channel", "--channel")):
         if said.get(name) != stamp[name]:
             raise ConfigError(
-                f"--checkpoint {checkpoint}: it is of {flag} {_words(said.get(name))}, not of "
+                f"--checkpoint {checkpoint}: belongs to {flag} {_words(said.get(name))}, not "
                 f"{_words(stamp[name])}: give another --checkpoint, or that {flag}"
             )
     before, now = said.get("output"), stamp["output"]
     if before and now and before != now:
         raise ConfigError(
-            f"--checkpoint {checkpoint}: it is of --output {_place(before, checkpoint)}, not of "
-            f"{_place(now, checkpoint)}: give another --checkpoint, or that --output; if that was "
-            f"moved, remove {below(checkpoint, _STAMP)}"
+            f"--checkpoint {checkpoint}: belongs to --output {_place(before, checkpoint)}, not"
+            f" {_place(now, checkpoint)}: give another --checkpoint, or that --output; if the "
+            f"output was moved, remove {below(checkpoint, _STAMP)}"
         )
 
 
@@ -156,13 +156,13 @@ def _place(output: str, checkpoint: str) -> str:
 
 @contextlib.contextmanager
 def only_one(checkpoint: str, flag: str = "--checkpoint") -> Iterator[None]:
-    """Hold the lock of a local checkpoint, or of what ``flag`` names instead.
+    """Hold the lock of a local checkpoint, or of the directory that ``flag`` names.
 
-    Raises LockedError if another run has it.
+    Raises LockedError if another run holds it, and ConfigError or OutputError if the directory
+    cannot be created.
 
-    Spark itself notices two runs, but only by the failure of one of them. Directories that are made
-    for it are removed again if nothing comes into them. Raises ConfigError or OutputError if it
-    cannot be there.
+    Spark itself notices two runs only when one of them fails. Directories created for the lock are
+    removed again if they remain empty.
     """
     path = local(checkpoint)
     if path is None:
@@ -188,7 +188,7 @@ def only_one(checkpoint: str, flag: str = "--checkpoint") -> Iterator[None]:
 
 
 def note_java(checkpoint: str, spark: SparkSession) -> None:
-    """Note the Java process that works for a checkpoint, for who holds its lock next."""
+    """Record the Java process of this run, for the next holder of the lock."""
     path = local(checkpoint)
     gateway: Any = spark.sparkContext._gateway
     process = gateway.proc if gateway else None
@@ -209,7 +209,10 @@ def _outlive(note: Path) -> None:
     deadline = time.monotonic() + _JAVA_ENDS
     while began and _began(int(pid)) == began:
         if time.monotonic() > deadline:
-            raise LockedError(f"the Java process {pid} of a run that was killed has not ended yet")
+            raise LockedError(
+                f"the Java process {pid} of a killed run is still running: try again when it has "
+                "ended"
+            )
         time.sleep(_LOOK)
 
 

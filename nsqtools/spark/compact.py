@@ -1,9 +1,9 @@
-"""``pipeline compact``: archives to few files an hour, sorted, each message once.
+"""``pipeline compact``: archives to few sorted files per hour, each message once.
 
-A message is known by (topic, message_id, timestamp_ns), a record without them by its place. Only
-hours of inputs that are new are written again, each from what it has and what is new. What was
-written is read again and compared before it replaces anything; ``compacted`` says what a crash
-leaves behind.
+A message is identified by (topic, message_id, timestamp_ns), a record without them by its place.
+Only hours with new inputs are rewritten, from their previous files and the new inputs. The new
+files are read back and compared before they replace anything; ``compacted`` describes recovery
+after a crash.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _UNHASHABLE = ("map<", "variant")
 
 @dataclass(frozen=True, slots=True)
 class CompactSettings:
-    """``inputs`` and ``layout`` are those of ``inputs.find``.
+    """``inputs`` and ``layout`` are parameters of ``inputs.find``.
 
-    Files that were changed in the last ``older_than`` seconds are left for another run.
-    ``file_size`` is how many bytes of bodies, before compression, a file should have at most.
+    Files that changed within the last ``older_than`` seconds are left for a later run.
+    ``file_size`` is the maximum of bytes of bodies in a file, before compression.
     """
 
     inputs: tuple[str, ...]
@@ -73,11 +73,11 @@ class CompactSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a run did.
+    """The result of a run.
 
-    ``inputs`` files were read, with ``read`` records; ``known`` ones an earlier run had read.
-    ``hours`` were written, with ``files`` that have ``rows``, which ``duplicates`` have left.
-    ``kept`` inputs could not be deleted.
+    ``inputs`` files with ``read`` records were read; an earlier run had read ``known`` others. The
+    run wrote ``hours`` with ``files`` and ``rows``, and dropped ``duplicates``. ``kept`` inputs
+    could not be deleted.
     """
 
     inputs: int = 0
@@ -99,41 +99,41 @@ class _Content(NamedTuple):
 
 
 def check_apart(settings: CompactSettings) -> None:
-    """Raise ConfigError if one of inputs and output is in the other, by whatever names.
+    """Raise ConfigError if an input contains the output, or the output an input, by any path.
 
-    Readers of such an input would have each message twice; and what is in the output is no input.
+    Readers of such an input would see each message twice; and files in the output are not inputs.
     """
     root = os.path.realpath(local(settings.output) or settings.output)
     for place in settings.inputs:
         path = os.path.realpath(local(place) or place)
         if Path(root).is_relative_to(path):
             raise ConfigError(
-                f"--output {settings.output}: is in --input {place}, whose readers would find "
-                "messages in both: name a directory beside it"
+                f"--output {settings.output}: is within --input {place}, whose readers would see "
+                "messages twice: choose a directory outside it"
             )
         if Path(path).is_relative_to(root):
             raise ConfigError(
-                f"--input {place}: is in --output {settings.output}, where the result goes: leave "
-                "it out"
+                f"--input {place}: is within --output {settings.output}, where the result goes: "
+                "omit it"
             )
 
 
 def compact(
     spark: SparkSession, settings: CompactSettings, stop: threading.Event, report: Report
 ) -> Compacted:
-    """Merge what is new in the inputs into the output.
+    """Merge new inputs into the output.
 
-    ``stop`` ends it soon, by StoppedError, unless the hours are about to be replaced. Raises
-    ConfigError for settings, inputs and outputs that cannot be, RecordError for a file that is
-    damaged or still written, LockedError if another run has the output, OutputError if that cannot
-    be written, and NSQError for what else Spark says. After any of them the output is as it was,
-    but for what it says a killed run had still to do.
+    ``stop`` ends the run soon with StoppedError, unless the hours are about to be replaced. Raises
+    ConfigError for invalid settings, inputs and outputs; RecordError for a file that is damaged or
+    still written; LockedError if another run uses the output; OutputError if the output cannot be
+    written; and NSQError for other errors of Spark. After an error the output is unchanged, apart
+    from outstanding work of a killed run, which is completed.
     """
     check_apart(settings)
     root = real(
         settings.output,
-        "compact writes to a file system that is mounted here, where hours can be replaced as a "
-        "whole: copy them from there",
+        "compact needs a mounted file system, where hours can be replaced as a whole: "
+        "copy the files to one",
     )
     with held(os.path.join(root, OURS), LOCK):
         return _Compaction(spark, settings, stop, report, OutputDirectory(root)).run()
@@ -218,7 +218,8 @@ class _Compaction:
         self._report("verifying", 0, written.rows)
         if (again := _read_back(self._spark, made)) != written:
             raise OutputError(
-                f"{made}: {written.rows} rows were written, and {again.rows} read again or others"
+                f"{made}: {written.rows} rows were written, but {again.rows} or different rows "
+                "were read back: check the disk and run compact again"
             )
         return _finished(Path(made))
 
@@ -261,7 +262,7 @@ class _Facts:
         for each in self._inputs:
             if each.kind == "parquet" and self._rows[each.path] != each.rows:
                 raise RecordError(
-                    f"{each.path}: {self._rows[each.path]} rows were read, and its footer says "
+                    f"{each.path}: {self._rows[each.path]} rows were read, but its footer says "
                     f"{each.rows}"
                 )
 

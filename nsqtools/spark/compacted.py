@@ -1,4 +1,4 @@
-"""The output of ``compact`` on disk: its hours, and which inputs are in them.
+"""The output of ``compact`` on disk: its hours, and the inputs that they contain.
 
     <output>/date=2026-11-21/hour=07/part-*.parquet    what others read
     <output>/_nsqtools/compact.json                    the state: every hour's files, every input
@@ -55,10 +55,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """An input that is in the output, as it was then: ``rows`` of it, in these ``hours``.
+    """An input in the output, as it was when it was read: its ``rows`` are in these ``hours``.
 
-    ``sha256`` is that of its ``size`` bytes, if rows of it can be told apart by their place alone.
-    ``whole`` until somebody removes one of the hours from the output.
+    ``sha256`` covers its ``size`` bytes if rows are identified by their place only. ``whole``
+    becomes false when one of the hours is removed from the output.
     """
 
     size: int
@@ -71,15 +71,15 @@ class Known:
 
 
 class OutputDirectory:
-    """An output directory, which is made; finishes and cleans what a crash has left.
+    """An output directory, created if necessary; completes or removes the work of a killed run.
 
-    Raises ConfigError if it holds what is not of ``compact``, or a state that cannot be read.
+    Raises ConfigError if it has files that ``compact`` did not write, or an unreadable state.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.hours: dict[str, dict[str, Part]] = {}
-        """Files by their names, of hours by their directories, as ``date=2026-11-21/hour=07``."""
+        """Files by name, of hours by directory, such as ``date=2026-11-21/hour=07``."""
         self.inputs: dict[str, Known] = {}
         self._ours = os.path.join(root, OURS)
         make_directory(self._ours)
@@ -93,7 +93,7 @@ class OutputDirectory:
         self._check_hours()
 
     def files(self, hours: Iterable[str]) -> list[str]:
-        """The paths of the files of these hours, as far as there are such."""
+        """Return the paths of the existing files of these hours."""
         return [
             os.path.join(self.root, hour, name)
             for hour in hours
@@ -101,17 +101,17 @@ class OutputDirectory:
         ]
 
     def begin(self) -> str:
-        """The path of a new directory for a run's hours, which is not made."""
+        """Return the path for a run's new hours, which is not created."""
         return os.path.join(self._ours, f"{_WORK}{uuid4().hex}", "new")
 
     def discard(self, made: str) -> None:
-        """Remove what a run has made that is not committed."""
+        """Remove the files of a run that was not committed."""
         shutil.rmtree(os.path.dirname(made), ignore_errors=True)
 
     def divide(self, found: Iterable[Input]) -> tuple[list[Input], list[Input]]:
-        """Those that have something that is not in the output, and the others.
+        """Return the inputs with records that are not in the output, and the others.
 
-        A file that has grown has its old records skipped if rows of it have no key.
+        If a file has grown and has rows without a key, its old records are skipped.
         """
         alike: dict[tuple[str, int, int], list[Known]] = {}
         for path, entry in self.inputs.items():
@@ -133,9 +133,9 @@ class OutputDirectory:
         hours: Mapping[str, Mapping[str, Part]],
         inputs: Mapping[str, Known],
     ) -> None:
-        """Have the hours below ``made``, which last, replace those of the output.
+        """Replace hours of the output by those below ``made``, which are durable.
 
-        ``inputs`` are in the output from then on.
+        ``inputs`` are recorded as part of the output.
         """
         self.hours |= {hour: dict(parts) for hour, parts in hours.items()}
         # Of a file that is gone, rows with a key are told apart without its being known.
@@ -151,10 +151,10 @@ class OutputDirectory:
         self._sweep()
 
     def delete(self, found: Iterable[Input]) -> tuple[int, int]:
-        """Delete inputs that are in the output; how many, and how many are kept.
+        """Delete inputs that are in the output; return how many were deleted and kept.
 
-        A file is kept that has changed since, that a process has locked, or of which an hour was
-        removed from the output.
+        A file is kept if it has changed since, if a process has locked it, or if one of its hours
+        was removed from the output.
         """
         doomed, kept = [], 0
         for each in found:
@@ -162,7 +162,11 @@ class OutputDirectory:
             if known and known.whole:
                 doomed.append(each)
             else:
-                log.warning("%s: kept, as hours of it were removed from %s", each.path, self.root)
+                log.warning(
+                    "%s: not deleted, because hours with its records were removed from %s",
+                    each.path,
+                    self.root,
+                )
                 kept += 1
         if not doomed:
             return 0, kept
@@ -171,7 +175,7 @@ class OutputDirectory:
         folders = set()
         for each in doomed:
             if reason := _remove(each):
-                log.warning("%s: kept, as %s", each.path, reason)
+                log.warning("%s: not deleted: %s", each.path, reason)
                 kept += 1
             else:
                 deleted += 1
@@ -232,7 +236,9 @@ class OutputDirectory:
         except FileNotFoundError:
             return "", [], []
         except (AttributeError, LookupError, TypeError, ValueError):
-            raise ConfigError(f"{path}: is not a state of compact that can be read") from None
+            raise ConfigError(
+                f"{path}: is not a readable state of compact: restore it, or give another --output"
+            ) from None
 
     def _save(self, *, swap: Mapping[str, Any] | None = None, deleting: Sequence[str] = ()) -> None:
         """Replace the state, and have it last."""
@@ -292,12 +298,12 @@ class OutputDirectory:
             if there != ours:
                 path = os.path.join(self.root, hour)
                 raise ConfigError(
-                    f"{path}: is not as compact left it: give another --output, or move it away "
-                    "and compact it as an input"
+                    f"{path}: has files that compact did not write: give another --output, or move "
+                    "the directory away and compact it as an input"
                 )
         gone = {hour for hour in self.hours if not os.path.lexists(f"{self.root}/{hour}")}
         for hour in sorted(gone):
-            log.warning("%s: %s was removed", self.root, hour)
+            log.warning("%s: %s was removed from the output", self.root, hour)
             del self.hours[hour]
         for path, known in self.inputs.items() if gone else ():
             if not gone.isdisjoint(known.hours):

@@ -53,14 +53,14 @@ _CASTS: dict[str, tuple[type[DataType], ...]] = {
 
 
 def frame(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
-    """The rows of all inputs: ROW_SCHEMA, what else Parquet and JSON have, their place, and FILE.
+    """Return the rows of all inputs: ROW_SCHEMA, further columns, their place, and FILE.
 
-    The time of a message is never null: where no column tells it, it is that of the file's last
-    change. The place of a row, ``source_file`` and ``source_record``, is where it was first read.
-    A file that is damaged, or has changed, fails the job that reads it.
+    ``timestamp`` is never null: without a time in the data it is the modification time of the file.
+    The place of a row, ``source_file`` and ``source_record``, is where it was first read. A file
+    that is damaged or has changed fails the job that reads it.
 
-    Raises ConfigError for columns that have other types in other files, and for executors that lack
-    what unpacks them.
+    Raises ConfigError for columns whose types differ between files, and for executors that lack a
+    library for decompression.
     """
     records = [each for each in inputs if each.kind == "records"]
     rows = [each.path for each in inputs if each.kind == "rows"]
@@ -77,7 +77,7 @@ def frame(spark: SparkSession, inputs: Sequence[Input]) -> DataFrame:
 
 
 def united(parts: Sequence[DataFrame]) -> DataFrame:
-    """The rows of all, with all columns; raises ConfigError if their types differ."""
+    """Return the rows of all frames, with all columns; raises ConfigError if types differ."""
     _check_types(parts)
     found = parts[0]
     for part in parts[1:]:
@@ -86,17 +86,17 @@ def united(parts: Sequence[DataFrame]) -> DataFrame:
 
 
 def dated(found: DataFrame) -> DataFrame:
-    """With ``date`` and ``hour`` (0 to 23) behind, by ``timestamp`` in UTC."""
+    """Return the frame with ``date`` and ``hour`` (0 to 23) appended, from ``timestamp`` in UTC."""
     return found.withColumn("date", F.expr(DATE)).withColumn("hour", F.expr(HOUR))
 
 
 def view(found: DataFrame) -> DataFrame:
-    """A frame as people query it: dated, and without FILE."""
+    """Return a frame for queries: with ``date`` and ``hour``, without FILE."""
     return dated(found).drop(FILE)
 
 
 def is_keyed() -> Column:
-    """Whether a row is known by (topic, message_id, timestamp_ns) wherever it was stored."""
+    """Whether (topic, message_id, timestamp_ns) identifies a row wherever it was stored."""
     return (
         F.col("topic").isNotNull()
         & F.col("message_id").isNotNull()
@@ -161,7 +161,7 @@ def _aligned(
     for name in PARTITIONS:
         if name in there:
             raise ConfigError(
-                f"column {name} is called like a directory: select it as another name"
+                f"column {name} has the name of a directory: select it under another name"
             )
     columns = []
     for field in _row_schema():
@@ -220,5 +220,5 @@ def _check_types(parts: Sequence[DataFrame]) -> None:
             if other.dataType != field.dataType:
                 raise ConfigError(
                     f"column {field.name} is {field.dataType.simpleString()} in some inputs and "
-                    f"{other.dataType.simpleString()} in others: read them apart"
+                    f"{other.dataType.simpleString()} in others: read them separately"
                 )

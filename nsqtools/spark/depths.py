@@ -1,4 +1,4 @@
-"""How many messages wait for a channel, as micro-batches are planned by; runs on the driver."""
+"""The depths of a channel, by which the driver plans micro-batches."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _STATS_TIMEOUT = 5.0
 
 
 class Depths:
-    """Asks nsqds, which nsqlookupds name anew each time if there are any.
+    """Queries nsqds; with nsqlookupds, the nsqds are looked up each time.
 
-    Raises ConfigError for TLS options that cannot be used.
+    Raises ConfigError for invalid TLS options.
     """
 
     def __init__(self, settings: SourceSettings) -> None:
@@ -44,11 +44,12 @@ class Depths:
             raise respelled(error, flags=settings.flags) from None
 
     async def ask(self) -> dict[tuple[str, str], int]:
-        """Messages by topic and nsqd's ``host:tcp_port``; 0 for one that does not answer.
+        """Return waiting messages by topic and nsqd (``host:tcp_port``); 0 for one that does not
+        answer.
 
-        A server is warned of once until it answers again. Raises UnreachableError if none does,
-        and none has since the start, unless servers are waited for: then an address is wrong, or a
-        run would do nothing.
+        A failing server is logged once until it answers again. Raises UnreachableError if no server
+        has ever answered, unless ``wait_for_servers`` is set: then an address is probably wrong,
+        and a run would end without doing anything.
         """
         topics = await self._places()
         found: dict[tuple[str, str], int] = {}
@@ -62,8 +63,8 @@ class Depths:
         if failures and not (found or self._heard or self._lookups):
             way = "give --nsqd-http-address" if self._settings.flags else "write host:tcp/http"
             raise UnreachableError(
-                f"no nsqd answers: {next(iter(failures.values()))}: the depth is asked for over "
-                f"HTTP: where its port is not the one after the TCP port, {way}"
+                f"no nsqd answers: {next(iter(failures.values()))}: depths are queried over HTTP; "
+                f"if the HTTP port is not the TCP port plus one, {way}"
             )
         for url, error in failures.items():
             log.log(logging.DEBUG if url in self._silent else logging.WARNING, "nsqd %s", error)
@@ -125,7 +126,7 @@ class Depths:
             try:
                 config = with_secret(settings)
             except ConfigError as error:  # it may be there for executors only
-                log.info("nsqlookupd is told no secret: %s", error)
+                log.info("nsqlookupd is queried without a secret: %s", error)
         return [
             Lookups(
                 Subscription(topic=topic, channel=settings.channel, lookupds=settings.lookupds),
@@ -137,10 +138,10 @@ class Depths:
 
 
 def depth(topic: TopicStats | None, channel: str) -> int:
-    """What a consumer of the channel would get now: its depth, and the topic's own.
+    """Return the messages that wait for a channel: its depth and the topic's depth.
 
-    A channel that is not there yet will begin with the topic's depth. What is in flight or deferred
-    is not counted, nor what is paused.
+    A channel that does not exist yet will start with the topic's depth. Messages in flight,
+    deferred or paused do not count.
     """
     if topic is None:
         return 0

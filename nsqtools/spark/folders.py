@@ -1,6 +1,6 @@
-"""Local directories that are written to: made, rid of what a crash left, and synced.
+"""Local output directories: checks, removal of leftovers, and syncing.
 
-Those of other file systems, such as HDFS or S3, are left to these.
+Other file systems, such as HDFS or S3, need none of this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KILLED = ".spark-staging-"
 
 
 def check_output(place: str, flag: str) -> None:
-    """Raise ConfigError unless a local directory can be written to, or made; none is made."""
+    """Raise ConfigError unless a local directory is writable or can be created; creates nothing."""
     path = local(place)
     if path is None:
         return
@@ -39,11 +39,11 @@ def check_output(place: str, flag: str) -> None:
 
 
 def remove_killed(root: Path, batches: str) -> None:
-    """Remove what killed runs of a query left of its batches, whose names begin with ``batches``.
+    """Remove leftovers of killed runs, whose batch directories begin with ``batches``.
 
-    Spark writes to ``.spark-staging-<uuid>`` before it moves, and not every reader skips that. Such
-    a directory is the query's if it has one of a batch in it. Others stay: their jobs may be at
-    work.
+    Spark writes to ``.spark-staging-<uuid>`` before it moves files, and not every reader skips
+    that. Such a directory belongs to the query if it contains one of its batches. Others stay, as
+    their jobs may be running.
     """
     for left in root.glob(f"{_KILLED}*"):
         if any(name.startswith(batches) for _, names, _ in os.walk(left) for name in names):
@@ -51,7 +51,7 @@ def remove_killed(root: Path, batches: str) -> None:
 
 
 def sync(root: Path, leaves: Iterable[Path]) -> None:
-    """Make the files of directories last, and all names from ``root`` down to them.
+    """Make the files of directories durable, and all names from ``root`` down to them.
 
     Raises OutputError.
     """
@@ -70,7 +70,7 @@ def sync(root: Path, leaves: Iterable[Path]) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Make what is in a file last; raises OSError."""
+    """Make the content of a file durable; raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""Small files and directories in whatever file system Spark can reach, through its JVM."""
+"""Small files and directories in any file system that Spark can reach, through its JVM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_text(spark: SparkSession, url: str) -> str | None:
-    """What is in a file; None if there is none."""
+    """Return the content of a file; None if it does not exist."""
     jvm, files, path = _find(spark, url)
     if not files.exists(path):
         return None
@@ -28,7 +28,7 @@ def read_text(spark: SparkSession, url: str) -> str | None:
 
 
 def write_json(spark: SparkSession, place: str, value: Mapping[str, Any]) -> None:
-    """Replace a file, or make it: whoever reads it finds all of it, or none."""
+    """Replace or create a file, so that readers find all of it or none."""
     if root := local(place):
         make_directory(str(root.parent))
         replace_json(str(root), value)
@@ -45,7 +45,7 @@ def write_json(spark: SparkSession, place: str, value: Mapping[str, Any]) -> Non
 
 
 def remove_all(spark: SparkSession, place: str, pattern: str) -> None:
-    """Remove directories in a path or URL, by a pattern such as ``date=*/hour=*``."""
+    """Remove directories in a path or URL that match a pattern such as ``date=*/hour=*``."""
     _, files, path = _find(spark, below(literal(place), pattern))
     for each in files.globStatus(path) or ():
         files.delete(each.getPath(), True)

@@ -1,8 +1,8 @@
-"""The files of archives: what ``pipeline archive`` wrote, and what ``to-file`` did.
+"""The files of archives that ``pipeline archive`` and ``to-file`` wrote.
 
-The driver lists the files and remembers how each was, so that what a job read is known for certain.
-Hidden files and directories are no inputs, nor are those that a running or killed process has not
-published, our own ``_nsqtools`` and what Spark keeps beside its data.
+The driver lists the files with size and time, so that changes during a job are detected. Skipped
+are hidden files and directories, files that are not published yet, nsqtools' directory
+``_nsqtools``, and Spark's own files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nsqtools.records.layout import Layout
 
     Report = Callable[[str, int, int], None]
-    """Is told of progress: what is being done, how much of it is, and of how much (0: unknown)."""
+    """Called with progress: the current step, the amount done, and the total (0: unknown)."""
 
 __all__ = ["Input", "Report", "find", "parquet"]
 
@@ -46,11 +46,11 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file as it was found; ``path`` has no symbolic links in it.
+    """A file as it was found; ``path`` has no symbolic links.
 
     ``kind`` is ``parquet``, ``rows`` for JSON of ``pipeline archive``, or ``records`` for files of
-    ``to-file``, which alone have a ``layout``. ``rows`` and ``schema`` are those of a Parquet
-    footer. ``skip`` is how many records at the beginning to leave out.
+    ``to-file``, which have a ``layout``. ``rows`` and ``schema`` come from a Parquet footer.
+    ``skip`` is the number of records to skip at the beginning.
     """
 
     path: str
@@ -65,11 +65,13 @@ class Input:
 
     @property
     def looks(self) -> tuple[str, int, int]:
-        """What a copy has in common with it, besides the content: name, size and time."""
+        """Name, size and time, which a copy has in common with the file."""
         return os.path.basename(self.path), self.size, self.mtime_ns
 
     def digest(self, size: int | None = None) -> str:
-        """The sha256 of the first bytes, all unless told, in hex; raises RecordError."""
+        """Return the sha256 of the first ``size`` bytes, by default all, in hex; raises
+        RecordError.
+        """
         left = self.size if size is None else size
         found = hashlib.sha256()
         try:
@@ -82,14 +84,14 @@ class Input:
         return found.hexdigest()
 
     def check_same(self) -> None:
-        """Raise RecordError if the file is not as it was found."""
+        """Raise RecordError if the file has changed since it was found."""
         try:
             now = os.stat(self.path)
         except OSError as error:
             raise RecordError(f"{self.path}: {error.strerror}") from error
         if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
             raise RecordError(
-                f"{self.path}: changed while it was read: leave out files that are still written"
+                f"{self.path}: changed while it was read: omit files that are still being written"
             )
 
 
@@ -100,14 +102,14 @@ def find(
     exclude: Sequence[str] = (),
     until: int | None = None,
 ) -> list[Input]:
-    """The files of archives, by path: each once, by whatever names and copies it was given.
+    """Return the files of archives by path, each once, whatever its names and copies.
 
-    ``places`` are files and directories of this machine's file system, ``layout`` says how records
-    stand in files that are not those of ``pipeline archive``. What is in a directory of ``exclude``
-    is no input. A manifest of ``to-file`` is none either, nor a file that was changed after
-    ``until``, in ns since the epoch. A copy is a file of the same name, time and content.
+    ``places`` are local files and directories; ``layout`` is the format of files that ``pipeline
+    archive`` did not write. Excluded are the directories ``exclude``, manifests of ``to-file``, and
+    files changed after ``until``, in ns since the epoch. A copy is a file of the same name, time
+    and content.
 
-    Raises ConfigError for a place that cannot be, and for a file that needs a layout or a library;
+    Raises ConfigError for an invalid place, and for a file that needs a layout or a library;
     RecordError for a damaged Parquet file.
     """
     excluded = [os.path.realpath(each) for each in exclude]
@@ -126,17 +128,17 @@ def find(
 
 
 def parquet(path: str) -> Input:
-    """A Parquet file that is known to be one; raises RecordError if it is damaged."""
+    """Return an Input for a Parquet file; raises RecordError if it is damaged."""
     found = _look(path, os.stat(path), None)
     assert found
     return found
 
 
 def _files_of(place: str, excluded: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
-    path = real(place, "inputs are read from a file system that is mounted here")
+    path = real(place, "inputs must be on a mounted file system")
     for folder in excluded:
         if _is_within(path, folder):
-            raise ConfigError(f"{place}: is in {folder}, where the result goes: leave it out")
+            raise ConfigError(f"{place}: is within {folder}, where the result goes: omit it")
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
@@ -147,7 +149,7 @@ def _files_of(place: str, excluded: Sequence[str]) -> Iterator[tuple[str, os.sta
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{place}: is neither a file nor a directory")
     if path.endswith(_UNPUBLISHED):
-        raise ConfigError(f"{place}: is not published: to-file gives it its name when it is whole")
+        raise ConfigError(f"{place}: is not published yet: to-file renames it when it is complete")
     yield path, status
 
 
@@ -161,7 +163,9 @@ def _walk(
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name == "_delta_log":
-                raise ConfigError(f"{folder}: is a Delta table: compact it with its OPTIMIZE")
+                raise ConfigError(
+                    f"{folder}: is a Delta table: compact it with OPTIMIZE of Delta Lake"
+                )
             if entry.name.startswith(".") or entry.name in _NO_DATA:
                 continue
             path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
@@ -182,12 +186,14 @@ def _look(path: str, status: os.stat_result, layout: Layout | None) -> Input | N
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{path!r}: its name is not UTF-8: rename it") from None
+        raise ConfigError(f"{path!r}: the name is not UTF-8: rename the file") from None
     name = os.path.basename(path)
     found = Input(path, status.st_size, status.st_mtime_ns, status.st_ino, "records", layout)
     if name.endswith(".parquet"):
         if name.startswith("_"):
-            raise ConfigError(f"{path}: Spark reads no file whose name begins with _: rename it")
+            raise ConfigError(
+                f"{path}: Spark ignores files whose names begin with _: rename the file"
+            )
         rows, schema = _footer(path)
         return replace(found, kind="parquet", layout=None, rows=rows, schema=schema)
     if _SPARK_JSON.search(path):
@@ -196,7 +202,7 @@ def _look(path: str, status: os.stat_result, layout: Layout | None) -> Input | N
         return None
     if layout is None:
         raise ConfigError(
-            f"{path}: is no Parquet: give --input-format raw, json or length-prefixed"
+            f"{path}: is not a Parquet file: give --input-format raw, json or length-prefixed"
         )
     require(method_of(path))
     return found
@@ -208,7 +214,7 @@ def _footer(path: str) -> tuple[int, pa.Schema]:
             return file.metadata.num_rows, file.schema_arrow.remove_metadata()
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
-        raise RecordError(f"{path}: no Parquet file that can be read: {reason}") from None
+        raise RecordError(f"{path}: cannot be read as a Parquet file: {reason}") from None
 
 
 def _is_manifest(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Spark jobs that end when their user wants to, and say in one line why they failed."""
+"""Spark jobs that can be cancelled, with errors in one line."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.*\S)", re.MULTILINE)
 
 
 class StoppedError(Exception):
-    """The user wanted the jobs to end, and they did."""
+    """The jobs were cancelled, as requested."""
 
 
 @contextlib.contextmanager
 def interruptible(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
-    """Cancel the jobs that this thread starts, and raise StoppedError, once ``stop`` is set.
+    """Cancel the jobs of this thread and raise StoppedError once ``stop`` is set.
 
-    What Spark raises, or the way to it when its Java process has ended, is an NSQError of one line,
-    and RecordError where it could not read a file.
+    Errors of Spark, and of the connection to a Java process that has ended, become an NSQError with
+    one line; RecordError for a file that cannot be read.
     """
     if stop.is_set():
         raise StoppedError

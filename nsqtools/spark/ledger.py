@@ -89,23 +89,23 @@ ROW_SCHEMA = pa.schema(
 )
 """``nsqd`` is host:tcp_port, ``message_id`` 16 hex digits, ``timestamp`` when it was published."""
 
-_TWICE = "messages of a committed batch may come twice: %s"
+_TWICE = "messages of a committed batch may be staged twice: %s"
 _TRIES = 100
 """A holder that adds segments changes the name often, but not as fast as it can be read."""
 
 
 class FencedError(OutputError):
-    """Another attempt has this partition; what ``add`` or ``seal`` was given does not count."""
+    """Another attempt has taken over the partition; ``add`` or ``seal`` had no effect."""
 
 
 class StaleError(FencedError):
-    """... because the batch was committed: this task, or this driver, is a leftover."""
+    """The batch was committed; this task or driver is obsolete."""
 
 
 class Ledger:
-    """The batches of one stream, below ``root``; the driver and every executor make their own.
+    """The batches of one stream below ``root``; driver and executors have their own objects.
 
-    All calls but ``clean`` raise OutputError for what the store cannot do.
+    All methods but ``clean`` raise OutputError for errors of the store.
     """
 
     def __init__(self, store: Store, root: str, stream: str) -> None:
@@ -114,10 +114,10 @@ class Ledger:
         self._dir = f"{root}/{stream}"
 
     def prepare(self, offset: Offset) -> None:
-        """Driver: make the partitions of a batch, all or none; those that are there stay.
+        """Driver: create the partitions of a batch, all or none; existing ones stay.
 
-        To be done before Spark logs the offset, and never after: see ``expect``. Raises StaleError
-        if the batch, or a later one, was cleaned.
+        Call this before Spark logs the offset, and never after: see ``expect``. Raises StaleError
+        if this batch or a later one was cleaned.
         """
         folder = self._batch(offset.batch)
         with as_output_error(folder):
@@ -153,16 +153,16 @@ class Ledger:
         if staged is None:
             raise FileNotFoundError(folder)
         if staged != offset:
-            raise OutputError(f"{folder}: was made for another offset: {staged.to_json()}")
+            raise OutputError(f"{folder}: was prepared for another offset: {staged.to_json()}")
         # Only now: a cleaner that is not seen here will find the batch and rename it.
         self._check_not_cleaned(batch)
 
     def expect(self, offset: Offset) -> None:
-        """Driver: check that a batch that Spark has logged is prepared here.
+        """Driver: check that a batch in Spark's log is prepared here.
 
-        Raises OutputError if it is not: then it was, in another staging, and to make it anew would
-        be to commit it without the messages that were finished under it. Raises StaleError as
-        ``prepare`` does.
+        Raises OutputError if it is not. It was then prepared in another staging directory, and
+        preparing it again would commit it without the messages that were finished under it. Raises
+        StaleError as ``prepare`` does.
         """
         folder = self._batch(offset.batch)
         with as_output_error(folder), contextlib.suppress(FileNotFoundError):
@@ -170,11 +170,11 @@ class Ledger:
         staged = self.staged(offset.batch)
         if staged is None:
             raise OutputError(
-                f"{folder}: not there: the batch under way is staged elsewhere: give the old "
-                "--staging (stagingLocation)"
+                f"{folder}: does not exist: the unfinished batch is staged elsewhere: give the "
+                "previous --staging (stagingLocation)"
             )
         if staged != offset:
-            raise OutputError(f"{folder}: was made for another offset: {staged.to_json()}")
+            raise OutputError(f"{folder}: was prepared for another offset: {staged.to_json()}")
 
     def _check_not_cleaned(self, batch: int) -> None:
         """Raise StaleError if this batch or a later one was committed; what we made goes then."""
@@ -183,15 +183,16 @@ class Ledger:
             with contextlib.suppress(OSError):  # no task will be told of it
                 self._retire(batch)
             raise StaleError(
-                f"{folder}: batch {cleaned} was committed and its rows removed, but the "
-                "checkpoint does not say so (set back?): use a new checkpoint directory"
+                f"{folder}: batch {cleaned} was committed and its rows removed, but the checkpoint"
+                " does not contain the commit (was it restored from a copy?): use a new "
+                "checkpoint directory"
             )
 
     def staged(self, batch: int) -> Offset | None:
-        """Driver: what a batch was prepared for, None if it was not, or is cleaned.
+        """Driver: return the offset that a batch was prepared for; None if it is not prepared.
 
-        To be asked before a batch is planned. Spark does not fsync its offset log, so after a power
-        failure the last offset may be gone from it, while messages were finished under it.
+        Call this before a batch is planned. Spark does not sync its offset log, so after a power
+        failure the last offset may be missing there although messages were finished under it.
         """
         file = f"{self._batch(batch)}/{naming.OFFSET}"
         with as_output_error(file):
@@ -205,7 +206,7 @@ class Ledger:
             raise damaged(file) from None
 
     def claim(self, batch: int, k: int) -> Claim | Sealed:
-        """Executor: a complete partition, or one to fill that nobody else can fill any more.
+        """Executor: return a complete partition, or take over an incomplete one exclusively.
 
         Raises StaleError if the batch was committed.
         """
@@ -225,10 +226,10 @@ class Ledger:
                 except FileNotFoundError:
                     continue
             return Claim(store, partition, mine, again.Staged(store, self._dir, batch))
-        raise OutputError(f"{partition}: damaged: no attempt of a task can claim it")
+        raise OutputError(f"{partition}: damaged: no task can claim it")
 
     def complete(self, batch: int, partitions: int) -> list[Sealed | None]:
-        """Driver: the partitions of a batch; None where one is not complete, or is gone."""
+        """Driver: return the partitions of a batch; None for one that is incomplete or gone."""
         places = [f"{self._batch(batch)}/{naming.partition(k)}" for k in range(partitions)]
         return [self._complete(place) for place in places]
 
@@ -240,7 +241,7 @@ class Ledger:
                 return None
 
     def cleaned(self) -> int:
-        """Driver: the newest batch that was committed; 0 if none was."""
+        """Driver: return the newest committed batch; 0 for none."""
         with as_output_error(self._dir), contextlib.suppress(FileNotFoundError):
             names = self._store.list(self._dir)
             gone = naming.batches("done-", names) | naming.batches("unread-", names)
@@ -248,17 +249,17 @@ class Ledger:
         return 0
 
     def clean(self, upto: int) -> None:
-        """Driver: batches up to this one were committed: remove them, as far as they are there.
+        """Driver: remove committed batches up to this one, as far as they exist.
 
-        Raises nothing: what cannot be removed is logged, and tried again the next time. What was
-        staged and not read stays, under another name, which is logged.
+        Raises nothing: failures are logged, and the next call tries again. Staged messages that
+        were not read are kept under another name, which is logged.
         """
         try:
             self._clean(upto)
         except FileNotFoundError:
             pass
         except OSError as error:
-            log.warning("%s: committed rows are not removed: %s", self._dir, reason_of(error))
+            log.warning("%s: cannot remove committed rows: %s", self._dir, reason_of(error))
 
     def _clean(self, upto: int) -> None:
         store = self._store
@@ -296,8 +297,8 @@ class Ledger:
         if unread:
             # nsqd may have some of them yet, which come again, and are staged then.
             log.warning(
-                "%s: batch %d was committed, but not all of it was read: messages of %s that were "
-                "finished in nsqd are only there",
+                "%s: batch %d was committed, but not all of it was read: messages of %s that were"
+                " finished in nsqd exist only there",
                 *(f"{self._dir}/{name}", batch, ", ".join(unread)),
             )
 
@@ -338,22 +339,24 @@ class Ledger:
                 names = store.list(self._dir)
             except FileNotFoundError:
                 raise OutputError(
-                    f"{self._dir}: not there: the staging must be a directory that the driver "
+                    f"{self._dir}: does not exist: the staging must be a directory that the driver "
                     "and all executors share"
                 ) from None
             if naming.batch(batch) in names:
-                raise OutputError(f"{partition}: damaged: not there, though its batch is")
-            raise StaleError(f"{partition}: its batch was committed: this task is a leftover")
+                raise OutputError(
+                    f"{partition}: damaged: the partition is missing, although its batch exists"
+                )
+            raise StaleError(f"{partition}: its batch was committed: this task is obsolete")
 
     def _batch(self, batch: int) -> str:
         return f"{self._dir}/{naming.batch(batch)}"
 
 
 class Claim:
-    """A partition while this attempt fills it; for one thread at a time.
+    """A partition that this attempt fills; not thread-safe.
 
-    After an error it is of no use: nothing that was not acknowledged may be finished, and the next
-    attempt goes on with what was.
+    After an error it cannot be used: messages that were not acknowledged must not be finished, and
+    the next attempt continues with those that were.
     """
 
     def __init__(self, store: Store, partition: str, holder: Holder, staged: again.Staged) -> None:
@@ -368,20 +371,21 @@ class Claim:
 
     @property
     def rows(self) -> int:
-        """How many rows count, those of earlier attempts with them."""
+        """The number of rows that count, including those of earlier attempts."""
         return sum(segment.rows for segment in self._segments)
 
     def staged(self, keys: Set[Key]) -> set[Key]:
-        """Which of these messages, that come again, are staged: to be finished, not to be added.
+        """Return which redelivered messages are staged; they must be finished, but not added.
 
         Raises OutputError.
         """
         return self._staged.find(keys)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Make rows of ROW_SCHEMA last: once this has returned, their messages may be finished.
+        """Store rows of ROW_SCHEMA durably; afterwards their messages may be finished.
 
-        Raises FencedError if another attempt has taken over, or OutputError; then they may not.
+        Raises FencedError if another attempt has taken over, or OutputError; the messages must not
+        be finished then.
         """
         with self._step():
             data = _serialise(batch)
@@ -394,7 +398,7 @@ class Claim:
             self._segments.append(segment)
 
     def seal(self, ending: Ending) -> Sealed:
-        """Say that the partition is complete; raises as ``add`` does."""
+        """Mark the partition as complete; raises as ``add`` does."""
         generation = self._holder.generation
         manifest = PartitionManifest(tuple(self._segments), ending)
         with self._step():
@@ -416,7 +420,7 @@ class Claim:
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         if not self._usable:
-            raise OutputError(f"{self._path}: sealed, or an earlier step has failed")
+            raise OutputError(f"{self._path}: is sealed, or an earlier step has failed")
         self._usable = False
         try:
             with as_output_error(self._path):
@@ -429,7 +433,7 @@ class Claim:
 
 
 class Sealed:
-    """A complete partition: the same rows for everyone who reads it."""
+    """A complete partition, which has the same rows for every reader."""
 
     def __init__(self, store: Store, path: str, manifest: PartitionManifest) -> None:
         self._store = store
@@ -439,7 +443,7 @@ class Sealed:
 
     @classmethod
     def find(cls, store: Store, partition: str, names: Sequence[str]) -> Self | None:
-        """The complete partition among the names in one, if it is there.
+        """Return the complete partition among the names of its directory, or None.
 
         Raises StaleError, or OutputError if it is damaged.
         """
@@ -452,11 +456,11 @@ class Sealed:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return sum(segment.rows for segment in self._segments)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows as they were added, in ROW_SCHEMA, memory mapped where that can be.
+        """Yield the rows as they were added, in ROW_SCHEMA, memory-mapped if possible.
 
         Raises StaleError if the batch was committed meanwhile, OutputError for a damaged file.
         """
@@ -492,5 +496,5 @@ def _read(store: Store, path: str, file: str) -> pa.Buffer:
         try:
             store.list(path)
         except FileNotFoundError:
-            raise StaleError(f"{path}: its batch was committed: this task is a leftover") from None
+            raise StaleError(f"{path}: its batch was committed: this task is obsolete") from None
         raise damaged(file)

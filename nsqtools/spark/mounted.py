@@ -1,4 +1,4 @@
-"""Directories of file systems that are mounted here, in which one job at a time works."""
+"""Directories of mounted file systems, with one job at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["held", "real", "replace_json"]
 
 
 def real(place: str, why: str) -> str:
-    """The path of a place, in which no symbolic link is; raises ConfigError if it is elsewhere."""
+    """Return the path of a place without symbolic links; raises ConfigError if it is not local."""
     path = local(place)
     if path is None:
         raise ConfigError(f"{place}: {why}")
@@ -27,15 +27,16 @@ def real(place: str, why: str) -> str:
     try:
         found.encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{found!r}: its name is not UTF-8: rename it") from None
+        raise ConfigError(f"{found!r}: the name is not UTF-8: rename it") from None
     return found
 
 
 @contextlib.contextmanager
 def held(folder: str, name: str) -> Iterator[None]:
-    """Hold the lock of this name in a directory, which is made.
+    """Hold a lock with this name in a directory, which is created if necessary.
 
-    Raises LockedError if another process has it, and OutputError for an OSError of the body.
+    Raises LockedError if another process holds the lock, and OutputError for an OSError in the
+    body.
     """
     try:
         make_directory(folder)
@@ -46,7 +47,7 @@ def held(folder: str, name: str) -> Iterator[None]:
 
 
 def replace_json(path: str, value: Mapping[str, Any]) -> None:
-    """Replace a file, or make it, and have it last; raises OSError."""
+    """Replace or create a file durably; raises OSError."""
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(value, file)
         file.flush()

@@ -1,4 +1,4 @@
-"""What batches are written with: files that a batch replaces as a whole."""
+"""Writing of batches into files that are replaced as a whole."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _NO_DICTIONARY = {
 
 
 def named(query: str, batch: int) -> str:
-    """The name of a batch's directories: 16 digits of the query's id, and the batch's number.
+    """Return the name of a batch's directories: 16 digits of the query's id, and the number.
 
-    It keeps checkpoints that write to one output from replacing each other's batches unnoticed.
-    Spark draws the id at random for each of them, and these digits have 60 random bits: the odds
-    that two of a million checkpoints share them are 1 in 2,000,000. With the first 8 alone they
-    would be 1 in 9,000 for a thousand checkpoints.
+    The id prevents checkpoints that write to one output from replacing each other's batches. Spark
+    chooses it at random, and these digits have 60 random bits: the probability that two of a
+    million checkpoints share them is 1 in 2,000,000. With 8 digits it would be 1 in 9,000 for a
+    thousand checkpoints.
     """
     return f"{query.replace('-', '')[:16]}-{batch:08d}"
 
 
 def observed(batch: DataFrame, *, published: bool) -> tuple[DataFrame, Callable[[], Written]]:
-    """The batch, and what is known of its rows once an action of it was run.
+    """Return the batch, and a function for facts of its rows after an action has run.
 
-    ``published`` is for rows with the column ``timestamp`` of messages.
+    With ``published`` the rows have the column ``timestamp`` of messages.
     """
     seen = Observation()
     facts = [F.count(F.lit(1)).alias("rows")]
@@ -70,11 +70,12 @@ def replace_batch(
     name: str,
     partitions: Sequence[str] = (),
 ) -> Written:
-    """Write files below ``<partition>=*/batch=<name>``, in place of what is in each of these.
+    """Write files below ``<partition>=*/batch=<name>`` and replace the content of these
+    directories.
 
-    ``form`` is parquet or json; what is in directories that the rows do not fall into stays. There
-    are either no partitions or ``date`` and ``hour``. Local files last when this returns what
-    ``written`` says. Raises OutputError.
+    ``form`` is parquet or json. Directories without new rows are left unchanged. ``partitions`` is
+    empty, or ``date`` and ``hour``. Local files are durable when this returns the result of
+    ``written``. Raises OutputError.
     """
     root = local(output)
     if root is not None:
@@ -93,7 +94,7 @@ def replace_batch(
 
 
 def hours(root: Path, written: Written) -> Iterator[Path]:
-    """The directories ``date=*/hour=*`` there are of the hours that a batch's rows are of."""
+    """Yield the existing directories ``date=*/hour=*`` for the hours of a batch's rows."""
     if written.oldest is None or written.newest is None:
         return
     first, last = (
@@ -108,14 +109,16 @@ def hours(root: Path, written: Written) -> Iterator[Path]:
 
 
 def write_once(rows: DataFrame, form: str, output: str) -> None:
-    """Write files into a directory that has none yet; a local one was looked at, and may exist."""
+    """Write files into a directory without files; a local one may exist and was checked."""
     named = texts(rows) if form == "json" else rows
     mode = "errorifexists" if local(output) is None else "append"
     named.write.format(form).mode(mode).options(**_NO_MARK).save(output)
 
 
 def texts(frame: DataFrame) -> DataFrame:
-    """``body`` as text, or ``body_b64`` where it is none, as ``to-file --format json`` has it."""
+    """Return ``body`` as text, or as ``body_b64`` if it is not text, as ``to-file --format json``
+    does.
+    """
     if dict(frame.dtypes).get("body") != "binary":
         return frame
     body = F.col("body")

@@ -1,4 +1,4 @@
-"""What a micro-batch takes from which nsqd, and how Spark's offset log keeps that.
+"""Plans of micro-batches by nsqd, and their form in Spark's offset log.
 
 Pure: no pyspark, no pyarrow, no clock.
 """
@@ -20,7 +20,7 @@ _STREAM = re.compile(r"[a-z0-9-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One partition: at most ``count`` messages of a topic from an nsqd at ``host:tcp_port``."""
+    """One partition: at most ``count`` messages of a topic from an nsqd (``host:tcp_port``)."""
 
     topic: str
     nsqd: str
@@ -29,12 +29,12 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Where a stream is: which messages each of its batches may take.
+    """The position of a stream: the messages that each of its batches may take.
 
-    ``stream`` has a uuid4, made with a checkpoint: it keeps two streams apart that share a staging
-    directory, where it is a name. Batch 0 is the state before the first and has no quotas.
-    Partition ``k`` of the batch is ``quotas[k]``, so that a restart finds the rows again whatever
-    nsqds there are then.
+    ``stream`` is a uuid4 that is made with a checkpoint. It separates streams that share a staging
+    directory, where it is a directory name. Batch 0 is the state before the first batch and has no
+    quotas. Partition ``k`` of the batch is ``quotas[k]``, so that a restart finds the rows again
+    even if the nsqds have changed.
     """
 
     stream: str
@@ -42,12 +42,12 @@ class Offset:
     quotas: tuple[Quota, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark writes it into its log."""
+        """Return the value for Spark's log."""
         return asdict(self) | {"quotas": [asdict(quota) for quota in self.quotas]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
-        """What ``to_json`` gave; raises ConfigError if something else wrote the checkpoint."""
+        """Return the offset for a result of ``to_json``; raises ConfigError for anything else."""
         try:
             stream, batch, quotas = value["stream"], value["batch"], value["quotas"]
             if not (isinstance(stream, str) and _STREAM.fullmatch(stream)):
@@ -77,19 +77,20 @@ def _count(name: str, value: object, least: int) -> int:
 
 def _foreign(reason: str) -> ConfigError:
     return ConfigError(
-        f"checkpoint: an offset is not of the nsq source ({reason}): use a new checkpoint directory"
+        f"checkpoint: an offset was not written by the nsq source ({reason}): use a new "
+        "checkpoint directory"
     )
 
 
 def plan(
     depths: Mapping[tuple[str, str], int], *, limit: int | None, connections: int
 ) -> tuple[Quota, ...]:
-    """Quotas for depths by (topic, nsqd), in proportion; ``limit`` is their sum at most.
+    """Return quotas for depths by (topic, nsqd), in proportion; their sum is at most ``limit``.
 
-    The sum is the limit, or all there is where that is less. Everyone with messages gets at least
-    one; where the limit is too small for that, the deepest do. Each gets at most ``connections``
-    quotas of nearly the same count. The largest come first, because Spark starts tasks in this
-    order, and a large one started last would be waited for alone.
+    The sum is the limit, or the total depth if that is less. Each pair with messages gets at least
+    one; if the limit is too small for that, the deepest pairs do. Each pair gets at most
+    ``connections`` quotas of nearly the same count. The largest come first, because Spark starts
+    tasks in this order, and a large task that starts last would delay the batch.
     """
     # The deepest first: who is first has the better claim wherever a count does not divide.
     ranked = sorted(((depth, pair) for pair, depth in depths.items() if depth > 0), key=_rank)

@@ -1,4 +1,4 @@
-"""What a streaming query does, as plain facts for whoever shows or serves them."""
+"""Progress of a streaming query, for display and metrics."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a batch: rows that were written, and when they were published.
+    """The written rows of a batch, and the times of their publishing.
 
-    Times are seconds since the epoch; None without rows, or where that is not known.
+    Times are in seconds since the epoch; None without rows, or if unknown.
     """
 
     rows: int
@@ -35,29 +35,29 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A batch that is done, or with no rows a look that found none. Times are seconds."""
+    """A completed batch or, with no rows, a check that found no messages. Times are in seconds."""
 
     batch: int
     rows: int
-    """Received; ``written`` are those that came out."""
+    """Received messages; ``written`` counts the rows written."""
     written: int
     seconds: float
     backlog: int | None
-    """Messages that waited in nsqd when the batch was planned, without those in it."""
+    """Messages that waited in nsqd when the batch was planned, not counting its own."""
     lag: float | None
-    """From the publishing of the newest message to the end of the batch."""
+    """Time from the publishing of the newest message to the end of the batch."""
     notes: tuple[str, ...] = ()
-    """What went wrong in this run in reading batches before, each in one line."""
+    """Problems of this run in reading earlier batches, each in one line."""
 
     @property
     def rate(self) -> float:
-        """Messages a second."""
+        """Messages per second."""
         return self.rows / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
 class Totals:
-    """Of a run, up to now."""
+    """The totals of a run so far."""
 
     batches: int = 0
     received: int = 0
@@ -74,23 +74,23 @@ class Totals:
 
 @dataclass(slots=True)
 class Notes:
-    """What is known of batches when they are written, until the listener asks for it."""
+    """Facts about batches, kept from writing until the listener takes them."""
 
     _written: dict[int, Written] = field(default_factory=dict)
 
     def put(self, batch: int, written: Written) -> None:
-        """Note it; a batch that is written again replaces itself."""
+        """Store facts; a batch that is written again replaces them."""
         self._written[batch] = written
 
     def take(self, batch: int) -> Written:
-        """What was noted, once."""
+        """Return and forget the facts of a batch."""
         return self._written.pop(batch, Written(0))
 
 
 class ProgressListener(StreamingQueryListener):
-    """Reports the progress of one query; Spark calls it in a thread of its own, late and in order.
+    """Reports the progress of one query; Spark calls it in its own thread, late but in order.
 
-    ``query`` is set once the query has an id. ``ended`` is set after its last report.
+    ``query`` is set once the query has an id, ``ended`` after its last report.
     """
 
     def __init__(self, notes: Notes, report: Callable[[Progress], None]) -> None:
@@ -100,25 +100,25 @@ class ProgressListener(StreamingQueryListener):
         self._report = report
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Nothing is to be said yet."""
+        """Ignore the start."""
 
     def onQueryIdle(self, event: object) -> None:  # noqa: N802
-        """Nothing is to be said either: the last report holds."""
+        """Ignore idle times; the last report remains valid."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """A batch is done, or a look found nothing."""
+        """Report a completed batch, or a check that found no messages."""
         progress = event.progress
         if str(progress.id) == self.query:
             self._report(facts(progress, self._notes.take(progress.batchId), time.time()))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """There are no more reports."""
+        """Note that no more reports follow."""
         if str(event.id) == self.query:
             self.ended.set()
 
 
 def facts(progress: StreamingQueryProgress, written: Written, now: float) -> Progress:
-    """What Spark and the writer say of a batch."""
+    """Return the progress of a batch from Spark's and the writer's facts."""
     rows = progress.numInputRows
     fresh = written.newest is not None and rows > 0
     said = _said([source.latestOffset for source in progress.sources])

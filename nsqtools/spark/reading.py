@@ -1,6 +1,7 @@
-"""Archives of ``to-file`` as a Spark data source: executors read them in batches of records.
+"""Archives of ``to-file`` as a Spark data source; executors read them in batches of records.
 
-The files are an option of the source: the driver has looked at each, and gives it to one task.
+The files are an option of the source: the driver has inspected each file, and assigns it to one
+task.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _ATTEMPTS = range(1 << 31)
 class ArchiveFile:
     """A file of records as the driver found it.
 
-    ``format`` is in ``layout.FORMATS``; the end of the path tells the compression. ``skip``
-    is how many records at the beginning are left out.
+    ``format`` is in ``layout.FORMATS``; the suffix of the path gives the compression. ``skip`` is
+    the number of records to skip at the beginning.
     """
 
     path: str
@@ -59,10 +60,10 @@ class ArchiveFile:
 
 
 def read(archive: ArchiveFile) -> Iterator[pa.RecordBatch]:
-    """The records of a file in INPUT_SCHEMA, in batches of bounded size.
+    """Yield the records of a file in INPUT_SCHEMA, in batches of limited size.
 
-    What a record does not tell is null, but for its time, which is then that of the file's last
-    change. Raises RecordError naming the file, and where in it, if it is damaged or torn, or has
+    Unknown columns are null, except the time, which is then the modification time of the file.
+    Raises RecordError, which names file and position, if the file is damaged or incomplete, or has
     changed since it was found.
     """
     try:
@@ -79,13 +80,13 @@ def read(archive: ArchiveFile) -> Iterator[pa.RecordBatch]:
 def _check_same(archive: ArchiveFile, file: BinaryIO) -> None:
     found = os.fstat(file.fileno())
     if (found.st_size, found.st_mtime_ns) != (archive.size, archive.mtime_ns):
-        raise RecordError("changed while it was read: leave out files that are still written")
+        raise RecordError("changed while it was read: omit files that are still being written")
 
 
 def _batches(archive: ArchiveFile, file: BinaryIO) -> Iterator[pa.RecordBatch]:
     compression = method_of(archive.path)
     if not archive.size and compression != "none":
-        raise RecordError(f"empty: not even one {METHODS[compression].noun}")
+        raise RecordError(f"empty: it has no {METHODS[compression].noun}")
     position = size = 0
     bodies: list[bytes] = []
     envelopes: list[dict[str, Any]] = []  # of bodies that are in one
@@ -170,20 +171,22 @@ class Share(InputPartition):
 
 
 class ArchiveSource(DataSource):
-    """``format("nsqtools-archive")``: option ``archives`` is that of ``as_option``."""
+    """The data source ``format("nsqtools-archive")``; its option ``archives`` comes from
+    ``as_option``.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """As DataSource."""
+        """Return the name of the format."""
         return "nsqtools-archive"
 
     def schema(self) -> StructType:
-        """As DataSource: INPUT_SCHEMA."""
+        """Return INPUT_SCHEMA as a Spark schema."""
         schema: StructType = from_arrow_schema(INPUT_SCHEMA)
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """As DataSource."""
+        """Return a reader for the files in the options."""
         return _Reader(self.options["archives"], int(self.options["cores"]))
 
 
@@ -202,7 +205,7 @@ class _Reader(DataSourceReader):
 
 
 def as_option(archives: Iterable[ArchiveFile]) -> str:
-    """Archives as the text of an option."""
+    """Return archives as the text of an option."""
     rows = [{**asdict(each), "delimiter": each.delimiter.hex()} for each in archives]
     return json.dumps(rows)
 

@@ -57,12 +57,12 @@ _MOST_BYTES = 1 << 30
 
 
 def receive(quota: Quota, settings: SourceSettings, claim: Claim) -> Ending:
-    """Stage what is left of a quota: ``quota.count`` less the rows that ``claim`` has adopted.
+    """Stage the rest of a quota: ``quota.count`` minus the rows that ``claim`` has adopted.
 
-    Returns how that ended. It does so early, with fewer, when nothing came for ``idle_timeout``,
-    after ``max_read``, and when nsqd cannot be reached, is lost, or has taken messages back: they
-    are still there. Raises what the query must fail of: UnreachableError or ProtocolError when
-    nsqd would not have us, ConfigError for files of TLS or secret, and what ``claim`` raises.
+    Returns how the attempt ended. It ends early, with fewer messages, after ``idle_timeout`` or
+    ``max_read``, and if nsqd is unreachable, the connection is lost, or messages time out. Raises
+    errors that fail the query: UnreachableError or ProtocolError if nsqd refuses the connection,
+    ConfigError for files of TLS or secret, and errors of ``claim``.
     """
     if quota.count <= claim.rows:
         return Ending(settled=True)
@@ -266,7 +266,7 @@ class _Pull:
             if isinstance(each, _QuotaLink):
                 self._links.append(each)
             elif isinstance(each, NSQError):
-                log.info("%s: one connection less: %s", self._quota.nsqd, each)
+                log.info("%s: could not open another connection: %s", self._quota.nsqd, each)
             else:
                 raise each
 
@@ -315,11 +315,11 @@ class _Pull:
             idle = last + self._settings.idle_timeout
             waits = any(link.pending for link in self._links)
             if now >= self._end:
-                return "maxReadMs is over"
+                return "maxReadMs has passed"
             if waits and now >= quiet:
                 break
             if now >= idle:
-                return "idleTimeoutMs passed without a message"
+                return "idleTimeoutMs has passed without a message"
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(quiet if waits else idle, self._end)):
@@ -396,5 +396,5 @@ class _Pull:
 
 
 def refuses(error: NSQError) -> bool:
-    """Whether nsqd is there but would not have us, now or at the next try; else it may be back."""
+    """Whether nsqd refuses the connection permanently; any other error may be temporary."""
     return isinstance(error, AuthError | ConfigError | ProtocolError | RefusedError)

@@ -1,10 +1,10 @@
 """``pipeline replay``: archives back into a topic.
 
-Spark chooses and orders the rows once, into numbered files in the staging directory. Then this
-process publishes them one after the other, a batch at a time, and notes after each OK how far it
-is. A run that ended early, however it did, is continued by the next one with the same settings: the
-batch that was on its way then may be published again, so messages arrive at least once. They have
-new ids and timestamps.
+Spark selects and orders the rows once, into numbered files in the staging directory. This process
+then publishes them in batches, one after another, and records its position after each OK. If a run
+ends early for any reason, the next run with the same settings continues it. The batch that was
+being sent may then be published again, so each message arrives at least once. Messages get new ids
+and timestamps.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ if TYPE_CHECKING:
 __all__ = ["LOCK", "ReplaySettings", "Replayed", "is_staged", "publish", "reach", "stage"]
 
 LOCK = "replay.lock"
-"""The lock of a staging directory."""
+"""The lock file of a staging directory."""
 
 _PARTS = "parts"
 _BATCH_BYTES = 1 << 20
 _ROWS = 1024
 _POLL = 0.2
 _GRACE = 5.0
-"""Seconds that a batch under way gets once the run is told to end."""
+"""Seconds that the current batch gets after ``stop`` is set."""
 
 _TERM = re.compile(r"\s*(\S.*?)(?:\s+(asc|desc))?\s*", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """``inputs`` and ``layout`` are those of ``inputs.find``; ``staging`` is a directory.
+    """``inputs`` and ``layout`` are parameters of ``inputs.find``; ``staging`` is a directory.
 
-    ``where`` is a condition of SQL on the columns of ``frames.view``, ``order_by`` one or more of
-    them with commas between, each perhaps with ``desc``; both may be empty. ``rate`` is messages
-    per second, 0 for no limit.
+    ``where`` is an SQL condition on the columns of ``dataframe.view``. ``order_by`` has one or more
+    of these columns, separated by commas, each optionally followed by ``desc``. Both may be empty.
+    ``rate`` is in messages per second, 0 for no limit.
     """
 
     inputs: tuple[str, ...]
@@ -82,11 +82,11 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What was done with ``rows`` that were chosen, by this run and those that it continued.
+    """The result for the selected ``rows``, of this run and the runs that it continued.
 
-    nsqd has said OK to ``published``, of which ``before`` were earlier runs'. ``refused`` it would
-    never take, the first for this ``reason``. ``empty`` have no body that could be published.
-    ``stopped``: it was told to end, and the next run goes on from there.
+    nsqd has answered OK for ``published`` messages, ``before`` of them in earlier runs. It has
+    permanently rejected ``refused`` messages, the first for this ``reason``. ``empty`` rows have no
+    body to publish. If ``stopped``, the next run continues.
     """
 
     rows: int = 0
@@ -99,12 +99,12 @@ class Replayed:
 
     @property
     def left(self) -> int:
-        """Rows that the next run has still to publish."""
+        """Rows that the next run has to publish."""
         return self.rows - self.published - self.refused - self.empty
 
 
 def is_staged(settings: ReplaySettings) -> bool:
-    """Whether ``publish`` can go on from an earlier run, and no Spark is needed.
+    """Whether ``publish`` can continue an earlier run, so that Spark is not needed.
 
     Raises ConfigError if the staging directory has an unfinished replay with other settings.
     """
@@ -112,7 +112,7 @@ def is_staged(settings: ReplaySettings) -> bool:
 
 
 async def reach(settings: ReplaySettings) -> None:
-    """Raise UnreachableError now, and not after all the work of Spark."""
+    """Raise UnreachableError early, before Spark has done its work."""
     async with Producer(settings.nsqds, settings.config):
         pass
 
@@ -120,11 +120,11 @@ async def reach(settings: ReplaySettings) -> None:
 def stage(
     spark: SparkSession, settings: ReplaySettings, stop: threading.Event, report: Report
 ) -> None:
-    """Write the chosen rows to the staging directory; does nothing if they are there.
+    """Write the selected rows to the staging directory, unless they are there.
 
-    Raises StoppedError when told to end, ConfigError for settings and inputs that cannot be,
-    RecordError for a damaged file, LockedError if another run has the staging directory,
-    OutputError, and NSQError for what else Spark says.
+    Raises StoppedError after ``stop``, ConfigError for invalid settings and inputs, RecordError for
+    a damaged file, LockedError if another run uses the staging directory, OutputError, and NSQError
+    for other errors of Spark.
     """
     root = _root(settings)
     with held(root, LOCK):
@@ -147,17 +147,17 @@ def stage(
 
 
 def publish(settings: ReplaySettings, stop: threading.Event, report: Report) -> Replayed:
-    """Publish what is staged from where the last run has ended, then remove it.
+    """Publish the staged rows from the position of the last run, then remove them.
 
-    A message that nsqd refuses for what it is, is counted and left out. Raises PublishError if no
-    nsqd takes messages, UnreachableError, LockedError, OutputError, and ConfigError if nothing is
+    A message that nsqd permanently rejects is counted and skipped. Raises PublishError if no nsqd
+    accepts messages, UnreachableError, LockedError, OutputError, and ConfigError if nothing is
     staged.
     """
     root = _root(settings)
     with held(root, LOCK):
         state = load(root, _identity(settings))
         if not state:
-            raise ConfigError(f"{root}: there is no replay to go on with")
+            raise ConfigError(f"{root}: no staged replay to continue: stage it first")
         before = state.published
         finished = not stop.is_set() and asyncio.run(_publish(root, settings, state, stop, report))
         if finished:
@@ -175,7 +175,7 @@ def publish(settings: ReplaySettings, stop: threading.Event, report: Report) -> 
 
 
 def _root(settings: ReplaySettings) -> str:
-    return real(settings.staging, "replay stages in a file system that is mounted here")
+    return real(settings.staging, "replay must stage on a mounted file system")
 
 
 def _identity(settings: ReplaySettings) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _identity(settings: ReplaySettings) -> dict[str, Any]:
 def _check_bodies(found: Sequence[Input]) -> None:
     for each in found:
         if each.schema and "body" not in [name.lower() for name in each.schema.names]:
-            raise ConfigError(f"{each.path}: has no column body, which is what replay publishes")
+            raise ConfigError(f"{each.path}: has no column body to publish")
 
 
 def _chosen(spark: SparkSession, settings: ReplaySettings, found: Sequence[Input]) -> DataFrame:
@@ -217,7 +217,7 @@ def _terms(order_by: str) -> Iterator[Column]:
     for term in order_by.split(","):
         found = _TERM.fullmatch(term)
         if not found:
-            raise ConfigError(f"--order-by {order_by!r}: expected columns with commas between")
+            raise ConfigError(f"--order-by {order_by!r}: expected columns separated by commas")
         column = F.expr(found[1])
         yield column.desc() if (found[2] or "").lower() == "desc" else column.asc()
 
@@ -316,7 +316,8 @@ async def _sent(
     except PublishError as error:
         if not _blames_bodies(error):
             raise PublishError(
-                f"{error}; {state.passed} of {state.rows} rows are done: run it again to go on",
+                f"{error}; {state.passed} of {state.rows} rows are done: run replay again to "
+                "continue",
                 error.refused,
                 permanent=error.permanent,
             ) from error

@@ -1,4 +1,4 @@
-"""How far a replay is: a file that is replaced after each batch."""
+"""The position of a replay: a file that is replaced after each batch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FORMAT = "nsqtools replay 1"
 
 @dataclass(slots=True)
 class ReplayState:
-    """What is staged and how far it is published.
+    """The staged rows and the position in them.
 
-    ``settings`` say what was chosen; ``parts`` are files with their rows, of which those before
-    ``row`` of the part at ``part`` are done. ``reason`` is why the first of the refused was.
+    ``settings`` identify the selection. ``parts`` are files with their numbers of rows; rows before
+    ``row`` of part number ``part`` are done. ``reason`` is the reason of the first refusal.
     """
 
     settings: dict[str, Any]
@@ -38,20 +38,20 @@ class ReplayState:
 
     @property
     def rows(self) -> int:
-        """Rows of all parts."""
+        """Number of rows in all parts."""
         return sum(rows for _, rows in self.parts)
 
     @property
     def passed(self) -> int:
-        """Rows before the place where to go on."""
+        """Number of rows before the position."""
         return sum(rows for _, rows in self.parts[: self.part]) + self.row
 
 
 def load(root: str, wanted: Mapping[str, Any]) -> ReplayState | None:
-    """The state in a directory; None without any.
+    """Return the state in a directory; None without one.
 
-    Raises ConfigError if it is of other settings than these or cannot be understood, OutputError if
-    it cannot be read.
+    Raises ConfigError if it belongs to other settings or is invalid, OutputError if it cannot be
+    read.
     """
     path = os.path.join(root, _NAME)
     try:
@@ -66,21 +66,23 @@ def load(root: str, wanted: Mapping[str, Any]) -> ReplayState | None:
     except OSError as error:
         raise OutputError(f"{path}: {error.strerror}") from error
     except (AttributeError, LookupError, TypeError, ValueError):
-        raise ConfigError(f"{path}: is not a state of replay that can be read") from None
+        raise ConfigError(
+            f"{path}: is not a readable state of replay: remove it to replay from the beginning"
+        ) from None
     if state.settings != wanted:
         raise ConfigError(
-            f"{root}: has a replay of other inputs or options, of which {state.passed} of "
-            f"{state.rows} rows are done: run that again, or remove the directory"
+            f"{root}: has a replay with other inputs or options, of which {state.passed} of "
+            f"{state.rows} rows are done: run that replay again, or remove the directory"
         )
     return state
 
 
 def save(root: str, state: ReplayState) -> None:
-    """Replace the state, and have it last."""
+    """Replace the state durably."""
     replace_json(os.path.join(root, _NAME), {"format": _FORMAT, **asdict(state)})
 
 
 def forget(root: str) -> None:
-    """Remove the state: what was staged is done."""
+    """Remove the state, because all staged rows are done."""
     os.unlink(os.path.join(root, _NAME))
     sync_directory(root)

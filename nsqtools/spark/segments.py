@@ -22,28 +22,28 @@ class Ending:
     """How the attempt that completed a partition ended."""
 
     settled: bool
-    """Whether nsqd has processed all its FINs for certain."""
+    """Whether nsqd has certainly processed all FINs."""
     again: int = 0
-    """Messages that it finished and did not stage, as they were staged before."""
+    """Redelivered messages that were finished but not staged, because they were staged before."""
     notes: tuple[str, ...] = ()
-    """What somebody should know, in lines; none if all went as planned."""
+    """Problems to report, one line each."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionManifest:
-    """What a complete partition consists of; the file that ``naming.manifest`` names."""
+    """The content of a complete partition, in the file that ``naming.manifest`` names."""
 
     segments: Sequence[Segment]
     ending: Ending
 
     def to_bytes(self) -> bytes:
-        """Its file."""
+        """Return the content of the file."""
         names = [str(segment) for segment in self.segments]
         return json.dumps({"segments": names, **asdict(self.ending)}).encode()
 
     @classmethod
     def parse(cls, data: pa.Buffer, file: str) -> Self:
-        """What ``to_bytes`` gave; raises OutputError for anything else."""
+        """Return the manifest for a result of ``to_bytes``; raises OutputError."""
         try:
             found = json.loads(data.to_pybytes())
             names = found.pop("segments")
@@ -57,7 +57,7 @@ class PartitionManifest:
 
 
 def counted(path: str, names: Sequence[str], count: int) -> list[Segment]:
-    """The segments that count in a directory being filled; OutputError if one is missing."""
+    """Return the segments that count in an open directory; raises OutputError if one is missing."""
     found = Segment.counted(names, count)
     for number, segment in enumerate(found):
         if segment.number != number:
@@ -68,7 +68,7 @@ def counted(path: str, names: Sequence[str], count: int) -> list[Segment]:
 
 
 def rows_of(data: pa.Buffer, segment: Segment, file: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a segment; raises OutputError if it is not as it was written."""
+    """Yield the rows of a segment; raises OutputError if its checksum is wrong."""
     if zlib.crc32(data) != segment.crc:
         raise damaged(file)
     with pa.ipc.open_stream(data) as reader:
@@ -76,16 +76,16 @@ def rows_of(data: pa.Buffer, segment: Segment, file: str) -> Iterator[pa.RecordB
 
 
 def damaged(file: str) -> OutputError:
-    """A file that has the only copy of messages cannot be used."""
+    """Return the error for an unusable file that has the only copy of messages."""
     return OutputError(
-        f"{file}: missing or damaged, and its messages were finished in nsqd: restore the file, or "
-        "go on without the batch with a new checkpoint directory"
+        f"{file}: missing or damaged, and its messages were finished in nsqd: restore the "
+        "file, or continue without the batch with a new checkpoint directory"
     )
 
 
 @contextlib.contextmanager
 def as_output_error(path: str) -> Iterator[None]:
-    """OSErrors are for callers to show; that something is gone is for ours to explain."""
+    """Convert OSErrors to OutputError; FileNotFoundError is left to the caller."""
     try:
         yield
     except FileNotFoundError:
@@ -95,5 +95,5 @@ def as_output_error(path: str) -> Iterator[None]:
 
 
 def reason_of(error: OSError) -> str:
-    """Why, in one line."""
+    """Return the reason in one line."""
     return error.strerror or str(error).strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""This package on the executors of a cluster, and what else they need.
+"""Installation of this package on the executors of a cluster, and checks of executors.
 
 pyspark is imported inside functions: executors import this module before they are checked.
 """
@@ -32,9 +32,9 @@ _INSTALLED_BY = {"snappy": "python-snappy"}
 
 
 def ship(spark: SparkSession) -> None:
-    """Have executors import this package from a zip of the driver's own, whatever they have.
+    """Let executors import this package from a zip of the driver's copy, in place of their own.
 
-    A local master needs none. The driver, where the package is installed, keeps using that.
+    Does nothing with a local master. The driver keeps using its installed package.
     """
     if is_local(spark.sparkContext.master or ""):
         return
@@ -50,7 +50,7 @@ def ship(spark: SparkSession) -> None:
 
 
 def make_zip(target: Path) -> Path:
-    """A zip from which executors can import the package."""
+    """Write a zip from which executors can import the package."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(_PACKAGE.rglob("*.py")):
             inside = file.relative_to(_PACKAGE)
@@ -60,10 +60,10 @@ def make_zip(target: Path) -> Path:
 
 
 def check_executors(spark: SparkSession, packages: Iterable[str] = ("pyarrow",)) -> None:
-    """Raise ConfigError unless executors have the driver's Python and can import the packages.
+    """Raise ConfigError unless executors have the driver's Python and the packages.
 
-    ``packages`` are names of modules. Asks every executor that there is now; there is nothing to
-    ask with a local master, where the driver's own Python runs.
+    ``packages`` are names of modules. Checks all current executors; with a local master, which runs
+    the driver's own Python, there is nothing to check.
     """
     context = spark.sparkContext
     if is_local(context.master or ""):
@@ -78,23 +78,23 @@ def check_executors(spark: SparkSession, packages: Iterable[str] = ("pyarrow",))
             names = " ".join(_INSTALLED_BY.get(name, name) for name in lacking)
             raise ConfigError(
                 f"executor {host} lacks {', '.join(lacking)}: run {python} -m pip install {names} "
-                "there, or name another Python with --conf spark.pyspark.python=PATH"
+                "there, or choose another Python with --conf spark.pyspark.python=PATH"
             )
         if version != __version__:
             raise ConfigError(
-                f"executor {host} imports nsqtools {version}, the driver is {__version__}: "
-                "remove it there"
+                f"executor {host} imports nsqtools {version}, but the driver has {__version__}: "
+                "remove nsqtools there"
             )
 
 
 def packages_of(*connections: Mapping[str, str]) -> Sequence[str]:
-    """What executors need for sources and sinks with these options."""
+    """Return the modules that executors need for sources and sinks with these options."""
     snappy = any("nsq.snappy" in options for options in connections)
     return ("pyarrow", "snappy") if snappy else ("pyarrow",)
 
 
 def readers_of(paths: Iterable[str]) -> Sequence[str]:
-    """What executors need to read archives of ``to-file``, besides pyarrow."""
+    """Return the modules, besides pyarrow, that executors need to read these archives."""
     return [_ZSTD] if any(method_of(path) == "zstd" for path in paths) else []
 
 
@@ -123,11 +123,12 @@ def _probe(packages: Iterable[str]) -> Callable[[Iterable[int]], Iterator[Sequen
 def _diagnosed(error: NSQError, python: str) -> ConfigError:
     """An error of the check itself as one that says what to do."""
     text = str(error)
-    name = "name it with --conf spark.pyspark.python=PATH"
+    name = "choose it with --conf spark.pyspark.python=PATH"
     if "PYTHON_VERSION_MISMATCH" in text:
         theirs, ours = [*re.findall(r"\d+\.\d+", text), "another", "the same"][:2]
         return ConfigError(
-            f"executors run Python {theirs}, the driver {ours}: install {ours} there and {name}"
+            f"executors run Python {theirs}, but the driver runs {ours}: install {ours} there "
+            f"and {name}"
         )
     if "Cannot run program" in text:
         return ConfigError(f"executors have no {python}: install it there, or {name}")

@@ -1,9 +1,9 @@
 """The sink ``nsq``: rows to topics, at least once.
 
-A task publishes its rows over ``engine.Producer`` and succeeds when nsqd has said OK to all of
-them. A task that fails has published some already, which nothing can take back, and so does its
-next try: messages may arrive twice, never not at all. ``commit`` and ``abort`` have nothing to do.
-The driver asks nsqlookupd, not the executors.
+A task publishes its rows with ``engine.Producer`` and succeeds once nsqd has answered OK for all of
+them. A failed task has published some rows, and its next attempt publishes them again: messages may
+arrive twice, but none is lost. ``commit`` and ``abort`` have nothing to do. Only the driver queries
+nsqlookupd.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _LOOKUP_LIMITS = {"connect_timeout": 2.0, "request_timeout": 10.0}
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where a row has its body and its topic: positions, and the names for errors.
+    """The positions of body and topic in a row, and the name of the body's column.
 
-    ``topic`` is None where one topic serves all rows.
+    ``topic`` is None if one topic serves all rows.
     """
 
     body: int
@@ -58,22 +58,22 @@ class Columns:
 
     @classmethod
     def find(cls, schema: StructType, topic: str) -> Columns:
-        """Columns ``body`` or ``value``, and ``topic`` unless one is given; others are ignored.
+        """Find the column ``body`` or ``value``, and ``topic`` unless ``topic`` is given.
 
-        Names are compared as Spark does, without case. Raises ConfigError.
+        Names are compared without case, as in Spark. Raises ConfigError.
         """
         known = {field.name.lower(): (at, field) for at, field in enumerate(schema.fields)}
         found = known.get("body") or known.get("value")
         if not found:
             raise ConfigError(
-                "sink nsq: expected a column body, or value, among "
-                f"{', '.join(schema.fieldNames()) or 'no columns'}: name it by selecting it as body"
+                "sink nsq: expected a column body or value, found "
+                f"{', '.join(schema.fieldNames()) or 'no columns'}: select it as body"
             )
         at, field = found
         if not isinstance(field.dataType, (BinaryType, StringType)):
             raise ConfigError(
-                f"sink nsq: column {field.name} is {field.dataType.simpleString()}: "
-                "expected binary or string, as by to_json(struct(*))"
+                f"sink nsq: column {field.name} is {field.dataType.simpleString()}: expected "
+                "binary or string, as from to_json(struct(*))"
             )
         if topic:
             check_name("topic", topic)
@@ -91,23 +91,24 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class TaskCommit(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's report to the driver."""
 
     messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """All that a task needs to publish its rows; goes to executors."""
+    """Everything that a task needs to publish its rows; sent to executors."""
 
     settings: SinkSettings
     columns: Columns
 
     @classmethod
     def plan(cls, options: Mapping[str, str], schema: StructType, overwrite: bool) -> Publishing:
-        """On the driver, before anything is published.
+        """Make the plan on the driver, before anything is published.
 
-        Raises ConfigError for wrong options or columns, UnreachableError if no nsqlookupd answers.
+        Raises ConfigError for invalid options or columns, UnreachableError if no nsqlookupd
+        answers.
         """
         settings = parse_sink(options)
         if overwrite:
@@ -119,7 +120,7 @@ class Publishing:
         return cls(settings, columns)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> TaskCommit:
-        """Publish all rows; raises NSQError unless nsqd has taken them all."""
+        """Publish all rows; raises NSQError unless nsqd has accepted all of them."""
         try:
             return TaskCommit(asyncio.run(self._publish(batches)))
         except NSQError as error:
@@ -170,10 +171,10 @@ async def _all_nsqds(settings: SinkSettings) -> tuple[Address, ...]:
 def split(
     batch: pa.RecordBatch, columns: Columns, topic: str, before: int = 0
 ) -> Iterator[tuple[str, list[bytes]]]:
-    """Publishes of about 1 MiB: a topic, and bodies in the order of the rows.
+    """Yield publishes of about 1 MiB: a topic, and bodies in the order of the rows.
 
-    ``before`` rows of the task came earlier, for errors. Raises RecordError, before the first, for
-    a row without a body or a topic.
+    ``before`` is the number of earlier rows of the task, for errors. Raises RecordError, before the
+    first publish, for a row without a body or a topic.
     """
     body = _as_binary(batch.column(columns.body))
     _check(body, columns.body_name, before)
@@ -207,8 +208,8 @@ def _check(column: pa.Array, name: str, before: int) -> None:
         at = pc.index(lengths, 0).as_py()
         what = "empty" if column[at].is_valid else "null"
         raise RecordError(
-            f"sink nsq: column {name} is {what} in row {before + at + 1} of a task: "
-            f"drop such rows, as by where('length({name}) > 0')"
+            f"sink nsq: column {name} is {what} in row {before + at + 1} of a task: remove "
+            f"such rows, for example with where('length({name}) > 0')"
         )
 
 
@@ -224,28 +225,28 @@ class _TaskWriter:
 
 
 class NsqWriter(_TaskWriter, DataSourceArrowWriter):
-    """``df.write.format("nsq")``."""
+    """The writer of ``df.write.format("nsq")``."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """All tasks succeeded."""
+        """Log that all tasks have succeeded."""
         log.info("%d messages published", _count(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """The job failed; what was published stays so."""
-        log.warning("the job failed: at least %d messages are published", _count(messages))
+        """Log that the job has failed; published messages stay."""
+        log.warning("the job failed after publishing at least %d messages", _count(messages))
 
 
 class NsqStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
-    """``df.writeStream.format("nsq")``; a batch that is run again is published again."""
+    """The writer of ``df.writeStream.format("nsq")``; a repeated batch is published again."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """All tasks of a micro-batch succeeded."""
+        """Log that all tasks of a micro-batch have succeeded."""
         log.info("batch %d: %d messages published", batchId, _count(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """The micro-batch failed; what was published stays so, and is published again."""
+        """Log that the micro-batch has failed; published messages stay, and are published again."""
         count = _count(messages)
-        log.warning("batch %d failed: at least %d messages are published", batchId, count)
+        log.warning("batch %d failed after publishing at least %d messages", batchId, count)
 
 
 def _count(messages: Sequence[Any]) -> int:
@@ -253,15 +254,15 @@ def _count(messages: Sequence[Any]) -> int:
 
 
 def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> NsqWriter:
-    """As ``DataSource.writer``; raises ConfigError or UnreachableError."""
+    """Return the writer for ``DataSource.writer``; raises ConfigError or UnreachableError."""
     return NsqWriter(Publishing.plan(options, schema, overwrite))
 
 
 def make_stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> NsqStreamWriter:
-    """As ``DataSource.streamWriter``; raises ConfigError or UnreachableError.
+    """Return the writer for ``DataSource.streamWriter``; raises ConfigError or UnreachableError.
 
-    A stream is never asked to overwrite: ``overwrite`` stands for its output mode ``complete``.
+    ``overwrite`` is set for the output mode ``complete``.
     """
     return NsqStreamWriter(Publishing.plan(options, schema, overwrite))

@@ -1,9 +1,9 @@
-"""The source ``nsq``: topics as rows that can be read again, though nsqd hands them out once.
+"""The source ``nsq``: topics as rows that can be read again, although nsqd delivers them once.
 
-The driver plans each micro-batch by depth, and its plan is the offset, so it stands in Spark's own
-log before anything is read. Executors move messages into the staging under that offset (receive)
-and serve rows from there alone, the same to everyone who reads the partition. Once Spark has
-committed the batch, its staging is removed.
+The driver plans each micro-batch by depth. The plan is the offset, so it is in Spark's log before
+anything is read. Executors move messages into the staging under that offset (receive) and read rows
+only from there, so every reader of a partition gets the same rows. After Spark's commit of a batch
+its staging is removed.
 """
 
 from __future__ import annotations
@@ -64,47 +64,47 @@ SCHEMA = StructType(
         StructField("body", BinaryType()),
     ]
 )
-"""``ledger.ROW_SCHEMA`` in Spark's words."""
+"""``ledger.ROW_SCHEMA`` as a Spark schema."""
 
 
 class NsqDataSource(DataSource):
-    """``format("nsq")``; ``options`` says which options there are."""
+    """The data source ``format("nsq")``; see ``sourceoptions`` for its options."""
 
     @classmethod
     def name(cls) -> str:
-        """What stands in ``format``."""
+        """Return the name of the format."""
         return "nsq"
 
     def schema(self) -> StructType:
-        """Of all rows that are read; raises ConfigError for wrong options, as early as can be."""
+        """Return the schema of all rows; raises ConfigError for invalid options, to fail early."""
         parse_source(self.options)
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802
-        """For ``readStream``; raises ConfigError."""
+        """Return the reader for ``readStream``; raises ConfigError."""
         if [(each.name, each.dataType) for each in schema] != [
             (each.name, each.dataType) for each in SCHEMA
         ]:
             raise ConfigError(
-                "source nsq: its columns are fixed: leave out .schema() and select after load()"
+                "source nsq: its columns are fixed: omit .schema() and use select after load()"
             )
         return NsqStreamReader(parse_source(self.options))
 
     def reader(self, schema: StructType) -> NoReturn:
-        """For ``read``; raises ConfigError."""
+        """Refuse ``read``: raises ConfigError."""
         raise ConfigError(
-            "source nsq: a batch read would take messages off the channel anew with each load(): "
-            "use readStream, with trigger(availableNow=True) to end, or nsqtools pipeline"
+            "source nsq: a batch read would consume messages at each load(): use readStream "
+            "with trigger(availableNow=True), or nsqtools pipeline"
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
-        """For ``write``; raises ConfigError or UnreachableError."""
+        """Return the writer for ``write``; raises ConfigError or UnreachableError."""
         from nsqtools.spark.sink import make_writer
 
         return make_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
-        """For ``writeStream``; raises ConfigError or UnreachableError."""
+        """Return the writer for ``writeStream``; raises ConfigError or UnreachableError."""
         from nsqtools.spark.sink import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)
@@ -112,7 +112,7 @@ class NsqDataSource(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class NsqPartition(InputPartition):
-    """A partition of a batch: what is to be read, and where it is staged."""
+    """A partition of a batch: its quota and its place in the staging."""
 
     stream: str
     batch: int
@@ -133,7 +133,7 @@ _MOST_NOTES = 20
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream of micro-batches; one object lives through all of a query's run, on the driver."""
+    """A stream of micro-batches; one object on the driver serves a whole run of a query."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -151,29 +151,29 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._untold = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Before the first batch of a new checkpoint; asked for twice."""
+        """Return the offset before the first batch of a new checkpoint; called twice."""
         name = self._settings.stream
         self._stream = self._stream or name or uuid4().hex
         return Offset(self._stream, self._ledger(name).cleaned() if name else 0, ()).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """``maxMessagesPerTrigger``."""
+        """Return ``maxMessagesPerTrigger``."""
         most = self._settings.max_messages
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take what is there now, and no more.
+        """Limit the run to messages that are waiting now.
 
-        What is there is looked at when the first new batch is planned, after one that a run before
-        left half done: that one must run even if no nsqd answers, and takes its part of the depth.
+        The depths are read when the first new batch is planned, after an unfinished batch of an
+        earlier run: that batch must run even if no nsqd answers, and reduces the depth.
         """
         self._available_now, self._target = True, None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """The plan of the next batch, or ``start`` when there is nothing to read.
+        """Return the plan of the next batch, or ``start`` if there is nothing to read.
 
-        Spark asks after it has committed ``start``: all that was staged for it can go. The batch
-        is made here, before Spark logs it, so that one that is logged is known to be staged. Raises
+        Spark calls this after the commit of ``start``, so that its staging can be removed. The
+        batch is prepared before Spark logs it, so that a logged batch is known to be staged. Raises
         ConfigError, OutputError, or UnreachableError if no server has ever answered.
         """
         offset = Offset.from_json(start)
@@ -203,17 +203,17 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """For the query's progress.
+        """Return facts for the query's progress.
 
-        ``backlog`` is messages that wait beyond the batches that are planned, ``notes`` what went
-        wrong in reading those before, each of this run in one line.
+        ``backlog`` is the number of messages that wait beyond the planned batches. ``notes`` has
+        one line for each problem of this run in reading earlier batches.
         """
         return {"backlog": self._backlog, "notes": list(self._notes)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Of the batch that ``end`` plans, which ``start`` says nothing of.
+        """Return the partitions of the batch that ``end`` plans; ``start`` is not needed.
 
-        Raises OutputError if it is staged elsewhere.
+        Raises OutputError if the batch is staged elsewhere.
         """
         offset = Offset.from_json(end)
         self._prepared = offset.batch
@@ -226,7 +226,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        """On executors: stage the partition unless that was done, and serve it."""
+        """On executors: stage the partition unless it is complete, and yield its rows."""
         assert isinstance(partition, NsqPartition)
         held = self._ledger(partition.stream).claim(partition.batch, partition.number)
         if isinstance(held, Claim):
@@ -234,7 +234,9 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from held.batches()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark has done with the batch; it says so late, and never of the last one of a run."""
+        """Remove the staging of committed batches; Spark calls this late, and not for a run's last
+        batch.
+        """
         self._clean(Offset.from_json(end))
 
     def _depths(self) -> dict[tuple[str, str], int]:

@@ -1,12 +1,12 @@
-"""What the options of the source and of the sink mean: texts to settings, or one clear error.
+"""The options of the source and of the sink: texts to settings, or an error.
 
-Names are in the style of Spark's Kafka source. Spark hands them over in lower case; an error spells
-them as the documentation does. ``nsq.NAME`` is the option NAME of a connection, as
-``--consumer-opt`` takes it. Secrets have no value here, since options travel and are logged: they
-are read where the connection is made, from a file or from an environment variable.
+Names follow Spark's Kafka source. Spark passes them in lower case; errors use the documented
+spelling. ``nsq.NAME`` is the option NAME of a connection, as in ``--consumer-opt``. Secrets cannot
+be options, because options are sent around and logged: a file or an environment variable provides
+them where the connection is made.
 
-The errors of what these options lead to name options. Where a command of nsqtools has made them of
-its flags, ``flags`` is true, and the errors name those.
+Errors name options, or command line flags if ``flags`` is true because a command of nsqtools has
+set the options.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ _SOURCE_NSQ = [name for name in StreamConfig.declared() if name != "max_in_fligh
 
 
 class SharedSettings(Protocol[C_co]):
-    """What the settings of source and sink share."""
+    """Settings that source and sink share."""
 
     @property
     def config(self) -> C_co:
-        """Of the connections, without a secret."""
+        """Options of connections, without a secret."""
 
     @property
     def auth_secret_env(self) -> str:
-        """The variable that has the secret, or nothing."""
+        """The environment variable with the secret, or an empty text."""
 
     @property
     def flags(self) -> bool:
@@ -81,7 +81,7 @@ class SharedSettings(Protocol[C_co]):
 
 @dataclass(frozen=True, slots=True)
 class NamedNsqd:
-    """An nsqd that is named in the options; ``http`` is a URL or ``host:port``."""
+    """An nsqd from the options; ``http`` is a URL or ``host:port``."""
 
     tcp: Address
     http: str
@@ -89,7 +89,7 @@ class NamedNsqd:
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """The source's options; times are seconds. One of ``nsqds`` and ``lookupds`` is empty."""
+    """The source's options; times are in seconds. Either ``nsqds`` or ``lookupds`` is empty."""
 
     topics: tuple[str, ...]
     channel: str
@@ -99,28 +99,29 @@ class SourceSettings:
     config: ConsumerConfig
     auth_secret_env: str = ""
     checkpoint: str = ""
-    """Path of the query's checkpoint, where that is local: its logs are synced."""
+    """Path of the query's checkpoint if it is local; its logs are synced."""
     stream: str = ""
-    """What a new checkpoint calls its stream, to go on with what one of that name has staged."""
+    """Name of the stream in a new checkpoint, to continue with messages staged under that name."""
     max_messages: int = 0
-    """Most messages of a micro-batch; 0 for no limit."""
+    """Maximum messages per micro-batch; 0 for no limit."""
     connections: int = 2
-    """Partitions for each topic on an nsqd."""
+    """Partitions per topic and nsqd."""
     max_in_flight: int = 5_000
-    """For each partition. nsqd allows a connection 2500 by default, so several share it."""
+    """Per partition; several connections share it, as nsqd allows 2500 each by default.
+    """
     idle_timeout: float = 2.0
-    """A partition ends when nothing came for this long, short of its quota."""
+    """A partition ends early after this time without a message."""
     max_read: float = 60.0
     """A partition ends after this time; 0 for no limit."""
     poll_interval: float = 0.5
     wait_for_servers: bool = False
-    """That no server answers at the start is no error."""
+    """Whether to wait, and not fail, if no server answers at the start."""
     flags: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """The sink's options. One of ``nsqds`` and ``lookupds`` is empty; ``topic`` may be."""
+    """The sink's options. Either ``nsqds`` or ``lookupds`` is empty; ``topic`` may be empty."""
 
     topic: str
     nsqds: tuple[Address, ...]
@@ -131,24 +132,26 @@ class SinkSettings:
 
 
 def parse_source(options: Mapping[str, str]) -> SourceSettings:
-    """The settings of a read; raises ConfigError naming option and fix."""
+    """Return the settings of a read; raises ConfigError, which names the option."""
     given = _Given(options, _SOURCE, _SOURCE_NSQ)
     topics = tuple(check_name("topic", each) for each in given.items("subscribe"))
     if not topics:
-        raise ConfigError("option subscribe is required: the topics to read, with commas between")
+        raise ConfigError(
+            "option subscribe is required: give the topics to read, separated by commas"
+        )
     channel = given.text("channel")
     if not channel:
-        raise ConfigError("option channel is required: messages are taken from that channel")
+        raise ConfigError("option channel is required: give the channel to consume")
     if is_ephemeral(check_name("channel", channel)):
         raise ConfigError(
-            f"option channel: {channel!r} would vanish between two micro-batches: take one that "
-            "does not end in #ephemeral"
+            f"option channel: {channel!r} would be deleted between two micro-batches: choose a"
+            " name without #ephemeral"
         )
     staging = given.text("stagingLocation")
     if not staging:
         raise ConfigError(
-            "option stagingLocation is required: a directory, shared by driver and executors, for "
-            "the messages of micro-batches that are not committed yet"
+            "option stagingLocation is required: give a directory, shared by driver and "
+            "executors, for the messages of uncommitted micro-batches"
         )
     nsqds, lookupds = given.servers()
     return SourceSettings(
@@ -165,7 +168,7 @@ def parse_source(options: Mapping[str, str]) -> SourceSettings:
 
 
 def parse_sink(options: Mapping[str, str]) -> SinkSettings:
-    """The settings of a write; raises ConfigError naming option and fix."""
+    """Return the settings of a write; raises ConfigError, which names the option."""
     of_sink = {k: v for k, v in options.items() if k.lower() not in _OF_QUERIES}
     given = _Given(of_sink, _SINK, tuple(ProducerConfig.declared()))
     topic = given.text("topic")
@@ -181,9 +184,9 @@ def parse_sink(options: Mapping[str, str]) -> SinkSettings:
 
 
 def with_secret(settings: SharedSettings[C]) -> C:
-    """The connections' options with the secret, from the file or variable of this machine.
+    """Return the connection options with the secret, from a file or variable of this machine.
 
-    Raises ConfigError if it cannot be read.
+    Raises ConfigError if the secret cannot be read.
     """
     config, path = settings.config, settings.config.auth_secret_file
     if path:
@@ -191,7 +194,10 @@ def with_secret(settings: SharedSettings[C]) -> C:
     elif variable := settings.auth_secret_env:
         where = f"{_spelled(_SECRET_ENV, settings.flags)} {variable}"
         if variable not in os.environ:
-            raise ConfigError(f"{where}: no such variable where the connection is made")
+            raise ConfigError(
+                f"{where}: the environment variable is not set on this machine, which makes the "
+                "connection"
+            )
         secret = checked_secret(os.environ[variable], where)
     else:
         return config
@@ -199,9 +205,9 @@ def with_secret(settings: SharedSettings[C]) -> C:
 
 
 def respelled(error: NSQError, *, flags: bool) -> NSQError:
-    """The error with the flags it names replaced by options, as ``--tls-v1`` by ``nsq.tls_v1``.
+    """Return the error with flags as options: ``--tls-v1`` becomes ``nsq.tls_v1``.
 
-    With ``flags`` it stays as it is.
+    With ``flags`` the error is unchanged.
     """
     if flags:
         return error
@@ -235,9 +241,9 @@ class _Given:
         for key in self._options:
             if key == f"{_NSQ}auth_secret":
                 raise ConfigError(
-                    f"option {key}: a secret is no option, since options travel and are logged: "
-                    "give nsq.auth_secret_file or nsq.auth_secret_env, read where connections are "
-                    "made"
+                    f"option {key}: a secret cannot be an option, because options are sent "
+                    "around and logged: give nsq.auth_secret_file or nsq.auth_secret_env, which "
+                    "are read where connections are made"
                 )
             if key not in spelling:
                 found = nearest(key, spelling)
@@ -278,7 +284,7 @@ class _Given:
             _check_url(lookup, each)
         nsqds = tuple(_nsqd(direct, each) for each in self.items(direct))
         if nsqds and lookupds:
-            raise ConfigError(f"options {direct} and {lookup} exclude each other: give one")
+            raise ConfigError(f"options {direct} and {lookup} exclude each other: choose one")
         if not (nsqds or lookupds):
             nsqds = (_nsqd(direct, f"127.0.0.1:{NSQD_TCP_PORT}"),)
         return tuple({each.tcp: each for each in nsqds}.values()), lookupds
@@ -291,7 +297,7 @@ class _Given:
                 values[name] = self.parsed(key, declared[name])
         if values.get("auth_secret_file") and self.secret_env:
             raise ConfigError(
-                f"options nsq.auth_secret_file and nsq.{_SECRET_ENV} exclude each other: give one"
+                f"options nsq.auth_secret_file and nsq.{_SECRET_ENV} exclude each other: choose one"
             )
         try:
             return kind(**values)

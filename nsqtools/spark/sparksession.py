@@ -1,6 +1,6 @@
-"""A Spark session that keeps to itself: its JVM's noise goes to a log, its errors are one line.
+"""Spark sessions: start and end, with the JVM's output in a log and errors in one line.
 
-pyspark is imported inside functions, so that its absence is an error of ours.
+pyspark is imported inside functions, so that its absence causes an error with instructions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_local(master: str) -> bool:
 
 
 def require_spark() -> None:
-    """Raise ConfigError, naming the command that installs it, unless pyspark and Java are there."""
+    """Raise ConfigError, with the command to run, if pyspark, pyarrow or Java is missing."""
     wanted = [name for name in ("pyspark", "pyarrow") if find_spec(name) is None]
     install = f"{sys.executable} -m pip install 'pyspark>=4.2' 'pyarrow>=18'"
     if wanted:
@@ -77,16 +77,16 @@ def _require_java() -> None:
         else f"sudo apt-get install {package}"
     )
     if not found:
-        where = f"JAVA_HOME {home} has none" if home else "none is on PATH"
-        raise ConfigError(f"Spark needs Java {OLDEST_JAVA} or later and {where}: run {install}")
+        where = f"JAVA_HOME {home} has no bin/java" if home else "PATH has no java"
+        raise ConfigError(f"Spark needs Java {OLDEST_JAVA} or later, but {where}: run {install}")
     # A file beside it tells in no time what `java -version` would.
     with contextlib.suppress(OSError):
         release = Path(found).resolve().parents[1].joinpath("release").read_text()
         version = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
         if version and int(version[1]) < OLDEST_JAVA:
             raise ConfigError(
-                f"Spark needs Java {OLDEST_JAVA} or later and {found} is {version[1]}: "
-                f"run {install}, or set JAVA_HOME"
+                f"Spark needs Java {OLDEST_JAVA} or later, but {found} is Java {version[1]}: run "
+                f"{install}, or set JAVA_HOME"
             )
 
 
@@ -97,16 +97,16 @@ def _require_same_spark(version: str) -> None:
         other = jar.stem.partition("-core_")[2].partition("-")[2]
         if other != version:
             raise ConfigError(
-                f"SPARK_HOME {home} is Spark {other} and pyspark is {version}: "
-                f"unset it, or install pyspark=={other}"
+                f"SPARK_HOME {home} is Spark {other}, but pyspark is {version}: unset SPARK_HOME, "
+                f"or install pyspark=={other}"
             )
 
 
 def use_own_python(spark: SparkSession) -> None:
-    """Have workers of a local master run in this Python, unless another one was asked for.
+    """Let workers of a local master run this Python, unless PYSPARK_PYTHON is set.
 
-    Spark takes ``python3`` of PATH, which has none of this package where a virtual environment is
-    used that was not activated.
+    By default Spark runs ``python3`` of PATH, which lacks this package if its virtual environment
+    is not activated.
     """
     context: SparkContext | None = getattr(spark, "sparkContext", None)  # Spark Connect has none
     if context and is_local(context.master or "") and "PYSPARK_PYTHON" not in os.environ:
@@ -114,15 +114,16 @@ def use_own_python(spark: SparkSession) -> None:
 
 
 def refuse_speculation(spark: SparkSession) -> None:
-    """Raise ConfigError if the session starts a second copy of a task that takes long.
+    """Raise ConfigError if the session starts second copies of slow tasks.
 
-    A copy adopts what the first has staged, as a retry does, and so makes that fail, whose retry
-    does the same to the copy, until the query fails. In the sink both would publish their rows.
+    A copy takes over what the first task has staged, as a retry does, which fails the first task,
+    whose retry fails the copy in turn, until the query fails. In the sink both would publish their
+    rows.
     """
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise ConfigError(
-            "spark.speculation is true: two copies of a task would take its messages from each "
-            "other until both fail: set it to false"
+            "spark.speculation is true, so two copies of a task would take over each other's "
+            "messages until both fail: set it to false"
         )
 
 
@@ -134,13 +135,13 @@ def open_session(
     log_file: str | None = None,
     app_name: str = "nsqtools",
 ) -> Iterator[SparkSession]:
-    """Start a JVM and a session; both are gone when this ends.
+    """Start a JVM and a session; both end with the context.
 
-    What the JVM and its Python workers write to stderr is appended to ``log_file``, or discarded.
-    Entries of ``conf`` win over the defaults: UTC, timestamps in microseconds, no web page, no
-    progress bars, and with a local master or one on loopback nothing that listens elsewhere.
-    A local master tries a failed task as often as a cluster does. Raises ConfigError if Spark or
-    Java is missing, the log cannot be written, or the session cannot be made.
+    The stderr of the JVM and its Python workers is appended to ``log_file``, or discarded. Entries
+    of ``conf`` override the defaults: UTC, timestamps in microseconds, no web interface, no
+    progress bars and, with a local master or one on loopback, no ports on other interfaces. A local
+    master retries a failed task as often as a cluster does. Raises ConfigError if Spark or Java is
+    missing, the log cannot be written, or the session cannot start.
     """
     require_spark()
     with _quiet_loggers(), contextlib.ExitStack() as stack:
@@ -151,7 +152,7 @@ def open_session(
         except JavaEndedError as error:
             if not log_file:
                 raise
-            raise NSQError(f"{_ENDED}: {log_file} shows why") from error
+            raise NSQError(f"{_ENDED}: see {log_file}") from error
 
 
 @contextlib.contextmanager
@@ -195,7 +196,7 @@ def _start(
         log = _open_log(log_file)
         try:
             if SparkContext._active_spark_context:
-                raise ConfigError("this process has a Spark session already: stop that before")
+                raise ConfigError("this process already has a Spark session: stop it first")
             launch: Any = java_gateway.launch_gateway
             # A signal to the group of this process, as of a terminal or systemd, is not for Java.
             gateway = launch(settings, {"stderr": log, "start_new_session": True})
@@ -209,7 +210,7 @@ def _start(
         except ConfigError:
             raise
         except Exception as error:
-            see = f"see {log_file}" if log_file else "--spark-log FILE shows more"
+            see = f"see {log_file}" if log_file else "run again with --spark-log FILE for details"
             raise ConfigError(f"Spark did not start: {first_line(error)} ({see})") from error
         finally:
             os.close(log)
@@ -315,29 +316,31 @@ _ENDED = "Spark's Java process has ended"
 
 
 class JavaEndedError(NSQError):
-    """Nothing can be known of why; the log of the session may tell."""
+    """The cause is unknown; the log of the session may have it."""
 
 
 def first_line(error: BaseException) -> str:
-    """What one line says of an error of Spark; of an error of ours in a worker, its text alone."""
+    """Return one line for an error of Spark, or the text of an NSQError that a worker raised."""
     return str(explain(error))
 
 
 def explain(error: BaseException) -> NSQError:
-    """An error of Spark as one of ours, with one line of text.
+    """Return an NSQError with one line of text for an error of Spark.
 
-    An error of ours that a Python worker raised is itself again, so a ConfigError stays one.
+    An NSQError that a Python worker raised keeps its class, such as ConfigError.
     """
     if isinstance(error, NSQError):
         return error
     text = _text(error)
     if text == _ENDED:
-        return JavaEndedError(f"{_ENDED}: --spark-log FILE shows why")
+        return JavaEndedError(f"{_ENDED}: run again with --spark-log FILE to see why")
     if found := list(_OURS.finditer(text)):
         module, name, said = found[-1].groups()
         return _again(getattr(sys.modules.get(module), name, None), said.strip())
     if _DIED.search(f"{text}\n{getattr(error, '_stackTrace', '')}"):
-        return NSQError("a Python worker of Spark died, killed or out of memory: run it again")
+        return NSQError(
+            "a Python worker of Spark was killed or ran out of memory: run the command again"
+        )
     if found := list(_PYTHON.finditer(text)):
         return NSQError(found[-1][1].strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""``pipeline sql``: a query of the table ``nsq``, which is a stream of topics, or archives."""
+"""``pipeline sql``: a query on the table ``nsq``, which is a stream of topics, or archives."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from nsqtools.spark.progress import Progress, Totals
 
     Show = Callable[[Sequence[str], Iterator[Sequence[Any]]], None]
-    """Shows rows, given the names of their columns; called in the thread of the job."""
+    """Called with the names of columns and the rows to show, in the thread of the job."""
 
 _TABLE = "nsq"
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where rows go: ``kind`` is parquet, json, console or topic.
+    """The destination of rows: ``kind`` is parquet, json, console or topic.
 
-    ``output`` is a path or URL for files, ``sink`` options of the sink ``nsq`` for a topic, and
+    ``output`` is a path or URL for files, ``sink`` has options of the sink ``nsq`` for a topic, and
     ``show`` is called for the console.
     """
 
@@ -56,7 +56,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked; ``watermark`` is in seconds, 0 for none."""
+    """A query; ``watermark`` is in seconds, 0 for none."""
 
     text: str
     schema: str = ""
@@ -65,7 +65,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """A query of topics: ``source`` are options of the source ``nsq``."""
+    """A query of topics; ``source`` has options of the source ``nsq``."""
 
     query: Query
     target: Destination
@@ -74,7 +74,7 @@ class StreamSettings:
 
     @property
     def stamp(self) -> dict[str, Any]:
-        """What makes a run another one."""
+        """The settings that batches of a checkpoint depend on."""
         return stamp_of(
             self.source,
             self.stream.checkpoint,
@@ -104,7 +104,7 @@ def query_stream(
     stop: threading.Event,
     report: Callable[[Progress], None],
 ) -> Totals:
-    """Query batch after batch; as ``archive.archive``."""
+    """Run the query on batch after batch; errors are those of ``archive.archive``."""
     found = _asked(_of_topics(spark, settings), settings.query)
     stamp = Stamp(spark, settings.stream.checkpoint, settings.stamp)
     writer = _ResultWriter(settings.target, stamp)
@@ -127,11 +127,10 @@ def query_archives(
     stop: threading.Event,
     report: Callable[[str, int, int], None],
 ) -> None:
-    """Query once.
+    """Run the query once.
 
-    Raises ConfigError for SQL that Spark does not understand, and for an output that has files,
-    StoppedError if ``stop`` has ended it, NSQError for what else Spark says, and whatever ``show``
-    raises.
+    Raises ConfigError for SQL that Spark cannot parse and for an output that has files,
+    StoppedError after ``stop``, NSQError for other errors of Spark, and errors of ``show``.
     """
     target = settings.target
     with interruptible(spark, stop):
@@ -164,7 +163,7 @@ def _rows(found: DataFrame, stop: threading.Event) -> Generator[Sequence[Any]]:
 def explain(
     spark: SparkSession, settings: StreamSettings | ArchivesSettings, *, stop: threading.Event
 ) -> str:
-    """Spark's plan for the query, several lines; nothing is consumed. As ``query_archives``."""
+    """Return Spark's plan for the query, in several lines; consumes nothing."""
     with interruptible(spark, stop), contextlib.redirect_stdout(io.StringIO()) as printed:
         if isinstance(settings, StreamSettings):
             frame = _of_topics(spark, settings)
@@ -205,28 +204,31 @@ class _ResultWriter:
         self._stamp = stamp
 
     def check(self, rows: DataFrame, *, lasts: bool) -> None:
-        """Raise ConfigError if the result cannot be written where it was asked for.
+        """Raise ConfigError if the destination cannot take the result.
 
-        Without ``lasts`` rows that wait for the watermark would be lost when the run ends.
+        Without ``lasts``, rows that wait for the watermark would be lost at the end of the run.
         """
         if self._target.output and "batch" in [name.lower() for name in rows.columns]:
-            raise ConfigError("--query: batch is the name of a directory: name it otherwise")
+            raise ConfigError(
+                "--query: batch is the name of a directory: rename the column with AS"
+            )
         if not rows.isStreaming:
-            raise ConfigError(f"--query: expected a SELECT from the table {_TABLE}")
+            raise ConfigError(f"--query: expected a SELECT on the table {_TABLE}")
         plan = rows._jdf.queryExecution().analyzed().toString()
         if max(plan.count("StreamingRelationV2"), plan.count("CTERelationRef")) > 1:
             raise ConfigError(
-                f"--query: the table {_TABLE} stands in it more than once, and each would get only "
-                "a part of the messages: archive them first, and query that with --input"
+                f"--query: the table {_TABLE} is used more than once, and each use would get only "
+                "a part of the messages: archive them first, and query the archive with --input"
             )
         if not lasts and re.search(r"~(Aggregate|Distinct)\b", plan):  # ~ is of what streams
             raise ConfigError(
-                "--checkpoint is required: rows of this query wait for the watermark, and would be "
-                "lost when the run ends: give it, or --output-mode update to see them at once"
+                "--checkpoint is required: rows of this query wait for the watermark, and would "
+                "be lost at the end of the run: give --checkpoint, or --output-mode update to get"
+                " the rows at once"
             )
 
     def write(self, batch: DataFrame, query: str, number: int) -> Written:
-        """Write the result of a batch, in place of what an earlier try left of it."""
+        """Write the result of a batch; it replaces files of an earlier attempt."""
         target, name = self._target, named(query, number)
         self._stamp.make_way(target.output, f"batch={name}")
         if target.kind == "console":
@@ -257,4 +259,4 @@ def _check_empty(output: str) -> None:
     root = local(output)
     there = root.iterdir() if root is not None and root.is_dir() else ()
     if any(not each.name.startswith((".", "_")) for each in there):
-        raise ConfigError(f"--output {output}: there are files already: name a new directory")
+        raise ConfigError(f"--output {output}: has files already: choose a new directory")

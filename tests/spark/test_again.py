@@ -212,7 +212,7 @@ def test_a_full_disk_is_made_room_on_though_what_comes_again_cannot_be_kept(
     unsettled(ledger, [1])
     Ledger(Failing(), str(tmp_path), STREAM).clean(1)
     goes = error != errno.EIO
-    assert ("may come twice" in caplog.text) == goes
+    assert ("may be staged twice" in caplog.text) == goes
     assert os.strerror(error) in caplog.text
     assert bool(list(tmp_path.rglob("seg-*"))) != goes
 
@@ -326,5 +326,5 @@ def test_a_damaged_batch_can_be_removed_all_the_same(
     (segment,) = tmp_path.rglob("seg-*")
     segment.write_bytes(b"what")
     ledger.clean(1)
-    assert "may come twice" in caplog.text
+    assert "may be staged twice" in caplog.text
     assert not list(tmp_path.rglob("seg-*"))

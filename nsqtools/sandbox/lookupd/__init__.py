@@ -1,4 +1,4 @@
-"""The embedded nsqlookupd: its two ports over one registry."""
+"""The embedded nsqlookupd: its TCP and HTTP ports and its registry."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nsqtools.sandbox.lookupd.registrations import Registrations
 class Nsqlookupd:
     """An nsqlookupd in this event loop; timeouts are in seconds.
 
-    ``tcp`` and ``http`` are the bound addresses once it is started. nsqds are given the broadcast
-    address to ask it for channels; the default is the address it listens on.
+    ``tcp`` and ``http`` are the bound addresses after ``start``. nsqds query channels at the
+    broadcast address, by default the address that nsqlookupd listens on.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Nsqlookupd:
         self._http_server: StreamServer | None = None
 
     async def start(self, host: str, tcp_port: int, http_port: int) -> None:
-        """Listen; port 0 takes a free one. To be stopped even if it fails.
+        """Listen; port 0 picks a free port. Call ``stop`` even if this fails.
 
-        Raises OSError whose ``filename`` is the address.
+        Raises OSError with the address as its ``filename``.
         """
         self._broadcast_address = self._broadcast_address or name_of(host)
         self._http_server = await serve(lookupd_api(self), host, http_port)
@@ -48,13 +48,13 @@ class Nsqlookupd:
         self.tcp = self._tcp_server.address
 
     async def stop(self) -> None:
-        """Cut every connection and forget what was registered over them."""
+        """Close all connections and forget their registrations."""
         await self._tcp_server.stop()
         if self._http_server:
             await self._http_server.stop()
 
     def info(self) -> dict[str, Any]:
-        """The reply to IDENTIFY."""
+        """Return the response to IDENTIFY."""
         return {
             "broadcast_address": self._broadcast_address,
             "hostname": socket.gethostname(),
@@ -65,5 +65,5 @@ class Nsqlookupd:
 
     @property
     def now(self) -> int:
-        """Nanoseconds since the epoch."""
+        """The time in nanoseconds since the epoch."""
         return time.time_ns()

@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API (``nsqlookupd/http.go``), as far as the embedded nsqlookupd has it."""
+"""The part of nsqlookupd's HTTP API (``nsqlookupd/http.go``) that the embedded nsqlookupd has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def lookupd_api(lookupd: Nsqlookupd) -> Handler:
-    """What answers requests to an nsqlookupd."""
+    """Return the handler for requests to an nsqlookupd."""
     registry = lookupd.registry
 
     def look_up(request: Request) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""nsqlookupd's TCP side: protocol V1 (``nsqlookupd/lookup_protocol_v1.go``).
+"""nsqlookupd's TCP protocol V1 (``nsqlookupd/lookup_protocol_v1.go``).
 
-Commands are lines, IDENTIFY has a sized JSON body; replies are a 4-byte size and data, without
-a frame type. Every error ends the connection.
+Commands are lines; IDENTIFY also has a JSON body preceded by its size. Responses are a 4-byte size
+and data, without a frame type. Every error ends the connection.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"  V1"
 SIZE = Struct(">i")
-"""Before each reply, and before the body of IDENTIFY."""
+"""Precedes each response, and the body of IDENTIFY."""
 
 _MAX_BODY = 1 << 20
 
 
 class _RefusedError(Exception):
-    """The text is the reply, and the last one."""
+    """The text is the final response on the connection."""
 
 
 async def converse(
     lookupd: Nsqlookupd, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Carry out the commands of one nsqd until one is wrong.
+    """Execute the commands of one nsqd until one is invalid.
 
     Raises OSError or EOFError when the nsqd has closed the connection.
     """
@@ -60,7 +60,7 @@ async def converse(
 
 
 class _NsqdConversation:
-    """One nsqd's connection."""
+    """The connection of one nsqd."""
 
     def __init__(self, name: str, lookupd: Nsqlookupd) -> None:
         self._name = name
@@ -69,7 +69,7 @@ class _NsqdConversation:
         self._peer: Registrant | None = None
 
     async def execute(self, reader: asyncio.StreamReader) -> bytes:
-        """Read one command and return its reply; raises _RefusedError, OSError or EOFError."""
+        """Read a command and return its response; raises _RefusedError, OSError or EOFError."""
         try:
             line = await reader.readuntil(b"\n")
         except asyncio.LimitOverrunError:
@@ -90,7 +90,7 @@ class _NsqdConversation:
         return b"OK"
 
     def close(self) -> None:
-        """What was registered over this connection is no longer produced."""
+        """Withdraw all registrations of this connection."""
         if self._peer:
             self._registry.forget(self._peer)
 
@@ -129,7 +129,7 @@ def _read_peer(body: bytes, name: str, now: int) -> Registrant:
 
 
 def _names(command: str, names: Sequence[str]) -> tuple[str, str]:
-    """Topic and channel, "" for none; more words are ignored, as the real one does."""
+    """Return topic and channel, "" for none; further words are ignored, as nsqlookupd does."""
     if not names:
         raise _RefusedError(f"E_INVALID {command} insufficient number of params")
     topic, channel = (*names, "")[:2]

@@ -1,6 +1,6 @@
-"""Who produces what: the state of an nsqlookupd (``nsqlookupd/registration_db.go``).
+"""The registrations of an nsqlookupd (``nsqlookupd/registration_db.go``).
 
-Pure state: instants are ``now`` in ns since the epoch, periods are in seconds.
+No I/O and no clock: ``now`` is in ns since the epoch, timeouts are in seconds.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Registrant:
-    """An nsqd as it announced itself."""
+    """An nsqd with the data of its IDENTIFY."""
 
     remote_address: str
-    """Its end of the TCP connection."""
+    """The nsqd's end of the TCP connection."""
     hostname: str
     broadcast_address: str
     tcp_port: int
     http_port: int
     version: str
     last_update: int
-    """When it last sent IDENTIFY or PING."""
+    """Time of the last IDENTIFY or PING."""
 
     def facts(self) -> dict[str, Any]:
-        """The entry in the replies of /lookup and /nodes."""
+        """Return the entry for the responses to /lookup and /nodes."""
         return {
             "remote_address": self.remote_address,
             "hostname": self.hostname,
@@ -42,42 +42,42 @@ class Registrant:
 
 @dataclass(slots=True, eq=False)
 class KnownTopic:
-    """Who produces a topic and its channels."""
+    """The producers of a topic and of its channels."""
 
     producers: dict[Registrant, int | None] = field(default_factory=dict)
-    """With the time of a tombstone, or None."""
+    """Each with the time of its tombstone, or None."""
     channels: dict[str, set[Registrant]] = field(default_factory=dict)
 
 
 class Registrations:
     """The topics and channels that nsqds have registered.
 
-    They stay known after their last producer, unless they are ephemeral.
+    They remain known without producers, unless they are ephemeral.
     """
 
     def __init__(self, inactive_timeout: float = 300.0, tombstone_lifetime: float = 45.0) -> None:
         self.peers: dict[Registrant, None] = {}
-        """Those that are connected, in order of arrival."""
+        """Connected nsqds, in order of arrival."""
         self.topics: dict[str, KnownTopic] = {}
         self._inactive_timeout = inactive_timeout
         self._tombstone_lifetime = tombstone_lifetime
 
     def create(self, topic: str, channel: str = "") -> KnownTopic:
-        """Make a topic known, and a channel of it if named."""
+        """Add a topic and, if named, a channel."""
         known = self.topics.setdefault(topic, KnownTopic())
         if channel:
             known.channels.setdefault(channel, set())
         return known
 
     def register(self, peer: Registrant, topic: str, channel: str = "") -> None:
-        """REGISTER: a channel is registered along with its topic. A tombstone stays."""
+        """REGISTER: add a producer; a channel is registered with its topic. Tombstones remain."""
         known = self.create(topic, channel)
         known.producers.setdefault(peer, None)
         if channel:
             known.channels[channel].add(peer)
 
     def unregister(self, peer: Registrant, topic: str, channel: str = "") -> None:
-        """UNREGISTER: a topic takes its channels along."""
+        """UNREGISTER: remove a producer; with a topic, also from the topic's channels."""
         if not (known := self.topics.get(topic)):
             return
         if channel:
@@ -93,7 +93,7 @@ class Registrations:
             self.delete_topic(topic)
 
     def forget(self, peer: Registrant) -> None:
-        """The peer's connection is gone; what it produced stays known."""
+        """Remove an nsqd after its connection ended; its topics and channels remain known."""
         self.peers.pop(peer, None)
         for known in self.topics.values():
             known.producers.pop(peer, None)
@@ -101,20 +101,20 @@ class Registrations:
                 producers.discard(peer)
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic with its channels."""
+        """Remove a topic with its channels."""
         self.topics.pop(topic, None)
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Forget a channel; whether it was known."""
+        """Remove a channel; return whether it was known."""
         known = self.topics.get(topic, KnownTopic())
         return known.channels.pop(channel, None) is not None
 
     def channels(self, topic: str) -> list[str]:
-        """Every channel known of a topic."""
+        """Return all known channels of a topic."""
         return list(self.topics[topic].channels) if topic in self.topics else []
 
     def producers(self, topic: str, now: int) -> list[Registrant]:
-        """The producers of a known topic that are alive and not tombstoned."""
+        """Return the producers of a known topic that are alive and have no tombstone."""
         return [
             peer
             for peer, tombstone in self.topics[topic].producers.items()
@@ -122,7 +122,7 @@ class Registrations:
         ]
 
     def nodes(self, now: int) -> Iterator[tuple[Registrant, dict[str, bool]]]:
-        """Every peer alive, with its topics and whether it is tombstoned for each."""
+        """Yield each live nsqd, with its topics and whether it has a tombstone for each."""
         for peer in self.peers:
             if self._is_alive(peer, now):
                 yield (
@@ -135,7 +135,7 @@ class Registrations:
                 )
 
     def tombstone(self, topic: str, node: str, now: int) -> None:
-        """Hide a producer of a topic for a while; ``node`` is broadcast_address:http_port."""
+        """Hide a producer of a topic temporarily; ``node`` is broadcast_address:http_port."""
         if known := self.topics.get(topic):
             for peer in known.producers:
                 if node == f"{peer.broadcast_address}:{peer.http_port}":

@@ -1,4 +1,4 @@
-"""The embedded nsqd: its ports, its clients and the broker between them."""
+"""The embedded nsqd: its ports, its clients and its broker."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TRIES = 20  # to find two free ports that follow each other
+_TRIES = 20  # attempts to find two consecutive free ports
 _SCAN_PAUSE = 0.005
-"""Timeouts that fall this close together are dealt with at once."""
+"""Timeouts that expire within this many seconds of each other are handled together."""
 
 
 class Nsqd:
-    """An nsqd in this event loop, all of it in memory.
+    """An nsqd in this event loop that keeps all messages in memory.
 
-    ``tcp`` and ``http`` are the bound addresses once it is started. Raises ConfigError for a
+    ``tcp`` and ``http`` are the bound addresses after ``start``. Raises ConfigError for a
     certificate or secret that cannot be read.
     """
 
@@ -58,13 +58,13 @@ class Nsqd:
         )
         path = self.options.auth_secret_file
         self.secret = read_secret(path, f"--auth-secret-file {path}").encode() if path else b""
-        """The one secret that AUTH takes; empty where no client has to send it."""
+        """The only secret that AUTH accepts; empty if clients need no AUTH."""
         self.broker = Broker(self.rng, max_msg_timeout=self.options.max_msg_timeout)
         self.broker.created = self._created
         self.broker.deleted = self._deleted
         self.broker.wake = self._wake
         self.clients: dict[Client, None] = {}
-        """Those that have introduced themselves and are served, in order of arrival."""
+        """Clients that have sent the magic, in order of arrival."""
         self.links: set[ClientLink] = set()
         """All connections."""
         self.stopped = False
@@ -75,7 +75,7 @@ class Nsqd:
         self._http_server: StreamServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.lookups: dict[str, asyncio.Task[None]] = {}
-        """By topic, while its channels are looked up."""
+        """Queries for the channels of new topics, by topic."""
         self._awake = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -88,10 +88,10 @@ class Nsqd:
         lookupd_tcp_addresses: Sequence[Address] = (),
         broadcast_address: str = "",
     ) -> None:
-        """Listen; port 0 takes a free one. To be stopped even if it fails.
+        """Listen; port 0 picks a free port. Call ``stop`` even if this fails.
 
-        Unless told, HTTP is on the port after that of TCP, also after a free one. The broadcast
-        address is the host. Raises OSError whose ``filename`` is the address.
+        By default the HTTP port follows the TCP port, and the broadcast address is the host. Raises
+        OSError with the address as its ``filename``.
         """
         self.broadcast_address = broadcast_address or name_of(host)
         await self._listen(host, tcp_port, http_port)
@@ -100,7 +100,7 @@ class Nsqd:
             self.lookupds[-1].start()
 
     async def stop(self) -> None:
-        """Stop listening and cut every connection; what was held is gone."""
+        """Stop listening, close all connections and discard all messages."""
         self.stopped = True
         await close(self._server)
         for link in tuple(self.links):
@@ -123,11 +123,11 @@ class Nsqd:
         return asyncio.get_running_loop().time()
 
     def publish(self, topic: str, bodies: Sequence[bytes], *, defer: float = 0.0) -> None:
-        """Put messages into a topic; each is held back for ``defer`` seconds."""
+        """Publish messages to a topic, deferred by ``defer`` seconds."""
         self.broker.publish(topic, bodies, now=self.now, defer=defer)
 
     def info(self) -> dict[str, Any]:
-        """The reply to ``/info``."""
+        """Return the response to ``/info``."""
         options = self.options
         return {
             **self._identity(),
@@ -139,24 +139,24 @@ class Nsqd:
         }
 
     async def settled(self) -> None:
-        """Return when every nsqlookupd knows all there is; never, if one cannot be reached."""
+        """Return when every nsqlookupd is up to date; never returns if one is unreachable."""
         for peer in self.lookupds:
             await peer.settled()
 
     async def looked_up(self, topic: str) -> None:
-        """Return when a new topic has the channels that nsqlookupds know; nsqd answers then."""
+        """Return when a new topic has the channels that nsqlookupds know."""
         if task := self.lookups.get(topic):
             await asyncio.wait([task])
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run in the background until ``stop``."""
+        """Run a coroutine in the background until ``stop``."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _listen(self, host: str, tcp_port: int, http_port: int | None) -> None:
-        """Listen to TCP and HTTP, on ports that follow each other unless told."""
+        """Listen for TCP and HTTP, by default on consecutive ports."""
         loop = asyncio.get_running_loop()
         for tries in reversed(range(_TRIES)):
             with naming(Address(host, tcp_port)):
@@ -177,7 +177,7 @@ class Nsqd:
         return await serve(NsqdApi(self).handler(), host, port, max_body=largest)
 
     def _created(self, topic: str, channel: str) -> None:
-        """Tell nsqlookupds. A new topic holds its messages while its channels are looked up."""
+        """Inform nsqlookupds. A new topic holds its messages while its channels are looked up."""
         for peer in self.lookupds:
             peer.tell("REGISTER", topic, channel)
         if not channel and self.lookupds:
@@ -185,14 +185,14 @@ class Nsqd:
             self.lookups[topic] = self.run(self._create_channels(self.broker.topics[topic]))
 
     def _deleted(self, topic: str, channel: str) -> None:
-        """Tell nsqlookupds."""
+        """Inform nsqlookupds."""
         for peer in self.lookupds:
             peer.tell("UNREGISTER", topic, channel)
 
     async def _create_channels(self, topic: Topic) -> None:
-        """Create the channels that nsqlookupds know, but for ephemeral ones, then release messages.
+        """Create the channels that nsqlookupds know, except ephemeral ones, then release messages.
 
-        Those of a topic that was deleted in the meantime are not created.
+        No channels are created if the topic has been deleted meanwhile.
         """
         try:
             answers = await asyncio.gather(*(each.channels(topic.name) for each in self.lookupds))
@@ -222,7 +222,7 @@ class Nsqd:
         ]
 
     def _wake(self) -> None:
-        """Move the broker on in the next turn of the loop."""
+        """Let the broker work in the next turn of the loop."""
         if not self._awake:
             self._awake = True
             asyncio.get_running_loop().call_soon(self._turn)

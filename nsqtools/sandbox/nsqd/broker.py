@@ -1,10 +1,10 @@
 """Topics, and the broker that holds them: nsqd without a network.
 
-Pure state: instants come in as ``now`` (seconds of one clock that never goes back), chance as
-``rng``, timestamps from ``clock_ns``. Nothing is delivered while a command is dealt with: a change
-marks what it touched and calls ``wake``, and ``tick(now)`` moves everything on, in batches:
-backlogs into channels, what timed out or was deferred back into queues, queues to consumers with
-RDY to spare. Source of the rules: nsqd topic.go.
+No I/O: times are passed as ``now`` (seconds of a monotonic clock), ``rng`` makes random choices,
+and ``clock_ns`` provides timestamps. Commands deliver nothing themselves: a change marks its topic
+or channel and calls ``wake``. ``tick(now)`` then moves all messages on, in batches: from topics to
+channels, back into queues after timeouts and delays, and to consumers with RDY to spare. The rules
+are those of nsqd's topic.go.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _ID_EPOCH = 1288834974288  # guid.go, twepoch
 
 
 class Topic(Queue):
-    """A stream of messages, copied to each channel. Made by ``Broker.topic``."""
+    """A stream of messages that are copied to each channel. ``Broker.topic`` creates topics."""
 
     def __init__(self, name: str, broker: Broker) -> None:
         super().__init__(name, broker)
         self.message_bytes = 0
         self.channels: dict[str, Channel] = {}
         self.held = False
-        """Whether messages stay here while channels to create are looked up."""
+        """Whether messages wait until the channels of a new topic have been looked up."""
 
     def channel(self, name: str) -> Channel:
-        """The channel of that name, created if need be; the first one gets the backlog."""
+        """Return a channel, creating it if necessary; the first channel gets the backlog."""
         if not (channel := self.channels.get(name)):
             channel = self.channels[name] = Channel(name, self)
             self.broker.created(self.name, name)
@@ -40,7 +40,7 @@ class Topic(Queue):
         return channel
 
     def delete_channel(self, name: str) -> None:
-        """Delete a channel that there is, and close its clients."""
+        """Delete an existing channel and close its clients."""
         self.drop(self.channels[name])
         if self.ephemeral and not self.channels:
             self.broker.delete_topic(self.name)
@@ -55,11 +55,11 @@ class Topic(Queue):
             consumer.client.close()
 
     def empty(self) -> None:
-        """Forget what no channel has got; channels keep theirs."""
+        """Discard messages that no channel has received; channels keep theirs."""
         self.waiting.clear()
 
     def put(self, bodies: Sequence[bytes], now: float, defer: float) -> None:
-        """Take what is published, each held back for ``defer`` seconds."""
+        """Add published messages, deferred by ``defer`` seconds."""
         first, stamp = self.broker.take_ids(len(bodies))
         for number, body in enumerate(bodies, first):
             self.waiting.append(QueuedMessage(b"%016x" % number, body, stamp, 0, defer))
@@ -69,7 +69,7 @@ class Topic(Queue):
         self.trim()
 
     def move_on(self, now: float) -> None:
-        """Copy what waits here to every channel."""
+        """Copy waiting messages to every channel."""
         if not self.waiting or not self.channels or self.paused or self.held:
             return
         messages = tuple(self.waiting)
@@ -86,9 +86,9 @@ class Topic(Queue):
 class Broker:
     """All topics of one nsqd.
 
-    ``wake`` is called when something changed that only ``tick`` can carry on: call ``tick`` soon.
-    ``created`` is called with a new topic and "", or with a topic and its new channel; ``deleted``
-    likewise, before the topic or channel is deleted.
+    ``wake`` is called when ``tick`` has work; call ``tick`` soon after that. ``created`` is called
+    with a new topic and "", or with a topic and its new channel; ``deleted`` likewise, before a
+    topic or channel is deleted.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class Broker:
         self._marked: dict[Queue, None] = {}
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name, created if need be; the name must be valid."""
+        """Return a topic, creating it if necessary; the name must be valid."""
         if not (topic := self.topics.get(name)):
             topic = self.topics[name] = Topic(name, self)
             self.created(name, "")
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic that there is with its channels, and close their clients."""
+        """Delete an existing topic with its channels, and close their clients."""
         self.deleted(name, "")
         topic = self.topics.pop(name)
         for channel in tuple(topic.channels.values()):
@@ -129,11 +129,11 @@ class Broker:
     def publish(
         self, topic: str, bodies: Sequence[bytes], *, now: float, defer: float = 0.0
     ) -> None:
-        """Put messages into a topic; each is held back for ``defer`` seconds."""
+        """Publish messages to a topic, deferred by ``defer`` seconds."""
         self.topic(topic).put(bodies, now, defer)
 
     def tick(self, now: float) -> float | None:
-        """Do all that is due; returns when to call again at the latest, None for never."""
+        """Do all work that is due; return when to call again at the latest, None for never."""
         if now >= self._due:
             channels = [each for topic in self.topics.values() for each in topic.channels.values()]
             for channel in channels:
@@ -146,21 +146,21 @@ class Broker:
         return None if self._due == NEVER else self._due
 
     def mark(self, changed: Queue) -> None:
-        """Have ``tick`` look at a topic or channel."""
+        """Let ``tick`` process a topic or channel."""
         if not self._marked:
             self.wake()
         self._marked[changed] = None
 
     def expect(self, due: float) -> None:
-        """Have ``tick`` look at all timeouts at this instant, if that is not planned already."""
+        """Let ``tick`` process timeouts at this time or earlier."""
         if due < self._due:
             self._due = due
             self.wake()
 
     def take_ids(self, number: int) -> tuple[int, int]:
-        """The first of ``number`` ids that follow each other, and the time in ns.
+        """Return the first of ``number`` consecutive ids, and the time in ns.
 
-        Ids grow with time, so that a broker that is started anew does not repeat them (guid.go).
+        Ids grow with time, so that a restarted broker does not repeat them (guid.go).
         """
         stamp = self._clock_ns()
         first = max(self._next_id, ((stamp >> 20) - _ID_EPOCH) << 22)

@@ -1,6 +1,6 @@
-"""Channels: messages that wait, are deferred or in flight, and the consumers that share them.
+"""Channels: their waiting, deferred and in-flight messages, and their consumers.
 
-Pure state: instants are ``now`` of the broker, in seconds. Source of the rules: nsqd channel.go.
+No I/O: ``now`` is the broker's time in seconds. The rules are those of nsqd's channel.go.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 
 MEM_QUEUE_SIZE = 10_000
-"""Messages that wait in an ephemeral topic or channel at most; it drops the rest (options.go)."""
+"""Maximum waiting messages of an ephemeral topic or channel; more are dropped (options.go)."""
 
 TURN_BYTES = 1 << 18
-"""Bytes a consumer is given before it is asked whether its peer keeps up."""
+"""Bytes that a consumer gets before the channel checks whether the client keeps up."""
 
-_MAX_ATTEMPTS = 0xFFFF  # the wire has 16 bits for them
+_MAX_ATTEMPTS = 0xFFFF  # the protocol has 16 bits for attempts
 
 
 class NotInFlightError(Exception):
-    """The consumer does not have the message in flight; the text is nsqd's."""
+    """The message is not in flight to this consumer; the text is nsqd's."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedMessage(Message):
-    """One channel's copy of a message; ``attempts`` are the deliveries so far."""
+    """One channel's copy of a message; ``attempts`` counts the deliveries so far."""
 
     deferred: float = 0.0
-    """Seconds that DPUB holds it back once it reaches a channel."""
+    """Seconds of delay by DPUB, counted from arrival in a channel."""
     consumer: ChannelConsumer | None = None
-    """Who has it in flight."""
+    """The consumer that has the message in flight."""
     delivered: float = 0.0
     deadline: float = 0.0
 
@@ -52,78 +52,78 @@ class Subscriber(Protocol):
     """The connection behind a consumer."""
 
     def deliver(self, messages: list[QueuedMessage]) -> None:
-        """Send messages; may set the consumer's ``blocked`` when its peer does not keep up."""
+        """Send messages; may set the consumer's ``blocked`` if the client does not keep up."""
 
     def close(self) -> None:
-        """End the connection: the channel is gone."""
+        """Close the connection, because the channel was deleted."""
 
 
 @dataclass(slots=True, eq=False)
 class ChannelConsumer:
-    """A subscriber as its channel sees it."""
+    """A subscriber from the channel's point of view."""
 
     client: Subscriber
     msg_timeout: float
-    """Seconds until a message that is not finished is delivered again."""
+    """Seconds until an unfinished message is delivered again."""
     sample_rate: int = 0
-    """Percentage of the messages that it is given, 0 for all; the others are dropped."""
+    """Percentage of messages to deliver, 0 for all; the others are dropped."""
     rdy: int = 0
     in_flight: int = 0
     blocked: bool = False
-    """Whether its peer does not read what was sent: it gets nothing then, whatever its RDY."""
+    """Whether the client does not read; it then gets no messages, whatever its RDY."""
     message_count: int = 0
     finish_count: int = 0
     requeue_count: int = 0
 
     @property
     def spare(self) -> int:
-        """How many messages it may be given now."""
+        """The number of messages that may be delivered now."""
         return 0 if self.blocked else max(0, self.rdy - self.in_flight)
 
 
 class Queue(ABC):
-    """What topics and channels have in common: messages that wait for ``tick`` to move them on."""
+    """Base of topics and channels: messages that wait until ``tick`` moves them on."""
 
     def __init__(self, name: str, broker: Broker) -> None:
         self.name = name
         self.broker = broker
         self.ephemeral = is_ephemeral(name)
         self.paused = False
-        """Whether messages stay here."""
+        """Whether messages are held here."""
         self.message_count = 0
         self.waiting: deque[QueuedMessage] = deque()
 
     @property
     def depth(self) -> int:
-        """Messages that wait here."""
+        """The number of waiting messages."""
         return len(self.waiting)
 
     def pause(self) -> None:
-        """Let no message go on."""
+        """Hold messages here."""
         self.paused = True
 
     def unpause(self) -> None:
-        """Let messages go on."""
+        """Let messages move on again."""
         self.paused = False
         self.changed()
 
     def changed(self) -> None:
-        """Have the broker look whether messages may go on now."""
+        """Let the broker check whether messages can move on."""
         self.broker.mark(self)
 
     def trim(self) -> None:
-        """Drop what an ephemeral queue has no room for."""
+        """Drop messages that exceed the limit of an ephemeral queue."""
         if self.ephemeral:
             while len(self.waiting) > MEM_QUEUE_SIZE:
                 self.waiting.pop()
 
     @abstractmethod
     def move_on(self, now: float) -> None:
-        """Let messages go on, as far as they may."""
+        """Move messages on as far as possible."""
 
 
 class Channel(Queue):
-    """One queue of copies, shared by its consumers. Made by ``Topic.channel``."""
+    """A queue of copies that consumers share. ``Topic.channel`` creates channels."""
 
     def __init__(self, name: str, topic: Topic) -> None:
         super().__init__(name, topic.broker)
@@ -132,23 +132,23 @@ class Channel(Queue):
         self.timeout_count = 0
         self.consumers: list[ChannelConsumer] = []
         self.in_flight: dict[bytes, QueuedMessage] = {}
-        """By id: delivered and not settled, also to consumers that have left."""
-        # A heap; the number keeps the order of those that are due at once.
+        """Delivered, unsettled messages by id, including those of consumers that have left."""
+        # A heap; the number preserves the order of messages with the same time.
         self._deferred: list[tuple[float, int, QueuedMessage]] = []
         self._numbers = count()
 
     @property
     def deferred_count(self) -> int:
-        """Messages that wait for their time."""
+        """The number of deferred messages."""
         return len(self._deferred)
 
     def add(self, consumer: ChannelConsumer) -> None:
-        """Add a subscriber."""
+        """Add a consumer."""
         self.consumers.append(consumer)
         self.changed()
 
     def remove(self, consumer: ChannelConsumer) -> None:
-        """Remove a subscriber; what it has in flight waits for its timeout."""
+        """Remove a consumer; its messages in flight wait for their timeout."""
         if consumer not in self.consumers:
             return
         self.consumers.remove(consumer)
@@ -156,14 +156,14 @@ class Channel(Queue):
             self.topic.delete_channel(self.name)
 
     def put(self, messages: Sequence[QueuedMessage], now: float) -> None:
-        """Take copies from the topic."""
+        """Accept copies from the topic."""
         self.message_count += len(messages)
         for message in messages:
             self._queue(message, now, message.deferred)
         self.changed()
 
     def move_on(self, now: float) -> None:
-        """Deliver what consumers have RDY for."""
+        """Deliver messages to consumers with RDY to spare."""
         while self.waiting and not self.paused:
             ready = [each for each in self.consumers if each.spare]
             if not ready:
@@ -173,14 +173,14 @@ class Channel(Queue):
         self.trim()
 
     def finish(self, consumer: ChannelConsumer, id_: bytes) -> None:
-        """FIN; raises NotInFlightError."""
+        """Process FIN; raises NotInFlightError."""
         self._release(consumer, id_)
         consumer.finish_count += 1
         if self.waiting:
             self.changed()
 
     def requeue(self, consumer: ChannelConsumer, id_: bytes, delay: float, now: float) -> None:
-        """REQ, after ``delay`` seconds; raises NotInFlightError."""
+        """Process REQ with a delay in seconds; raises NotInFlightError."""
         message = self._release(consumer, id_)
         self.requeue_count += 1
         consumer.requeue_count += 1
@@ -188,7 +188,7 @@ class Channel(Queue):
         self.changed()
 
     def touch(self, consumer: ChannelConsumer, id_: bytes, now: float) -> None:
-        """TOUCH: the timeout begins again, up to max_msg_timeout since delivery.
+        """Process TOUCH: restart the timeout, up to max_msg_timeout after delivery.
 
         Raises NotInFlightError.
         """
@@ -198,7 +198,7 @@ class Channel(Queue):
         self.broker.expect(message.deadline)
 
     def empty(self) -> None:
-        """Forget every message, those in flight too."""
+        """Discard all messages, including those in flight."""
         self.waiting.clear()
         self._deferred.clear()
         self.in_flight.clear()
@@ -206,7 +206,7 @@ class Channel(Queue):
             consumer.in_flight = 0
 
     def expire(self, now: float) -> None:
-        """Queue again what timed out and what was deferred until now."""
+        """Queue messages whose timeout or delay has expired."""
         expired = [each for each in self.in_flight.values() if each.deadline <= now]
         for message in sorted(expired, key=lambda each: each.deadline):
             self._take_back(message)
@@ -217,13 +217,14 @@ class Channel(Queue):
         self.changed()
 
     def next_due(self) -> float:
-        """When ``expire`` has something to do; NEVER for never."""
+        """Return the next time at which ``expire`` has work; NEVER for none."""
         due = self._deferred[0][0] if self._deferred else NEVER
         return min([due, *[each.deadline for each in self.in_flight.values()]])
 
     def _deliver(self, consumer: ChannelConsumer, batch: list[QueuedMessage], now: float) -> None:
         if consumer.sample_rate:
-            # One percent more than it says, as rand.Int31n(100) > sampleRate skips.
+            # One percent more than sample_rate, because nsqd skips if rand.Int31n(100) >
+            # sampleRate.
             rng = self.broker.rng
             batch = [each for each in batch if rng.randrange(100) <= consumer.sample_rate]
         if not batch:
@@ -241,7 +242,7 @@ class Channel(Queue):
         consumer.client.deliver(batch)
 
     def _queue(self, message: QueuedMessage, now: float, delay: float) -> None:
-        """Let a message wait for a consumer, or first for its time."""
+        """Let a message wait for a consumer, or for its delay first."""
         if delay > 0:
             heappush(self._deferred, (now + delay, next(self._numbers), message))
             self.broker.expect(now + delay)
@@ -262,7 +263,7 @@ class Channel(Queue):
         return message
 
     def _take_back(self, message: QueuedMessage) -> None:
-        """Have a message in flight no more."""
+        """Remove a message from those in flight."""
         del self.in_flight[message.id]
         if message.consumer:
             message.consumer.in_flight -= 1
@@ -272,9 +273,9 @@ class Channel(Queue):
 def share_out(
     queue: deque[QueuedMessage], ready: Sequence[ChannelConsumer], rng: random.Random
 ) -> list[tuple[ChannelConsumer, list[QueuedMessage]]]:
-    """Take messages off a queue for consumers with RDY to spare, chosen at random.
+    """Take messages off a queue for randomly chosen consumers with RDY to spare.
 
-    No consumer gets more than it can take, nor much more than ``TURN_BYTES``.
+    No consumer gets more than its RDY allows, nor much more than ``TURN_BYTES``.
     """
     batches: list[list[QueuedMessage]] = [[] for _ in ready]
     spare = [each.spare for each in ready]

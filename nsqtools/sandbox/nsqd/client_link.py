@@ -1,7 +1,7 @@
-"""One client's connection below the commands: layers, pace, liveness (protocol_v2.go, IOLoop).
+"""A client's connection below the commands: TLS, compression, heartbeats (protocol_v2.go, IOLoop).
 
-A read is worked off in one loop and answered in one write. While a command waits for something
-(nsqlookupds, a TLS handshake), or the peer does not read its answers, the commands behind it wait
+The commands in one read are executed in one loop and answered in one write. While a command waits
+(for nsqlookupds or a TLS handshake), or the client does not read its responses, later commands wait
 too, and nothing is read.
 """
 
@@ -31,39 +31,39 @@ log = logging.getLogger(__name__)
 
 _HANDSHAKE_TIMEOUT = 5.0
 _LINGER = 5.0
-"""Seconds that the last words may take to leave."""
+"""Maximum seconds for sending the last responses before closing."""
 _HEARTBEAT = response_frame(b"_heartbeat_")
 
 
 class ClientLink(asyncio.Protocol):
-    """One connection; what is said over it is the business of its ``client``."""
+    """One connection; its ``client`` executes the commands."""
 
     def __init__(self, nsqd: Nsqd, client: Client, parser: CommandParser) -> None:
         self.address = Address("", 0)
         self.tls: ssl.SSLObject | None = None
-        """Once its handshake is complete."""
+        """Set after the TLS handshake."""
         self.codec: Codec | None = None
         self.blocked = False
-        """Whether the peer does not read what was sent."""
+        """Whether the client does not read what was sent."""
         self._nsqd = nsqd
         self._client = client
         self._parser = parser
         self._loop = asyncio.get_running_loop()
         self._tls: TLS | None = None
-        self._codec_to_come: Codec | None = None  # after the handshake under way
-        self._magic: bytes | None = b""  # what has come of it, None when all has
+        self._codec_to_come: Codec | None = None  # set after the current handshake
+        self._magic: bytes | None = b""  # received part of the magic, None after all of it
         self._answers: list[bytes] = []
-        self._busy = False  # a command waits for something
-        self._ended = False  # the peer will say no more
+        self._busy = False  # a command is waiting
+        self._ended = False  # the client will send no more
         self._closed = False
-        self._interval = 0.0  # of heartbeats
-        self._heard = 0.0  # when something came last
-        self._unsent: float = 0  # bytes at the last heartbeat that the peer had still to read
+        self._interval = 0.0  # seconds between heartbeats
+        self._heard = 0.0  # time of the last data from the client
+        self._unsent: float = 0  # unsent bytes at the last heartbeat
         self._heartbeat: asyncio.TimerHandle | None = None
-        self._end: asyncio.TimerHandle | None = None  # of the handshake, or of a close
+        self._end: asyncio.TimerHandle | None = None  # timeout of the handshake or of closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio's: a client has dialled."""
+        """Called by asyncio for a new connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.address = peer_address(transport)
@@ -72,7 +72,7 @@ class ClientLink(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio's: the connection is gone."""
+        """Called by asyncio when the connection has ended."""
         self._leave()
         self._nsqd.links.discard(self)
         for timer in (self._heartbeat, self._end):
@@ -80,7 +80,7 @@ class ClientLink(asyncio.Protocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """asyncio's: bytes."""
+        """Called by asyncio with received bytes."""
         self._heard = self._loop.time()
         if self._magic is not None:
             data = self._introduce(data)
@@ -97,27 +97,27 @@ class ClientLink(asyncio.Protocol):
         self._work()
 
     def eof_received(self) -> bool:
-        """asyncio's: nothing more will come. What has come is worked off and answered."""
+        """Called by asyncio at the end of input; commands received so far are still answered."""
         self._ended = True
         if not self._busy:
             self.close()
         return self._busy
 
     def pause_writing(self) -> None:
-        """asyncio's: the peer does not read what was sent."""
+        """Called by asyncio when the client does not read fast enough."""
         self.blocked, self._unsent = True, float("inf")
         self._transport.pause_reading()
         self._client.pace_changed()
 
     def resume_writing(self) -> None:
-        """asyncio's: the peer goes on."""
+        """Called by asyncio when the client has caught up."""
         if not self._closed:
             self.blocked = False
             self._client.pace_changed()
             self._go_on()
 
     def close(self) -> None:
-        """Hang up, once what was said has left."""
+        """Close the connection after sending pending responses."""
         self.flush()
         if not self._closed:
             self._leave()
@@ -125,7 +125,7 @@ class ClientLink(asyncio.Protocol):
             self._give_up_after(_LINGER)
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Close the connection at once."""
         self._leave()
         self._transport.abort()
 
@@ -134,7 +134,7 @@ class ClientLink(asyncio.Protocol):
         self._answers.append(frame)
 
     def flush(self) -> None:
-        """Send the answers so far."""
+        """Send pending responses."""
         if self._answers and not self._closed:
             data = b"".join(self._answers)
             self._answers.clear()
@@ -149,13 +149,13 @@ class ClientLink(asyncio.Protocol):
         self._transport.write(data)
 
     def suspend(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let the commands behind this one wait for some work."""
+        """Make later commands wait until this work is done."""
         self._busy = True
         self._transport.pause_reading()
         self._nsqd.run(self._carry_out(work))
 
     def start_heartbeats(self, interval: float) -> None:
-        """Send heartbeats every so many seconds, 0 for none, and expect commands between them."""
+        """Send heartbeats at this interval in seconds, 0 for none, and expect commands."""
         self._interval, self._heard = interval, self._loop.time()
         if self._heartbeat:
             self._heartbeat.cancel()
@@ -163,7 +163,7 @@ class ClientLink(asyncio.Protocol):
             self._heartbeat = self._loop.call_at(self._heard + interval, self._beat)
 
     def secure(self, context: ssl.SSLContext, codec: Codec | None) -> None:
-        """Put TLS under what follows, and in it compression, if any."""
+        """Continue with TLS and, within TLS, optional compression."""
         self.flush()
         self._parser.clear()
         self._busy = True
@@ -171,7 +171,7 @@ class ClientLink(asyncio.Protocol):
         self._give_up_after(_HANDSHAKE_TIMEOUT)
 
     def compress(self, codec: Codec | None) -> None:
-        """Put compression under what follows, if any."""
+        """Continue with compression, if any."""
         if codec:
             self.flush()
             self._parser.clear()
@@ -179,7 +179,7 @@ class ClientLink(asyncio.Protocol):
             self.answer(response_frame(b"OK"))
 
     def _introduce(self, data: bytes) -> bytes:
-        """Check the magic; returns what is behind it."""
+        """Check the magic; return the data after it."""
         held = self._magic or b""
         missing = len(MAGIC) - len(held)
         self._magic = held + data[:missing]
@@ -195,9 +195,9 @@ class ClientLink(asyncio.Protocol):
         return data[missing:]
 
     def _shake_hands(self, tls: TLS, data: bytes) -> None:
-        """Go on with the TLS handshake; raises ProtocolError from what is encrypted behind it.
+        """Continue the TLS handshake; raises ProtocolError for invalid data after it.
 
-        A client whose handshake fails reads why in TLS's words, and then in nsqd's.
+        If the handshake fails, the client receives the TLS alert and then nsqd's error.
         """
         try:
             complete = tls.shake_hands(data)
@@ -216,7 +216,7 @@ class ClientLink(asyncio.Protocol):
             self._decode(b"")
 
     def _decode(self, data: bytes) -> None:
-        """Take off the layers; raises ProtocolError."""
+        """Decrypt and decompress; raises ProtocolError."""
         for plain in self._tls.decode(data) if self._tls else (data,):
             for piece in self.codec.decode(plain) if self.codec else (plain,):
                 self._parser.feed(piece)
@@ -224,7 +224,7 @@ class ClientLink(asyncio.Protocol):
             self._ended = True
 
     def _work(self) -> None:
-        """Work off the commands that are complete, and answer them at once."""
+        """Execute complete commands and send the responses."""
         try:
             while not (self._busy or self.blocked or self._closed):
                 if not (command := self._parser.next()):
@@ -247,13 +247,13 @@ class ClientLink(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Read again, and work off what has come."""
+        """Read again, and execute commands that have arrived."""
         if not (self._busy or self.blocked or self._closed):
             self._transport.resume_reading()
         self._work()
 
     def _refuse(self, error: ServerError) -> None:
-        """Say why, and hang up."""
+        """Send the error and close the connection."""
         log.warning("%s: %s", self.address, error.text)
         self.answer(error_frame(error.text))
         self.close()
@@ -269,14 +269,16 @@ class ClientLink(asyncio.Protocol):
         self._end = self._loop.call_later(delay, self.abort)
 
     def _beat(self) -> None:
-        """Send a heartbeat, or give up a peer that is silent or reads nothing for two of them."""
+        """Send a heartbeat, or drop a client that was silent or read nothing for two intervals."""
         if self._closed or not self._heartbeat:
             return
         now = self._loop.time()
         if self.blocked:
             unsent = self._transport.get_write_buffer_size()
             if unsent >= self._unsent:
-                log.warning("%s: read nothing for %.3g s", self.address, self._interval)
+                log.warning(
+                    "%s: the client has read nothing for %.3g s", self.address, self._interval
+                )
                 self.abort()
                 return
             self._unsent = unsent

@@ -1,4 +1,4 @@
-"""IDENTIFY: what a client asks for, and what it is granted (protocol_v2.go, client_v2.go)."""
+"""IDENTIFY: the requests of a client and what nsqd grants (protocol_v2.go, client_v2.go)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from nsqtools.config import NsqdOptions
 
 DEFLATE_LEVEL = 6
-"""The default of nsqd, and its maximum."""
+"""nsqd's default and maximum."""
 
 MAX_OUTPUT_BUFFER_SIZE = 64 << 10
 MAX_OUTPUT_BUFFER_TIMEOUT = 30_000  # ms
-_SWITCHED_OFF = ("heartbeat_interval", "output_buffer_timeout", "output_buffer_size")  # by -1
+# -1 disables these
+_SWITCHED_OFF = ("heartbeat_interval", "output_buffer_timeout", "output_buffer_size")
 
 
 @dataclass(slots=True)
 class Negotiated:
-    """What holds for one client: nsqd's defaults, or what IDENTIFY said; times in milliseconds."""
+    """The settings of a client: nsqd's defaults, or values of IDENTIFY; times in milliseconds."""
 
     client_id: str = ""
     hostname: str = ""
@@ -34,14 +35,14 @@ class Negotiated:
     sample_rate: int = 0
     msg_timeout: int = 60_000
     feature_negotiation: bool = False
-    """Whether the client wants ``reply`` instead of an OK. Without it no layer is granted."""
+    """Whether the client expects ``reply`` instead of OK. Without it no layer is granted."""
     tls_v1: bool = False
     snappy: bool = False
     deflate: bool = False
     deflate_level: int = DEFLATE_LEVEL
 
     def reply(self, options: NsqdOptions) -> bytes:
-        """The answer to IDENTIFY, in nsqd's order of keys."""
+        """Return the response to IDENTIFY, with keys in nsqd's order."""
         if not self.feature_negotiation:
             return b"OK"
         return to_json(
@@ -64,7 +65,7 @@ class Negotiated:
 
 
 def negotiate(body: bytes, options: NsqdOptions) -> Negotiated:
-    """The settings of a client that sent this body; raises ServerError."""
+    """Return the settings for the body of an IDENTIFY; raises ServerError."""
     wishes = _parse(body)
     bounds = {
         "heartbeat_interval": (1000, round(options.max_heartbeat_interval * 1000)),
@@ -83,14 +84,14 @@ def negotiate(body: bytes, options: NsqdOptions) -> Negotiated:
             text = f"IDENTIFY {name.replace('_', ' ')} ({wish}) is invalid"
             raise ServerError(f"E_BAD_BODY {text}")
     agreed = Negotiated(**{"msg_timeout": round(options.msg_timeout * 1000), **wishes})
-    if not agreed.output_buffer_size:  # nothing is buffered, so nothing waits
+    if not agreed.output_buffer_size:  # without a buffer there is no timeout
         agreed.output_buffer_size, agreed.output_buffer_timeout = 1, 0
     _grant(agreed, options)
     return agreed
 
 
 def _grant(agreed: Negotiated, options: NsqdOptions) -> None:
-    """Leave those of the layers that nsqd offers; raises ServerError for both compressions."""
+    """Clear layers that nsqd does not offer; raises ServerError for both compressions."""
     negotiates = agreed.feature_negotiation
     agreed.tls_v1 &= negotiates and bool(options.tls_cert)
     agreed.snappy &= negotiates and options.snappy
@@ -102,7 +103,7 @@ def _grant(agreed: Negotiated, options: NsqdOptions) -> None:
 
 
 def _parse(body: bytes) -> dict[str, Any]:
-    """What an IDENTIFY says of what nsqd knows; null is as if it was not said."""
+    """Return the known keys of an IDENTIFY; null counts as missing. Raises ServerError."""
     known = {each.name: each.type for each in fields(Negotiated)}
     try:
         given = json.loads(body.decode("utf-8", "replace"))

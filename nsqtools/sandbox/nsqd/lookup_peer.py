@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PING_INTERVAL = 15.0
 TIMEOUT = 1.0
-"""Limit, in seconds, for a connection to be made and for a reply."""
+"""Timeout in seconds for connecting and for each response."""
 
 RETRY_DELAYS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, PING_INTERVAL)
 QUERY_TIMEOUT = 5.0
@@ -33,10 +33,10 @@ _FAILURES = (OSError, EOFError, ValueError)
 
 
 class LookupPeer:
-    """One nsqlookupd that is kept told what this nsqd has, over one connection.
+    """Keeps one nsqlookupd informed of this nsqd's topics and channels, over one connection.
 
-    ``identity`` gives the body of IDENTIFY, ``names`` every (topic, channel) there is, the
-    channel empty for a topic without one. ``http`` is the nsqlookupd's HTTP API, once known.
+    ``identity`` returns the body of IDENTIFY, ``names`` all (topic, channel) pairs, with an empty
+    channel for a topic without one. ``http`` is the nsqlookupd's HTTP API, once known.
     """
 
     def __init__(self, address: Address, identity: Identity, names: Names) -> None:
@@ -44,36 +44,39 @@ class LookupPeer:
         self.http: Address | None = None
         self._identity = identity
         self._names = names
-        self._commands: list[bytes] | None = None  # None: not connected, all will be told then
+        # None while not connected; everything is registered then
+        self._commands: list[bytes] | None = None
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
-        self._failures = 0  # since all was told
+        self._failures = 0  # since the last success
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Connect, and go on doing so."""
+        """Connect, and reconnect after failures."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Close the connection: that withdraws every registration."""
+        """Close the connection, which withdraws all registrations."""
         if self._task:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
 
     def tell(self, verb: str, topic: str, channel: str) -> None:
-        """Send REGISTER or UNREGISTER for a topic, or a channel if named."""
+        """Send REGISTER or UNREGISTER for a topic or, if named, a channel."""
         if self._commands is not None:
             self._commands.append(f"{verb} {topic} {channel}".rstrip().encode() + b"\n")
             self._settled.clear()
             self._changed.set()
 
     async def settled(self) -> None:
-        """Return when the nsqlookupd has answered everything it was to be told."""
+        """Return when nsqlookupd has answered all commands."""
         await self._settled.wait()
 
     async def channels(self, topic: str) -> list[str]:
-        """The channels that it knows of a topic; none if it does not answer, which is logged."""
+        """Return the known channels of a topic; if nsqlookupd does not answer, log that and return
+        none.
+        """
         if not self.http:
             return []
         try:
@@ -82,7 +85,7 @@ class LookupPeer:
             ) as client:
                 return await client.channels(topic)
         except NSQError as error:
-            log.warning("no channels for topic %s: %s", topic, error)
+            log.warning("topic %s: cannot look up its channels: %s", topic, error)
             return []
 
     async def _run(self) -> None:
@@ -110,13 +113,13 @@ class LookupPeer:
             facts = json.loads(reply)
             self.http = Address(str(facts["broadcast_address"]), int(facts["http_port"]))
         except (ValueError, LookupError, TypeError):
-            raise ValueError(f"IDENTIFY was answered {reply[:100]!r}") from None
+            raise ValueError(f"unexpected response to IDENTIFY: {reply[:100]!r}") from None
         self._commands = []
         for topic, channel in self._names():
             self.tell("REGISTER", topic, channel)
 
     async def _keep_told(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send what is to be told, or PING; raises OSError or EOFError when it is cut."""
+        """Send pending commands, or PING; raises OSError or EOFError when the connection ends."""
         while True:
             while self._commands:
                 commands, self._commands = self._commands, []
@@ -134,14 +137,14 @@ class LookupPeer:
 async def _ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: Sequence[bytes]
 ) -> list[bytes]:
-    """The replies to some commands, sent in one write; an E_* reply raises ValueError."""
+    """Send commands in one write; return the responses. Raises ValueError for E_* responses."""
     writer.write(b"".join(commands))
     replies = []
     for _ in commands:
         async with asyncio.timeout(TIMEOUT):
             (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
             if not 0 <= size <= _MAX_REPLY:
-                raise ValueError(f"a reply of {size} bytes")
+                raise ValueError(f"response of {size} bytes, which is too large")
             replies.append(await reader.readexactly(size))
         if replies[-1].startswith(b"E_"):
             raise ValueError(replies[-1].decode("utf-8", "replace"))
@@ -150,5 +153,5 @@ async def _ask(
 
 def _text(error: Exception) -> str:
     if isinstance(error, EOFError):
-        return "it closed the connection"
-    return str(error) or "no answer in time"
+        return "nsqlookupd closed the connection"
+    return str(error) or "no response in time"

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API (``nsqd/http.go``), as far as the embedded nsqd has it."""
+"""The part of nsqd's HTTP API (``nsqd/http.go``) that the embedded nsqd has."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NsqdApi:
         self._broker = nsqd.broker
 
     def handler(self) -> Handler:
-        """What answers requests."""
+        """Return the handler for requests."""
         topic, channel = self._topic, self._channel
         return router(
             {
@@ -113,20 +113,20 @@ class NsqdApi:
         channel.topic.delete_channel(channel.name)
 
     def _topic(self, request: Request) -> Topic:
-        """The query's topic; raises Refused where there is none of that name."""
+        """Return the topic of the query; raises Refused if it does not exist."""
         if topic := self._broker.topics.get(argument(request, "topic")):
             return topic
         raise Refused(404, "TOPIC_NOT_FOUND")
 
     def _channel(self, request: Request) -> Channel:
-        """The query's channel; raises Refused where there is none of that name."""
+        """Return the channel of the query; raises Refused if it does not exist."""
         _, name = names_of(request)
         if channel := self._topic(request).channels.get(name):
             return channel
         raise Refused(404, "CHANNEL_NOT_FOUND")
 
     def _made_topic(self, request: Request) -> str:
-        """The name of the query's topic; nsqd creates it before it looks at anything else."""
+        """Return the name of the query's topic, which nsqd creates before any other check."""
         name = argument(request, "topic")
         if not is_valid_name(name):
             raise Refused(400, "INVALID_TOPIC")

@@ -1,4 +1,4 @@
-"""``/stats`` of an embedded nsqd (``nsqd/stats.go``), always as JSON and without memory."""
+"""``/stats`` of an embedded nsqd (``nsqd/stats.go``), always JSON, without memory statistics."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NO_LATENCY = {"count": 0, "percentiles": None}
 
 
 def take_stats(nsqd: Nsqd, topic: str, channel: str, *, clients: bool = True) -> dict[str, Any]:
-    """Stats of all topics and channels, or of those named, in nsqd's order of keys.
+    """Return stats of all topics and channels, or of those named, with keys in nsqd's order.
 
-    ``topics`` is None where no topic has that name.
+    ``topics`` is None if the named topic does not exist.
     """
     topics = None
     if not topic or topic in nsqd.broker.topics:

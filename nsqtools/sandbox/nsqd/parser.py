@@ -1,7 +1,7 @@
-"""The server's side of the wire: bytes to commands, replies and messages to frames.
+"""The server's side of the protocol: bytes to commands, responses and messages to frames.
 
-Sans-IO. Whether a command is well formed is checked here, in nsqd's words (protocol_v2.go); whether
-the state of its client allows it is decided in protocol.py.
+Sans-IO. This module checks the syntax of commands, with nsqd's error texts (protocol_v2.go);
+protocol.py checks whether the state of the client allows them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from nsqtools.config import NsqdOptions
     from nsqtools.sandbox.nsqd.channel import QueuedMessage
 
-_MAX_LINE = 16 * 1024  # what nsqd's reader holds (client_v2.go, defaultBufferSize)
-_MAX_DIGITS = 20  # as many as the largest number of nsqd
+_MAX_LINE = 16 * 1024  # the buffer of nsqd's reader (client_v2.go, defaultBufferSize)
+_MAX_DIGITS = 20  # of the largest number that nsqd accepts
 _ID_LENGTH = 16
 
 SIZE = Struct(">i")
@@ -32,18 +32,18 @@ _MESSAGE_SIZE = _MESSAGE_HEADER.size - SIZE.size
 
 
 def response_frame(data: bytes) -> bytes:
-    """A response frame."""
+    """Return a response frame."""
     return _FRAME_HEADER.pack(len(data) + 4, FrameType.RESPONSE) + data
 
 
 def error_frame(text: str) -> bytes:
-    """An error frame; ``text`` as ``show`` made it."""
+    """Return an error frame; ``text`` comes from ``show``."""
     data = text.encode("utf-8", "surrogateescape")
     return _FRAME_HEADER.pack(len(data) + 4, FrameType.ERROR) + data
 
 
 def message_frames(batch: Sequence[QueuedMessage]) -> bytes:
-    """A message frame for each message."""
+    """Return a frame for each message, joined."""
     pack, kind = _MESSAGE_HEADER.pack, FrameType.MESSAGE.value
     parts = [b""] * (2 * len(batch))
     parts[::2] = [
@@ -54,12 +54,12 @@ def message_frames(batch: Sequence[QueuedMessage]) -> bytes:
 
 
 def show(data: bytes) -> str:
-    """Bytes of a client in an error's text; ``error_frame`` turns them back into what they were."""
+    """Decode bytes of a client for an error's text; ``error_frame`` restores the bytes."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def to_number(word: bytes) -> int | None:
-    """An unsigned decimal, None for anything else."""
+    """Return an unsigned decimal number, None for anything else."""
     return int(word) if word.isdigit() and len(word) <= _MAX_DIGITS else None
 
 
@@ -69,7 +69,7 @@ _WITH_BODY = frozenset({b"IDENTIFY", b"AUTH"}) | PUBLISHING
 
 @dataclass(slots=True, eq=False)
 class ClientCommand:
-    """One command: the words of its line, and the body behind it, if it has one."""
+    """A command: the words of its line, and the body, if any."""
 
     words: list[bytes]
     body: bytes = b""
@@ -81,7 +81,7 @@ class ClientCommand:
 
 
 class CommandParser:
-    """Splits what a client sends into commands.
+    """Splits the data of a client into commands.
 
     ``admit`` is called with each line before its body is read, and may raise ServerError.
     """
@@ -90,22 +90,22 @@ class CommandParser:
         self._admit = admit
         self._max_msg_size = options.max_msg_size
         self._max_body_size = options.max_body_size
-        self._buffer = bytearray()  # it is cheap to delete its beginning
-        self._command: ClientCommand | None = None  # whose body is awaited
+        self._buffer = bytearray()  # a bytearray deletes its beginning cheaply
+        self._command: ClientCommand | None = None  # whose body is incomplete
 
     def feed(self, data: bytes) -> None:
-        """Take bytes."""
+        """Add received bytes."""
         self._buffer += data
 
     def clear(self) -> None:
-        """Forget bytes that are no command yet: what follows comes over another layer."""
+        """Discard unparsed bytes, because another layer follows."""
         self._buffer.clear()
 
     def next(self) -> ClientCommand | None:
-        """The next command, None while it is incomplete.
+        """Return the next command, None while it is incomplete.
 
-        Raises ServerError for a line or a size that nsqd would refuse, ProtocolError for a line so
-        long that nsqd would hang up without a word.
+        Raises ServerError for a line or size that nsqd would refuse, and ProtocolError for a line
+        that is so long that nsqd would close the connection without a response.
         """
         if not self._command:
             end = self._buffer.find(b"\n", 0, _MAX_LINE)
@@ -148,7 +148,7 @@ class CommandParser:
 
 
 def split_bodies(body: bytes, options: NsqdOptions) -> list[bytes]:
-    """The bodies in that of an MPUB; what follows the last is ignored (protocol_v2.go, readMPUB).
+    """Return the bodies of an MPUB; data after the last is ignored (protocol_v2.go, readMPUB).
 
     Raises ServerError.
     """
@@ -190,7 +190,7 @@ def check_publish(command: ClientCommand, max_req_timeout: float) -> None:
 
 
 def check_name(word: bytes, command: str, kind: str) -> None:
-    """Check a topic or channel; raises ServerError."""
+    """Check the name of a topic or channel; raises ServerError."""
     text = show(word)
     if not is_valid_name(text):
         quoted = json.dumps(text, ensure_ascii=False)
@@ -198,7 +198,7 @@ def check_name(word: bytes, command: str, kind: str) -> None:
 
 
 def message_id(words: list[bytes], count: int) -> bytes:
-    """The id that FIN, REQ or TOUCH names, of at least ``count`` words; raises ServerError."""
+    """Return the id of a FIN, REQ or TOUCH with at least ``count`` words; raises ServerError."""
     if len(words) < count:
         raise ServerError(f"E_INVALID {show(words[0])} insufficient number of params")
     if len(words[1]) != _ID_LENGTH:

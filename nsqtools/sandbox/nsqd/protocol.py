@@ -1,4 +1,4 @@
-"""The commands of one client of the embedded nsqd, carried out (protocol_v2.go)."""
+"""Execution of the commands of one client of the embedded nsqd (protocol_v2.go)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nsqtools.sandbox.nsqd.parser import ClientCommand
 
 INIT, SUBSCRIBED, CLOSING = 0, 3, 4
-"""States, as ``/stats`` numbers them."""
+"""States, with the numbers of ``/stats``."""
 
 _OK = response_frame(b"OK")
 _GRANTED = to_json({"identity": "", "identity_url": "", "permission_count": 1})
@@ -76,17 +76,17 @@ class Client:
         self.link.write(message_frames(messages))
 
     def close(self) -> None:
-        """Hang up without a word, because the channel is deleted."""
+        """Close the connection without a response, because the channel was deleted."""
         self.link.close()
 
     def introduced(self) -> None:
-        """Begin to serve a peer that has sent the magic."""
+        """Start serving a client that has sent the magic."""
         self.negotiated.client_id = self.negotiated.hostname = self.link.address.host
         self._nsqd.clients[self] = None
         self.link.start_heartbeats(self.negotiated.heartbeat_interval / 1000)
 
     def obey(self, command: ClientCommand) -> None:
-        """Carry out a command. Raises ServerError: the peer is told, and the link closed."""
+        """Execute a command. After a ServerError the link sends the error and closes."""
         if not (carry_out := self._commands.get(command.name)):
             raise ServerError(f"E_INVALID invalid command {show(command.name)}")
         try:
@@ -96,19 +96,19 @@ class Client:
             self.link.answer(error_frame(f"E_{name}_FAILED {name} {id_} failed {error}"))
 
     def pace_changed(self) -> None:
-        """Stop or go on with deliveries, because ``ClientLink.blocked`` has changed."""
+        """Pause or resume deliveries after a change of ``ClientLink.blocked``."""
         if self.consumer and self.channel:
             self.consumer.blocked = self.link.blocked
             self.channel.changed()
 
     def left(self) -> None:
-        """Leave the channel, because nothing can be sent or heard any more."""
+        """Leave the channel, because the connection has ended."""
         self._nsqd.clients.pop(self, None)
         if self.consumer and self.channel:
             self.channel.remove(self.consumer)
 
     def stats(self, topic: str) -> dict[str, Any]:
-        """The entry in ``/stats``, where pub_counts has one topic at most, as nsqd's."""
+        """Return the entry in ``/stats``; pub_counts has at most one topic, as in nsqd."""
         agreed, consumer = self.negotiated, self.consumer or ChannelConsumer(self, 0.0)
         facts: dict[str, Any] = {
             "client_id": agreed.client_id,
@@ -139,7 +139,7 @@ class Client:
         return {**facts, **tls_layer.describe(self.link.tls)}
 
     def _admit(self, command: ClientCommand) -> None:
-        """Check what nsqd checks of a line before it reads the body; raises ServerError."""
+        """Check a line as nsqd does before it reads the body; raises ServerError."""
         name = command.name
         if name in (b"IDENTIFY", b"AUTH") and self.state != INIT:
             raise self._cannot(command)
@@ -180,7 +180,7 @@ class Client:
         self.link.answer(response_frame(_GRANTED))
 
     def _check_authed(self, command: ClientCommand) -> None:
-        """Raise ServerError for a client that has to send AUTH first."""
+        """Raise ServerError if the client must send AUTH first."""
         if self._nsqd.secret and not self._authed:
             raise ServerError(f"E_AUTH_FIRST AUTH required before {show(command.name)}")
 
@@ -221,7 +221,7 @@ class Client:
         self._answer_when_looked_up(topic)
 
     def _answer_when_looked_up(self, topic: str) -> None:
-        """OK, when a new topic has the channels that nsqlookupds know (nsqd.go, GetTopic)."""
+        """Respond OK after a new topic's channels have been looked up (nsqd.go, GetTopic)."""
         self.link.answer(_OK)
         if topic in self._nsqd.lookups:
             self.link.suspend(self._nsqd.looked_up(topic))
@@ -266,7 +266,7 @@ class Client:
         self.link.answer(response_frame(b"CLOSE_WAIT"))
 
     def _subscription(self, command: ClientCommand) -> tuple[ChannelConsumer, Channel]:
-        """What was subscribed to; raises ServerError without."""
+        """Return consumer and channel; raises ServerError without a subscription."""
         if not self.consumer or not self.channel:
             raise self._cannot(command)
         return self.consumer, self.channel

@@ -1,7 +1,7 @@
-"""TLS of the embedded nsqd, and what ``/stats`` says of it (nsqd.go, client_v2.go).
+"""TLS of the embedded nsqd, and its description in ``/stats`` (nsqd.go, client_v2.go).
 
-The layer is sans-IO, for asyncio's ``start_tls`` closes on a failed handshake before the client has
-been told why.
+The layer is sans-IO, because after a failed handshake asyncio's ``start_tls`` closes the connection
+before the client has received the reason.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PIECE = 1 << 16
 
 
 def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
-    """The context of these options, None without a certificate; raises ConfigError.
+    """Return the context for these options, None without a certificate; raises ConfigError.
 
-    Python's ssl verifies any certificate a client shows, so ``require`` means what
-    ``require-verify`` does.
+    Python's ssl verifies every client certificate, so that ``require`` has the effect of
+    ``require-verify``.
     """
     if not options.tls_cert:
         return None
@@ -38,16 +38,16 @@ def server_context(options: NsqdOptions) -> ssl.SSLContext | None:
 
 
 class TLS:
-    """The server's side of TLS on one connection, between the wire's bytes and plain ones."""
+    """The server's side of TLS on one connection; converts between encrypted and plain bytes."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._received, self._pending = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.connection = context.wrap_bio(self._received, self._pending, server_side=True)
         self.ended = False
-        """Whether the peer has said that nothing more will come."""
+        """Whether the client has announced the end of its data."""
 
     def shake_hands(self, data: bytes) -> bool:
-        """Go on with the handshake; whether it is complete. Raises ProtocolError if it fails."""
+        """Continue the handshake; return whether it is complete. Raises ProtocolError."""
         self._received.write(data)
         try:
             self.connection.do_handshake()
@@ -70,13 +70,13 @@ class TLS:
             raise ProtocolError(_reason(error)) from None
 
     def encode(self, data: bytes) -> bytes:
-        """Encrypt."""
+        """Return the encrypted data."""
         for start in range(0, len(data), _PIECE):
             self.connection.write(data[start : start + _PIECE])
         return self.take_pending()
 
     def take_pending(self) -> bytes:
-        """What the peer must be sent of the protocol's own accord, alerts too."""
+        """Return the bytes of TLS itself that must be sent, such as alerts."""
         return self._pending.read()
 
 
@@ -85,7 +85,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def describe(connection: ssl.SSLObject | None) -> dict[str, Any]:
-    """The TLS fields of a client in ``/stats``; nsqd has other names for cipher suites."""
+    """Return the TLS fields of a client in ``/stats``; nsqd names cipher suites differently."""
     version = connection.version() if connection else None
     suite = connection.cipher() if connection else None
     return {

@@ -1,4 +1,4 @@
-"""What is done for a published file: manifest, retention, and the user's command."""
+"""Work on published files: the manifest, retention and ``--on-rotate``."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _UNPUBLISHED = (".part", ".torn", ".copy")
-"""Ends of names that no published file has."""
+"""Suffixes that no published file has."""
 
 _BLOCK = 1 << 16
 _RECENT = 1 << 20
-"""Bytes at a manifest's end that ``has`` looks at: some 2000 lines."""
+"""Bytes at the end of a manifest that ``has`` searches: about 2000 lines."""
 
 
 class Care:
-    """Those parts of it that the options ask for; threads may share it.
+    """Maintains the manifest, retention and ``--on-rotate``, as options demand; thread-safe.
 
-    ``matcher`` knows the archives' names: published files are listed once, when the first of them
-    may have to go.
+    ``matcher`` recognises the names of archives. The published files are listed once, when
+    retention is first applied.
     """
 
     def __init__(self, rules: Rules, journal: Journal, matcher: NameMatcher) -> None:
@@ -65,29 +65,29 @@ class Care:
 
     @property
     def owes(self) -> bool:
-        """Whether a file waits for the command when it is published."""
+        """Whether published files have to wait for the ``--on-rotate`` command."""
         return self._hook is not None
 
     def check(self) -> None:
-        """Before anything is written; raises ConfigError or OSError."""
+        """Check the manifest before anything is written; raises ConfigError or OSError."""
         if self._manifest:
             self._manifest.check()
 
     def record(self, published: Published) -> None:
-        """The file has its name: add the manifest's line, unless it is there already.
+        """Add a published file to the manifest, unless it is listed already.
 
-        Raises OSError, and is called again then, as after a crash.
+        Raises OSError; the caller tries again, also after a crash.
         """
         if self._manifest and not self._manifest.has(published.path, sha256=published.sha256):
             self._manifest.append(published)
 
     def settle(self, entry: Entry) -> None:
-        """Have the command run with a file that owes it, if there is one now. Raises nothing."""
+        """Run the command for a file that waits for it, if there is a command. Raises nothing."""
         if self._hook and entry.owes:
             self._hook.submit(entry.published, partial(self._journal.settle, entry))
 
     def follow(self, entry: Entry) -> None:
-        """The file is final. Raises nothing."""
+        """Count a published file, run the command and apply retention. Raises nothing."""
         published = entry.published
         self._count(published)
         self.settle(entry)
@@ -97,21 +97,23 @@ class Care:
             self._delete(files)
 
     def prune(self) -> None:
-        """Delete what is over its age, or was over a limit before the run; blocks."""
+        """Delete files that exceed the limits of retention; blocks."""
         if not self._retention.unlimited:
             for files in list(self._listed().values()):
                 self._delete(files)
 
     def close(self) -> None:
-        """Wait for the last commands; what these keep may go then."""
+        """Wait for the last commands, then delete the files that waited for them and exceed the
+        limits.
+        """
         if self._hook:
             self._hook.close()
             self.prune()
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """The ``files``, ``records`` and ``bytes`` of each topic that were published until now.
+        """Return ``files``, ``records`` and ``bytes`` published so far, by topic.
 
-        A file that is continued counts each time, with all of it. This does not block.
+        A file that is continued counts in full each time. Does not block.
         """
         with self._counting:
             return self._counts.copy()
@@ -135,51 +137,54 @@ class Care:
         surplus = self._retention.surplus(list(files.values()), time.time_ns())
         waiting = owing(self._root) if surplus else ()
         for kept in surplus:
-            if kept.path in waiting:  # the command of --on-rotate has still to be run with it
+            if kept.path in waiting:  # the --on-rotate command has not succeeded for it yet
                 continue
             try:
                 os.unlink(kept.path)
             except FileNotFoundError:
                 pass
             except OSError as error:
-                log.warning("%s is not deleted: %s", kept.path, error.strerror)
+                log.warning("cannot delete %s: %s", kept.path, error.strerror)
                 continue
             else:
                 log.info("deleted %s", kept.path)
-            files.pop(kept.path, None)  # another thread may have been here
+            files.pop(kept.path, None)  # another thread may have removed it
 
 
 class Manifest:
-    """A file of JSON lines, one for each published file; several processes may share it."""
+    """A file with a line of JSON for each published file; several processes may share it."""
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
 
     def check(self) -> None:
-        """Raise ConfigError if there is another file where it should be; OSError as for reading."""
+        """Raise ConfigError if the file is not a manifest, and OSError if it cannot be read."""
         try:
             with open(self._path, "rb") as file:
                 is_ours = not os.fstat(file.fileno()).st_size or is_manifest(file)
         except FileNotFoundError:
             return
         if not is_ours:
-            raise ConfigError(f"--manifest {self._path}: exists, and is no manifest")
+            raise ConfigError(
+                f"--manifest {self._path}: the file exists, but is not a manifest; name another "
+                "file"
+            )
 
     def append(self, published: Published) -> None:
-        """Add a line, and have it on disk; what a crash left of a last line is cut first.
+        """Add a line and sync the file. A last line that a crash left incomplete is removed first.
 
-        A last line that lacks nothing but its end, as an editor may leave it, gets that.
-        The line's ``name`` is relative to the manifest's directory, ``published`` is now.
-        Raises OSError with the file's name; the manifest is then as it was.
+        A complete last line without a line end, as editors may leave it, gets one. In the line,
+        ``name`` is relative to the directory of the manifest, and ``published`` is the current
+        time. Raises OSError with the file's name; the manifest is then unchanged.
         """
         line = published.line(self._name(published.path))
         append_lines(self._path, line, is_torn=_is_torn)
 
     def has(self, path: str, *, sha256: str) -> bool:
-        """Whether the line of the file at this path is there, among the last ones, of 1 MiB.
+        """Whether the last MiB of the manifest lists this file with this checksum.
 
-        Names come again, with other content or the same: it is the last line of this name, and
-        gives this checksum. Raises OSError when the manifest exists and cannot be read.
+        The last line with the file's name counts, as names are reused, with other content or the
+        same. Raises OSError if the manifest exists but cannot be read.
         """
         name = self._name(path)
         try:
@@ -201,7 +206,7 @@ class Manifest:
 
 
 def _relative(path: str, folder: str) -> str:
-    """The path as seen from the folder, where links among the directories do not mislead it."""
+    """Return the path relative to the folder, correct even if directories are symbolic links."""
     path = os.path.abspath(path)
     plain = os.path.relpath(path, folder)
     if plain.partition(os.sep)[0] != os.pardir:
@@ -215,15 +220,15 @@ def _is_torn(line: bytes) -> bool:
 
 
 def find(root: str, matcher: NameMatcher) -> Iterator[tuple[str, Kept]]:
-    """Topics and regular files below root whose names match.
+    """Yield topics and regular files below root whose names match.
 
-    Symbolic links are left alone, as are directories that hold nothing of ours. What cannot be
-    read is logged and left out; what is gone, silently.
+    Symbolic links are ignored, and directories that cannot contain archives are skipped.
+    Directories that cannot be read are logged, unless they have been removed.
     """
 
     def unreadable(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
-            log.warning("%s: cannot be searched for archives: %s", error.filename, error.strerror)
+            log.warning("%s: cannot search for archives: %s", error.filename, error.strerror)
 
     for folder, folders, names in os.walk(root, onerror=unreadable):
         prefix = "" if folder == root else f"{os.path.relpath(folder, root)}/"

@@ -1,7 +1,7 @@
-"""Files on disk: held by one process while they are written, and published without overwriting.
+"""Files on disk: locked by one process while written, published without overwriting others.
 
-A file under way has ``WORK`` after its name and is locked by the process that writes it, so that
-whoever finds one can tell what a crash left behind. All calls block and raise OSError.
+A file that is being written has the suffix ``WORK`` and is locked by its process. So a file with
+that suffix and no lock was left by a crash. All functions block and raise OSError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Mark = Callable[[os.stat_result], object]
 WORK = ".part"
 TORN = ".torn"
 
-_DIRECTORY_MODE = 0o770  # as nsq_to_file's
+_DIRECTORY_MODE = 0o770  # as in nsq_to_file
 _FILE_MODE = 0o666
 _CHUNK = 1 << 20
 _CALL = 1 << 18
@@ -27,13 +27,13 @@ _MOST_PARTS = 1024
 _BLOCK = 1 << 16
 _ATTEMPTS = 10
 
-# What link(2) says where there are no hard links: FAT, some network file systems, containers.
+# Errors of link(2) where hard links are not supported: FAT, some network file systems, containers.
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Have an OSError tell the file's name."""
+    """Add the file's name to an OSError."""
     try:
         yield
     except OSError as error:
@@ -42,7 +42,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def create(path: str) -> int:
-    """A descriptor of a new file, locked and durable in its directory.
+    """Create a file, locked and durable in its directory; return its descriptor.
 
     Raises FileExistsError if the name is taken.
     """
@@ -52,7 +52,7 @@ def create(path: str) -> int:
             make_directory(folder)
             fd = _create(path)
             break
-        except FileNotFoundError:  # a directory that ``retire`` has found empty meanwhile
+        except FileNotFoundError:  # ``retire`` has just removed an empty directory
             if attempt == _ATTEMPTS:
                 raise
     try:
@@ -70,7 +70,7 @@ def _create(path: str) -> int:
     except BaseException:
         _undo(fd, path)
         raise
-    if not held:  # somebody took it for a leftover
+    if not held:  # another process took it for a file that a crash left
         os.close(fd)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
     return fd
@@ -84,7 +84,7 @@ def _undo(fd: int, path: str) -> None:
 
 
 def hold(path: str) -> int | None:
-    """A locked descriptor of a file that is there; None if a process holds it, or it is gone."""
+    """Open and lock an existing file; None if another process has locked it, or it is gone."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def hold(path: str) -> int | None:
 
 
 def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
-    """Whether the name still stands for the open file, or, with ``follow``, leads to it."""
+    """Whether the path is still the name of the open file or, with ``follow``, leads to it."""
     try:
         there, ours = os.stat(path, follow_symlinks=follow), os.fstat(fd)
     except (FileNotFoundError, NotADirectoryError):
@@ -108,7 +108,7 @@ def is_at(fd: int, path: str, *, follow: bool = False) -> bool:
 
 
 def _lock(fd: int, path: str, *, wait: bool = False, follow: bool = False) -> bool | None:
-    """Whether the file is locked, and still has its name; None if another has the lock."""
+    """Whether the file is locked and still has its name; None if another process has the lock."""
     try:
         with naming(path):
             fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +118,7 @@ def _lock(fd: int, path: str, *, wait: bool = False, follow: bool = False) -> bo
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it at the descriptor's position."""
+    """Write all data at the descriptor's position."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
@@ -148,11 +148,12 @@ def _calls(pieces: Iterable[bytes]) -> Iterator[list[memoryview]]:
 
 
 def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
-    """Give a complete, synced file its name; raises FileExistsError if that is taken.
+    """Publish a complete, synced file; raises FileExistsError if the name is taken.
 
-    The name lasts once its directory is synced. The work name stays until ``retire``, where there
-    are hard links. To another file system the file is copied, by way of the path ``copy`` beside
-    the target. ``mark`` is told of the file that is to have the name, before it has it.
+    The name is durable once its directory is synced. Where hard links are supported, the work name
+    remains until ``retire``. On another file system the file is copied to the path ``copy``, next
+    to the target, first. ``mark`` is called with the status of the file before it gets its final
+    name.
     """
     make_directory(os.path.dirname(target))
     if os.path.lexists(target):
@@ -170,7 +171,7 @@ def give_name(work: str, target: str, copy: str, mark: Mark) -> None:
 
 
 def _publish_copy(work: str, target: str, copy: str, mark: Mark) -> None:
-    with contextlib.suppress(FileNotFoundError):  # an attempt before
+    with contextlib.suppress(FileNotFoundError):  # left by an earlier attempt
         os.unlink(copy)
     fd = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE)
     try:
@@ -190,7 +191,7 @@ def _publish_copy(work: str, target: str, copy: str, mark: Mark) -> None:
 
 
 def _publish_renamed(work: str, target: str) -> None:
-    """Rename onto an empty file that only we can have made."""
+    """Rename onto an exclusively created empty file, so that no other file is overwritten."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
     try:
         os.rename(work, target)
@@ -201,9 +202,9 @@ def _publish_renamed(work: str, target: str) -> None:
 
 
 def retire(work: str, root: str = "") -> None:
-    """Remove the work name of a published file, and the directories that this leaves empty.
+    """Remove the work name of a published file, and directories that become empty.
 
-    They are those below ``root``, a directory above the file; without it all stay.
+    Only directories below ``root``, which contains the file, are removed; none without it.
     """
     folder = os.path.dirname(work)
     with contextlib.suppress(FileNotFoundError):
@@ -218,7 +219,7 @@ def _remove_empty(folder: str, root: str) -> None:
     while folder.startswith(above):
         try:
             os.rmdir(folder)
-        except FileNotFoundError:  # another topic was faster
+        except FileNotFoundError:  # another topic has removed it
             pass
         except OSError:
             return
@@ -226,7 +227,7 @@ def _remove_empty(folder: str, root: str) -> None:
 
 
 def copy_contents(source: int, target: int, start: int, end: int) -> None:
-    """Copy these bytes of an open file, which may have no name any more, and sync them."""
+    """Copy a range of an open file, which may have lost its name, and sync the copy."""
     while start < end and (data := os.pread(source, min(_CHUNK, end - start), start)):
         write_all(target, data)
         start += len(data)
@@ -234,7 +235,7 @@ def copy_contents(source: int, target: int, start: int, end: int) -> None:
 
 
 def set_aside(fd: int, path: str, start: int, size: int) -> str:
-    """Move what begins at ``start`` into a file of its own beside, and cut it off; its path."""
+    """Move the bytes from ``start`` into a new file next to this one; return its path."""
     for number in range(10**6):
         aside = path.removesuffix(WORK) + (f".{number}" if number else "") + TORN
         try:
@@ -256,7 +257,7 @@ def set_aside(fd: int, path: str, start: int, size: int) -> str:
 
 
 def move_aside(path: str) -> str:
-    """Give a file that is in the way another name; that name."""
+    """Rename a file that is in the way; return its new name."""
     for number in range(1, 10**6):
         aside = f"{path}.{number}"
         if not os.path.lexists(aside):
@@ -266,7 +267,7 @@ def move_aside(path: str) -> str:
 
 
 def make_directory(path: str) -> None:
-    """Make a directory and its parents, durably; fine if it is there."""
+    """Create a directory and its parents, durably. The directory may exist."""
     if not path or os.path.isdir(path):
         return
     parent = os.path.dirname(path)
@@ -277,7 +278,7 @@ def make_directory(path: str) -> None:
 
 
 def make_writable_directory(path: str) -> None:
-    """Make a directory; raises OSError, too, where it is there and is none, or not for us."""
+    """Create a directory; raises OSError also if it is no directory or not writable."""
     make_directory(path)
     if not os.path.isdir(path):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -286,7 +287,7 @@ def make_writable_directory(path: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory last; some file systems need no such thing and refuse."""
+    """Make the names in a directory durable; ignores file systems that do not support it."""
     fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         with naming(path):
@@ -299,10 +300,10 @@ def sync_directory(path: str) -> None:
 
 
 def open_locked(path: str, flags: int = 0, *, wait: bool) -> int | None:
-    """Open to read and write, or make, the file that has this name, and lock it exclusively.
+    """Open a file for reading and writing, create it if necessary, and lock it exclusively.
 
-    ``flags`` are added to open's. The result is a descriptor whose closing is the unlocking; None
-    when another has the lock and ``wait`` is false. Raises OSError with the file's name.
+    ``flags`` are added to open's. Returns a descriptor; closing it releases the lock. Returns None
+    if another process has the lock and ``wait`` is false. Raises OSError with the file's name.
     """
     while True:
         fd = _open_or_make(path, os.O_RDWR | os.O_CREAT | flags)
@@ -329,11 +330,11 @@ def _open_or_make(path: str, flags: int) -> int:
 def append_lines(
     path: str, data: bytes, *, is_torn: Callable[[bytes], bool], flags: int = 0
 ) -> None:
-    """Add whole lines to a file, and have them on disk; ``flags`` are added to open's.
+    """Append complete lines to a file and sync it; ``flags`` are added to open's.
 
-    A last line without its end is cut off if ``is_torn`` says that a crash has left it. Any other,
-    as an editor may leave it, gets its end. Raises OSError with the file's name; nothing of the
-    lines is there then, or the next call cuts it off.
+    If the last line has no line end, it is removed if ``is_torn`` finds that a crash has left it;
+    otherwise, as editors may leave it, it gets a line end. Raises OSError with the file's name; the
+    lines are then not in the file, or the next call removes them.
     """
     fd = open_locked(path, os.O_APPEND | flags, wait=True)
     assert fd is not None
@@ -341,10 +342,11 @@ def append_lines(
         with naming(path):
             end, missing = _end_of_lines(fd, is_torn)
             os.ftruncate(fd, end)
-            if not end:  # before the first line, so that nobody need ask whether the name lasts
+            # before the first line, so that the file's name is durable as soon as it has lines
+            if not end:
                 sync_directory(os.path.dirname(path))
             try:
-                write_all(fd, missing + data)  # one write, unless the disk fills up
+                write_all(fd, missing + data)  # a single write, unless the disk is full
                 os.fsync(fd)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -357,7 +359,7 @@ def append_lines(
 
 
 def _end_of_lines(fd: int, is_torn: Callable[[bytes], bool]) -> tuple[int, bytes]:
-    """Where the last whole line ends, 0 without any, and what has to follow it there."""
+    """Return the end of the last complete line, 0 for none, and the bytes to add there first."""
     size = end = os.fstat(fd).st_size
     found = -1
     while end and found < 0:

@@ -1,7 +1,7 @@
-"""Archives of topics as a sink: batches gather, one sync makes them safe, and then they are FINed.
+"""The sink that archives topics: batches are collected, synced together, and then finished.
 
-The disk is worked on in threads, so that reading and heartbeats never wait for it. A topic has one
-task and one archive. While one sync runs the next batches gather.
+Files are written in threads, so that reading and heartbeats never wait for the disk. Each topic has
+one task and one archive. Batches that arrive during a sync are collected for the next one.
 """
 
 from __future__ import annotations
@@ -34,19 +34,23 @@ log = logging.getLogger(__name__)
 
 _THREADS = 4
 _REST = 3600.0
-"""Seconds after which an idle topic looks at the clock again, which may have been set."""
+"""Maximum seconds that an idle topic waits before it reads the clock, which may have been set."""
 _SHARE = 4
-"""A sync is due when this part of the window waits; it takes all that has come by then."""
+"""A sync starts when 1/4 of max_in_flight waits, and includes all messages that have arrived."""
 _SYNC_SIZE = 4 << 20
-"""Bytes of bodies at which a sync is due, however few messages they are: memory is for more."""
+"""Bytes of bodies that start a sync, whatever the number of messages; larger bodies use more
+memory.
+"""
 _LONGEST_REST = 32
-"""Seconds between attempts to publish what could not be; new messages are tried at once."""
+"""Maximum seconds between attempts to publish after failures; new messages cause an attempt at
+once.
+"""
 
 
 def file_sink(
     source: ArchiveSourceOptions, options: ArchiveOptions, config: ConsumerConfig
 ) -> FileSink:
-    """The sink that archives these topics; raises ConfigError, having touched nothing."""
+    """Return the sink that archives these topics; raises ConfigError before it changes anything."""
     rules = Rules.of(options, config.max_msg_size)
     if source.topic_pattern or len(set(source.topic)) > 1:
         rules.check_several_topics()
@@ -57,14 +61,14 @@ def file_sink(
 class FileSink(HoldingHandler):
     """A handler that archives topics, each in files of its own.
 
-    ``window`` is max_in_flight: a sync is due when a quarter of it waits, so that more comes in
-    meanwhile, or when nsqd says it is starved. ``--sync-interval`` is the longest wait; half of the
-    batches' ``msg_timeout`` bounds it. What cannot be written goes back to nsqd with backoff, or
-    ends ``failed`` with ``--fail-fast``.
+    ``window`` is max_in_flight. A sync starts when a quarter of it waits, so that more messages
+    arrive meanwhile, or when a batch is ``starved``. The maximum wait is ``--sync-interval``, or
+    half of the batches' ``msg_timeout`` if that is shorter. Messages that cannot be written are
+    requeued with backoff; with ``--fail-fast`` the error ends ``failed`` instead.
     """
 
     files = 3
-    """A topic has a lock, the file under way, and perhaps another."""
+    """Open files per topic: a lock, the file being written, and sometimes a second file."""
 
     def __init__(
         self,
@@ -82,17 +86,17 @@ class FileSink(HoldingHandler):
         self.write_failures: Counter[str] = Counter()
 
     async def open(self) -> None:
-        """Take the locks that all topics share, and recover what a crash left behind."""
+        """Take the locks that all topics share, and recover files that a crash left behind."""
         await super().open()
         self.archives.lock("")
         await self.threads.run(self.archives.open)
 
     async def join(self, topic: str) -> None:
-        """Get ready for a topic; raises LockedError, OutputError or ConfigError."""
+        """Prepare for a topic; raises LockedError, OutputError or ConfigError."""
         if work := self._topics.get(topic):
             if not work.is_ending:
                 return
-            await self.drain(topic)  # it had no time to end
+            await self.drain(topic)  # an earlier drain was cancelled
         try:
             self.archives.lock(topic)
             self._topics[topic] = _TopicQueue(self, topic)
@@ -104,13 +108,13 @@ class FileSink(HoldingHandler):
         self.write_failures[topic] += 0
 
     async def handle(self, batch: Batch) -> None:
-        """Take the batch; it is settled when its records are safe."""
+        """Accept a batch; it is settled when its records are safe."""
         self._topics[batch.topic].add(batch)
 
     async def drain(self, topic: str) -> None:
-        """Sync and publish the topic's files; raises OutputError if that cannot be done.
+        """Sync and publish the files of a topic; raises OutputError on failure.
 
-        Cancelled, it goes on without being waited for, until ``join`` or ``close`` does.
+        If it is cancelled, the work continues, and ``join`` or ``close`` wait for it.
         """
         if work := self._topics.get(topic):
             await work.end()
@@ -119,19 +123,20 @@ class FileSink(HoldingHandler):
             work.result()
 
     def flush(self) -> None:
-        """Sync what waits, soon."""
+        """Sync waiting messages soon."""
         for work in self._topics.values():
             work.flush()
 
     def reopen(self) -> None:
-        """Publish all open files; the next message begins another."""
+        """Publish all open files; the next message begins a new one."""
         for work in self._topics.values():
             work.reopen()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Let go of everything; raises OutputError if something was left behind.
+        """Publish all files and release locks and threads; raises OutputError if files remain.
 
-        ``at_once`` syncs and publishes nothing more: work files are leftovers then.
+        With ``at_once`` nothing more is synced or published, and work files remain for the next
+        start.
         """
         try:
             if at_once:
@@ -151,7 +156,7 @@ class FileSink(HoldingHandler):
             self.threads.close()
 
     def metrics(self) -> Iterator[Metric]:
-        """What was published, leftovers of crashes included, and what could not be written."""
+        """Return counters of published files, including recovered ones, and of failed writes."""
         counts = self.archives.care.counts()
         for topic, failures in self.write_failures.items():
             counts["write_failures", topic] = failures
@@ -160,15 +165,15 @@ class FileSink(HoldingHandler):
             ("files", "Files that were published."),
             ("records", "Records in published files."),
             ("bytes", "Size of published files."),
-            ("write_failures", "Attempts to write that failed."),
+            ("write_failures", "Failed attempts to write."),
         ):
             samples = [Sample({"topic": topic}, counts[name, topic]) for topic in topics]
             yield Metric(f"nsqtools_archive_{name}_total", "counter", text, samples)
 
-    # For topics.
+    # Methods for _TopicQueue.
 
     def interval_for(self, batch: Batch) -> float:
-        """How long the batch may wait."""
+        """Return the maximum seconds that the batch may wait for a sync."""
         limit = batch.msg_timeout / 2
         if self._options.sync_interval > limit and not self._warned:
             self._warned = True
@@ -182,7 +187,7 @@ class FileSink(HoldingHandler):
         return min(self._options.sync_interval, limit)
 
     def cannot_write(self, error: Exception) -> bool:
-        """Whether to go on after an error that kept messages from being written."""
+        """Whether to continue after an error that prevented messages from being written."""
         if isinstance(error, OSError | OutputError) and not self._options.fail_fast:
             return True
         self.fail(as_output_error(error))
@@ -190,7 +195,7 @@ class FileSink(HoldingHandler):
 
 
 class _TopicQueue:
-    """One topic's batches that wait, and the task that has them written."""
+    """The waiting batches of a topic, and the task that writes them."""
 
     def __init__(self, sink: FileSink, name: str) -> None:
         self._sink = sink
@@ -210,7 +215,7 @@ class _TopicQueue:
         self._task = self._loop.create_task(self._work_or_fail())
 
     def add(self, batch: Batch) -> None:
-        """Have a batch written."""
+        """Queue a batch for writing."""
         self._held.add(batch)
         if self._task.done():
             self._held.give_back(batch)
@@ -227,7 +232,7 @@ class _TopicQueue:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, soon."""
+        """Write waiting batches soon."""
         if self._arrivals:
             self._urgent = True
             self._wake.set()
@@ -240,22 +245,22 @@ class _TopicQueue:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it takes no more batches."""
+        """Whether the queue accepts no more batches."""
         return self._fate == "close"
 
     async def end(self) -> None:
-        """Write all that waits and publish."""
+        """Write all waiting batches and publish the files."""
         self._fate = "close"
         self._wake.set()
         await asyncio.shield(self._task)
 
     def result(self) -> None:
-        """Raise what kept the last of it from being written."""
+        """Raise the error that kept messages from being written."""
         if self._error:
             raise as_output_error(self._error)
 
     async def leave(self) -> None:
-        """Write nothing more than what is being written."""
+        """Finish the current write and write nothing more."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self._held.close()
@@ -280,7 +285,7 @@ class _TopicQueue:
                 self._fate = ""
             if not await self._step(fate) or fate == "close":
                 break
-        self._give_back_waiting()  # what came while it failed
+        self._give_back_waiting()  # arrived during the failed step
         self._archive.release()
 
     async def _until_due(self) -> None:
@@ -298,7 +303,7 @@ class _TopicQueue:
                 return
 
     async def _step(self, fate: Fate) -> bool:
-        """One step of the archive; whether to go on."""
+        """Let the archive do one step; return whether to continue."""
         arrivals, self._arrivals = self._arrivals, []
         self._count, self._size, self._due, self._urgent = 0, 0, math.inf, False
         try:
@@ -315,9 +320,9 @@ class _TopicQueue:
         return self._archive.step(arrivals, now=now, wall=wall, fate=fate)
 
     def _synced(self, safe: list[Part]) -> None:
-        """Have what was synced finished while the thread goes on to publish.
+        """Finish synced messages while the thread continues with publishing.
 
-        The loop does that before it hears of the end of the thread's work.
+        The loop runs this before it learns that the thread has ended.
         """
         self._loop.call_soon_threadsafe(self._finish, safe)
 
@@ -326,18 +331,18 @@ class _TopicQueue:
             self._held.finish(batch, messages)
 
     def _succeeded(self, wrote: bool) -> None:
-        """A step that had nothing to write tells nothing of the disk."""
+        """End the state of failure, unless the step had nothing to write and so proves nothing."""
         if self._error and wrote:
-            log.warning("topic %s: written again", self._name)
+            log.warning("topic %s: writing succeeds again", self._name)
             self._error, self._failures, self._rest_until = None, 0, 0.0
 
     def _failed(self, error: Exception, arrivals: list[Arrival], fate: Fate) -> bool:
-        """Give back what is not safe; whether to go on."""
+        """Requeue messages that are not safe; return whether to continue."""
         self._sink.write_failures[self._name] += 1
         goes_on = self._sink.cannot_write(error)
         if goes_on and self._error is None and fate != "close":
             log.error(
-                "topic %s cannot be written, its messages wait in nsqd: %s",
+                "topic %s: cannot write, messages are requeued until writing succeeds: %s",
                 self._name,
                 as_output_error(error),
             )

@@ -1,4 +1,4 @@
-"""The command of ``--on-rotate``: run with each published file, and again when it fails."""
+"""The ``--on-rotate`` command, which runs for each published file and is retried if it fails."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["RETRIES", "Hook"]
 log = logging.getLogger(__name__)
 
 RETRIES = (1.0, 2.0, 4.0, 15.0, 60.0, 600.0)
-"""Seconds from a failure to the next attempt; the last ones are all as long."""
+"""Seconds from each failure to the next attempt; the last value repeats."""
 
 _PATIENCE = 5.0
-"""Seconds between attempts at the end: whoever waits for it may be a cron job."""
+"""Maximum seconds between attempts while closing, as a cron job may wait for the end."""
 _STDERR = 2
 
 
 @dataclass(order=True, slots=True)
 class _Job:
-    """A file that the command has to be run with, from ``due`` on, in monotonic seconds."""
+    """A file for the command, and the time of the next attempt in monotonic seconds."""
 
     due: float
     number: int
@@ -44,16 +44,15 @@ class _Job:
 
 
 class Hook:
-    """Runs a shell command with each published file, one after another, in a thread of its own.
+    """Runs a shell command for each published file, one at a time, in a thread of its own.
 
-    ``{}`` in the command stands for the path, quoted for the shell; without one it is appended.
-    The command finds NSQ_FILE, NSQ_TOPIC, NSQ_COUNT, NSQ_FIRST_TIMESTAMP and NSQ_LAST_TIMESTAMP
-    (ns; empty if unknown) in its environment, nothing on its standard input, and what it prints
-    goes to our standard error. It has a process group of its own, so that Ctrl-C does not end it.
-    When our process ends before ``close`` returns, the command goes on alone. A failure is logged,
-    and the command run again after each of ``retries``, in seconds; other files go on meanwhile. A
-    command that runs for more than ``timeout`` seconds is killed with its process group, and has
-    failed.
+    ``{}`` in the command is replaced by the path, quoted for the shell; without ``{}`` the path is
+    appended. The environment has NSQ_FILE, NSQ_TOPIC, NSQ_COUNT, NSQ_FIRST_TIMESTAMP and
+    NSQ_LAST_TIMESTAMP (ns; empty if unknown). Standard input is empty, and standard output goes to
+    standard error. The command has its own process group, so that Ctrl-C does not end it, and it
+    continues if this process ends before ``close`` returns. A failure is logged, and the command is
+    run again after each of ``retries``, in seconds, while other files continue. After ``timeout``
+    seconds the command and its process group are killed, which is a failure.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class Hook:
         self._closing = False
 
     def submit(self, published: Published, done: Callable[[], object] = bool) -> None:
-        """Have the command run with this file, after those before it; returns at once.
+        """Queue a file for the command; returns at once.
 
-        ``done`` is called once it has succeeded, or the file is gone.
+        ``done`` is called after the command has succeeded or the file has been removed.
         """
         with self._changed:
             heapq.heappush(self._jobs, _Job(monotonic(), next(self._numbers), published, done))
@@ -81,10 +80,10 @@ class Hook:
             self._changed.notify()
 
     def close(self) -> None:
-        """Run the command with all that is waiting, now, and again after short delays.
+        """Run the command for all waiting files now, with short delays between attempts.
 
-        Each file has an attempt that begins from now on; one that is running may make it needless.
-        Nothing may be submitted afterwards.
+        Each file gets at least one attempt that starts after this call, unless a running one
+        succeeds. No file may be submitted afterwards.
         """
         with self._changed:
             self._closing = True
@@ -103,11 +102,13 @@ class Hook:
                 self._try_again(job, problem, at_the_end)
                 continue
             if problem:
-                log.warning("--on-rotate %s for %s, which is gone", problem, job.published.path)
+                log.warning(
+                    "--on-rotate %s for %s, which has been removed", problem, job.published.path
+                )
             job.done()
 
     def _next(self) -> _Job | None:
-        """Wait for a job that is due; None when there is nothing left to do."""
+        """Wait for the next due job; None when closed and no job is left."""
         with self._changed:
             while self._jobs or not self._closing:
                 wait = self._jobs[0].due - monotonic() if self._jobs else None
@@ -117,7 +118,7 @@ class Hook:
             return None
 
     def _attempt(self, published: Published) -> str:
-        """Run the command; what went wrong, empty if nothing did."""
+        """Run the command; return what went wrong, or an empty text."""
         try:
             process = subprocess.Popen(  # noqa: S602 - it is a shell command
                 _fill_in(self._command, published.path),
@@ -141,21 +142,24 @@ class Hook:
         return f"exited with status {status}" if status else ""
 
     def _try_again(self, job: _Job, problem: str, at_the_end: bool) -> None:
-        """Put back a job that failed, unless it would have to wait for too long at the end."""
+        """Queue a failed job again, unless the delay would be too long while closing."""
         path = job.published.path
         with self._changed:
             wait = self._retries[min(job.failures, len(self._retries) - 1)]
             job.failures += 1
             if at_the_end and wait > _PATIENCE:
                 log.error(
-                    "--on-rotate %s for %s, given up after %d attempts", problem, path, job.failures
+                    "--on-rotate %s for %s: giving up after %d attempts",
+                    problem,
+                    path,
+                    job.failures,
                 )
                 return
             if self._closing and not at_the_end:
                 wait = 0.0
             job.due = monotonic() + wait
             heapq.heappush(self._jobs, job)
-        log.warning("--on-rotate %s for %s, again in %g s", problem, path, wait)
+        log.warning("--on-rotate %s for %s: trying again in %g s", problem, path, wait)
 
 
 def _fill_in(command: str, path: str) -> str:

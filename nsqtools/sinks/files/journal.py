@@ -1,11 +1,12 @@
-"""What must survive a crash about an archive: files under way, and what published files still owe.
+"""The journal: the state of archive files that must survive a crash.
 
-Each file has an entry, a small file in ``.nsqtools`` below the output directory. It is written
-before the work file is made, written again before the file gets its name, and removed when the
-file is published and owes nothing. An entry left by a process that has ended names its file and
-says how far it had got; contents are never compared.
+Each file has an entry, a small file in ``.nsqtools`` below the output directory. The entry is
+written before the work file is created, and again before the file gets its final name. It is
+removed when the file is published and its ``--on-rotate`` command has succeeded. From an entry of a
+process that has ended, the next start learns the file and how far it had got; the contents of files
+are never compared.
 
-All calls block and raise OSError.
+All functions block and raise OSError.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ FOLDER = ".nsqtools"
 _ENTRY, _LOCK, _NEW = ".json", ".lock", ".new"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RECENT = 1 << 20
-"""Bytes of used names that are remembered at least: some 15,000."""
+"""Minimum bytes of used names that are kept: about 15,000 names."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A file under way, or a published one.
+    """A file that is being written or has been published.
 
-    ``published`` is what is known so far: its name is the one that the file is to have.
-    ``base`` is that of ``FileNames.at``, with ``<REV>`` in it. ``host`` is the host whose processes
-    may go on with the file, empty for any. ``work_dir`` is empty for the output directory; its
-    inode tells it from the directory on which it is mounted.
-    ``inode`` and ``mtime_ns`` are those of the file that has the name or is about to get it, 0
-    before. ``owes`` says that ``--on-rotate`` has not succeeded with the published file yet.
+    ``published`` has the facts known so far; its name is the final name. ``base`` is the result of
+    ``FileNames.at``, which contains ``<REV>``. ``host`` is the host whose processes may continue
+    the file, empty for any host. ``work_dir`` is empty for the output directory; its inode
+    distinguishes the directory from an empty mount point. ``inode`` and ``mtime_ns`` belong to the
+    file that has the final name or is about to get it, and are 0 before that. ``owes`` is set until
+    ``--on-rotate`` succeeds for the published file.
     """
 
     published: Published
@@ -66,7 +67,7 @@ class Entry:
     key: str = field(default="", compare=False)
 
     def is_published(self) -> bool:
-        """Whether the file has its name. An inode alone may have been another file's before."""
+        """Whether the file has its final name; mtime and size must match, as inodes are reused."""
         try:
             there = os.stat(self.published.path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -75,25 +76,25 @@ class Entry:
         return (there.st_ino, there.st_mtime_ns, there.st_size) == ours
 
     def work_path(self, output_dir: str) -> str:
-        """Where the file is, or was, written."""
+        """Return the path of the work file."""
         return os.path.join(output_dir, self.work_dir, self.work) + WORK
 
     def work_dir_is_there(self) -> bool:
-        """Whether a work file that is missing is gone, and not on a disk that is not mounted."""
+        """Whether the work directory is the one of the entry, and not, for example, unmounted."""
         try:
             return not self.work_dir or os.stat(self.work_dir).st_ino == self.work_dir_inode
         except OSError:
             return False
 
     def copy_path(self) -> str:
-        """Where it is copied before it is published on another file system."""
+        """Return the path of the copy that is made for publishing on another file system."""
         return os.path.join(os.path.dirname(self.published.path), f".{self.key}.copy")
 
 
 class Journal:
-    """The entries of this process, and those of processes that have ended; threads may share it.
+    """The entries of this process and adopted entries of ended processes; thread-safe.
 
-    While a process lives it holds a lock beside its entries, from its first one on.
+    A process with entries holds a lock next to them until it ends.
     """
 
     def __init__(self, output_dir: str, host: str) -> None:
@@ -109,7 +110,7 @@ class Journal:
         self.damaged: set[str] = set()
 
     def write(self, entry: Entry) -> None:
-        """Make the entry last as it is now."""
+        """Write the current state of an entry durably."""
         with self._guard:
             self._hold()
             entry.key = entry.key or f"{self._owner}.{next(self._numbers)}"
@@ -124,44 +125,45 @@ class Journal:
                 os.unlink(new)
             if error.errno not in _FULL or entry.key not in self._entries:
                 raise
-            # Its block has room on a full disk, too. No kill tears it there; a power cut may.
+            # On a full disk, overwrite the entry in its own block. A kill cannot tear it; a power
+            # failure may.
             _write(path, data.ljust(os.stat(path).st_size))
         sync_directory(self._folder)
         self._entries[entry.key] = entry
 
     def remove(self, entry: Entry) -> None:
-        """Forget the file, but not the name by which it has been published.
+        """Forget a file, but remember its published name as used.
 
-        A crash may bring the entry back: then it is published, or gone.
+        If a crash brings the entry back, its file is published or gone.
         """
         if self._entries.pop(entry.key, None) and entry.inode and REV in entry.base:
             try:
                 self._remember(entry.base, entry.revision)
-            except OSError as error:  # the entry remembers it until the next start
-                log.warning("%s: cannot be written: %s", self._used, error.strerror)
+            except OSError as error:  # the entry keeps the name until the next start
+                log.warning("cannot write %s: %s", self._used, error.strerror)
                 return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(entry.key, _ENTRY))
 
     def settle(self, entry: Entry) -> None:
-        """The published file owes nothing any more. A failure is logged."""
+        """Note that ``--on-rotate`` has succeeded for a published file. Failures are logged."""
         entry.owes = False
         try:
             self.remove(entry)
         except OSError as error:
-            log.warning("%s: cannot be updated: %s", error.filename, error.strerror)
+            log.warning("cannot update %s: %s", error.filename, error.strerror)
 
     def reopened(self, path: str) -> None:
-        """A published file is written to again: what it owes, it owes when it is published anew."""
+        """Forget the entry of a published file that is being written again."""
         for entry in list(self._entries.values()):
             if entry.inode and entry.published.path == path:
                 self.remove(entry)
 
     def adopt(self, wanted: Callable[[str], bool]) -> list[Entry]:
-        """Take over the entries that ended processes left of wanted topics, the oldest first.
+        """Take over the entries of ended processes for wanted topics, oldest first.
 
-        Entries of other hosts are left alone. One that cannot be read is logged, and counts as
-        ``damaged`` from then on.
+        Entries of other hosts are ignored. An entry that cannot be read is logged and added to
+        ``damaged``.
         """
         owners = {name.partition(".")[0] for name in _names(self._folder) if "." in name}
         owners.discard(self._owner)
@@ -182,17 +184,17 @@ class Journal:
         return [entry for _, entry in sorted(adopted, key=lambda each: (each[0], each[1].key))]
 
     def revisions(self) -> Iterator[tuple[str, int]]:
-        """Names with ``<REV>`` and the revisions used, also of files that are gone."""
+        """Yield names with ``<REV>`` and their used revisions, including those of removed files."""
         for entry in _entries(self._output_dir):
             yield entry.base, entry.revision
         with contextlib.suppress(FileNotFoundError), open(self._used, "rb") as file:
             for line in file:
-                with contextlib.suppress(ValueError, TypeError):  # torn
+                with contextlib.suppress(ValueError, TypeError):  # an incomplete line
                     base, revision = json.loads(line)
                     yield base, revision
 
     def _remember(self, base: str, revision: int) -> None:
-        """Whoever takes files away by their names must not get the same name for another file."""
+        """Note a used name, so that consumers of the files never see two files with one name."""
         fd = open_locked(self._used, os.O_APPEND, wait=True)
         assert fd is not None
         try:
@@ -210,23 +212,24 @@ class Journal:
             os.close(fd)
 
     def owed(self) -> list[str]:
-        """The paths of our published files that wait for ``--on-rotate``."""
+        """Return the paths of this process's published files that wait for ``--on-rotate``."""
         entries = list(self._entries.values())
         return sorted(entry.published.path for entry in entries if entry.owes)
 
     def close(self) -> None:
-        """Let others adopt what is left."""
+        """Release the lock, so that other processes can adopt remaining entries."""
         self._lock.release()
 
     def _hold(self) -> None:
-        while not self._lock.acquire():  # another looked whether this process has ended
+        # another process holds the lock while it checks for ended processes
+        while not self._lock.acquire():
             if self._entries:
                 raise OSError(errno.EAGAIN, "another process has taken the lock", self._lock.path)
             self._owner = secrets.token_hex(4)
             self._lock = Lock(self._path(self._owner, _LOCK))
 
     def _find(self, name: str) -> Entry | None:
-        """The entry in the file of this name, which nobody else writes now."""
+        """Read the entry in a file that no other process is writing."""
         path = os.path.join(self._folder, name)
         if name.endswith(_NEW):
             os.unlink(path)
@@ -236,12 +239,12 @@ class Journal:
             return _read(self._output_dir, path)
         except ValueError as error:
             if path not in self.damaged:
-                log.error("%s: damaged, so the file it tells of is left alone: %s", path, error)
+                log.error("%s: damaged journal entry, its file is not recovered: %s", path, error)
             self.damaged.add(path)
             return None
 
     def _take(self, entry: Entry) -> int:
-        """Make an entry ours; a copy that was under way goes. The entry's age is its mtime."""
+        """Make an entry ours, remove an unfinished copy of its file; return the entry's mtime."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(entry.copy_path())
         with self._guard:
@@ -259,9 +262,9 @@ class Journal:
 
 
 def owing_near(path: str) -> set[str]:
-    """As ``owing``, of the output directory that the file is in.
+    """Return ``owing`` of the output directory that contains a file.
 
-    It is empty where the file is in none, and for those who may not read the journal.
+    The set is empty without such a directory or the right to read its journal.
     """
     folder = os.path.dirname(path)
     while not os.path.isdir(os.path.join(folder, FOLDER)) and folder != os.path.dirname(folder):
@@ -273,12 +276,12 @@ def owing_near(path: str) -> set[str]:
 
 
 def owing(output_dir: str) -> set[str]:
-    """The published files that wait for ``--on-rotate``: of all processes, living or not."""
+    """Return the paths of published files, of all processes, that wait for ``--on-rotate``."""
     return {entry.published.path for entry in _entries(output_dir) if entry.owes}
 
 
 def _entries(output_dir: str) -> Iterator[Entry]:
-    """All entries that are there and can be read."""
+    """Yield all entries that can be read."""
     folder = os.path.join(output_dir, FOLDER)
     for name in _names(folder):
         if name.endswith(_ENTRY):
@@ -310,7 +313,7 @@ def _as_object(entry: Entry) -> dict[str, Any]:
 
 
 def _read(output_dir: str, path: str) -> Entry:
-    """Raises ValueError for what ``Journal.write`` has not written."""
+    """Read an entry; raises ValueError if ``Journal.write`` cannot have written it."""
     with open(path, "rb") as file:
         value = json.load(file)
     try:

@@ -1,4 +1,4 @@
-"""Locks between processes, by flock: the kernel gives them back however a process ends."""
+"""Locks between processes with flock, which the kernel releases when a process ends."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PID_SIZE = 32
 
 
 class Lock:
-    """A file that one process, and one Lock in it, holds at a time; not thread-safe.
+    """A file that one Lock in one process holds at a time; not thread-safe.
 
-    While it is held it contains the process id. ``keep`` leaves the file where it is afterwards,
-    as an operator expects of a file that was named; it is otherwise removed.
+    While it is held, the file contains the process id. Afterwards it is removed, unless ``keep`` is
+    set, for a file that the user named.
     """
 
     def __init__(self, path: str, *, keep: bool = False) -> None:
@@ -31,19 +31,19 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether it is ours."""
+        """Whether this object holds the lock."""
         return self._fd >= 0
 
     def acquire(self) -> bool:
-        """Take it, without waiting; False when another has it, True also when it is ours already.
+        """Take the lock without waiting; return False if another process holds it.
 
-        Ours whose file was removed is taken anew. The file is made, and its directories unless
-        it is kept. Raises OSError with the file's name.
+        If the lock is already held but its file was removed, it is taken again. The file is
+        created, with its directories unless ``keep`` is set. Raises OSError with the file's name.
         """
         if self.held and not is_at(self._fd, self.path, follow=True):
             self.release()
         if not self.held:
-            if self._keep:  # a directory that is not there is one mistyped
+            if self._keep:  # a missing directory is probably a typing error
                 os.stat(os.path.dirname(self.path) or ".")
             fd = open_locked(self.path, wait=False)
             if fd is None:
@@ -53,7 +53,7 @@ class Lock:
         return True
 
     def holder(self) -> str:
-        """The process id that the file names, as text; empty when it names none."""
+        """Return the process id in the file as text, or an empty text."""
         try:
             with open(self.path, "rb") as file:
                 text = file.read(_PID_SIZE).strip()
@@ -62,21 +62,23 @@ class Lock:
         return text.decode() if text.isdigit() else ""
 
     def refusal(self, otherwise: str = "") -> LockedError:
-        """What to raise because another has it; ``otherwise`` is what else one can do."""
+        """Return the error to raise if another process holds the lock, with an alternative for the
+        user.
+        """
         more = f", or {otherwise}" if otherwise else ""
-        return LockedError(f"{self}: try again when that has ended{more}")
+        return LockedError(f"{self}: try again when that process has ended{more}")
 
     def __str__(self) -> str:
         holder = self.holder()
         return f"{self.path} is locked by {f'process {holder}' if holder else 'another process'}"
 
     def release(self) -> None:
-        """Give it back; does nothing when it is not held."""
+        """Release the lock if it is held."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
         try:
-            # Removed while it is held: whoever opened it before sees that it has lost its name.
+            # Removed while locked: a process that has opened the file sees that the name is gone.
             if not self._keep and is_at(fd, self.path, follow=True):
                 with contextlib.suppress(OSError):
                     os.unlink(self.path)
@@ -98,9 +100,9 @@ class Lock:
 
 
 def _write_pid(fd: int) -> None:
-    """For people: a full disk is no reason not to hold a lock, nor is what else is in the file.
+    """Write the process id for users. The lock holds even if that fails, as on a full disk.
 
-    A file that is no lock file, named by mistake, stays as it is.
+    A file with other content, named by mistake, is left unchanged.
     """
     with contextlib.suppress(OSError):
         found = os.pread(fd, _PID_SIZE, 0).strip()

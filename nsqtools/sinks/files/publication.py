@@ -1,6 +1,6 @@
-"""From a work file to a published one.
+"""Publication of work files.
 
-One that is rotated is complete; one that a crash left is cut back to its last whole record before.
+A rotated file is complete. A file that a crash left is first cut back to its last complete record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Publication:
-    """Publishes files as the rules say; the journal knows how far it has got with each."""
+    """Publishes files by the rules, and records the progress in the journal."""
 
     def __init__(self, rules: Rules, journal: Journal, care: Care) -> None:
         self.rules = rules
@@ -35,10 +35,10 @@ class Publication:
         self._care = care
 
     def give_name(self, entry: Entry, work: str) -> None:
-        """Publish a complete, synced work file by the first of its names that is free.
+        """Publish a complete, synced work file under the first of its names that is free.
 
-        The journal knows the name and the file before it has the name. ``complete`` does the rest.
-        Raises OSError, or OutputError when a name without ``<REV>`` is taken.
+        The journal has the name and the inode before the file gets the name. ``complete`` must
+        follow. Raises OSError, or OutputError if a name without ``<REV>`` is taken.
         """
 
         def mark(status: os.stat_result) -> None:
@@ -58,7 +58,7 @@ class Publication:
         raise OutputError(f"{self.rules.target_path(entry.published.name)} exists: move it away")
 
     def complete(self, entry: Entry, work: str) -> None:
-        """Finish the publication of a file that has its name; raises OSError."""
+        """Finish the publication of a file that has its final name; raises OSError."""
         disk.sync_directory(os.path.dirname(entry.published.path))
         self._care.record(entry.published)
         self.rules.retire(work)
@@ -67,24 +67,24 @@ class Publication:
         self._care.follow(entry)
 
     def discard(self, entry: Entry, work: str) -> None:
-        """Remove a work file in which there is nothing to keep."""
+        """Remove a work file without records."""
         self.rules.retire(work)
         self.journal.remove(entry)
 
     def _names(self, entry: Entry) -> Iterator[tuple[str, int]]:
-        """The name, with its revision, that it is to have, and those while others have that."""
+        """Yield the intended name and revision, then further revisions while names are taken."""
         yield entry.published.name, entry.revision
         while REV in entry.base:
             if (revision := self.rules.revisions.take(entry.base)) > entry.revision:
                 yield posixpath.normpath(entry.base.replace(REV, f"-{revision:06d}")), revision
 
-    # What a crash left.
+    # Recovery after a crash.
 
     def salvage(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Publish the work files of processes that have ended, and go on with what is owed.
+        """Publish the work files of ended processes and run outstanding ``--on-rotate`` commands.
 
-        The result is the entries with which that failed. Each is logged, and does not keep the
-        others from it.
+        Returns the entries that failed. Each failure is logged, and the other entries are processed
+        all the same.
         """
         failed = []
         for entry in entries:
@@ -101,7 +101,7 @@ class Publication:
             except (OSError, NSQError) as error:
                 failed.append(entry)
                 reason = getattr(error, "strerror", None) or str(error)
-                log.error("%s, which a crash left behind, is not published: %s", work, reason)
+                log.error("cannot publish %s, which a crash left behind: %s", work, reason)
         return failed
 
     def _with_work_file(self, entry: Entry, work: str, fd: int) -> None:
@@ -128,15 +128,14 @@ class Publication:
             raise OutputError("another process writes to it")
         if entry.is_published():
             self._care.record(entry.published)
-        if entry.inode and os.path.lexists(path):  # perhaps touched since
+        if entry.inode and os.path.lexists(path):  # it may have been touched since
             if entry.owes:
                 self._care.settle(entry)
                 return
         elif not entry.work_dir_is_there():
             raise OutputError(
-                f"the work directory {entry.work_dir} is another one now: mount the one of before, "
-                f"or, if that is gone for good, remove {entry.key}.json from the directory "
-                ".nsqtools"
+                f"the work directory {entry.work_dir} has been replaced: mount the previous one "
+                f"or, if it is lost, remove {entry.key}.json from the directory .nsqtools"
             )
         elif entry.owes:
             log.warning("%s is gone: --on-rotate is not run for it", path)

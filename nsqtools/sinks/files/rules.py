@@ -1,4 +1,4 @@
-"""What the archives of all topics go by."""
+"""Rules that the archives of all topics share."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The options of ``to-file``, and what follows from them; directories are absolute paths.
+    """The options of ``to-file`` and values derived from them; directories are absolute paths.
 
-    ``max_msg_size`` is the bytes of the largest message that is read back.
+    ``max_msg_size`` is the size in bytes of the largest message that is read back.
     """
 
     options: ArchiveOptions
@@ -39,12 +39,12 @@ class Rules:
     zone: tzinfo | None
     max_msg_size: int = 64 << 20
     max_open_files: int = 64
-    """Open files of a topic whose messages name them: a time that is long over may come again."""
+    """Maximum open files per topic with --name-by message, as old times may occur again."""
     revisions: Revisions = field(default_factory=Revisions)
 
     @classmethod
     def of(cls, options: ArchiveOptions, max_msg_size: int) -> Rules:
-        """The rules of these options here and now; raises ConfigError for what cannot be."""
+        """Return the rules for these options on this host; raises ConfigError."""
         output_dir = os.path.abspath(options.output_dir)
         work_dir = os.path.abspath(options.work_dir) if options.work_dir else output_dir
         rules = cls(
@@ -64,11 +64,11 @@ class Rules:
             zone=UTC if options.utc else None,
             max_msg_size=max_msg_size,
         )
-        rules.encoder()  # its library may be missing
+        rules.encoder()  # raises ConfigError if the library is missing
         return rules
 
     def rotation(self) -> Rotation:
-        """When files of one topic are closed."""
+        """Return the policy that decides when files of a topic are rotated."""
         options = self.options
         return Rotation(
             size=options.rotate_size,
@@ -79,29 +79,29 @@ class Rules:
         )
 
     def encoder(self) -> Encoder:
-        """What compresses one file; raises ConfigError."""
+        """Return an encoder for one file; raises ConfigError."""
         options = self.options
         levels = {"gzip": options.gzip_level, "zstd": options.zstd_level}
         return make_encoder(self.compression, levels.get(self.compression, 0))
 
     @property
     def compression(self) -> str:
-        """The name of the method."""
+        """The name of the compression method."""
         return _compression(self.options)
 
     @property
     def by_message(self) -> bool:
-        """Whether the times of messages name files, and not the clock."""
+        """Whether file names use the times of messages instead of the clock."""
         return self.options.name_by == "message"
 
     @property
     def makes_empty(self) -> bool:
-        """Whether there is a file for a time without messages."""
+        """Whether a file is made for a period without messages."""
         return not (self.options.skip_empty_files or self.by_message)
 
     @property
     def host(self) -> str:
-        """What ``<HOST>`` stands for."""
+        """The value of ``<HOST>``."""
         return self.pattern.host(self.hostname)
 
     @property
@@ -110,15 +110,15 @@ class Rules:
         return self.work_dir if self.work_dir != self.output_dir else ""
 
     def retire(self, path: str) -> None:
-        """Remove a work file that is published, and the directories that it leaves empty."""
+        """Remove the work name of a published file, and directories that become empty."""
         disk.retire(path, root=self.own_work_dir)
 
     def target_path(self, relative: str) -> str:
-        """Where it is published."""
+        """Return the path of a published file."""
         return os.path.join(self.output_dir, relative)
 
     def check_several_topics(self) -> None:
-        """Raise ConfigError for names by which the files of several topics clash."""
+        """Raise ConfigError if files of several topics would get the same names."""
         options = self.options
         if "<TOPIC>" in options.filename_format:
             return
@@ -126,7 +126,8 @@ class Rules:
         if limits or "<REV>" not in options.filename_format:
             raise ConfigError(
                 f"--filename-format {options.filename_format!r}: the files of several topics "
-                f"{'could not be told apart' if limits else 'would have one name'}: add <TOPIC>"
+                f"{'could not be told apart' if limits else 'would have the same name'}: add "
+                "<TOPIC>"
             )
 
 
@@ -135,7 +136,7 @@ def _compression(options: ArchiveOptions) -> str:
 
 
 def _repeating(options: ArchiveOptions, *, same_place: bool) -> Iterator[str]:
-    """The flags because of which several files may have one name."""
+    """Yield the flags that can give several files the same name."""
     if _compression(options) != "none":
         yield "--gzip" if options.gzip else "--compress"
     for flag, given in (

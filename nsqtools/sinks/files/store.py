@@ -1,4 +1,4 @@
-"""What the archives of all topics share: locks, leftovers of crashes, and care for what is done."""
+"""Resources that the archives of all topics share: locks, recovery and maintenance."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from nsqtools.sinks.files.topicarchive import Synced
 
 _NAMED = 3
-"""How many files the last error names."""
+"""Maximum number of files that the last error names."""
 _TIMES = (0, 1_234_567_890 * SECOND)
-"""By which two formats of time are told apart."""
+"""Two times that show whether two filename formats differ."""
 
 
 class Archives:
-    """Archives of these topics under one output directory. All but ``lock`` block.
+    """The archives of the topics in an output directory. All methods but ``lock`` block.
 
-    ``topics`` is that of ``NameMatcher``, which raises ConfigError.
+    ``topics`` is passed to ``NameMatcher``, which raises ConfigError.
     """
 
     def __init__(self, rules: Rules, topics: Collection[str] | re.Pattern[str]) -> None:
@@ -47,14 +47,14 @@ class Archives:
         self.care = Care(rules, self._journal, matcher)
         self._publication = Publication(rules, self._journal, self.care)
         self._locks: dict[str, Lock] = {}
-        if rules.options.lock:  # which an operator named, so that one such command runs at a time
+        if rules.options.lock:  # named by the user, so that one such command runs at a time
             self._locks[""] = Lock(os.path.abspath(rules.options.lock), keep=True)
         self._left_behind: list[Entry] = []
 
     def lock(self, topic: str) -> None:
-        """Make sure that no other process writes the same names.
+        """Ensure that no other process writes the same names.
 
-        The empty topic is for ``--lock``. Raises LockedError or OSError.
+        An empty topic takes the lock of ``--lock``. Raises LockedError or OSError.
         """
         if topic:
             self._locks.setdefault(topic, Lock(self._lock_path(topic)))
@@ -62,9 +62,9 @@ class Archives:
             raise lock.refusal()
 
     def open(self) -> None:
-        """Make the directories, publish what crashes left behind, and do what files still owe.
+        """Create the directories, recover files that crashes left, and apply retention.
 
-        Raises OSError, or ConfigError for a manifest that is none.
+        Raises OSError, or ConfigError if ``--manifest`` names a file that is not a manifest.
         """
         rules = self.rules
         self.care.check()
@@ -76,43 +76,47 @@ class Archives:
         self.care.prune()
 
     def topic(self, topic: str, synced: Synced, *, now: float) -> Archive:
-        """The archive of one topic, from ``now`` on in monotonic seconds; raises ConfigError."""
+        """Return the archive of a topic; ``now`` is in monotonic seconds. Raises ConfigError."""
         guard = partial(self._guard, topic)
         return Archive(topic, self._publication, synced, now=now, guard=guard)
 
     def leave(self, topic: str) -> None:
-        """The topic is archived no more."""
+        """Release the lock of a topic."""
         if lock := self._locks.pop(topic, None):
             lock.release()
 
     def close(self) -> None:
-        """Wait for the last commands of ``--on-rotate``.
+        """Wait for the last ``--on-rotate`` commands.
 
-        Raises OutputError if a leftover could not be published, or a published file still waits
-        for its command: the next run goes on with both.
+        Raises OutputError if a file that a crash left could not be published, or a published file
+        still waits for its command. The next run continues with both.
         """
         self.care.close()
         if left := len(self._left_behind) + len(self._journal.damaged):
-            raise OutputError(f"files of an earlier crash that are not published: {left}")
+            raise OutputError(f"files of an earlier crash that could not be published: {left}")
         if owed := self._journal.owed():
             names = ", ".join(owed[:_NAMED]) + (", ..." if len(owed) > _NAMED else "")
-            todo = "" if self.care.owes else "; run with it again, or with --on-rotate true"
+            todo = (
+                ""
+                if self.care.owes
+                else "; run again with --on-rotate, or with --on-rotate true to skip them"
+            )
             raise OutputError(f"files that wait for --on-rotate: {len(owed)} ({names}){todo}")
 
     def unlock(self) -> None:
-        """Give all locks back."""
+        """Release all locks."""
         self._journal.close()
         for lock in self._locks.values():
             lock.release()
 
     def _guard(self, topic: str) -> None:
-        """Take the lock again if its file was removed, as with its directory; raises OSError."""
+        """Take the lock again if its file or directory was removed; raises OSError."""
         lock = self._locks.get(topic)
         if lock and not lock.acquire():
             raise OSError(errno.EAGAIN, "another process has taken the lock", lock.path)
 
     def _lock_path(self, topic: str) -> str:
-        """One for all that give the same names, however their options are spelled."""
+        """Return one path for all options that result in the same file names."""
         rules = self.rules
         names = FileNames(
             rules.pattern, topic=topic, hostname=rules.hostname, pid=rules.pid, zone=UTC

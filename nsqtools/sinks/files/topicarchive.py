@@ -1,7 +1,7 @@
-"""One topic's archive: which file a message goes to, and when that file is published.
+"""The archive of one topic: assigns messages to files and publishes the files.
 
-All of it blocks and belongs into a thread, one call at a time. What it needs to know of the clock
-it is told: ``now`` is monotonic seconds, ``wall`` ns since the epoch.
+All methods block and belong in a thread, one call at a time. They do not read the clock: ``now`` is
+in monotonic seconds, ``wall`` in ns since the epoch.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Fate = Literal["", "reopen", "close"]
-"""What becomes of open files after a step: rotated as the rules say, or published all."""
+"""What a step does with open files: rotate them by the rules, or publish all of them."""
 
 
 class Arrival(NamedTuple):
-    """A batch and the clock, in ns since the epoch, when it came."""
+    """A batch and the time of its arrival in ns since the epoch."""
 
     wall: int
     batch: Batch
 
 
 class Archive:
-    """The open files of one topic. Raises ConfigError for names that cannot be made.
+    """The open files of one topic. Raises ConfigError for invalid names.
 
-    ``synced`` is called with messages that may be finished, as soon as they may. ``guard`` is
-    called before a file is begun, and raises OSError if none may be.
+    ``synced`` is called with messages as soon as they may be finished. ``guard`` is called before a
+    file is created, and raises OSError to prevent it.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Archive:
         self._bare_since = now
         self._written = 0
         self._may_tear = rules.layout.format == "raw"
-        """Whether the first body that contains the delimiter is still to be warned of."""
+        """Whether to warn of the next body that contains the delimiter."""
 
     def step(
         self,
@@ -87,10 +87,10 @@ class Archive:
         wall: int,
         fate: Fate = "",
     ) -> bool:
-        """Write the batches, sync, and rotate what is due; whether anything was written.
+        """Write batches, sync, and rotate files that are due; return whether anything was written.
 
-        When OSError, OutputError or ConfigError is raised, all messages that were not synced are
-        cut off the files again, and must be given back.
+        After OSError, OutputError or ConfigError, messages that were not synced have been removed
+        from the files, and the caller must requeue them.
         """
         before = self._written
         try:
@@ -112,14 +112,14 @@ class Archive:
         return self._written > before
 
     def release(self) -> None:
-        """Let go of what could not be published: it is a leftover from now on."""
+        """Close files that could not be published; the next start recovers them."""
         for file in (*self._files.values(), *self._finished):
             file.close()
         self._files.clear()
         self._finished.clear()
 
     def next_due(self, *, now: float, wall: int) -> float:
-        """The monotonic time of the next step if nothing comes; infinite for never."""
+        """Return the monotonic time of the next step if no message arrives; infinite for none."""
         rules = self._rules
         if self._finished:
             return now
@@ -141,7 +141,7 @@ class Archive:
             yield self._names.at(arrival.wall), arrival.batch
 
     def _write(self, name: str, arrival: Arrival, messages: Sequence[Message], now: float) -> None:
-        """Gather messages in the file of this name, and in those after it as it gets full."""
+        """Add messages to the file of this name and, as files fill up, to the following ones."""
         batch = arrival.batch
         records = self._writer.render(batch, messages)
         if self._may_tear:
@@ -158,7 +158,7 @@ class Archive:
             records = self._writer.render(batch, messages)
 
     def _fill(self, batch: Batch, messages: Sequence[Message], room: float) -> tuple[bytes, int]:
-        """The records that fit, of which the last may reach over, and how many they are."""
+        """Return the records that fit, the last one possibly in part, and their number."""
         records: list[bytes] = []
         size = 0
         for message in messages:
@@ -174,13 +174,13 @@ class Archive:
         if sum([each.count(delimiter) for each in records if delimiter in each]) > number:
             self._may_tear = False
             log.warning(
-                "topic %s: a body contains the delimiter, so its record cannot be told from "
-                "several: --format json or length-prefixed keeps them apart",
+                "topic %s: a body contains the delimiter, so that it is read back as several "
+                "records: use --format json or length-prefixed",
                 self._topic,
             )
 
     def _file_for(self, name: str, wall: int, now: float) -> WorkFile:
-        """The open file of this name, after what must be closed before it."""
+        """Return the open file of this name, after closing files that it replaces."""
         for known in [name] if self._rules.by_message else list(self._files):
             file = self._files.get(known)
             if file and self._rotation.decide(file.facts, name=name, now=now, wall=wall):
@@ -198,7 +198,7 @@ class Archive:
                 self._sync_one(file)
 
     def _sync_one(self, file: WorkFile) -> None:
-        """Make one file safe, wherever its name has gone."""
+        """Sync one file, whose name may have been moved or removed."""
         while True:
             try:
                 done = file.sync()
@@ -209,7 +209,7 @@ class Archive:
             except MovedError as error:
                 entry, fd = self._create(file.facts.name, anew=True)
                 path, old = entry.work_path(self._rules.output_dir), file.entry
-                log.warning("%s: its records go on in %s", error, entry.work)
+                log.warning("%s: its records are moved to %s", error, entry.work)
                 try:
                     file.move_to(fd, path, entry)
                 except BaseException:
@@ -218,7 +218,9 @@ class Archive:
                     raise
                 self._journal.remove(old)
             except CutError as error:
-                log.error("%s: what was cut off is lost; it is left as it is", error)
+                log.error(
+                    "%s: the data that was cut off is lost; the file is left unchanged", error
+                )
                 self._files = {n: each for n, each in self._files.items() if each is not file}
                 self._finished = [each for each in self._finished if each is not file]
                 file.close()
@@ -244,7 +246,7 @@ class Archive:
         path = entry.work_path(rules.output_dir)
         facts = OpenFile(name=name, opened=now, opened_wall=wall)
         try:
-            if os.fstat(fd).st_size:  # continued
+            if os.fstat(fd).st_size:  # a continued file
                 inspection = good_part(fd, path, rules.layout, rules.max_msg_size)
                 facts.size, facts.compressed = inspection.plain, inspection.good
                 facts.records = inspection.records
@@ -255,9 +257,9 @@ class Archive:
             raise
 
     def _create(self, name: str, *, anew: bool = False) -> tuple[Entry, int]:
-        """The journal's entry and the descriptor of a work file that nobody else has.
+        """Create or continue a work file; return its journal entry and descriptor.
 
-        A name without ``<REV>`` is continued; ``anew`` gives an empty file all the same.
+        A name without ``<REV>`` is continued, unless ``anew`` demands an empty file.
         """
         self._guard()
         if REV not in name:
@@ -272,19 +274,21 @@ class Archive:
                 return entry, self._begin(entry, work)
 
     def _continue(self, name: str, *, anew: bool) -> tuple[Entry, int]:
-        """As nsq_to_file appends to a file: the published one becomes the work file again.
+        """Continue a published file, as nsq_to_file does: it becomes the work file again.
 
-        So does what an attempt that failed has left.
+        A work file that a failed attempt has left is continued too.
         """
         entry = self._entry(name, 0)
         target, work = entry.published.path, entry.work_path(self._rules.output_dir)
         is_left, is_published = os.path.lexists(work), os.path.lexists(target)
         if anew and is_left:
-            log.warning("%s: another's file, now %s", work, disk.move_aside(work))
+            log.warning("%s belongs to another process, renamed to %s", work, disk.move_aside(work))
         if anew or not (is_left or is_published):
             return entry, self._begin(entry, work)
         if is_left and is_published:
-            raise FileExistsError(errno.EEXIST, "a leftover that is in the way", work)
+            raise FileExistsError(
+                errno.EEXIST, "a file that a crash left is in the way: move it away", work
+            )
         fd = disk.hold(work if is_left else target)
         if fd is None:
             raise OSError(errno.EAGAIN, "another process writes to it", work)
@@ -299,7 +303,7 @@ class Archive:
         return entry, fd
 
     def _entry(self, name: str, revision: int) -> Entry:
-        """What the journal is to know of a file before there is one."""
+        """Return a journal entry for a file that does not exist yet."""
         rules = self._rules
         relative = self._names.path(name, revision)
         work_dir = rules.own_work_dir
@@ -334,7 +338,7 @@ class Archive:
             raise
 
     def _finish(self, name: str, now: float) -> None:
-        """Sync a file and publish it."""
+        """Sync and publish a file."""
         self._end(name, now)
         self._publish_finished()
 
@@ -352,8 +356,8 @@ class Archive:
 
     def _publish(self, file: WorkFile) -> None:
         facts, entry = file.facts, file.entry
-        if not file.is_published:  # else what follows has failed the last time
-            self._sync_one(file)  # its name may be gone since then
+        if not file.is_published:  # otherwise the rest of publishing failed the last time
+            self._sync_one(file)  # its name may have been removed since
             entry = file.entry
             if self._rules.options.skip_empty_files and not (facts.records or facts.size):
                 self._publication.discard(entry, file.path)

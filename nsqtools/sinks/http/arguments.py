@@ -1,4 +1,4 @@
-"""Endpoints from what the command line says of them, checked."""
+"""Endpoints from command line options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["make_endpoints", "parse_url", "read_headers"]
 
 _HEADER = re.compile(r"[ \t]*([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*[:=](.*)", re.DOTALL)
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")  # a tab may be in a value
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")  # a value may contain tabs
 _HOST = re.compile(rb"[a-z0-9._-]+|[0-9a-fA-F:.]+(%25[A-Za-z0-9._~-]+)?")
 _USER = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]*://)?.*@", re.DOTALL)
 _HALF_ESCAPE = re.compile(rb"%[0-9A-Fa-f]?\Z")
@@ -34,7 +34,7 @@ _CONNECTION = frozenset(
     b"host content-length transfer-encoding connection keep-alive proxy-connection te trailer "
     b"upgrade expect".split()
 )
-"""Headers of the connection; given from outside they would let one request pass for two."""
+"""Headers of the connection. Setting them would allow one request to pass for two."""
 
 _SINGLE = (b"authorization", b"content-type", b"content-encoding", b"user-agent")
 
@@ -49,12 +49,12 @@ def make_endpoints(
     compress: bool = False,
     signer: Signer | None = None,
 ) -> list[Endpoint]:
-    """The endpoints of these URLs, in order; ``post`` or ``get`` is empty.
+    """Return the endpoints of these URLs, in order; either ``post`` or ``get`` is empty.
 
-    A user and password in a URL become its Authorization. ``headers`` are those of
-    ``read_headers``; they go out as they are, and replace ours of the same name. Without a
-    ``content_type`` batches have that of their format, and other bodies application/octet-stream.
-    Raises ConfigError naming the flag at fault.
+    A user and password in a URL become its Authorization header. ``headers`` come from
+    ``read_headers``; they are sent unchanged and replace default headers of the same name. Without
+    ``content_type``, batches have the type of their format and other bodies
+    application/octet-stream. Raises ConfigError, which names the flag.
     """
     given = {key.lower() for key, _ in headers}
     for flag, value, sets in (
@@ -63,9 +63,9 @@ def make_endpoints(
         ("--sign-secret-file", signer, SIGNING_HEADERS),
     ):
         if value and (twice := sorted(given.intersection(sets))):
-            raise ConfigError(f"{flag}: a --header gives {twice[0].decode()}, too; leave one out")
+            raise ConfigError(f"{flag}: a --header also sets {twice[0].decode()}; omit one of them")
     if _CONTROL.search(content_type):
-        raise ConfigError("--content-type: holds a line break or another control character")
+        raise ConfigError("--content-type: contains a line break or another control character")
     endpoints: list[Endpoint] = []
     taken = Counter[str]()
     for text in post or get:
@@ -93,23 +93,23 @@ def make_endpoints(
 
 
 def parse_url(flag: str, text: str) -> tuple[httpx.URL, list[Header]]:
-    """The URL without user and password, and the header that they make; raises ConfigError."""
+    """Return the URL without user and password, and their header; raises ConfigError."""
     shown = _USER.sub(rf"\1{MASK}@", text).partition("?")[0]
     where = f"{flag} {shown!r}"
     if not text.isprintable() or " " in text:
-        raise ConfigError(f"{where}: holds a space, a line break or another control character")
+        raise ConfigError(f"{where}: contains a space, a line break or another control character")
     try:
         url = httpx.URL(text)
-    except httpx.InvalidURL:  # its text may show a part of a password
-        raise ConfigError(f"{where}: not a URL: is its port a number, its address right?") from None
+    except httpx.InvalidURL:  # its text may show part of a password
+        raise ConfigError(f"{where}: not a valid URL: check its host and port") from None
     if url.scheme not in ("http", "https"):
         raise ConfigError(f"{where}: expected http:// or https://")
     if not _HOST.fullmatch(url.raw_host):
-        raise ConfigError(f"{where}: expected a host name or an address")
+        raise ConfigError(f"{where}: expected a host name or an IP address")
     if url.port is not None and not 0 < url.port < 65536:
         raise ConfigError(f"{where}: expected a port from 1 to 65535")
     if "#" in text:
-        raise ConfigError(f"{where}: what follows a # is never sent; write %23 if it is meant")
+        raise ConfigError(f"{where}: the part after # is never sent; write %23 for a literal #")
     if flag == "--get":
         _check_placeholder(where, text.count("%s"), url.raw_path)
     access = []
@@ -125,9 +125,9 @@ def _check_placeholder(where: str, count: int, raw_path: bytes) -> None:
         raise ConfigError(f"{where}: expected exactly one %s, found {count}")
     before, found, _ = raw_path.partition(b"%s")
     if not found:
-        raise ConfigError(f"{where}: %s can stand in the path and in the query alone")
+        raise ConfigError(f"{where}: %s is allowed only in the path and the query")
     if _HALF_ESCAPE.search(before):
-        raise ConfigError(f"{where}: what comes before %s would make an escape with the body")
+        raise ConfigError(f"{where}: the text before %s would form an escape with the body")
 
 
 def _name_of(url: httpx.URL) -> str:
@@ -141,10 +141,10 @@ def _name_of(url: httpx.URL) -> str:
 
 
 def read_headers(lines: Sequence[str] = (), files: Sequence[str] = ()) -> list[Header]:
-    """The headers of ``--header`` and of the files of ``--header-file``, in order.
+    """Return the headers of ``--header`` and of the files of ``--header-file``, in order.
 
-    Each is written ``Name: value`` or ``Name=value``. Raises ConfigError, which says where and
-    shows no value.
+    Each is written ``Name: value`` or ``Name=value``. Raises ConfigError, which names the place and
+    never shows a value.
     """
     headers = [_parse_header(f"--header number {n}", line) for n, line in enumerate(lines, 1)]
     for path in files:
@@ -152,7 +152,7 @@ def read_headers(lines: Sequence[str] = (), files: Sequence[str] = ()) -> list[H
     keys = Counter(key.lower() for key, _ in headers)
     for key in _SINGLE:
         if keys[key] > 1:
-            raise ConfigError(f"--header: {key.decode()} is given {keys[key]} times; leave one")
+            raise ConfigError(f"--header: {key.decode()} is given {keys[key]} times; give it once")
     return headers
 
 
@@ -163,14 +163,14 @@ def _parse_header(where: str, text: str) -> Header:
     name, value = match[1], match[2]
     if _CONTROL.search(value):
         raise ConfigError(
-            f"{where}: the value of {name} holds a line break or another control character"
+            f"{where}: the value of {name} contains a line break or another control character"
         )
     key = name.encode()
     if key.lower() in _CONNECTION:
-        raise ConfigError(f"{where}: {name} belongs to the connection and cannot be set")
+        raise ConfigError(f"{where}: {name} is set by the connection and cannot be given")
     return key, _encode(value.strip(" \t"))
 
 
 def _encode(text: str) -> bytes:
-    """Bytes of arguments that are no UTF-8 go out as they came."""
+    """Encode an argument; bytes that were not UTF-8 are restored."""
     return text.encode("utf-8", "surrogateescape")

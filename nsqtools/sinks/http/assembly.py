@@ -1,4 +1,4 @@
-"""Delivery over HTTP as options describe it: endpoints, who chooses among them, and the sink."""
+"""The HTTP sink as options describe it: endpoints, the choice among them, and the sink."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def make_sink(
     *,
     explain: Callable[[BaseException], str],
 ) -> HttpSink:
-    """The sink that delivers to the endpoints of the options; it connects nowhere yet.
+    """Return the sink for these options; it does not connect yet.
 
-    ``explain`` puts the error of a connection into words. Raises ConfigError.
+    ``explain`` turns the error of a connection into text. Raises ConfigError.
     """
     connect_timeout = options.http_client_connect_timeout
     direct = Transport(context, connect_timeout=connect_timeout, explain=explain)

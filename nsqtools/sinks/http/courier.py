@@ -1,4 +1,4 @@
-"""Puts messages to endpoints, over the one that is chosen or over all of them."""
+"""Couriers, which deliver messages to one endpoint or to all."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
-"""Messages of which ``all`` knows who took them."""
+"""Maximum messages for which ``all`` remembers the endpoints that have accepted them."""
 _LOOK = 1.0
-"""Seconds between looks at whether nsqd still thinks that we have what waits."""
+"""Seconds between checks whether nsqd has taken back messages that wait."""
 _AT_EASE = (Verdict.DONE, Verdict.DROP)
 
 _BY_WEIGHT = (Verdict.RETRY, Verdict.GONE, Verdict.DROP, Verdict.DONE)
@@ -37,55 +37,55 @@ _Key = tuple[str, bytes, int]
 
 UNFIT = Outcome(
     Verdict.RETRY,
-    reason="a body is not what this form of request can hold",
+    reason="the body cannot be sent in this form of request",
     blames_messages=True,
     may_blame_one=True,
 )
-NOT_TRIED = Outcome(Verdict.RETRY, reason="no endpoint can be tried now", arrived=False)
+NOT_TRIED = Outcome(Verdict.RETRY, reason="no endpoint is available now", arrived=False)
 
 
 class Courier(ABC):
-    """Delivers parcels by requests of ``post``, which it closes."""
+    """Delivers parcels with requests of ``post``, and closes it."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
 
     @abstractmethod
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """Try once; ``patient`` says, while no endpoint may be tried, whether to wait.
+        """Try once. While no endpoint is available, ``patient`` decides whether to wait.
 
-        NOT_TRIED if it was not patient, or the parcel was lost while it waited. Raises OutputError
-        if no endpoint is left.
+        Returns NOT_TRIED if it did not wait, or nsqd took messages back meanwhile. Raises
+        OutputError if no endpoint is left.
         """
 
     @abstractmethod
     def look(self) -> None:
-        """Ask ``patient`` again."""
+        """Evaluate ``patient`` again in all waiting deliveries."""
 
     @abstractmethod
     def states(self) -> Mapping[str, str]:
-        """Whether each endpoint is up, down or gone, by its name."""
+        """Return the state of each endpoint by its name: up, down or gone."""
 
     def metrics(self) -> Iterable[Metric]:
-        """Counts, latencies and states of the endpoints, for Prometheus."""
+        """Return counts, latencies and states of the endpoints, for Prometheus."""
         return self._post.metrics(self.states())
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         await self._post.close()
 
 
 class _AllGoneError(OutputError):
-    """Nobody is left to deliver to."""
+    """No endpoint is left."""
 
     def __init__(self) -> None:
         super().__init__("every endpoint is gone (status 410)")
 
 
 class OneOf(Courier):
-    """To the endpoint that the policy chooses; the next one at once where none was reached.
+    """Delivers to the endpoint that the policy chooses, or to the next if it is unreachable.
 
-    ``most`` is how many requests one endpoint gets at a time.
+    ``most`` is the maximum number of concurrent requests per endpoint.
     """
 
     def __init__(self, post: Post, choice: Endpoints, *, most: int, rng: Random) -> None:
@@ -99,13 +99,13 @@ class OneOf(Courier):
         self._loop = asyncio.get_running_loop()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """Try the endpoint that the policy chooses; others as long as none was reached."""
+        """Try the endpoint that the policy chooses, and others while they are unreachable."""
         if not self._post.fits(parcel):
             return UNFIT
         outcome = NOT_TRIED
         tried: set[str] = set()
         while True:
-            if tried:  # one that is down is only chosen for a probe, which has to be sent
+            if tried:  # an endpoint that is down is chosen only for a probe, which must be sent
                 states = self.states()
                 tried = {name for name in tried if states[name] != "down"}
             names = self._choice.choose(now=self._loop.time(), rng=self._rng)
@@ -127,15 +127,15 @@ class OneOf(Courier):
             else:
                 return NOT_TRIED
             if any(batch.is_lost() for batch, _ in parcel):
-                self._news.tell(1)  # it may have been woken in place of another
+                self._news.tell(1)  # pass on the wake-up, which may have been meant for another
                 return NOT_TRIED
 
     def look(self) -> None:
-        """Wake all that wait for an endpoint."""
+        """Wake all deliveries that wait for an endpoint."""
         self._news.tell()
 
     def states(self) -> Mapping[str, str]:
-        """Every endpoint's state, as Endpoints.states gives it."""
+        """Return the state of each endpoint, as Endpoints.states does."""
         return self._choice.states(self._loop.time())
 
     async def _try(self, name: str, parcel: Parcel) -> Outcome:
@@ -150,11 +150,11 @@ class OneOf(Courier):
             self._tell(name, ok=ok)
         if outcome.verdict is Verdict.GONE:
             self._choice.remove(name)
-            log.error("%s: gone (status 410), it gets no more messages", name)
+            log.error("%s: gone (status 410), no more messages are sent to it", name)
         return outcome
 
     def _tell(self, name: str, *, ok: bool) -> None:
-        """There is room for one more; for any number, if it may be up again."""
+        """Wake one waiting delivery, or all if the endpoint may be up again."""
         if ok and name not in self._failing:
             self._news.tell(1)
             return
@@ -169,9 +169,10 @@ class OneOf(Courier):
 
 
 class EachOf(Courier):
-    """To every endpoint, at the same time.
+    """Delivers to all endpoints at the same time.
 
-    What one said of a message for good is remembered until all have; a retry spares it.
+    Final results are remembered until all endpoints have one, so that a retry skips those
+    endpoints.
     """
 
     def __init__(self, post: Post, *, most: int, rng: Random) -> None:
@@ -182,7 +183,7 @@ class EachOf(Courier):
         self._said: OrderedDict[_Key, dict[str, Outcome]] = OrderedDict()
 
     async def deliver(self, parcel: Parcel, patient: Callable[[], bool]) -> Outcome:
-        """Try all at once: the outcome has it tried again, else dropped, else it is DONE."""
+        """Try all endpoints at once; RETRY of any outweighs DROP, and DROP outweighs DONE."""
         keys = [(batch.topic, message.id, message.timestamp) for batch, message in parcel]
         said = [self._said.setdefault(key, {}) for key in keys]
         while len(self._said) > _REMEMBERED:
@@ -227,12 +228,12 @@ class EachOf(Courier):
         return _worst(outcomes)
 
     def look(self) -> None:
-        """Wake all that wait, whatever the endpoint."""
+        """Wake all deliveries that wait for any endpoint."""
         for way in self._ways.values():
             way.look()
 
     def states(self) -> Mapping[str, str]:
-        """An endpoint to which there is no way any more is gone."""
+        """Return the state of each endpoint; removed ones are gone."""
         known = dict.fromkeys(self._post.endpoints, "gone")
         for way in self._ways.values():
             known.update(way.states())
@@ -240,7 +241,7 @@ class EachOf(Courier):
 
 
 def _is_final(outcome: Outcome, parcel: Parcel) -> bool:
-    """Whether it will not be asked for again; what is dropped together is tried one by one."""
+    """Whether a result is final; messages that are dropped together are tried one by one first."""
     return outcome is DONE or (outcome.verdict is Verdict.DROP and len(parcel) == 1)
 
 
@@ -258,7 +259,7 @@ class News:
         self._waiting: dict[asyncio.Future[None], None] = {}  # first come, first served
 
     def tell(self, count: int | None = None) -> None:
-        """Wake so many, those first who came first, or all."""
+        """Wake ``count`` tasks in the order of their arrival, or all."""
         for waiter in list(islice(self._waiting, count)):
             del self._waiting[waiter]
             if not waiter.done():

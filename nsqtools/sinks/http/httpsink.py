@@ -1,6 +1,6 @@
-"""Delivers messages to HTTP endpoints: each is finished once an endpoint has taken it.
+"""The sink that delivers messages to HTTP endpoints and finishes them once accepted.
 
-So many tasks deliver at once; what they have not come to yet, or wait with, is held.
+A fixed number of tasks deliver concurrently; batches with waiting messages are held.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _GIVEN_UP = Outcome(Verdict.DROP, reason="too many attempts")
 
 
 class HttpSink(HoldingHandler):
-    """A handler that delivers messages, ``workers`` requests at a time.
+    """A handler that delivers messages with ``workers`` concurrent requests.
 
-    With ``size`` over 1 as many messages of a topic share a request, or fewer if ``wait`` seconds
-    have passed or nsqd sends no more. ``share`` is the part of the messages that is delivered; the
-    rest is finished at once.
+    With ``size`` over 1, up to as many messages of a topic share a request; fewer after ``wait``
+    seconds or if nsqd has no more. ``share`` is the fraction of messages that are delivered; the
+    others are finished at once.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class HttpSink(HoldingHandler):
         self._repeats = Repeats(log)
 
     async def open(self) -> None:
-        """Begin to work; raises OutputError if dead letters cannot be written."""
+        """Start the workers; raises OutputError if dead letters cannot be written."""
         await super().open()
         await self._dead_letters.open()
         self._tasks = [self._loop.create_task(self._work()) for _ in range(self._workers)]
@@ -80,11 +80,11 @@ class HttpSink(HoldingHandler):
             task.add_done_callback(self._ended)
 
     async def join(self, topic: str) -> None:
-        """Get ready for a topic."""
+        """Prepare for a topic."""
         self._topics.setdefault(topic, _HeldTopic()).leaving.clear()
 
     async def handle(self, batch: Batch) -> None:
-        """Take the batch; its messages are settled as they are delivered."""
+        """Accept a batch; its messages are settled as they are delivered."""
         topic = self._topics[batch.topic]
         topic.held.add(batch)
         messages: Sequence[Message] = batch
@@ -96,15 +96,15 @@ class HttpSink(HoldingHandler):
             self._gather(topic, [(batch, message) for message in messages], now=batch.starved)
 
     async def gave_up(self, batch: Batch) -> None:
-        """Take the batch; it is settled once it is in the dead letters, or its loss was logged."""
+        """Accept a batch; it is settled once it is a dead letter, or its loss was logged."""
         self._topics[batch.topic].held.add(batch)
         self._doomed.append([(batch, message) for message in batch])
         self._wake(1)
 
     async def drain(self, topic: str) -> None:
-        """Wait for the requests of the topic that are under way; what is queued goes back.
+        """Wait for the topic's current requests, and give queued messages back.
 
-        What waits for more is sent if nothing has to be waited for first.
+        An incomplete request is still sent if a worker is free.
         """
         if work := self._topics.get(topic):
             work.leaving.set()
@@ -128,12 +128,12 @@ class HttpSink(HoldingHandler):
                 self._queue.append(parcel)
 
     def flush(self) -> None:
-        """Send what waits to be more."""
+        """Send incomplete requests."""
         for topic in self._topics.values():
             self._gather(topic, [], now=True)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Stop working and hang up."""
+        """Stop the workers and close the connections."""
         for topic in self._topics.values():
             topic.stop_timer()
             topic.held.close()
@@ -146,11 +146,11 @@ class HttpSink(HoldingHandler):
         await self._dead_letters.close()
 
     def metrics(self) -> Iterable[Metric]:
-        """Counts, latencies and states of the endpoints, for Prometheus."""
+        """Return counts, latencies and states of the endpoints, for Prometheus."""
         return self._courier.metrics()
 
     def _gather(self, topic: _HeldTopic, items: Parcel, *, now: bool) -> None:
-        """Queue what is enough for a request, or all of it."""
+        """Queue full requests or, with ``now``, all messages."""
         if self._size == 1:
             parcels = [[item] for item in items]
         else:
@@ -183,7 +183,7 @@ class HttpSink(HoldingHandler):
                 await self._deliver(self._queue.popleft())
 
     def _sound(self, parcel: Parcel) -> Parcel:
-        """What nsqd still thinks we have."""
+        """Return the messages that nsqd has not taken back."""
         if not any(batch.is_lost() for batch, _ in parcel):
             return parcel
         lost = set()
@@ -193,7 +193,7 @@ class HttpSink(HoldingHandler):
         return [item for item in parcel if item[0] not in lost]
 
     async def _deliver(self, parcel: Parcel) -> None:
-        """Deliver what nsqd still thinks we have, and settle it."""
+        """Deliver messages that nsqd has not taken back, and settle them."""
         topic = self._topics[parcel[0][0].topic]
         delay = self._pace.delay(1, now=self._loop.time())
         if delay and not await topic.stays(delay):
@@ -220,12 +220,12 @@ class HttpSink(HoldingHandler):
             self._give_back(sound, outcome)
 
     async def _refuse(self, parcel: Parcel) -> None:
-        """What can never be sent is a dead letter if there is a place for those."""
+        """Write messages that can never be sent as dead letters, or requeue them."""
         if not self._dead_letters.is_lossy:
             await self._drop(parcel, UNFIT)
             return
         for _, batch, messages in self._by_batch(parcel):
-            fate = f"go back to nsqd, they cannot be delivered: {UNFIT.reason}"
+            fate = f"are requeued because they cannot be delivered: {UNFIT.reason}"
             self._repeats.tell(logging.WARNING, batch.topic, len(messages), fate)
         self._give_back(parcel, UNFIT)
 
@@ -235,12 +235,13 @@ class HttpSink(HoldingHandler):
         except OutputError as error:
             self.fail(error)
             return NOT_TRIED
-        except Exception as error:  # ours: the task must go on, and the messages come again
+        # a fault in this program: the worker continues, and the messages are delivered again
+        except Exception as error:
             self._tell(parcel, error)
             return Outcome(Verdict.RETRY, reason=type(error).__name__)
 
     async def _drop(self, parcel: Parcel, outcome: Outcome) -> None:
-        """Finish what is safe as a dead letter; the rest comes again."""
+        """Write dead letters and finish them; the others are requeued."""
         for batch, items in groupby(parcel, key=lambda item: item[0]):
             part = list(items)
             messages = [message for _, message in part]
@@ -255,16 +256,16 @@ class HttpSink(HoldingHandler):
                 self._finish(part)
 
     def _tell(self, parcel: Parcel, error: Exception) -> None:
-        """Log why messages go back; of an error that is ours, its kind and where it was, too."""
+        """Log why messages are requeued; for an internal error, its type too."""
         text = str(error)
         if not isinstance(error, OutputError):
             log.debug("internal error", exc_info=error)
             text = f"internal error: {type(error).__name__}: {error}"
         topic = parcel[0][0].topic
-        self._repeats.tell(logging.ERROR, topic, len(parcel), f"go back to nsqd: {text}")
+        self._repeats.tell(logging.ERROR, topic, len(parcel), f"are requeued: {text}")
 
     def _finish(self, parcel: Parcel) -> None:
-        """Together with what else is done by the end of this turn of the loop."""
+        """Finish messages at the end of this turn of the loop, together with others."""
         if not self._done:
             self._loop.call_soon(self._finish_done)
         self._done += parcel
@@ -275,7 +276,7 @@ class HttpSink(HoldingHandler):
             held.finish(batch, messages)
 
     def _give_back(self, parcel: Parcel, outcome: Outcome) -> None:
-        """To nsqd, with backoff if they were tried."""
+        """Requeue messages, with backoff if they were tried."""
         for held, batch, messages in self._by_batch(parcel):
             if outcome is NOT_TRIED:
                 held.give_back(batch, messages)
@@ -295,7 +296,7 @@ class HttpSink(HoldingHandler):
 
 
 class _HeldTopic:
-    """What is held of a topic; ``waiting`` is to share a request with more."""
+    """The held batches of a topic; ``waiting`` has messages of an incomplete request."""
 
     def __init__(self) -> None:
         self.waiting: Parcel = []
@@ -304,7 +305,7 @@ class _HeldTopic:
         self.leaving = asyncio.Event()
 
     def stop_timer(self) -> None:
-        """What waits is on its way, or is not to be sent."""
+        """Stop the timer of the incomplete request, which is queued or dropped."""
         if self.timer:
             self.timer.cancel()
             self.timer = None
@@ -314,7 +315,7 @@ class _HeldTopic:
         return not self.leaving.is_set()
 
     async def stays(self, seconds: float) -> bool:
-        """Wait for so long; False, and at once, if there is no time for that."""
+        """Wait this long; return False at once if the topic is leaving."""
         try:
             async with asyncio.timeout(seconds):
                 await self.leaving.wait()

@@ -12,15 +12,15 @@ __all__ = ["TimeLimit"]
 
 
 class TimeLimit:
-    """As ``asyncio.timeout``, of the same seconds for all tasks that enter it, and one timer.
+    """Like ``asyncio.timeout``, with the same seconds for all tasks and a single timer.
 
-    To make and cancel a timer for each took a twentieth of a request's time.
+    A timer for each request took a twentieth of the request's time.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._loop = asyncio.get_running_loop()
-        # In the order of their ends, since all have as long.
+        # Ordered by end, since all tasks have the same limit.
         self._ends: dict[asyncio.Task[Any], float] = {}
         self._expired: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -38,7 +38,7 @@ class TimeLimit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Raises TimeoutError in place of the cancellation."""
+        """Raise TimeoutError instead of the cancellation."""
         task = asyncio.current_task()
         assert task
         self._ends.pop(task, None)

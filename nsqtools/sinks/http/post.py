@@ -1,4 +1,4 @@
-"""One request to one endpoint, and what its response says."""
+"""Requests to single endpoints, and the evaluation of responses."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.status")
-"""What was asked for with --status-every, whatever else is said."""
+"""For --status-every, at any log level."""
 
 MAX_REDIRECTS = 10
 _SNIPPET = 120
 _PERCENTILES = (50, 95, 99)
 _REDIRECTS = (307, 308), (301, 302, 303, 307, 308)
-"""Those that a POST follows, and a GET."""
+"""The redirects that a POST follows, and those that a GET follows."""
 _PUBLIC = (b"content-type", b"content-encoding", b"content-length", b"user-agent")
 
 Parcel = list[tuple["Batch", "Message"]]
-"""Messages of one topic that one request carries, each with the batch it is of."""
+"""Messages of one topic in one request, each with its batch."""
 
 
 class Outcome(NamedTuple):
-    """What became of a parcel. ``status`` is 0 without a response, ``delay`` in seconds.
+    """The result for a parcel. ``status`` is 0 without a response, ``delay`` is in seconds.
 
-    ``reason`` is for the log. ``arrived``: the endpoint may have got it. ``blames_messages``: it
-    says nothing of how the endpoint is. ``may_blame_one``: of several messages, that is.
+    ``reason`` is for the log. ``arrived`` means that the endpoint may have received the request,
+    ``blames_messages`` that the result says nothing about the state of the endpoint, and
+    ``may_blame_one`` that possibly one of several messages caused it.
     """
 
     verdict: Verdict
@@ -64,10 +65,10 @@ DONE = Outcome(Verdict.DONE)
 
 @dataclass(slots=True)
 class EndpointTally:
-    """What happened at one endpoint since the start, in messages.
+    """Counts of messages at one endpoint since the start.
 
-    ``latency`` is that of all responses, ``refused`` the statuses that were told of: those that
-    say nothing of how the endpoint is would else be a line a message.
+    ``latency`` covers all responses. ``refused`` has the statuses that were already logged, among
+    those that blame messages: they would otherwise cause a log line per message.
     """
 
     delivered: int = 0
@@ -79,11 +80,11 @@ class EndpointTally:
 
 
 class Post:
-    """Sends parcels to single endpoints and judges the responses.
+    """Sends parcels to single endpoints and evaluates the responses.
 
-    ``timeout``, in seconds, is for everything from the connection to the end of the response.
-    ``wall`` is the clock, in seconds since the epoch. After every ``status_every`` requests, and
-    when it is closed, what happened is logged; 0 is never.
+    ``timeout``, in seconds, covers everything from connecting to the end of the response. ``wall``
+    is the clock, in seconds since the epoch. Counts are logged after every ``status_every``
+    requests and at the end; 0 means never.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Post:
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self.tallies = {name: EndpointTally() for name in self.endpoints}
         self.requests = 0
-        # Places for a body differ from one GET to another; POSTs all have one form.
+        # GET endpoints differ in the position of the body; all POST endpoints have one format.
         gets = [endpoint for endpoint in endpoints if endpoint.method == "GET"]
         self._judges = gets or endpoints[:1]
         self._transport = transport
@@ -111,11 +112,11 @@ class Post:
         self._status_every = status_every
 
     def fits(self, parcel: Parcel) -> bool:
-        """Whether requests can hold all of these bodies."""
+        """Whether requests can carry all of these bodies."""
         return all(judge.fits(message.body) for judge in self._judges for _, message in parcel)
 
     async def send(self, name: str, parcel: Parcel) -> tuple[Outcome, float]:
-        """The outcome and how long it took, in seconds."""
+        """Send a parcel; return the outcome and its duration in seconds."""
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
@@ -135,7 +136,7 @@ class Post:
         return outcome, took
 
     def tell(self) -> None:
-        """Log what happened."""
+        """Log the counts of each endpoint."""
         for name, tally in self.tallies.items():
             status.info(
                 "%s: %d delivered, %d failed, %d dropped, latency %.1f ms, p95 %.1f, p99 %.1f",
@@ -144,12 +145,12 @@ class Post:
             )
 
     def metrics(self, states: Mapping[str, str]) -> Iterator[Metric]:
-        """Of each endpoint, by its name as ``endpoint``."""
+        """Yield the metrics of the endpoints, with the name as label ``endpoint``."""
         tallies = self.tallies.items()
         yield Metric(
             "nsqtools_http_messages_total",
             "counter",
-            "Messages that were sent to an endpoint, by what became of them.",
+            "Messages that were sent to an endpoint, by result.",
             [
                 Sample({"endpoint": name, "result": result}, getattr(tally, result))
                 for result in ("delivered", "failed", "dropped")
@@ -177,7 +178,7 @@ class Post:
         )
 
     async def close(self) -> None:
-        """Hang up; requests under way fail."""
+        """Close the connections; current requests fail."""
         if self._status_every:
             self.tell()
         await self._transport.aclose()
@@ -200,7 +201,7 @@ class Post:
             delay = retry_after(told, now=self._wall())
         reason = f"status {code}"
         if 300 <= code < 400 and not self._follow_redirects:
-            reason += " (--follow-redirects is not set)"
+            reason += " (a redirect; --follow-redirects is not set)"
         elif text := " ".join(body[:_SNIPPET].decode("utf-8", "replace").split()):
             reason += f": {text}"
         return Outcome(
@@ -236,9 +237,9 @@ class Post:
 
 
 async def read(response: httpx.Response) -> bytes:
-    """The body, of which MAX_BODY bytes are enough; the response is closed."""
+    """Return the body, at most about MAX_BODY bytes, and close the response."""
     stream = response.stream
-    if isinstance(stream, httpx.ByteStream):  # all of it is here
+    if isinstance(stream, httpx.ByteStream):  # already read completely
         return b"".join(stream)
     assert isinstance(stream, httpx.AsyncByteStream)
     chunks = []
@@ -257,12 +258,12 @@ async def read(response: httpx.Response) -> bytes:
 async def follow(
     transport: httpx.AsyncBaseTransport, request: httpx.Request, response: httpx.Response
 ) -> httpx.Response:
-    """The response at the end of redirects that leave the request what it is (RFC 9110, 15.4).
+    """Follow redirects that keep method and body (RFC 9110, 15.4); return the last response.
 
-    307 and 308 do; others would make a GET without a body of a POST, so only a GET follows them.
-    What may be secret stays with its origin: headers of the user, and signatures. Raises
-    httpx.RemoteProtocolError for more than MAX_REDIRECTS, for what is no URL, and for one without
-    TLS in place of one with it.
+    A POST follows 307 and 308 only, because other redirects would turn it into a GET without a
+    body. Headers of the user and signatures, which may be secret, are sent to the same origin only.
+    Raises httpx.RemoteProtocolError for more than MAX_REDIRECTS, for an invalid URL, and for a
+    redirect from https to http.
     """
     for left in reversed(range(MAX_REDIRECTS + 1)):
         place = response.headers.get("location")
@@ -274,11 +275,11 @@ async def follow(
         try:
             url = request.url.join(place)
         except httpx.InvalidURL:
-            raise httpx.RemoteProtocolError(f"redirected to {place!r}") from None
+            raise httpx.RemoteProtocolError(f"redirected to the invalid URL {place!r}") from None
         if url.scheme not in ("http", "https") or not url.host:
-            raise httpx.RemoteProtocolError(f"redirected to {place!r}")
+            raise httpx.RemoteProtocolError(f"redirected to the invalid URL {place!r}")
         if url.scheme < request.url.scheme:
-            raise httpx.RemoteProtocolError("redirected from https to http")
+            raise httpx.RemoteProtocolError("redirected from https to http, which is not allowed")
         same = (url.scheme, url.netloc) == (request.url.scheme, request.url.netloc)
         headers = [
             (name, value)

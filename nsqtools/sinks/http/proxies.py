@@ -1,4 +1,4 @@
-"""Which endpoints are reached through a proxy, and how."""
+"""Connections through HTTP proxies."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _HOST = re.compile(r"[^\s%]+")
 def with_proxies(
     direct: httpx.AsyncBaseTransport, proxy: str, context: SSLContext, urls: Sequence[str]
 ) -> httpx.AsyncBaseTransport:
-    """``direct``, and httpx's own transport for what ``proxy`` or the environment has a proxy for.
+    """Return a transport that uses ``direct`` or, for origins with a proxy, httpx's own transport.
 
-    ``proxy`` is a URL, "" for the environment, or "none". The environment's is not for this host,
-    as in Go (``httpproxy``, ProxyFunc). Raises ConfigError for a proxy of one of the ``urls`` that
-    cannot be one.
+    ``proxy`` is a URL, "" for the environment, or "none". Proxies of the environment are not used
+    for this host, as in Go (``httpproxy``, ProxyFunc). Raises ConfigError if the proxy of one of
+    the ``urls`` is invalid.
     """
     if proxy == "none" or not (proxy or getproxies()):
         return direct
@@ -68,7 +68,7 @@ class _Routes(httpx.AsyncBaseTransport):
         self._known: dict[Origin, httpx.AsyncBaseTransport] = {}
 
     def proxy_of(self, url: httpx.URL) -> httpx.Proxy | None:
-        """The proxy for a URL; None for a direct connection. Raises ConfigError."""
+        """Return the proxy for a URL; None for a direct connection. Raises ConfigError."""
         if self._proxy:
             return _parse(self._proxy, "--proxy", "none")
         name = url.scheme if self._environment.get(url.scheme) else "all"
@@ -79,7 +79,7 @@ class _Routes(httpx.AsyncBaseTransport):
         return _parse(text, f"${name}_proxy", "--proxy none")
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The response."""
+        """Send a request; return the response."""
         origin = origin_of(request.url)
         if origin not in self._known:
             self._known[origin] = self._transport(self.proxy_of(request.url))
@@ -96,6 +96,6 @@ class _Routes(httpx.AsyncBaseTransport):
         )
 
     async def aclose(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for transport in {self._direct, *self._known.values()}:
             await transport.aclose()

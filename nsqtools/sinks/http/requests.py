@@ -1,7 +1,7 @@
-"""Messages in, httpx requests out; what is the same for all requests to a URL is prepared once.
+"""httpx requests for messages. Parts that all requests to a URL share are prepared once.
 
-Nothing a message holds, be it the body, the id or the topic, can add a header or change a URL
-beyond the value that stands for it.
+No part of a message, such as body, id or topic, can add a header, or change more of a URL than its
+own value.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from nsqtools.sinks.http.signing import Signer
 
 MAX_IDS = 200
-"""The ids of a batch are listed up to so many: servers take header lines of 4 to 8 KiB."""
+"""Maximum ids of a batch in a header: servers accept header lines of 4 to 8 KiB."""
 
 _PORTS = {"http": 80, "https": 443}
 _GZIP_LEVEL = 6
 _OCTETS = b"application/octet-stream"
 _ZONE = re.compile(rb"%25[^\]]*")
 
-# quote_plus spares the same bytes as Go's url.QueryEscape.
+# quote_plus escapes the same bytes as Go's url.QueryEscape.
 _ESCAPED = [quote_plus(bytes([byte])) for byte in range(256)]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFormat:
-    """How several bodies make one; ``fits`` tells the bodies that can be in it."""
+    """A format that joins several bodies into one; ``fits`` accepts the bodies that it can hold."""
 
     content_type: bytes
     join: Callable[[Sequence[bytes]], bytes]
@@ -59,7 +59,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def _join_lines(bodies: Sequence[bytes]) -> bytes:
-    """JSON has raw line breaks between tokens alone, where a space is as good; and never NUL."""
+    """JSON has raw line breaks only between tokens, where a space is equivalent, and never NUL."""
     lines = b"\0".join(bodies).replace(b"\n", b" ").replace(b"\r", b" ")
     return lines.replace(b"\0", b"\n") + b"\n"
 
@@ -78,16 +78,16 @@ BATCH_FORMATS = {
     "json-array": BatchFormat(b"application/json", _join_array, _is_json),
     "length-prefixed": BatchFormat(_OCTETS, _join_prefixed, lambda body: True),
 }
-"""Choices of ``--batch-format``; length-prefixed is a 4-byte big-endian size before each body."""
+"""Choices of ``--batch-format``; length-prefixed puts a 4-byte big-endian size before each body."""
 
 
 def origin_of(url: httpx.URL) -> Origin:
-    """Where requests to a URL go."""
+    """Return the origin of a URL."""
     return url.scheme, url.host.replace("%25", "%"), url.port or _PORTS[url.scheme]
 
 
 def render(request: httpx.Request) -> bytes:
-    """The bytes of a request; raises ValueError for a header that would end its line."""
+    """Return the bytes of a request; raises ValueError for a header with a line break."""
     body = b"".join(request.stream) if isinstance(request.stream, httpx.ByteStream) else b""
     fields = wire.render_fields(request.headers.raw)
     return wire.render(request.method, request.url.raw_path, fields, body)
@@ -105,9 +105,9 @@ class Head:
 
 
 class PreparedRequest(httpx.Request):
-    """A request whose headers are looked at by httpx only if somebody asks for them.
+    """A request that converts its headers for httpx only on demand.
 
-    To normalize them for each request took a tenth of the time.
+    Converting them for each request took a tenth of the time.
     """
 
     def __init__(
@@ -125,22 +125,22 @@ class PreparedRequest(httpx.Request):
 
     @property
     def headers(self) -> httpx.Headers:  # type: ignore[override]
-        """All of them."""
+        """All headers."""
         if self._normalized is None:
             self._normalized = httpx.Headers([*self._head.headers, *self._more])
         return self._normalized
 
     def render(self) -> bytes:
-        """The bytes to send."""
+        """Return the bytes to send."""
         fields = self._head.fields + wire.render_fields(self._more)
         return wire.render(self.method, self.url.raw_path, fields, self._body)
 
 
 class Endpoint:
-    """A URL that messages are posted to; ``make_endpoints`` makes them.
+    """A URL that messages are posted to; ``make_endpoints`` makes endpoints.
 
-    ``name`` is for logs, and no other endpoint has it; ``url`` is what requests go to. Both are
-    without user and password, and the name without the values of the query.
+    ``name`` is unique and for logs; ``url`` is the target of requests. Both have no user and
+    password, and ``name`` has no values of the query.
     """
 
     method = "POST"
@@ -168,16 +168,16 @@ class Endpoint:
         """By topic and channel."""
 
     def fits(self, body: bytes) -> bool:
-        """Whether a request can hold this body; ``build`` takes only bodies that fit."""
+        """Whether a request can carry this body; ``build`` accepts only such bodies."""
         return self._form is None or self._form.fits(body)
 
     def build(
         self, topic: str, channel: str, messages: Sequence[Message], now: float
     ) -> httpx.Request:
-        """The request that delivers these; ``now`` is in seconds since the epoch.
+        """Return the request for these messages; ``now`` is in seconds since the epoch.
 
-        Without a format of batches it is a single message. The signature is that of the body before
-        it is compressed, as receivers see it.
+        Without a batch format there is one message. The signature covers the body before
+        compression, as receivers see it.
         """
         body = self._form.join([each.body for each in messages]) if self._form else messages[0].body
         headers = self._facts(messages)
@@ -189,7 +189,7 @@ class Endpoint:
         return PreparedRequest(self.method, self.url, self._head(topic, channel), headers, body)
 
     def _facts(self, messages: Sequence[Message]) -> list[Header]:
-        """What the request says of its messages; a batch may be of one."""
+        """Return the headers that describe the messages; a batch may have one message."""
         if self._form:
             facts = [(b"X-NSQ-Count", b"%d" % len(messages))]
             if len(messages) <= MAX_IDS:
@@ -204,14 +204,14 @@ class Endpoint:
         return self._own(facts) if self._given else facts
 
     def _own(self, headers: list[Header]) -> list[Header]:
-        """Those that the user does not replace."""
+        """Return the headers that the user does not replace."""
         return [each for each in headers if each[0].lower() not in self._given]
 
     def _head(self, topic: str, channel: str) -> Head:
-        """What all requests of the topic share."""
+        """Return the part that all requests of a topic share."""
         head = self._heads.get((topic, channel))
         if head is None:
-            # Valid names stay as they are, and others cannot break out.
+            # Valid names remain unchanged; in others, quoting prevents line breaks.
             own = [
                 (b"Host", _ZONE.sub(b"", self.url.netloc)),
                 (b"User-Agent", f"nsqtools/{__version__}".encode()),
@@ -224,7 +224,7 @@ class Endpoint:
         return head
 
     def _content(self) -> list[Header]:
-        """Of the body, all but its length."""
+        """Return the headers of the body, except its length."""
         default = self._form.content_type if self._form else _OCTETS
         headers = [(b"Content-Type", self._content_type or default)]
         if self._compress:
@@ -236,7 +236,7 @@ class Endpoint:
 
 
 class GetEndpoint(Endpoint):
-    """The body stands, escaped, for the %s in the path or the query of the URL."""
+    """A URL in which the escaped body replaces the %s in the path or query."""
 
     method = "GET"
 
@@ -249,7 +249,7 @@ class GetEndpoint(Endpoint):
         )
 
     def fits(self, body: bytes) -> bool:
-        """All but what would make . or .. of a part of the path, and lead elsewhere."""
+        """Whether the body leads nowhere else: . or .. as a part of the path would."""
         if len(body) > 2:
             return True
         start, end = self._segment
@@ -258,7 +258,7 @@ class GetEndpoint(Endpoint):
     def build(
         self, topic: str, channel: str, messages: Sequence[Message], now: float
     ) -> httpx.Request:
-        """The request that delivers a single message."""
+        """Return the request that delivers a single message."""
         value = "".join([_ESCAPED[byte] for byte in messages[0].body]).encode()
         url = _FilledURL(self.url, b"%b%b%b" % (self._before, value, self._after))
         head = self._head(topic, channel)
@@ -269,7 +269,7 @@ class GetEndpoint(Endpoint):
 
 
 class _FilledURL(httpx.URL):
-    """A URL with another path and query; httpx would parse all of it, and 64 KiB at most."""
+    """A URL with another path and query; httpx would parse it again, and allows only 64 KiB."""
 
     def __init__(self, url: httpx.URL, raw_path: bytes) -> None:
         super().__init__(url)
@@ -292,12 +292,12 @@ class _FilledURL(httpx.URL):
 
 
 def _identity(message: Message) -> bytes:
-    """The id, which nsqd makes of hexadecimal digits; any other cannot break out."""
+    """Return the id, which nsqd makes of hexadecimal digits; any other is made safe."""
     return message.id if message.id.isalnum() else message.id.hex().encode()
 
 
 def _webhook_id(messages: Sequence[Message]) -> bytes:
-    """The same whenever these are delivered; ids alone are unique per topic and nsqd only."""
+    """Return the same id for each delivery; message ids are unique per topic and nsqd only."""
     ids = [b"%b-%d" % (_identity(each), each.timestamp) for each in messages]
     if len(ids) == 1:
         return ids[0]

@@ -1,4 +1,4 @@
-"""Signatures of requests, as the Standard Webhooks specification 1.0.0 has them (symmetric, v1)."""
+"""Signatures of requests, as in the Standard Webhooks specification 1.0.0 (symmetric, v1)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _SIZES = range(24, 65)
 
 
 def read_lines(path: str, flag: str) -> Iterator[tuple[str, str]]:
-    """The lines of a file that the flag names, each after the place where it stands.
+    """Yield the lines of a file that a flag names, each preceded by its position.
 
-    Blank lines and those that begin with # are left out. Raises ConfigError naming flag and file.
+    Blank lines and lines that begin with # are skipped. Raises ConfigError, which names flag and
+    file.
     """
     file = f"{flag} {path}"
     try:
@@ -45,7 +46,7 @@ def read_lines(path: str, flag: str) -> Iterator[tuple[str, str]]:
 class Signer:
     """Signs with each of its secrets, so that receivers may have the old or the new one.
 
-    ``secrets`` are the keys themselves, one at least.
+    ``secrets`` are the raw keys, at least one.
     """
 
     def __init__(self, secrets: Sequence[bytes]) -> None:
@@ -53,20 +54,20 @@ class Signer:
 
     @classmethod
     def from_file(cls, path: str) -> Signer:
-        """The secrets of a file of ``--sign-secret-file``, one a line.
+        """Read the secrets of a file of ``--sign-secret-file``, one per line.
 
-        Raises ConfigError naming flag, file and line, never a secret.
+        Raises ConfigError, which names flag, file and line, but never shows a secret.
         """
         secrets = [_parse_secret(where, line) for where, line in read_lines(path, _FLAG)]
         if not secrets:
-            raise ConfigError(f"{_FLAG} {path}: holds no secret")
+            raise ConfigError(f"{_FLAG} {path}: contains no secret")
         return cls(secrets)
 
     def sign(self, identity: bytes, now: float, body: bytes) -> list[tuple[bytes, bytes]]:
-        """The three headers for this body, sent at ``now``, in seconds since the epoch.
+        """Return the three headers for this body; ``now`` is in seconds since the epoch.
 
-        ``identity`` stays the same when it is sent again; it must not hold a full stop, which
-        would let the start of a body pass for a part of it.
+        ``identity`` is the same for each delivery. It must not contain a full stop, so that it
+        cannot be confused with the start of the body.
         """
         timestamp = b"%d" % now
         signed = b"%b.%b.%b" % (identity, timestamp, body)
@@ -78,19 +79,20 @@ class Signer:
 
 
 def _parse_secret(where: str, text: str) -> bytes:
-    """The key in ``whsec_BASE64``, or BASE64 alone; padding may be missing.
+    """Return the key in ``whsec_BASE64`` or BASE64; padding may be missing.
 
-    Raises ConfigError, which does not show it.
+    Raises ConfigError, which does not show the key.
     """
     encoded = text.strip().removeprefix(_PREFIX)
     if encoded.startswith(("whsk_", "whpk_")):
         raise ConfigError(
-            f"{where}: a key of an asymmetric signature; only whsec_ secrets are supported"
+            f"{where}: this is the key of an asymmetric signature; only whsec_ secrets are "
+            "supported"
         )
     try:
         secret = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except ValueError:
-        raise ConfigError(f"{where}: not a secret: expected whsec_ and base64") from None
+        raise ConfigError(f"{where}: not a valid secret: expected whsec_ and base64") from None
     if len(secret) not in _SIZES:
         raise ConfigError(
             f"{where}: the secret has {len(secret)} bytes, expected {_SIZES.start} to "

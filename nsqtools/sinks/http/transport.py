@@ -1,7 +1,7 @@
-"""Requests of httpx over our own HTTP connections.
+"""httpx requests over nsqtools' own HTTP connections.
 
-httpx's own pool takes 2 ms of CPU a request with a hundred in flight; ours a fiftieth. What ours
-lacks, proxies, httpx.AsyncHTTPTransport has behind the same method.
+With a hundred concurrent requests, httpx's pool takes 2 ms of CPU per request, and this one a
+fiftieth of that. For proxies httpx.AsyncHTTPTransport has the same interface.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 MAX_BODY = 64 << 10
-"""Bytes of a response's body that are read; the connection is given up after so many."""
+"""Maximum bytes of a response's body; the connection is closed after more."""
 
 _SUCCESS = range(200, 300)
 
@@ -28,9 +28,9 @@ _SUCCESS = range(200, 300)
 class Transport(httpx.AsyncBaseTransport):
     """Sends requests over HTTP/1.1.
 
-    Raises httpx.ConnectError and ConnectTimeout when certainly nothing of a request arrived,
-    LocalProtocolError for a header with a line break, else ReadError. The time for a response is
-    the caller's to limit. ``explain`` puts the error of a connection into words.
+    Raises httpx.ConnectError and ConnectTimeout if certainly no part of a request arrived,
+    LocalProtocolError for a header with a line break, and otherwise ReadError. The caller limits
+    the time for a response. ``explain`` turns the error of a connection into text.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Transport(httpx.AsyncBaseTransport):
         self._explain = explain
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """The response, with MAX_BODY bytes of its body; that of a success has no headers."""
+        """Send a request; return the response, without headers if it is a success."""
         try:
             if isinstance(request, PreparedRequest):
                 origin, data = request.origin, request.render()
@@ -67,7 +67,7 @@ class Transport(httpx.AsyncBaseTransport):
         return httpx.Response(reply.status, headers=headers, stream=stream, request=request)
 
     async def aclose(self) -> None:
-        """Hang up; requests under way fail."""
+        """Close the connections; current requests fail."""
         self._connections.close()
 
     def _not_connected(self, error: BaseException, request: httpx.Request) -> httpx.TransportError:

@@ -1,1 +1,1 @@
-"""Batches to topics of another nsqd, filtered and edited: ``nsqtools relay``."""
+"""The sink of ``nsqtools relay``: filters, edits and publishes to topics of another nsqd."""

@@ -1,4 +1,4 @@
-"""What became of the messages of a topic that is relayed."""
+"""Counts of the messages of a relayed topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Counts:
-    """Messages from a topic to its destination; one that comes again is received again."""
+    """Messages from a topic to its destination; redelivered messages count as received again."""
 
     topic: str
     destination: str
@@ -25,7 +25,7 @@ class Counts:
     requeued: int = 0
 
     def __str__(self) -> str:
-        """One line with all counts."""
+        """Return one line with all counts."""
         said = ", ".join(f"{value} {name.replace('_', '-')}" for name, value in self._values())
         return f"{self.topic} -> {self.destination}: {said}"
 
@@ -35,15 +35,15 @@ class Counts:
 
 
 _HELP = {
-    "relayed": "Messages that the destination has taken.",
-    "filtered": "Messages that were finished because the rules leave them out.",
-    "dead_lettered": "Messages that went to the dead letters.",
-    "lost": "Messages that were given up without a place for dead letters.",
+    "relayed": "Messages that the destination has accepted.",
+    "filtered": "Messages that were finished because the rules filter them out.",
+    "dead_lettered": "Messages that were written as dead letters.",
+    "lost": "Messages that were given up without a destination for dead letters.",
 }
 
 
 def metrics_of(counts: Iterable[Counts]) -> Iterator[Metric]:
-    """The counts for Prometheus; what is received and requeued the consumers tell."""
+    """Yield the counts for Prometheus, except those that consumers report."""
     all_counts = list(counts)
     for name, text in _HELP.items():
         samples = [

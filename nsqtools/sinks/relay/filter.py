@@ -1,4 +1,4 @@
-"""Which messages are relayed, what becomes of their bodies, and to which topic they go."""
+"""Filters and edits of relayed messages, and their destination topics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What is asked of a body, in this order, and done to it.
+    """The conditions on a body and the changes to it, in this order.
 
-    ``require_field``: a member of the object, which with ``require_value`` has that value; of
-    repeated members the last one counts. ``where``: a condition on the JSON text. ``whitelist``:
-    the members that are kept, if any is named. ``edit``: the JSON text that is sent instead.
+    ``require_field`` names a member that the object must have, with the value ``require_value`` if
+    that is given; of repeated members the last one counts. ``where`` is a condition on the JSON
+    text. ``whitelist`` names the members to keep; empty keeps all. ``edit`` returns the JSON text
+    to send instead.
     """
 
     require_field: str = ""
@@ -34,11 +35,11 @@ class Filter:
 
     @property
     def passes_all(self) -> bool:
-        """Whether every body goes as it is."""
+        """Whether every body is relayed unchanged."""
         return not (self.require_field or self.whitelist or self.where or self.edit)
 
     def apply_all(self, bodies: Sequence[bytes]) -> list[bytes | RecordError | None]:
-        """As ``apply`` of each, with the error of a body that raises one; for a thread."""
+        """Apply the filter to each body; a RecordError replaces the result. For a thread."""
         found: list[bytes | RecordError | None] = []
         for body in bodies:
             try:
@@ -48,10 +49,10 @@ class Filter:
         return found
 
     def apply(self, body: bytes) -> bytes | None:
-        """The body to publish, or None for a message that is filtered out.
+        """Return the body to publish, or None if the message is filtered out.
 
-        A body from which nothing is taken stays as it is, byte by byte. Raises RecordError, which
-        says what is wrong with the body.
+        A body from which nothing is removed remains unchanged, byte for byte. Raises RecordError if
+        the body cannot be processed.
         """
         members = members_of(body) if self.require_field or self.whitelist else None
         text = text_of(body) if self.where or self.edit else ""
@@ -69,7 +70,7 @@ class Filter:
 
 
 def make_filter(options: RelayOptions) -> Filter:
-    """The filter of these options; raises ConfigError, also where the package jq is missing."""
+    """Return the filter of these options; raises ConfigError, also if the package jq is missing."""
     return Filter(
         options.require_json_field,
         options.require_json_value,
@@ -82,23 +83,25 @@ def make_filter(options: RelayOptions) -> Filter:
 def destinations(
     topics: Iterable[str], *, destination: str = "", maps: Sequence[str] = ()
 ) -> dict[str, str]:
-    r"""Where topics go: to ``destination``, by the first map that matches, or to their own names.
+    r"""Return the destination of each topic: ``destination``, the first matching map, or its own
+    name.
 
-    A map is ``REGEX=TEMPLATE``, which has \1 and \g<name>; the regular expression matches the whole
-    name. Raises ConfigError for a map that is none, or makes a name that nsqd does not take.
+    A map is ``REGEX=TEMPLATE``. The regular expression matches the whole name, and the template may
+    contain \1 and \g<name>. Raises ConfigError for an invalid map or a resulting name that nsqd
+    refuses.
     """
     patterns = [_map(text) for text in maps]
     return {topic: destination or _mapped(topic, patterns) for topic in topics}
 
 
 def _map(text: str) -> tuple[str, re.Pattern[str], str]:
-    regex, equals, template = text.rpartition("=")  # there is no = in the name of a topic
+    regex, equals, template = text.rpartition("=")  # names of topics never contain =
     if not (equals and regex and template):
         raise ConfigError(f"--map {text!r}: expected REGEX=TEMPLATE, as in '(.*)=copy.\\1'")
     try:
         return text, re.compile(regex), template
     except re.error as error:
-        raise ConfigError(f"--map {text!r}: not a regular expression: {error}") from None
+        raise ConfigError(f"--map {text!r}: not a valid regular expression: {error}") from None
 
 
 def _mapped(topic: str, patterns: Sequence[tuple[str, re.Pattern[str], str]]) -> str:
@@ -109,14 +112,16 @@ def _mapped(topic: str, patterns: Sequence[tuple[str, re.Pattern[str], str]]) ->
             except (re.error, IndexError) as error:
                 raise ConfigError(f"--map {text!r}: {error}") from None
             except ConfigError as error:
-                raise ConfigError(f"--map {text!r}: of {topic} it makes the {error}") from None
+                raise ConfigError(
+                    f"--map {text!r}: the result for {topic} is not usable: {error}"
+                ) from None
     return topic
 
 
 def find_loops(routes: Mapping[str, str]) -> dict[str, str]:
-    """The topics that at last come back to themselves, each with the topic it goes to.
+    """Return the topics that are finally relayed to themselves, each with its destination.
 
-    ``routes`` has the topic that each topic that is read is written to.
+    ``routes`` has the destination of each topic.
     """
     return {topic: goal for topic, goal in routes.items() if _comes_back(topic, routes)}
 

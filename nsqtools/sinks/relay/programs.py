@@ -1,4 +1,4 @@
-"""``--where`` and ``--set``: programs of jq, run by the package jq, which carries libjq."""
+"""``--where`` and ``--set``: jq programs, run by the package jq, which contains libjq."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from nsqtools.errors import ConfigError, RecordError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# A line of its own ends a comment, and first() makes one answer of however many.
+# The line break ends a comment, and first() makes one value of many.
 _WHERE = "first(({}\n), null) | if . then true else false end"
 _MOST_ERROR = 200
 
 
 def condition(program: str) -> Callable[[str], bool]:
-    """Whether the first value that a program makes of a JSON text is neither false nor null.
+    """Return a function that tells whether a program's first value is neither false nor null.
 
-    Without any value it is not so. Raises ConfigError for a program that is none; the function
-    raises RecordError where the program fails.
+    Without a value the condition is false. Raises ConfigError for an invalid program; the function
+    raises RecordError if the program fails.
     """
     run = _compiled("--where", program, _WHERE)
 
     def holds(text: str) -> bool:
         values = _values(run, "--where", text)
         if not values:
-            raise RecordError("--where: halted without an answer")
+            raise RecordError("--where: the program halted without a value")
         return bool(values[0])
 
     return holds
 
 
 def edit(programs: Sequence[str]) -> Callable[[str], bytes | None]:
-    """The JSON text that programs make of one, each of what the one before made.
+    """Return a function that applies programs to a JSON text, one after another.
 
-    None where they make nothing. Numbers that they leave alone stay as they are, however big.
-    Raises ConfigError for a program that is none; the function raises RecordError where one fails,
-    or makes several values.
+    It returns None if they produce no value. Numbers that they do not change remain exact, whatever
+    their size. Raises ConfigError for an invalid program; the function raises RecordError if a
+    program fails or produces several values.
     """
     for program in programs:
         _compiled("--set", program, "{}\n")
@@ -45,7 +45,9 @@ def edit(programs: Sequence[str]) -> Callable[[str], bytes | None]:
     def edited(text: str) -> bytes | None:
         values = _values(run, "--set", text)
         if len(values) > 1:
-            raise RecordError(f"--set made {len(values)} values of it")
+            raise RecordError(
+                f"--set: the programs produced {len(values)} values, expected at most one"
+            )
         return values[0].encode() if values else None
 
     return edited
@@ -55,9 +57,9 @@ def _compiled(flag: str, program: str, frame: str) -> Any:
     try:
         import jq  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ConfigError(f"{flag}: needs the package jq: pip install jq") from error
+        raise ConfigError(f"{flag} needs the package jq: pip install jq") from error
     try:
-        jq.compile(program)  # by itself, or it could close the frame's bracket
+        jq.compile(program)  # compiled alone first, as it could close the bracket of the frame
         return jq.compile(frame.format(program))
     except ValueError as error:
         raise ConfigError(f"{flag} {program!r}: {_reason(error)}") from None
@@ -72,6 +74,6 @@ def _values(run: Any, flag: str, text: str) -> list[Any]:
 
 
 def _reason(error: ValueError) -> str:
-    """The first of jq's lines, without the picture below it."""
+    """Return the first line of jq's message, without the excerpt below it."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__
     return line.removeprefix("jq: error: ").rstrip(" :,")[:_MOST_ERROR]

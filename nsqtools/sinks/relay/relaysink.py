@@ -1,7 +1,8 @@
-"""Topics as a sink: what arrives together leaves in one MPUB, and is finished after its OK.
+"""The sink that relays topics: waiting messages are published in one MPUB and finished after its
+OK.
 
-A topic has a few publishes under way. Batches that arrive meanwhile wait, and the next publish
-takes all of them, so the slower the destination answers the more goes in one.
+Each topic has a few concurrent publishes. Batches that arrive meanwhile wait, and the next publish
+takes all of them, so that a slow destination gets larger publishes.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 status = logging.getLogger("nsqtools.status")
-"""What is told with --status-every, whatever else is said."""
+"""For --status-every, at any log level."""
 
 _STATUS_INTERVAL = 1.0
-"""Seconds at least between two reports."""
+"""Minimum seconds between two reports."""
 
 
 class Guard(Protocol):
-    """Knows whether what is relayed would come back."""
+    """Detects a relay into itself."""
 
     async def check(self) -> None:
-        """Raise ConfigError if it would."""
+        """Raise ConfigError if messages would come back."""
 
     def error_for(self, topic: str, source: Address) -> NSQError | None:
-        """The error for a topic that is consumed from this nsqd, which is asked for each batch."""
+        """Return the error for a topic that is consumed from this nsqd; called for each batch."""
 
 
 class RelaySink(HoldingHandler):
-    """A handler that publishes topics to others, by the topic's name in ``destinations``.
+    """A handler that publishes topics to others; ``destinations`` maps their names.
 
-    ``defer`` is in seconds. What the rules refuse, and what no nsqd can take, goes to
-    ``dead_letters``; without a place for those it goes back to nsqd, later and later. The counts
-    are told when it is closed and after every ``status_every`` messages; 0 is never.
+    ``defer`` is in seconds. Messages that the rules cannot process, or that no nsqd accepts, go to
+    ``dead_letters``; without a destination for those they are requeued with growing delays. The
+    counts are logged at the end and after every ``status_every`` messages; 0 means never.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class RelaySink(HoldingHandler):
         self._is_open = False
         self.repeats = Repeats(log)
         self.threads = threads or Threads(1, "rules")
-        """In which rules are applied: a program of jq may take long."""
+        """Threads for the rules, because jq programs may be slow."""
 
     async def open(self) -> None:
-        """Raises ConfigError for a loop, UnreachableError, and OutputError of dead letters."""
+        """Check for loops and connect; raises ConfigError, UnreachableError or OutputError."""
         await super().open()
         if self._guard:
             await self._guard.check()
@@ -93,12 +94,12 @@ class RelaySink(HoldingHandler):
         self._is_open = True
 
     async def join(self, topic: str) -> None:
-        """All topics share the producer."""
+        """Prepare for a topic."""
         if topic not in self._topics:
             self._topics[topic] = Work(self, self.counts[topic])
 
     async def handle(self, batch: Batch) -> None:
-        """Take the batch; it is settled when the destination has it."""
+        """Accept a batch; it is settled when the destination has it."""
         if self._guard and (error := self._guard.error_for(batch.topic, batch.source)):
             batch.requeue(delay=0, backoff=False)
             self.fail(OutputError(str(error)))  # a ConfigError would mean that nothing was done
@@ -106,19 +107,19 @@ class RelaySink(HoldingHandler):
         self._topics[batch.topic].add(batch)
 
     async def gave_up(self, batch: Batch) -> None:
-        """Take the batch; it is settled when it is in the dead letters, or its loss was logged."""
+        """Accept a batch; it is settled once it is a dead letter, or its loss was logged."""
         self._topics[batch.topic].bury(batch)
 
     async def drain(self, topic: str) -> None:
-        """Have all that is held of the topic published; cancelled, nothing more of it is.
+        """Publish all held messages of a topic; if cancelled, stop publishing.
 
-        What only waits for its turn, at a rate, or for a destination to come back, goes back.
+        Messages that wait only for the rate limit, or for a lost destination, are requeued.
         """
         if work := self._topics.pop(topic, None):
             await work.end()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Publish nothing more, hang up, and tell the counts."""
+        """Stop publishing, close the connections and log the counts."""
         for work in self._topics.values():
             await work.leave()
         self._topics.clear()
@@ -130,13 +131,13 @@ class RelaySink(HoldingHandler):
             self._tell_counts()
 
     def metrics(self) -> Iterator[Metric]:
-        """The counts for Prometheus."""
+        """Return the counts for Prometheus."""
         yield from metrics_of(self.counts.values())
 
-    # For topics.
+    # Methods for Work.
 
     def relayed(self, count: int) -> None:
-        """Log the counts when it is time."""
+        """Add to the count of relayed messages, and log the counts if it is time."""
         self._since_status += count
         if self._status_every and self._since_status >= self._status_every:
             now = self._loop.time()
@@ -147,4 +148,4 @@ class RelaySink(HoldingHandler):
 
     def _tell_counts(self) -> None:
         for counts in self.counts.values():
-            status.info("%s", str(counts))  # as they are now
+            status.info("%s", str(counts))  # formatted now, as the counts change

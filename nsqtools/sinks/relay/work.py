@@ -1,4 +1,4 @@
-"""The work of one relayed topic: its batches wait, are published together, and are settled."""
+"""Publication of one relayed topic: its batches wait, are published together, and are settled."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from nsqtools.sinks.relay.relaysink import RelaySink
 
 _UNDER_WAY = 4
-"""Publishes of a topic at once: one is written while others are answered."""
+"""Concurrent publishes of a topic: one is written while others wait for responses."""
 _MOST = 5000
-"""Messages of one publish, more or less."""
+"""Approximate maximum of messages per publish."""
 _LOOK = 0.1
-"""Seconds between two looks for a destination while draining."""
+"""Seconds between checks for a destination while draining."""
 _LOOKS = 5
-"""In a row at which there was none: time enough to settle what was answered before it went."""
+"""Consecutive checks without a destination that end the wait; answered messages are settled by
+then.
+"""
 
 
 class _Lot(NamedTuple):
@@ -39,7 +41,7 @@ class _Lot(NamedTuple):
 
 
 class _Waits:
-    """Waits that can all be cut short, for good."""
+    """Waits that can all be ended at once, permanently."""
 
     def __init__(self) -> None:
         self._limits: set[asyncio.Timeout] = set()
@@ -49,7 +51,7 @@ class _Waits:
         return bool(self._limits)
 
     async def done(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Whether the work ended by itself; once cut, it does not even begin. Raises its errors."""
+        """Await the work; return False if it is cut, or was before. Raises the work's errors."""
         if self._is_cut:
             return False
         try:
@@ -66,7 +68,7 @@ class _Waits:
         return True
 
     def cut(self) -> None:
-        """End all that wait, and all that would."""
+        """End all current and future waits."""
         if not self._is_cut:
             self._is_cut = True
             now = asyncio.get_running_loop().time()
@@ -75,7 +77,7 @@ class _Waits:
 
 
 class Work:
-    """One topic's batches: those that wait, and those that are being published."""
+    """The batches of one topic that wait or are being published."""
 
     def __init__(self, sink: RelaySink, counts: Counts) -> None:
         self._sink = sink
@@ -88,22 +90,23 @@ class Work:
         self._publishes = _Waits()
 
     def add(self, batch: Batch) -> None:
-        """Have a batch published."""
+        """Queue a batch for publishing."""
         self._held.add(batch)
         self._counts.received += len(batch)
         self._waiting.append(batch)
         self._start()
 
     def bury(self, batch: Batch) -> None:
-        """Have a batch written to the dead letters."""
+        """Write a batch to the dead letters."""
         self._held.add(batch)
         self._counts.received += len(batch)
         self._spawn([batch], self._bury(batch))
 
     async def end(self) -> None:
-        """Wait until everything is settled; cancelled, what is not stays so.
+        """Wait until everything is settled; if cancelled, stop.
 
-        What waits for its turn at a rate goes back, as all does while there is no destination.
+        Messages that wait for the rate limit are requeued, and all messages if the destination is
+        lost.
         """
         try:
             if self._turns:
@@ -125,7 +128,7 @@ class Work:
             self._give_back(batch)
 
     async def leave(self) -> None:
-        """Publish nothing more."""
+        """Stop publishing."""
         self._waiting.clear()
         self._held.close()
         if self._working:
@@ -157,10 +160,10 @@ class Work:
             self._start()
 
     async def _work(self, batches: Sequence[Batch]) -> None:
-        """Have messages filtered, edited and published, at the rate that is allowed."""
+        """Filter, edit and publish messages at the allowed rate."""
         lots = []
         for batch in batches:
-            if self._held.forget_lost(batch):  # they come again on another connection
+            if self._held.forget_lost(batch):  # they are delivered again on another connection
                 continue
             if (lot := await self._prepare(batch)).bodies:
                 lots.append(lot)
@@ -178,7 +181,7 @@ class Work:
             self._give_back(lot.batch, lot.messages)
 
     async def _prepare(self, batch: Batch) -> _Lot:
-        """What is to be published of a batch; the rest of it is settled."""
+        """Return the messages of a batch to publish; the others are settled."""
         messages = batch.unsettled()
         sink = self._sink
         bodies = [message.body for message in messages]
@@ -205,7 +208,7 @@ class Work:
         return _Lot(batch, passed, bodies)
 
     async def _publish(self, lots: Sequence[_Lot]) -> bool:
-        """Publish lots together, and settle them; False, with nothing settled, if cut short."""
+        """Publish lots together and settle them; False, with nothing settled, if cut."""
         sink, counts = self._sink, self._counts
         bodies = list(chain.from_iterable(lot.bodies for lot in lots))
         publish = partial(sink.producer.publish, counts.destination, bodies, defer=sink.defer)
@@ -222,7 +225,7 @@ class Work:
         return True
 
     async def _settle(self, lots: Sequence[_Lot], error: PublishError) -> None:
-        """Finish what was taken all the same, and give back or reject the rest."""
+        """Finish messages that were accepted, and requeue or reject the others."""
         refused = set(error.refused)
         blamed = _blames_bodies(error)
         start = taken = 0
@@ -239,32 +242,32 @@ class Work:
         self._counts.relayed += taken
         self._sink.relayed(taken)
         if not blamed:
-            self._tell(len(refused), f"were not published and go back to nsqd: {error}")
+            self._tell(len(refused), f"could not be published and are requeued: {error}")
 
     async def _reject(self, batch: Batch, messages: Sequence[Message], reason: str) -> None:
-        """Have messages that cannot be relayed written as dead letters, or give them back."""
+        """Write messages that cannot be relayed as dead letters, or requeue them."""
         sink = self._sink
         if sink.dead_letters.is_lossy:
             sink.left_behind += len(messages)
-            fate = f"cannot be relayed and go back to nsqd: {reason}"
+            fate = f"cannot be relayed and are requeued: {reason}"
             self._tell(len(messages), fate, logging.WARNING)
             self._requeue(batch, messages, backoff=False)
         elif await self._write(batch, messages, reason):
-            self._tell(len(messages), f"went to the dead letters: {reason}", logging.WARNING)
+            self._tell(len(messages), f"were written as dead letters: {reason}", logging.WARNING)
 
     async def _bury(self, batch: Batch) -> None:
-        """Dead letters of messages that came too often, or a log line about their loss."""
+        """Write messages with too many attempts as dead letters, or log their loss."""
         await self._write(batch, batch.unsettled(), "too many attempts")
 
     async def _write(self, batch: Batch, messages: Sequence[Message], reason: str) -> bool:
-        """Write dead letters and settle; whether they are safe. What nsqd took back comes again."""
+        """Write dead letters and settle them; return whether they are safe."""
         if self._held.forget_lost(batch, messages):
             return False
         counts = self._counts
         try:
             await self._sink.dead_letters.write(batch, messages, reason)
         except OutputError as error:
-            self._tell(len(messages), f"go back to nsqd: {error}")
+            self._tell(len(messages), f"are requeued: {error}")
             hopeless = _blames_bodies(error.__cause__)
             if hopeless:
                 self._sink.left_behind += len(messages)
@@ -281,10 +284,10 @@ class Work:
     def _tell(self, count: int, fate: str, level: int = logging.ERROR) -> None:
         self._sink.repeats.tell(level, self._counts.topic, count, fate)
 
-    # Back to nsqd.
+    # Requeuing.
 
     def _give_back(self, batch: Batch, messages: Sequence[Message] | None = None) -> None:
-        """Have another consumer get these, or all that are not settled, at once."""
+        """Requeue these messages, or all that are not settled, for immediate delivery."""
         chosen = batch.unsettled() if messages is None else messages
         self._requeue(batch, chosen, delay=0, backoff=False)
 
@@ -302,7 +305,7 @@ class Work:
 
 
 def _split(lots: Sequence[_Lot], count: int) -> tuple[list[_Lot], list[_Lot]]:
-    """The first ``count`` messages, and the others."""
+    """Return the first ``count`` messages, and the others."""
     first: list[_Lot] = []
     for number, (batch, messages, bodies) in enumerate(lots):
         if count < len(bodies):
@@ -314,7 +317,7 @@ def _split(lots: Sequence[_Lot], count: int) -> tuple[list[_Lot], list[_Lot]]:
 
 
 def _blames_bodies(error: BaseException | None) -> bool:
-    """Whether a publish failed because of bodies, not of rights or of a delay that nsqd refuses."""
+    """Whether a publish failed because of bodies, not of permissions or a refused delay."""
     if not isinstance(error, PublishError) or not error.permanent:
         return False
     cause = error.__cause__

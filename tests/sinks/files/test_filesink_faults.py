@@ -53,7 +53,7 @@ class TestGoingOn:
                 assert not running.sink.failed.done()
                 assert counted(running.sink) == [0, 0, 0, 2]
             (told,) = errors(caplog)
-            assert told.startswith("topic events ")
+            assert told.startswith("topic events: ")
             assert told.endswith(": Not a directory")
             running.sink.reopen()
             await elapse(100)

@@ -290,10 +290,10 @@ def test_outputs_that_cannot_be_are_refused_and_nothing_is_made(
     to_parquet(tmp_path / "part-1.parquet", sent(b"a"))
     (tmp_path / "link").symlink_to(tmp_path)
     for place in (tmp_path, tmp_path / "link"):
-        with pytest.raises(ConfigError, match=f"out: is in --input {place}"):
+        with pytest.raises(ConfigError, match=f"out: is within --input {place}"):
             run(place)
     for place in (tmp_path / "out", tmp_path / "link/out/date=2026-11-21"):
-        with pytest.raises(ConfigError, match=f"{place}: is in --.*out"):
+        with pytest.raises(ConfigError, match=f"{place}: is within --.*out"):
             run(place)
     assert not (tmp_path / "out").exists()
     chosen = CompactSettings((str(tmp_path),), "s3a://bucket/lake")

@@ -221,7 +221,7 @@ def test_archives_are_queried_once(asking: Asking, tmp_path: Path) -> None:
     (file,) = (tmp_path / "json").glob("*.json")
     found = [json.loads(line) for line in file.read_text().splitlines()]
     assert [each["body"].encode() for each in found] == ORDERS[2::3]
-    with pytest.raises(ConfigError, match="json: there are files"):
+    with pytest.raises(ConfigError, match="json: has files"):
         ask("SELECT user FROM nsq", target)
     with pytest.raises(ConfigError, match="--query: "):
         ask("SELECT usr FROM nsq", shown.target)
