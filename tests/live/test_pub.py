@@ -192,6 +192,45 @@ def test_a_signal_publishes_what_was_read_and_says_that_input_is_left(
     assert count(nsqd, topic) == 1
 
 
+@pytest.mark.parametrize("options", [("--rate", "20"), ("--json", "--pace", "1x")])
+def test_a_signal_loses_nothing_of_what_was_read_and_waits_for_its_time(
+    start: Start, nsqd: Nsqd, topic: str, options: tuple[str, ...]
+) -> None:
+    pub = start(*options)
+    write(pub, b"".join(b'{"body":"x","timestamp":%d}\n' % (n * 50_000_000) for n in range(30)))
+    eventually(lambda: count(nsqd, topic))
+    pub.send_signal(signal.SIGTERM)
+    assert pub.wait(100) == 1
+    assert pub.stderr
+    assert b"30 published, 0 read and not published" in pub.stderr.read()
+    assert count(nsqd, topic) == 30
+
+
+def test_a_second_signal_says_how_many_were_read_and_not_published(
+    start: Start, nsqd: Nsqd, topic: str
+) -> None:
+    pub = start("--rate", "0.1")
+    write(pub, b"line\n" * 30)
+    eventually(lambda: count(nsqd, topic) == 1)
+    pub.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        pub.wait(0.5)
+    pub.send_signal(signal.SIGTERM)
+    assert pub.wait(100) == 1
+    assert pub.stderr
+    assert b"1 published, 29 read and not published" in pub.stderr.read()
+
+
+def test_a_signal_does_not_fail_what_ends_all_the_same(
+    start: Start, nsqd: Nsqd, topic: str
+) -> None:
+    pub = start("--rate", "20", *["x"] * 20)
+    eventually(lambda: count(nsqd, topic))
+    pub.send_signal(signal.SIGTERM)
+    assert pub.wait(100) == 0
+    assert count(nsqd, topic) == 20
+
+
 def test_a_second_signal_leaves_although_nsqd_is_gone(start: Start, nsqd: Nsqd, topic: str) -> None:
     pub = start()
     assert pub.stderr

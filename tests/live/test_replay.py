@@ -173,7 +173,7 @@ def test_a_fast_replay_waits_for_nothing(
 
 
 @pytest.mark.parametrize("option", ["--from-archive", "--file"])
-def test_a_replay_at_its_own_pace_waits_for_the_next_day_and_a_signal_ends_it(
+def test_a_replay_at_its_own_pace_waits_for_the_next_day_and_two_signals_end_it(
     nsqtools_cli: Cli, nsqd: Nsqd, topic: str, tmp_path: Path, option: str
 ) -> None:
     file = tmp_path / "a.log"
@@ -183,8 +183,10 @@ def test_a_replay_at_its_own_pace_waits_for_the_next_day_and_a_signal_ends_it(
         stderr=subprocess.PIPE,
     )
     eventually(lambda: nsqd.topic(topic)["message_count"] == 2)
-    assert pub.poll() is None
-    pub.send_signal(signal.SIGINT)
-    assert pub.wait(60) == 130
     assert pub.stderr
-    assert b"2 published" in pub.stderr.read()
+    pub.send_signal(signal.SIGINT)
+    assert b"publishing the 1 messages" in pub.stderr.readline()
+    assert pub.poll() is None
+    pub.send_signal(signal.SIGTERM)
+    assert pub.wait(60) == 130
+    assert b"2 published, 1 read and not published" in pub.stderr.read()

@@ -8,6 +8,7 @@ import logging
 import os
 import stat
 import sys
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from nsqtools.cli.exits import Ended, Exit
@@ -23,7 +24,7 @@ from nsqtools.records.layout import Layout
 from nsqtools.records.readers import Reader, Whole, drop_empty, make_reader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
     from typing import Any, BinaryIO
 
     from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
@@ -58,12 +59,16 @@ class PubRun:
         self._timestamps: list[int] = []  # of the records that the reader returns
         self._defer = form.defer or None
         self._show_progress = sys.stderr.isatty() and log.isEnabledFor(logging.WARNING)
+        self._accepted = 0  # records that were read, or given as arguments
         self._published = 0
         self._refused = 0
         self._reason = ""
         self._under_way: set[asyncio.Task[None]] = set()
         self._cut_off = False
-        self._reading: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._at_end = False
+        self._sending: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[bytes | None] | None = None
         self._new_reader()
 
     async def run(self, messages: Sequence[bytes] = (), archives: Sequence[str] = ()) -> None:
@@ -81,7 +86,7 @@ class PubRun:
         loop = asyncio.get_running_loop()
         work = loop.create_task(self._work(messages, files))
         signals = Signals(
-            lambda: (self._reading or work).cancel(),
+            lambda: self._stop(work),
             work.cancel,
             "messages that nsqd has not confirmed may or may not be published",
         )
@@ -101,11 +106,38 @@ class PubRun:
                 ", and the rest of the input was not read" if self._cut_off else "",
                 self._reason,
             )
+        code = Exit.PARTIAL if self._refused else Exit.DONE
+        if self._cut_off or self._left or not self._at_end:
+            code = Exit.FAILURE
         if signals.seen:
-            log.error("stopped before the end of the input, %d published", self._published)
-            raise Ended(signals.exit_code(Exit.FAILURE))
-        if self._refused or self._cut_off:
-            raise Ended(Exit.FAILURE if self._cut_off else Exit.PARTIAL)
+            log.error(
+                "stopped by a signal: %d published, %d read and not published%s",
+                self._published,
+                self._left,
+                "" if self._at_end else ", and the rest of the input was not read",
+            )
+            raise Ended(signals.exit_code(code))
+        if code:
+            raise Ended(code)
+
+    @property
+    def _left(self) -> int:
+        """How many messages were read, and neither published nor refused."""
+        return self._accepted - self._published - self._refused
+
+    def _stop(self, work: asyncio.Task[None]) -> None:
+        """Read no more. Before there is a connection nothing was read, and the work ends."""
+        if self._sending is None:
+            work.cancel()
+            return
+        self._stopping = True
+        if self._reading:
+            self._reading.cancel()
+        if self._left:
+            log.warning(
+                "publishing the %d messages that were read; a second signal leaves at once",
+                self._left,
+            )
 
     def _bodies(self, messages: Sequence[bytes]) -> list[bytes]:
         """The bodies of messages that are lines of JSON."""
@@ -118,17 +150,18 @@ class PubRun:
         loop = asyncio.get_running_loop()
         async with Producer(self._nsqds, self._config) as self._producer:
             progress = [loop.create_task(self._report(loop.time()))] if self._show_progress else []
-            self._reading = loop.create_task(
+            self._at_end = not files
+            self._sending = loop.create_task(
                 self._send_input(files) if files else self._send(messages)
             )
             try:
-                await asyncio.wait([self._reading])
+                await asyncio.wait([self._sending])
                 await self._settle(0)
             finally:
-                await end((self._reading, *self._under_way, *progress))
+                await end((self._sending, *self._under_way, *progress))
                 if progress:
                     sys.stderr.write("\r\x1b[K")
-        self._reading.result()
+        self._sending.result()
 
     async def _send_input(self, files: Sequence[str]) -> None:
         for file in files:
@@ -138,21 +171,38 @@ class PubRun:
                 if file == "-":
                     raise
                 raise RecordError(f"{file}: {error}") from error
-            if self._cut_off:
+            if self._cut_off or self._stopping:
                 return
             self._new_reader()
+        self._at_end = True
 
     async def _send_file(self, file: str) -> None:
-        async for chunk in _read_archive(file) if self._form.from_archive else _read(file):
-            await self._send(self._reader.feed(chunk))
-            if self._cut_off:
-                return
-        await self._send(self._reader.finish())
+        read = _read_archive if self._form.from_archive else _read
+        async with aclosing(read(file)) as chunks:
+            while (chunk := await self._next(chunks)) is not None:
+                await self._send(self._reader.feed(chunk))
+                if self._cut_off or self._stopping:
+                    return
+        if not self._stopping:  # a record that was read in part is not published
+            await self._send(self._reader.finish())
+
+    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        """The next chunk of the input; None at its end, and when a signal ends the wait for it.
+
+        Only this wait ends then: what was read can often not be read again, as that of a pipe.
+        """
+        self._reading = asyncio.ensure_future(anext(chunks, None))
+        try:
+            await asyncio.wait([self._reading])
+        finally:
+            await end([self._reading])
+        return None if self._reading.cancelled() else self._reading.result()
 
     async def _send(self, records: Sequence[bytes]) -> None:
         """Publish records at the pace of the options, in windows of batches."""
         kept = drop_empty(records)
         timestamps = self._take_timestamps(records)
+        self._accepted += len(kept)
         loop = asyncio.get_running_loop()
         start = 0
         while start < len(kept) and not self._cut_off:
@@ -261,7 +311,7 @@ def _check(files: Sequence[str], *, archived: bool) -> None:
         require(compression)
 
 
-async def _read(file: str) -> AsyncIterator[bytes]:
+async def _read(file: str) -> AsyncGenerator[bytes]:
     """Chunks of a file, or of standard input for ``-``, as they arrive. Raises RecordError."""
     fd = _STDIN
     try:
@@ -304,7 +354,7 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-async def _read_archive(file: str) -> AsyncIterator[bytes]:
+async def _read_archive(file: str) -> AsyncGenerator[bytes]:
     """The plain bytes of a file, up to a damaged member; for this it raises RecordError.
 
     Compressed files are read twice: a checksum comes after its data, and the data of a damaged
@@ -313,7 +363,7 @@ async def _read_archive(file: str) -> AsyncIterator[bytes]:
     compression = method_of(file)
     left, damage = sys.maxsize, ""
     try:
-        with _open(file) as source:
+        with open(file, "rb") as source:  # noqa: ASYNC230
             if compression != "none":
                 # If this is cancelled, closing the file ends the thread.
                 left, damage = await asyncio.to_thread(_whole, source, compression)
@@ -331,10 +381,6 @@ async def _read_archive(file: str) -> AsyncIterator[bytes]:
     if damage:
         yield b""  # so that the reader can say what it found before that
         raise RecordError(damage)
-
-
-def _open(file: str) -> BinaryIO:
-    return open(file, "rb")
 
 
 def _whole(source: BinaryIO, compression: str) -> tuple[int, str]:
