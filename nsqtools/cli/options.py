@@ -22,6 +22,7 @@ from nsqtools.cli.settings import Chosen, Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.cli.tree import command_options
 from nsqtools.config import FileOptions, LogOptions
+from nsqtools.config.option import flag_name
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
@@ -272,5 +273,6 @@ def options(
 def _declarations(known: CommandOption) -> list[str]:
     """What click wants to know of an option's names: ``keep``, ``-k``, ``--keep/--no-keep``."""
     short = [f"-{known.declared.short}"] if known.declared.short else []
+    alias = [f"--{flag_name(known.declared.alias)}"] if known.declared.alias else []
     opposite = f"/--no-{known.key}" if known.declared.kind == "flag" else ""
-    return [known.name, *short, f"--{known.key}{opposite}"]
+    return [known.name, *short, *alias, f"--{known.key}{opposite}"]

@@ -116,6 +116,7 @@ class Option:
     lines: bool = False
     """Whether several values are the lines of a variable, not its words."""
     alias: str = ""
+    """Another name, for its flag if it has one, and among go-nsq's."""
     values: Values = ""
     """What the values name, where a server or the configuration file knows them: for TAB."""
     own: bool = False
