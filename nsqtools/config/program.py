@@ -46,4 +46,5 @@ class ShowOptions(Options):
 
     title = "Output"
 
+    changed: bool = flag("Print only values that differ from the default.", in_file=False)
     json: bool = JSON
