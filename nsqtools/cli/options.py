@@ -256,7 +256,7 @@ def options(
 
             log = made.pop(_LOG)
             assert isinstance(log, LogOptions)
-            configure(log, chosen.warnings if chosen else ())
+            configure(log, [*(chosen.warnings if chosen else ()), *_unknown_variables(ctx)])
             own = {name: value for name, value in params.items() if name not in flags}
             with augment_usage_errors(ctx):
                 return function(**made, **own)
@@ -268,6 +268,15 @@ def options(
         return command
 
     return decorate
+
+
+def _unknown_variables(ctx: click.Context) -> Sequence[str]:
+    """A warning for each variable that looks like ours and is not."""
+    if not any(name.startswith("NSQTOOLS_") for name in os.environ):
+        return ()
+    from nsqtools.cli.environment import warnings
+
+    return warnings(ctx)
 
 
 def _declarations(known: CommandOption) -> list[str]:

@@ -106,6 +106,41 @@ def test_help_prints_a_guide_unless_a_command_has_its_name() -> None:
     assert CliRunner().invoke(cli, ["help", "nothing"]).exit_code == 2
 
 
+def test_an_unknown_variable_gets_one_warning_with_the_nearest_known_one(
+    nsqtools_cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "empty"
+    file.touch()
+    wrong = {"NSQTOOLS_VERIFY_FROMAT": "raw", "NSQTOOLS_LOOKUPD_HTP_ADDRESS": "x"}
+    right = {
+        "NSQTOOLS_TO_FILE_GZIP": "1",
+        "NSQTOOLS_TLS_V1": "1",
+        "NSQTOOLS_VERIFY_FORMAT": "raw",
+        "NSQTOOLS_VERIFY_PROFILE": "none",
+        "NSQTOOLS_DEBUG": "0",
+        "NSQTOOLS_EMPTY": "",
+    }
+    done = nsqtools_cli("verify", str(file), env={**wrong, **right})
+    first, second = done.stderr.splitlines()
+    assert ("_HTP_" in first, "NSQTOOLS_LOOKUPD_HTTP_ADDRESS" in first) == (True, True)
+    assert ("_FROMAT" in second, "NSQTOOLS_VERIFY_FORMAT" in second) == (True, True)
+    assert done.code == 0
+    assert nsqtools_cli("verify", "-q", str(file), env=wrong).stderr == ""
+
+
+def test_a_variable_of_another_command_loads_that_command_alone() -> None:
+    runs: list[tuple[list[str], dict[str, str]]] = [
+        (["verify", os.devnull], {"NSQTOOLS_TAIL_COUNT": "1"}),
+        (["verify", os.devnull], {"NSQTOOLS_TLS_V1": "1", "NSQTOOLS_VERIFY_JSON": "1"}),
+    ]
+    commands = "nsqtools.cli.commands."
+    first, second = (
+        {each for each in found if each.startswith(commands)} for found in loaded(runs)
+    )
+    assert first == {f"{commands}verify", f"{commands}tail"}
+    assert second == {f"{commands}verify"}
+
+
 def test_version_is_one_line_in_either_spelling(nsqtools_cli: Cli) -> None:
     for spelling in ("--version", "-version"):
         done = nsqtools_cli(spelling)
