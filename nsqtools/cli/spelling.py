@@ -16,8 +16,9 @@ def gnu_spelling(
     """The arguments with what only Go's ``flag`` package accepts written as click wants it.
 
     ``-topic x``, ``-topic=x``, ``--n 5``, ``-n=5`` and ``--gzip=true``. Values and what follows
-    ``--`` stay as they are, and so do bundles of short options such as ``-qn5``. Raises
-    click.BadParameter for ``--gzip=maybe``.
+    ``--`` stay as they are, and so do bundles of short options such as ``-qn5``, and whatever
+    follows the first argument where that ends the options. Raises click.BadParameter for
+    ``--gzip=maybe``.
     """
     known = {
         spelling: param
@@ -29,7 +30,8 @@ def gnu_spelling(
     rest = list(reversed(args))
     while rest:
         arg = rest.pop()
-        if arg == "--":
+        ends = not ctx.allow_interspersed_args and (arg == "-" or not arg.startswith("-"))
+        if arg == "--" or ends:
             return [*out, arg, *reversed(rest)]
         given, equals, value = arg.partition("=")
         name = _known_spelling(given, known)

@@ -59,6 +59,7 @@ class OptionRow(NamedTuple):
         ("What a command line would do", "nsqtools config show tail --topic events -n 5"),
         ("What was changed, for all commands", "nsqtools config show --changed"),
     ),
+    essential="changed json config profile verbose quiet",
 )
 @click.argument(
     "command_line",

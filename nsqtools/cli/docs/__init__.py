@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
 _HERE = os.path.dirname(__file__)
 _INCLUDE = re.compile(r"^%include (\S+)\n", re.MULTILINE)
@@ -50,10 +50,22 @@ def guides() -> dict[str, str]:
 
 
 def guide(topic: str) -> str:
-    """The text of a guide as ``nsqtools help TOPIC`` prints it; empty if there is none."""
-    name = guides().get(topic)
+    """The text of a guide as ``nsqtools help TOPIC`` prints it; empty if there is none.
+
+    ``topic`` may also be the name of its manual page, such as ``nsqtools-pipeline``.
+    """
+    name = guides().get(topic.removeprefix("nsqtools-"))
     texts = sections(name, "guides") if name else {}
     return "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())
+
+
+def guide_summaries(commands: Container[str]) -> dict[str, str]:
+    """A line about each guide, by the name to give ``nsqtools help`` where these commands are."""
+    found = {}
+    for topic, name in guides().items():
+        text = sections(name, "guides")["NAME"]
+        found[f"nsqtools-{topic}" if topic in commands else topic] = f"{text[0].upper()}{text[1:]}."
+    return found
 
 
 def script(shell: str) -> str:
