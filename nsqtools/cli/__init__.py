@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import click
 
 from nsqtools import __version__
+from nsqtools.cli.frame import Group, brief_help
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,12 +46,13 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group that lists its commands from a table and imports only the one that runs."""
 
     def __init__(self, *, table: dict[str, LazyCommand], **attrs: object) -> None:
         super().__init__(**attrs)  # type: ignore[arg-type]
         self.table = table
+        self.params.append(brief_help("Show one screen of help and exit."))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order of the table."""
@@ -67,15 +69,28 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(module), name)
         return command
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read ``help tail`` as ``tail --help``, print guides, and know Go's ``-version``."""
-        if args[:1] == ["help"]:
-            if args[1:] and args[1] not in self.table and not ctx.resilient_parsing:
-                _show_guide(ctx, args[1])
-            args = [*args[1:], "--help"]
-        elif args[:1] in (["-version"], ["-help"]):
-            args = [f"-{args[0]}", *args[1:]]
-        return super().parse_args(ctx, args)
+    def take_shared(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Also read ``help tail`` as ``tail --help``, and print guides and ``help --json``."""
+        args = super().take_shared(ctx, args)
+        if args[:1] != ["help"]:
+            return args
+        if not ctx.resilient_parsing:
+            self._help(ctx, args[1:])
+        return [*args[1:], "--help"]
+
+    def _help(self, ctx: click.Context, topics: list[str]) -> None:
+        """Print what no command's help is, and exit."""
+        from nsqtools.cli.docs import guide
+
+        if "--json" in topics:
+            from nsqtools.cli.docs.listing import listing
+            from nsqtools.cli.output import print_json
+
+            print_json(listing(ctx, [word for word in topics if word != "--json"]))
+            ctx.exit()
+        if len(topics) == 1 and (text := guide(topics[0])):
+            click.echo(text)
+            ctx.exit()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -89,9 +104,20 @@ class LazyGroup(click.Group):
             ) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands before the options of the program."""
+        """List the commands and the guides before the options of the program."""
+        from nsqtools.cli.docs import guide_summaries
+
         self.format_commands(ctx, formatter)
+        with formatter.section("Guides"):
+            formatter.write_dl(list(guide_summaries().items()))
         click.Command.format_options(self, ctx, formatter)
+
+    def format_brief(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, and where there is more."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_commands(ctx, formatter)
+        self.format_epilog(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Commands under the headings of their sections, in one column."""
@@ -117,26 +143,20 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
-def _show_guide(ctx: click.Context, topic: str) -> None:
-    """Print a guide and end the command, if there is one about the topic."""
-    from nsqtools.cli.docs import guide
-
-    if text := guide(topic):
-        click.echo(text)
-        ctx.exit()
-
-
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
     name="nsqtools",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="'nsqtools help COMMAND' shows the options of a command, with examples, and "
-    "'nsqtools help toml' the configuration file.",
+    epilog="'nsqtools COMMAND -h' shows what most people need, 'nsqtools help COMMAND' everything, "
+    "'nsqtools help' the guides, and 'nsqtools help cookbook' recipes.",
 )
 @click.version_option(__version__, prog_name="nsqtools", message="%(prog)s %(version)s")
 def cli() -> None:
-    """The command line for NSQ: tail, archive, publish and look up topics."""
+    """The command line for NSQ: tail, archive, publish and look up topics.
+
+    The options -v, -q, --log-format, --config and --profile may also stand before the command.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

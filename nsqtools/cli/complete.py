@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import click
 from click.shell_completion import CompletionItem, split_arg_string
 
 from nsqtools.cli.exits import PROGRAM, Exit, debugging
+from nsqtools.cli.frame import Group
 from nsqtools.cli.spelling import gnu_spelling
 
 if TYPE_CHECKING:
@@ -84,12 +86,20 @@ def candidates(cli: click.Group, line: str) -> Answer:
     _, *words, word = split_arg_string(line + _CURSOR)
     word = word.removesuffix(_CURSOR)
     if words[:1] == ["help"]:
-        return _after(cli, words[1:], word, commands_only=True)
+        found = _after(cli, words[1:], word, commands_only=True)
+        return found if words[1:] else found._replace(items=[*found.items, *_guides(word)])
     found = _after(cli, words, word)
     if not words and "help".startswith(word):
         shown = CompletionItem("help", help="Show the options of a command.")
         found = found._replace(items=[*found.items, shown])
     return found
+
+
+def _guides(word: str) -> list[CompletionItem[str]]:
+    from nsqtools.cli.docs import guide_summaries
+
+    about = guide_summaries()
+    return [CompletionItem(name, help=about[name]) for name in about if name.startswith(word)]
 
 
 def _after(
@@ -100,24 +110,38 @@ def _after(
         return _NOTHING
     ctx, args = found
     if isinstance(ctx.command, click.Group):
-        return Answer("", word, ctx.command.shell_complete(ctx, word))
+        return _of_group(ctx, args, word)
     return _NOTHING if commands_only else _of_command(ctx, args, word)
+
+
+def _of_group(ctx: click.Context, args: list[str], word: str) -> Answer:
+    """Commands, or the shared options that may stand before them, and their values."""
+    if args or word.startswith("-"):
+        from nsqtools.cli.options import shared_flags
+
+        before = shared_flags().make_context(
+            ctx.info_name, list(args), ctx.parent, resilient_parsing=True
+        )
+        param, _ = _receiver(before, args, word)
+        if word.startswith("-") or isinstance(param, click.Option):
+            return _of_command(before, args, word)
+    return Answer("", word, ctx.command.shell_complete(ctx, word))
 
 
 def _context(cli: click.Group, words: Sequence[str]) -> tuple[click.Context, list[str]] | None:
     """The context of the command that the words name, and its arguments; else None.
 
-    Errors in the line are ignored.
+    The arguments of a group are the options before a command. Errors in what was typed so far are
+    ignored.
     """
     command: click.Command | None = cli
     name, rest = PROGRAM, list(words)
     parent: click.Context | None = None
     while isinstance(command, click.Group):
         parent = command.make_context(name, [], parent, resilient_parsing=True)
-        while rest and rest[0].startswith("-"):
-            rest.pop(0)
+        options, rest = rest, _behind_shared(parent, rest)
         if not rest:
-            return parent, rest
+            return parent, options
         name = rest.pop(0)
         command = command.get_command(parent, name)
     if command is None:
@@ -126,6 +150,14 @@ def _context(cli: click.Group, words: Sequence[str]) -> tuple[click.Context, lis
         name, list(rest), parent, resilient_parsing=True, ignore_unknown_options=True
     )
     return ctx, rest
+
+
+def _behind_shared(ctx: click.Context, words: list[str]) -> list[str]:
+    """The words behind the options that may stand before a command."""
+    with suppress(click.UsageError):
+        if isinstance(ctx.command, Group):
+            words = ctx.command.take_shared(ctx, words)
+    return [] if words[:1] and words[0].startswith("-") else words
 
 
 def _of_command(ctx: click.Context, args: list[str], word: str) -> Answer:

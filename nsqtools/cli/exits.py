@@ -189,7 +189,9 @@ def words(error: BaseException) -> str:
 
 def _usage(error: click.UsageError) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        _write(f"{error.format_message()}\n")
+        from nsqtools.cli.frame import brief
+
+        _write(f"{brief(error.ctx) if error.ctx else error.format_message()}\n")
         return Exit.USAGE
     path = error.ctx.command_path if error.ctx else PROGRAM
     _write(f"{path}: {one_line(error.format_message())}\nTry '{path} --help'.\n")

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import os
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,14 +18,22 @@ from click.core import ParameterSource, augment_usage_errors
 from click.types import BoolParamType
 
 from nsqtools import __version__
+from nsqtools.cli.frame import Group, brief_help, write_examples
 from nsqtools.cli.settings import Chosen, Settings, variables
 from nsqtools.cli.spelling import gnu_spelling
 from nsqtools.cli.tree import command_options
-from nsqtools.config import FileOptions, LogOptions
+from nsqtools.config import (
+    ClientConfig,
+    ConsumerConfig,
+    FileOptions,
+    LogOptions,
+    ProducerConfig,
+)
+from nsqtools.config.option import flag_name
 from nsqtools.errors import ConfigError, ConfigFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -39,6 +47,11 @@ R = TypeVar("R")
 _version: Decorator = click.version_option(__version__, message="nsqtools %(version)s")
 
 _LOG = "log"
+
+_SHARED = (ConsumerConfig, ProducerConfig, ClientConfig, LogOptions, FileOptions)
+_OTHERS = "Other options"
+_LAST = [*(cls.title for cls in _SHARED), _OTHERS]
+"""The headings after those of a command's own options."""
 
 
 class ValueType(click.ParamType[Any]):
@@ -112,12 +125,20 @@ class ConfigOption(click.Option):
         spec = ", ".join(names)
         if not self.is_flag and not self.count:
             spec += f" {self.make_metavar(ctx)}"
-        known = self.known
-        facts = {"default": known.default_text, "range": known.range_text}
+        return spec, self._described(range=self.known.range_text)
+
+    def brief_record(self, ctx: click.Context) -> tuple[str, str]:
+        """As ``get_help_record``, without the range and ``--no-``."""
+        spec, _ = self.get_help_record(ctx)
+        return spec.replace("--[no-]", "--"), self._described()
+
+    def _described(self, **facts: str) -> str:
+        """The help and, in brackets, whether it is required, its default and these facts."""
+        facts = {"default": self.known.default_text, **facts}
         notes = [f"{name}: {text}" for name, text in facts.items() if text]
-        if known.declared.required and not known.declared.instead:
+        if self.known.declared.required and not self.known.declared.instead:
             notes.insert(0, "required")
-        return spec, f"{self.help}  [{'; '.join(notes)}]" if notes else self.help or ""
+        return f"{self.help}  [{'; '.join(notes)}]" if notes else self.help or ""
 
 
 class Command(click.Command):
@@ -125,6 +146,9 @@ class Command(click.Command):
 
     ``examples`` are pairs of a sentence without its full stop and a command line. They, and more
     sections of the manual page, may also stand in the file ``docs/commands/GUIDE.txt``.
+
+    ``essential`` are the names of the options that ``-h`` shows, with spaces between; a command
+    whose whole help fits on one screen needs none. Raises TypeError for a name that is no option.
     """
 
     def __init__(
@@ -132,11 +156,17 @@ class Command(click.Command):
         *args: Any,
         guide: str = "",
         examples: Sequence[tuple[str, str]] = (),
+        essential: str = "",
         **attrs: Any,
     ) -> None:
         super().__init__(*args, **attrs)
         self._guide = guide
         self._examples = tuple(examples)
+        self.essential = tuple(essential.split())
+        if unknown := {*self.essential} - {param.name for param in self.params}:
+            raise TypeError(f"{self.name} has no option {', '.join(sorted(unknown))}")
+        if essential:
+            self.params.append(brief_help("Show one screen of help and exit."))
 
     @property
     def examples(self) -> tuple[tuple[str, str], ...]:
@@ -160,18 +190,50 @@ class Command(click.Command):
         for param in self.params:
             if isinstance(param, ConfigOption):
                 param.envvar = variables(ctx, param.name, shared=param.known.shared)
-        return super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
+        takes_none = not any(isinstance(param, click.Argument) for param in self.params)
+        ctx.allow_extra_args |= takes_none  # they are refused below, with a hint
+        rest = super().parse_args(ctx, gnu_spelling(ctx, args, self.get_params(ctx)))
+        if rest and takes_none and not ctx.resilient_parsing and not self.allow_extra_args:
+            raise click.UsageError(f"takes no arguments{self._hint(ctx, rest)}", ctx)
+        return rest
+
+    def _hint(self, ctx: click.Context, words: Sequence[str]) -> str:
+        """Which option is meant by words that may be topics, if none is named so far."""
+        topic = next((param for param in self.params if param.name == "topic"), None)
+        given = ctx.get_parameter_source("topic") is ParameterSource.COMMANDLINE
+        if not isinstance(topic, ConfigOption) or given:
+            return f": {' '.join(words)}"
+        try:
+            meant = [str(topic.known.declared.parse(word)) for word in words]
+        except ConfigError:
+            return f": {' '.join(words)}"
+        if not topic.multiple:
+            meant = meant[:1]
+        return f"; did you mean {' '.join(f'--topic {name}' for name in meant)}?"
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options under the titles of the classes that declare them."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record and isinstance(param, click.Option):
-                sections.setdefault(section_of(param), []).append(record)
-        for title, rows in sections.items():
+        """Options under the titles of the classes that declare them, shared ones last."""
+        params = self.get_params(ctx)
+        options = [each for each in params if isinstance(each, click.Option)]
+        for title, members in by_section(options).items():
+            records = [each.get_help_record(ctx) for each in members]
             with formatter.section(title):
-                formatter.write_dl(rows)
+                formatter.write_dl(list(filter(None, records)))
+
+    def format_brief(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what fits on one screen: the essential options and two examples."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_arguments(ctx, formatter)
+        params = {param.name: param for param in self.params}
+        options = [params[name] for name in self.essential]
+        with formatter.section("Options"):
+            formatter.write_dl(
+                [each.brief_record(ctx) for each in options if isinstance(each, ConfigOption)]
+            )
+        write_examples(formatter, self.examples[:2])
+        formatter.write_paragraph()
+        formatter.write_text("--help shows all options, 'nsqtools help cookbook' recipes.")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """How variables are called, then the examples."""
@@ -184,34 +246,69 @@ class Command(click.Command):
                     f"Each option has a variable, such as {own} for {example.opts[-1]}. An option "
                     "that commands share has one more for all of them, such as NSQTOOLS_VERBOSE."
                 )
-        _write_examples(formatter, self.examples)
+        write_examples(formatter, self.examples)
 
 
-class CommandGroup(click.Group):
+class SharedFlags(Command):
+    """The options that every command has, as they may stand before the command."""
+
+    def take(self, ctx: click.Context, args: list[str]) -> tuple[dict[str, Any], list[str]]:
+        """The values of the options that ``args`` begin with, and the other arguments.
+
+        ``ctx`` is of the group that is given the arguments. Raises click.UsageError.
+        """
+        params = self.get_params(ctx)
+        given, rest, _ = self.make_parser(ctx).parse_args(gnu_spelling(ctx, args, params))
+        values = {}
+        for param in params:
+            if param.name not in given:
+                continue
+            if isinstance(param, ConfigOption):
+                values[param.name] = param.type_cast_value(ctx, given[param.name])
+            else:  # it shows something and ends the run
+                rest = [param.opts[-1]]
+        return values, rest
+
+
+@cache
+def shared_flags() -> SharedFlags:
+    """The one command of this kind."""
+    names = " ".join([*LogOptions.declared(), *FileOptions.declared()])
+    made: SharedFlags = click.command(cls=SharedFlags, essential=names)(options()(lambda: None))
+    return made
+
+
+class CommandGroup(Group):
     """A group whose help ends with an example of each of its commands."""
+
+    def __init__(self, *args: Any, **attrs: Any) -> None:
+        super().__init__(*args, **attrs)
+        _version(self)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The first example of each command."""
         super().format_epilog(ctx, formatter)
         commands = (self.get_command(ctx, name) for name in self.list_commands(ctx))
-        _write_examples(
+        write_examples(
             formatter, [each.examples[0] for each in commands if isinstance(each, Command)]
         )
 
 
-def _write_examples(formatter: click.HelpFormatter, examples: Sequence[tuple[str, str]]) -> None:
-    """Examples, unbroken so that they can be copied."""
-    if not examples:
-        return
-    with formatter.section("Examples"):
-        for sentence, line in examples:
-            formatter.write_text(f"{sentence}:")
-            formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")
-
-
 def section_of(option: click.Option) -> str:
     """The heading of an option in help and in manual pages."""
-    return option.known.section if isinstance(option, ConfigOption) else "Other options"
+    return option.known.section if isinstance(option, ConfigOption) else _OTHERS
+
+
+def by_section(options: Iterable[click.Option]) -> dict[str, list[click.Option]]:
+    """The options of a command under their headings: its own, then the shared ones."""
+    found: dict[str, list[click.Option]] = {}
+    for each in options:
+        found.setdefault(section_of(each), []).append(each)
+    return {title: found[title] for title in sorted(found, key=_rank)}
+
+
+def _rank(title: str) -> int:
+    return _LAST.index(title) if title in _LAST else -1
 
 
 def argument(name: str, declared: Option, **attrs: Any) -> Decorator:
@@ -255,7 +352,7 @@ def options(
 
             log = made.pop(_LOG)
             assert isinstance(log, LogOptions)
-            configure(log, chosen.warnings if chosen else ())
+            configure(log, [*(chosen.warnings if chosen else ()), *_unknown_variables(ctx)])
             own = {name: value for name, value in params.items() if name not in flags}
             with augment_usage_errors(ctx):
                 return function(**made, **own)
@@ -269,8 +366,18 @@ def options(
     return decorate
 
 
+def _unknown_variables(ctx: click.Context) -> Sequence[str]:
+    """A warning for each variable that looks like ours and is not."""
+    if not any(name.startswith("NSQTOOLS_") for name in os.environ):
+        return ()
+    from nsqtools.cli.environment import warnings
+
+    return warnings(ctx)
+
+
 def _declarations(known: CommandOption) -> list[str]:
     """What click wants to know of an option's names: ``keep``, ``-k``, ``--keep/--no-keep``."""
     short = [f"-{known.declared.short}"] if known.declared.short else []
+    alias = [f"--{flag_name(known.declared.alias)}"] if known.declared.alias else []
     opposite = f"/--no-{known.key}" if known.declared.kind == "flag" else ""
-    return [known.name, *short, f"--{known.key}{opposite}"]
+    return [known.name, *short, *alias, f"--{known.key}{opposite}"]

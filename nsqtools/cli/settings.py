@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from nsqtools.cli.configfile import NO_FILE, Source, load, shared_options
+from nsqtools.cli.frame import SHARED_FLAGS
 from nsqtools.cli.tree import contexts, file_options, groups_of, words
 from nsqtools.config import FileOptions
 from nsqtools.config.option import flag_name
@@ -163,6 +164,8 @@ class Settings:
                     setting = self._given(pairs, shared=cls.shared)
                     values = parse_pairs(cls, setting.value, setting.where)
                     yield {name: setting._replace(value=value) for name, value in values.items()}
+                if source is ParameterSource.COMMANDLINE:
+                    yield self._before(cls)
         for table in tables:
             yield {
                 name: Setting(table.value(name, declared), table.source, table.where)
@@ -173,6 +176,14 @@ class Settings:
                 values = table.pairs(cls, table.value(pairs, PAIRS))
                 where = f"{table.where}: {cls.opt_flag}"
                 yield {n: Setting(value, table.source, where) for n, value in values.items()}
+
+    def _before(self, cls: type[Options]) -> dict[str, Setting]:
+        """The flags that stand before the command."""
+        values = self._ctx.meta.get(SHARED_FLAGS, {})
+        return {
+            name: Setting(values[name], Source.FLAG, f"--{flag_name(name)}")
+            for name in values.keys() & cls.declared().keys()
+        }
 
     def _given(self, name: str, *, shared: bool) -> Setting:
         """What click found for a flag, on the command line or in a variable."""

@@ -29,7 +29,8 @@ def gnu_spelling(
     rest = list(reversed(args))
     while rest:
         arg = rest.pop()
-        if arg == "--":
+        ends = not ctx.allow_interspersed_args and (arg == "-" or not arg.startswith("-"))
+        if arg == "--" or ends:
             return [*out, arg, *reversed(rest)]
         given, equals, value = arg.partition("=")
         name = _known_spelling(given, known)

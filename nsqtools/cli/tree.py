@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     """Of a command: option classes by keyword, each with the command's own defaults."""
 
 
-def contexts(ctx: click.Context) -> Iterator[click.Context]:
-    """A context and those of all commands below it, each group before its own."""
+def contexts(ctx: click.Context, only: Iterable[str] = ()) -> Iterator[click.Context]:
+    """A context and those of all commands below it, or of ``only`` some, groups before their own.
+
+    ``only`` are names of the commands of the context's group.
+    """
     yield ctx
     if isinstance(ctx.command, click.Group):
-        for name in ctx.command.list_commands(ctx):
+        for name in only or ctx.command.list_commands(ctx):
             command = ctx.command.get_command(ctx, name)
             if command:
                 below = click.Context(command, ctx, name, **command.context_settings)

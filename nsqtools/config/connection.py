@@ -177,7 +177,10 @@ class ConsumerConfig(ClientConfig):
         "Maximum deliveries of a message before it is given up; 0 for no limit.", 5, maximum=65535
     )
     default_requeue_delay: float = duration(
-        "Delay of a requeued message, multiplied by its attempts.", 90.0, maximum=3600.0, flag=False
+        "Delay of a requeued message, multiplied by the number of its attempts.",
+        90.0,
+        maximum=3600.0,
+        alias="requeue_delay",
     )
     max_requeue_delay: float = duration(
         "Maximum delay of a requeued message.", 900.0, maximum=3600.0, flag=False

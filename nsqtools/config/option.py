@@ -116,6 +116,7 @@ class Option:
     lines: bool = False
     """Whether the values in an environment variable are separated by line ends, not by spaces."""
     alias: str = ""
+    """Another name, for its flag if it has one, and among go-nsq's."""
     values: Values = ""
     """What the values name on servers or in the configuration file, for shell completion."""
     own: bool = False
@@ -127,9 +128,7 @@ class Option:
     excludes: tuple[str, ...] = ()
     """Options of the same class that exclude this one; the higher precedence counts."""
     outranks: tuple[str, ...] = ()
-    """Options of the same class that may be combined with this one, but only at equal precedence:
-    otherwise the value with the higher precedence counts.
-    """
+    """Options of the same class that exclude this one only where their precedence differs."""
     needs: str = ""
     """An option of the same class that this one requires."""
     default_note: str = ""

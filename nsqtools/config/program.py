@@ -17,7 +17,7 @@ class LogOptions(Options):
     shared = True
 
     verbose: int = option("count", "Log what happens; -vv logs everything.", 0, short="v")
-    quiet: bool = flag("Log errors only.", short="q")
+    quiet: bool = flag("Log errors only.", short="q", outranks=("verbose",))
     log_format: str = choice("Format of log lines on standard error.", "text", "json")
 
 
@@ -46,4 +46,5 @@ class ShowOptions(Options):
 
     title = "Output"
 
+    changed: bool = flag("Print only values that differ from the default.", in_file=False)
     json: bool = JSON

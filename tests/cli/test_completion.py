@@ -84,7 +84,18 @@ def offers(line: str, group: click.Group = SAMPLES) -> list[str]:
         ("", ["paint", "draw", "attempt", "print", "help"]),
         ("p", ["paint", "print"]),
         ("--he", ["--help"]),
-        ("help p", ["paint", "print"]),
+        ("help p", ["paint", "print", "pipeline"]),
+        ("help paint t", []),
+        ("help tr", ["troubleshooting"]),
+        ("--quiet p", ["paint", "print"]),
+        ("--log-format ", ["text", "json"]),
+        ("--log-format=j", ["--log-format=json"]),
+        ("--config ", ["<>"]),
+        ("-v --config x --log-format text dr", ["draw"]),
+        ("--config dr", ["<dr>"]),
+        ("--nosuch dr", ["draw"]),
+        ("-q draw --colour g", ["green", "grey"]),
+        ("-v --pro", ["--profile"]),
         ("help paint --c", []),
         ("nosuch --", []),
         ("draw --co", ["--colour", "--count", "--config"]),
@@ -126,6 +137,13 @@ def test_a_dash_begins_every_option_and_a_no_their_opposites() -> None:
     assert "--no-keep" in offers("draw --n")
 
 
+def test_a_profile_is_completed_before_the_command_and_after_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[profile.prod]\n[profile.test]\n")
+    assert offers(f"--config {file} --profile p") == ["prod"]
+    assert offers(f"--config {file} draw --profile t") == ["test"]
+
+
 def test_an_empty_word_stands_for_options_where_no_argument_is_known() -> None:
     assert {"--colour", "--keep", "--help"} < set(offers("draw "))
     assert offers("draw ") == offers("paint word ")
@@ -136,6 +154,9 @@ def test_every_command_and_option_of_the_product_is_offered() -> None:
     assert offers("", cli) == [*COMMANDS, "help"]
     for name in COMMANDS:
         assert offers(name[:-1], cli)[0].startswith(name[:-1])
+    assert "pipeline" in offers("help ", cli)
+    assert offers("-v topic -q un", cli) == ["unpause"]
+    assert "--profile" in offers("topic -", cli)
     assert offers("completion ", cli) == ["bash", "zsh", "fish"]
     assert offers("lookup t", cli) == ["topics"]
     assert offers("tail --topi", cli) == ["--topic"]

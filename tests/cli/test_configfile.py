@@ -330,3 +330,13 @@ def test_show_without_a_command_lists_all_of_them(nsqtools: Called) -> None:
     assert {"tail", "pub", "lookup topics", "config show"} <= commands
     assert "tail\tmax-in-flight\t2500\tdefault\t\n" in out
     assert "max-in-flight\t2500\tdefault\t\n" in nsqtools("config", "show", "tail")[1]
+
+
+def test_show_changed_leaves_out_what_is_as_the_command_has_it(
+    nsqtools: Called, write: Write
+) -> None:
+    file = write("[tail]\nmax-in-flight = 2500\nmax-attempts = 5\n")
+    line = ("config", "show", "--changed", "--config", file, "tail", "-n", "0", "--json")
+    code, out, err = nsqtools(*line)
+    assert (code, err) == (0, "")
+    assert [row.split("\t")[0] for row in out.splitlines()] == ["json", "max-attempts", "config"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from click.testing import CliRunner
 from nsqtools.cli import cli
 from nsqtools.cli.docs import SCRIPTS, script, sections
 from nsqtools.cli.docs.__main__ import documents, main
-from nsqtools.cli.options import ConfigOption, section_of
+from nsqtools.cli.frame import folded
+from nsqtools.cli.options import ConfigOption, by_section, section_of
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import CommandNode, walk
 from nsqtools.config.option import flag_name
@@ -71,6 +74,81 @@ def test_help_begins_with_one_sentence_and_groups_the_options(node: CommandNode)
         section = done.output.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
         assert option.opts[-1].removeprefix("--") in section
     assert "\nOptions:\n" not in done.output
+
+
+def test_the_options_that_commands_share_come_last() -> None:
+    titles = list(by_section(next(node for node in NODES if node.page == "nsqtools-relay").options))
+    assert titles[:1] == ["Source"]
+    assert titles[-6:] == [
+        *("Consumer options", "Producer options", "Connection options"),
+        *("Logging", "Configuration", "Other options"),
+    ]
+
+
+@EACH_NODE
+def test_the_short_help_is_one_screen(node: CommandNode) -> None:
+    done = CliRunner().invoke(cli, [*node.words.split()[1:], "-h"])
+    lines = done.output.splitlines()
+    assert (done.exit_code, len(lines) <= 40, max(map(len, lines)) <= 80) == (0, True, True)
+    assert lines[0].startswith(f"Usage: {node.words} ")
+    for sentence, _ in node.examples[:2]:
+        assert f"  {sentence}:" in lines
+    essential = getattr(node.command, "essential", ())
+    assert len(essential) <= 12
+    options = lines[lines.index("Options:") :] if "Options:" in lines else []
+    names = [re.match(r"  (?:-\w, )?(--[\w-]+)", line) for line in options]
+    shown = [found[1].removeprefix("--") for found in names if found]
+    if essential:
+        assert shown == [flag_name(name) for name in essential]
+        assert "--help" in lines[-1]
+
+
+def test_everything_that_is_declared_is_listed_as_data() -> None:
+    done = CliRunner().invoke(cli, ["help", "--json"])
+    commands = {each["command"]: each for each in json.loads(done.stdout)["commands"]}
+    assert set(commands) == {node.table.replace(".", " ") for node in NODES}
+    for node in NODES:
+        listed = {each["name"]: each for each in commands[node.table.replace(".", " ")]["options"]}
+        for option in node.options:
+            if isinstance(option, ConfigOption):
+                each = listed[option.known.key]
+                assert each["flags"] == [*option.opts, *option.secondary_opts]
+                assert each["help"] == option.help
+                assert each["section"] == section_of(option)
+        essential = {flag_name(name) for name in getattr(node.command, "essential", ())}
+        assert {name for name, each in listed.items() if each["essential"]} == essential
+    options = {each["name"]: each for each in commands["tail"]["options"]}
+    count = options["count"]
+    assert (count["kind"], count["default"], count["minimum"], count["maximum"]) == (
+        *("integer", 0, 0),
+        None,
+    )
+    assert (count["key"], count["table"], count["section"]) == ("count", "tail", "When to stop")
+    assert options["dial-timeout"]["flags"] == []
+    assert options["dial-timeout"]["default"] == "1s"
+    assert options["dial-timeout"]["variables"] == [
+        *("NSQTOOLS_TAIL_DIAL_TIMEOUT", "NSQTOOLS_DIAL_TIMEOUT")
+    ]
+    assert options["config"]["key"] is None
+    assert "json" in options["log-format"]["choices"]
+
+
+def test_the_data_of_one_command_have_no_other() -> None:
+    done = CliRunner().invoke(cli, ["help", "lookup", "--json"])
+    (group, *commands) = (each["command"] for each in json.loads(done.stdout)["commands"])
+    assert group == "lookup"
+    assert all(each.startswith("lookup ") for each in commands)
+    assert CliRunner().invoke(cli, ["help", "nosuch", "--json"]).exit_code == 2
+
+
+@EACH_NODE
+def test_an_example_that_is_folded_is_the_same_to_a_shell(node: CommandNode) -> None:
+    for _, line in node.examples:
+        lines = folded(line, 74)
+        assert max(map(len, lines)) <= 74
+        unfolded = "\n".join(lines).replace("\\\n", "")
+        assert unfolded.split() == line.split()
+        assert len(shlex.split(unfolded)) == len(shlex.split(line))
 
 
 def test_the_scripts_of_shells_are_said_once() -> None:

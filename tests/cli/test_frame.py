@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 
 from nsqtools import __version__
 from nsqtools.cli import COMMANDS, cli
+from nsqtools.cli.docs import guide, guide_summaries
 from nsqtools.cli.exits import run as run_here
 from nsqtools.errors import (
     ConfigError,
@@ -92,18 +94,119 @@ def test_help_lists_every_command_under_its_section_as_the_command_does_itself()
         section = done.output.partition(f"\n{entry.section}:\n")[2].partition("\n\n")[0]
         assert f"  {name} " in section
         assert entry.help in section
-    for other in (["-h"], ["help"], ["-help"]):
+    for name, about in guide_summaries().items():
+        assert f"  {name} " in done.output
+        assert about.split()[0] in done.output
+        assert guide(name)
+    for other in (["help"], ["-help"], ["-v", "--help"]):
         assert CliRunner().invoke(cli, other).output == done.output
     of_tail = CliRunner().invoke(cli, ["help", "tail"]).output
-    assert CliRunner().invoke(cli, ["tail", "--help"]).output == of_tail
+    for other in (["tail", "--help"], ["tail", "-help"], ["-v", "help", "tail"]):
+        assert CliRunner().invoke(cli, other).output == of_tail
 
 
-def test_help_prints_a_guide_unless_a_command_has_its_name() -> None:
+def test_help_prints_a_guide_also_where_a_command_has_its_name() -> None:
     done = CliRunner().invoke(cli, ["help", "toml"])
     assert (done.exit_code, done.output.partition("\n")[0]) == (0, "NAME")
     assert "[profile.NAME]" in done.output
-    assert CliRunner().invoke(cli, ["help", "pipeline"]).output.startswith("Usage:")
+    assert CliRunner().invoke(cli, ["help", "pipeline"]).output.startswith("NAME")
+    assert CliRunner().invoke(cli, ["help", "pipeline", "sql"]).output.startswith("Usage:")
     assert CliRunner().invoke(cli, ["help", "nothing"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "changed"),
+    [
+        (["-v", "config", "show"], {"verbose": 1}),
+        (["-vv", "config", "-v", "show"], {"verbose": 1}),
+        (["config", "-q", "show"], {"quiet": True}),
+        (["-q", "config", "show", "-v"], {"quiet": True}),
+        (["-log-format", "json", "config", "show"], {"log-format": "json"}),
+        (["--log-format=json", "config", "--log-format", "text", "show"], {}),
+        (["--profile=prod", "config", "show"], {"profile": "prod", "count": 3}),
+        (["--profile", "prod", "config", "--profile", "none", "show"], {"profile": "none"}),
+        (["--profile", "prod", "config", "show", "--profile", "none"], {"profile": "none"}),
+    ],
+)
+def test_shared_options_stand_before_the_command_too_and_the_last_one_counts(
+    args: list[str], changed: dict[str, object], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[profile.prod.tail]\ncount = 3\n")
+    line = ["-config", str(file), *args, "--changed", "--json", "tail"]
+    done = CliRunner().invoke(cli, line)
+    found = {row["option"]: row["value"] for row in json.loads(done.stdout)}
+    assert found.pop("config") == str(file)
+    assert found == changed
+
+
+@pytest.mark.parametrize(
+    ("args", "culprit"),
+    [
+        (["--nosuch", "tail"], "--nosuch"),
+        (["--log-format", "jsn", "tail"], "'json'"),
+        (["--profile"], "--profile"),
+        (["topic", "--quite", "pause", "x"], "--quiet"),
+    ],
+)
+def test_a_mistake_before_the_command_is_a_usage_error(args: list[str], culprit: str) -> None:
+    done = CliRunner().invoke(cli, args)
+    assert (done.exit_code, culprit in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["tail", "events"], "--topic events?"),
+        (["tail", "a", "b"], "--topic a --topic b?"),
+        (["stats", "a", "b"], "--topic a?"),
+        (["pipeline", "archive", "events", "--channel", "c"], "--topic events?"),
+        (["doctor", "events"], "--topic events?"),
+        (["tail", "--topic", "a", "b"], ": b"),
+        (["tail", "a b"], ": a b"),
+        (["lookup", "topics", "x"], ": x"),
+    ],
+)
+def test_a_word_that_no_option_takes_is_perhaps_a_topic(args: list[str], hint: str) -> None:
+    done = CliRunner().invoke(cli, args)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "takes no arguments" in done.stderr
+    assert hint in done.stderr.splitlines()[-1]
+
+
+def test_an_unknown_variable_gets_one_warning_with_the_nearest_known_one(
+    nsqtools_cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "empty"
+    file.touch()
+    wrong = {"NSQTOOLS_VERIFY_FROMAT": "raw", "NSQTOOLS_LOOKUPD_HTP_ADDRESS": "x"}
+    right = {
+        "NSQTOOLS_TO_FILE_GZIP": "1",
+        "NSQTOOLS_TLS_V1": "1",
+        "NSQTOOLS_VERIFY_FORMAT": "raw",
+        "NSQTOOLS_VERIFY_PROFILE": "none",
+        "NSQTOOLS_DEBUG": "0",
+        "NSQTOOLS_EMPTY": "",
+    }
+    done = nsqtools_cli("verify", str(file), env={**wrong, **right})
+    first, second = done.stderr.splitlines()
+    assert ("_HTP_" in first, "NSQTOOLS_LOOKUPD_HTTP_ADDRESS" in first) == (True, True)
+    assert ("_FROMAT" in second, "NSQTOOLS_VERIFY_FORMAT" in second) == (True, True)
+    assert done.code == 0
+    assert nsqtools_cli("verify", "-q", str(file), env=wrong).stderr == ""
+
+
+def test_a_variable_of_another_command_loads_that_command_alone() -> None:
+    runs: list[tuple[list[str], dict[str, str]]] = [
+        (["verify", os.devnull], {"NSQTOOLS_TAIL_COUNT": "1"}),
+        (["verify", os.devnull], {"NSQTOOLS_TLS_V1": "1", "NSQTOOLS_VERIFY_JSON": "1"}),
+    ]
+    commands = "nsqtools.cli.commands."
+    first, second = (
+        {each for each in found if each.startswith(commands)} for found in loaded(runs)
+    )
+    assert first == {f"{commands}verify", f"{commands}tail"}
+    assert second == {f"{commands}verify"}
 
 
 def test_version_is_one_line_in_either_spelling(nsqtools_cli: Cli) -> None:
@@ -115,7 +218,7 @@ def test_version_is_one_line_in_either_spelling(nsqtools_cli: Cli) -> None:
 def test_without_a_command_the_help_goes_to_stderr(nsqtools_cli: Cli) -> None:
     done = nsqtools_cli()
     assert (done.code, done.stdout) == (2, b"")
-    assert done.stderr == nsqtools_cli("--help").stdout.decode()
+    assert done.stderr == nsqtools_cli("-h").stdout.decode()
 
 
 def test_a_misspelt_command_gets_a_suggestion(nsqtools_cli: Cli) -> None:

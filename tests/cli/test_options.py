@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsqtools.cli.options import Command, options
-from nsqtools.config import ClientConfig
+from nsqtools.config import ClientConfig, ConsumerConfig
 from nsqtools.config.option import (
     Options,
     choice,
@@ -244,3 +244,21 @@ def test_the_secret_has_a_variable_and_no_flag() -> None:
     assert client(env={"NSQTOOLS_AUTH_SECRET": "s3cret"}).auth_secret == "s3cret"
     assert "No such option" in refusal("--auth-secret", "s3cret", client=Client)
     assert "s3cret" not in run("--help", env={"NSQTOOLS_AUTH_SECRET": "s3cret"})[0].output
+
+
+def test_an_alias_is_another_flag_and_another_name_among_go_nsqs() -> None:
+    for line in (
+        ["--requeue-delay", "5s"],
+        ["-requeue-delay=5s"],
+        ["--default-requeue-delay", "5s"],
+        ["--consumer-opt", "default_requeue_delay,5s"],
+        ["--consumer-opt", "requeue_delay,5s"],
+    ):
+        result, got = run(*line, config=ConsumerConfig)
+        assert result.exit_code == 0, result.output
+        assert got["config"].default_requeue_delay == 5.0
+
+
+def test_an_essential_option_that_does_not_exist_is_a_mistake_of_the_declaration() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        click.command(cls=Command, essential="count colour")(options(what=What)(lambda what: None))

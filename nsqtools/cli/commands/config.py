@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from nsqtools.cli.configfile import load
+from nsqtools.cli.configfile import Source, load
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.options import Command, CommandGroup, ConfigOption, argument, options
 from nsqtools.cli.output import print_json, print_rows
@@ -27,7 +27,7 @@ from nsqtools.errors import ConfigError, ConfigFileError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nsqtools.cli.configfile import ConfigFile, Source
+    from nsqtools.cli.configfile import ConfigFile
     from nsqtools.cli.settings import Setting
 
 
@@ -57,7 +57,9 @@ class OptionRow(NamedTuple):
     examples=(
         ("Where each value of tail comes from", "nsqtools config show tail"),
         ("What a command line would do", "nsqtools config show tail --topic events -n 5"),
+        ("What was changed, for all commands", "nsqtools config show --changed"),
     ),
+    essential="changed json config profile verbose quiet",
 )
 @click.argument(
     "command_line",
@@ -90,7 +92,7 @@ def show(
         parsed = _parsed(target, [*_flags(ctx, file), *args])
         chosen = Chosen.of(parsed)
         warnings |= dict.fromkeys(chosen.warnings)
-        rows += _rows(parsed, chosen)
+        rows += _rows(parsed, chosen, changed=form.changed)
     for warning in warnings:
         logging.getLogger(__name__).warning(warning)
     if form.json:
@@ -135,16 +137,21 @@ def _parsed(ctx: click.Context, args: list[str]) -> click.Context:
     return shadow.make_context(ctx.info_name, args, parent=ctx.parent)
 
 
-def _rows(ctx: click.Context, chosen: Chosen) -> Iterator[OptionRow]:
+def _rows(ctx: click.Context, chosen: Chosen, *, changed: bool) -> Iterator[OptionRow]:
+    """The options of a command: all, or those whose values are not its defaults."""
     path, groups = words(ctx), groups_of(ctx.command)
     settings = Settings(ctx, groups, chosen.tables(ctx))
     found: dict[str, tuple[Option, Setting]] = {}
-    for keyword, (cls, _) in groups.items():
+    defaults: dict[str, Any] = {}
+    for keyword, (cls, presets) in groups.items():
         for name, setting in settings.of(keyword).items():
             found.setdefault(name, (cls.declared()[name], setting))
+            defaults.setdefault(name, presets.get(name, cls.declared()[name].default))
     for name, setting in chosen.settings.items():
         found.setdefault(name, (FileOptions.declared()[name], setting))
     for name, (declared, setting) in found.items():
+        if changed and (setting.source is Source.DEFAULT or setting.value == defaults.get(name)):
+            continue
         yield OptionRow(
             command=" ".join(path),
             option=flag_name(name),

@@ -25,6 +25,8 @@ _HERE = (f"127.0.0.1:{NSQD_TCP_PORT}",)
     "doctor",
     cls=Command,
     guide="doctor",
+    essential="topic channel nsqd_tcp_address lookupd_http_address nsqd_http_address json timeout "
+    "tls_v1 auth_secret_file verbose",
 )
 @options(where=DoctorOptions, config=(ConsumerConfig, {"max_in_flight": 2500, "max_attempts": 0}))
 def doctor(*, where: DoctorOptions, config: ConsumerConfig) -> None:

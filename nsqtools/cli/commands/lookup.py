@@ -24,6 +24,9 @@ R = TypeVar("R")
 _topic = argument("topic", Option("text", "A topic.", values="topic"))
 
 
+_ESSENTIAL = "lookupd_http_address json timeout tls_root_ca_file profile verbose"
+
+
 @click.group("lookup", cls=CommandGroup)
 def lookup() -> None:
     """List topics, channels and nsqds that nsqlookupd knows.
@@ -37,6 +40,7 @@ def lookup() -> None:
     "topics",
     cls=Command,
     examples=(("All topics, one a line", "nsqtools lookup topics"),),
+    essential=_ESSENTIAL,
 )
 @options(where=LookupOptions)
 def topics(*, where: LookupOptions) -> None:
@@ -49,6 +53,7 @@ def topics(*, where: LookupOptions) -> None:
     "channels",
     cls=Command,
     examples=(("The channels of a topic", "nsqtools lookup channels events"),),
+    essential=_ESSENTIAL,
 )
 @_topic
 @options(where=LookupOptions)
@@ -62,6 +67,7 @@ def channels(*, topic: str, where: LookupOptions) -> None:
     "producers",
     cls=Command,
     examples=(("The nsqds that have a topic", "nsqtools lookup producers events"),),
+    essential=_ESSENTIAL,
 )
 @_topic
 @options(where=LookupOptions)
@@ -77,6 +83,7 @@ def producers(*, topic: str, where: LookupOptions) -> None:
     "nodes",
     cls=Command,
     examples=(("All nsqds with their topics, as JSON", "nsqtools lookup nodes --json"),),
+    essential=_ESSENTIAL,
 )
 @options(where=LookupOptions)
 def nodes(*, where: LookupOptions) -> None:

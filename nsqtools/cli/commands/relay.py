@@ -31,6 +31,8 @@ _AHEAD = 10.0
     "relay",
     cls=Command,
     guide="relay",
+    essential="topic channel nsqd_tcp_address lookupd_http_address destination_nsqd_tcp_address "
+    "destination_topic where dead_letter_dir until_empty",
 )
 @options(
     source=(SourceOptions, {"channel": "nsq_to_nsq"}),

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     "sandbox",
     cls=Command,
     guide="sandbox",
+    essential="host port seed_topic rate msg_timeout max_msg_size tls_cert tls_key "
+    "auth_secret_file",
 )
 @options(where=SandboxOptions, nsqd=NsqdOptions)
 def sandbox(*, where: SandboxOptions, nsqd: NsqdOptions) -> None:

@@ -20,6 +20,8 @@ _STDOUT = 1
     "tail",
     cls=Command,
     guide="tail",
+    essential="topic channel nsqd_tcp_address lookupd_http_address count until_empty json "
+    "timestamps print_topic format",
 )
 @options(
     source=SourceOptions,

@@ -18,6 +18,8 @@ from nsqtools.config import (
     "to-file",
     cls=Command,
     guide="to-file",
+    essential="topic channel nsqd_tcp_address lookupd_http_address output_dir filename_format "
+    "compress rotate_size rotate_interval until_empty",
 )
 @options(
     source=(ArchiveSourceOptions, {"channel": "nsq_to_file"}),

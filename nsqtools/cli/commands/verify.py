@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     "verify",
     cls=Command,
     guide="verify",
+    essential="format delimiter max_msg_size json quiet",
 )
 @argument(
     "files",

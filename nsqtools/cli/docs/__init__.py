@@ -56,6 +56,12 @@ def guide(topic: str) -> str:
     return "\n\n".join(f"{title}\n\n{text}" for title, text in texts.items())
 
 
+def guide_summaries() -> dict[str, str]:
+    """A line about each guide, by its topic."""
+    texts = {topic: sections(name, "guides")["NAME"] for topic, name in guides().items()}
+    return {topic: f"{text[0].upper()}{text[1:]}." for topic, text in texts.items()}
+
+
 def script(shell: str) -> str:
     """The completion script of a shell; ``completions/`` of the checkout links to these files."""
     return _text("completions", SCRIPTS[shell])

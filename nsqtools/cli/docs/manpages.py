@@ -21,7 +21,7 @@ from nsqtools.cli.docs.roff import (
     xr,
 )
 from nsqtools.cli.exits import Exit
-from nsqtools.cli.options import ConfigOption, section_of
+from nsqtools.cli.options import ConfigOption, by_section
 from nsqtools.cli.settings import variables
 from nsqtools.cli.tree import CommandOption, command_options
 
@@ -146,9 +146,7 @@ def _arguments(node: CommandNode) -> list[str]:
 
 
 def _options(node: CommandNode) -> list[str]:
-    sections: dict[str, list[click.Option]] = {}
-    for each in node.options:
-        sections.setdefault(section_of(each), []).append(each)
+    sections = by_section(node.options)
     lines = _units(node)
     for title, options in sections.items():
         lines += [macro("Ss", title)] if len(sections) > 1 else []

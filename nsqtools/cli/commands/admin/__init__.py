@@ -124,6 +124,7 @@ CHANNEL = (
     ),
 )
 
+_ESSENTIAL = "lookupd_http_address nsqd_http_address timeout json dry_run"
 
 _topic = argument("topic", Option("text", "A topic.", values="topic"))
 _channel = argument("channel", Option("text", "A channel of it.", values="channel"))
@@ -161,6 +162,7 @@ def _command(kind: str, row: CommandRow) -> click.Command:
         help=row.help,
         guide="loss" if row.options is LossOptions else "change",
         examples=((row.example, row.line),),
+        essential=f"{_ESSENTIAL} yes" if row.options is LossOptions else _ESSENTIAL,
     )
     return decorate(_topic(run))
 
@@ -192,6 +194,7 @@ def node() -> None:
     "tombstone",
     cls=Command,
     guide="loss",
+    essential=f"{_ESSENTIAL} yes delete",
     examples=(
         (
             "Hide an nsqd from consumers of a topic",

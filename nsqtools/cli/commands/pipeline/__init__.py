@@ -42,6 +42,8 @@ def pipeline() -> None:
     "archive",
     cls=Command,
     guide="pipeline-archive",
+    essential="topic channel nsqd_tcp_address lookupd_http_address output schema where continuous "
+    "lock",
 )
 @options(
     source=StreamSourceOptions,
@@ -66,6 +68,7 @@ def archive(**groups: Any) -> None:
     "compact",
     cls=Command,
     guide="pipeline-compact",
+    essential="input output older_than file_size delete_inputs input_format master conf",
 )
 @options(
     inputs=InputOptions,
@@ -86,6 +89,7 @@ def compact(**groups: Any) -> None:
     "replay",
     cls=Command,
     guide="pipeline-replay",
+    essential="topic nsqd_tcp_address input where order_by rate input_format lock master",
 )
 @options(
     target=TargetOptions,
@@ -108,6 +112,8 @@ def replay(**groups: Any) -> None:
     "sql",
     cls=Command,
     guide="pipeline-sql",
+    essential="query input topic channel nsqd_tcp_address lookupd_http_address schema output "
+    "continuous explain",
 )
 @options(
     source=QuerySourceOptions,

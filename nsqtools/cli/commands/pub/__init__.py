@@ -14,6 +14,7 @@ from nsqtools.config import ProducerConfig, PubOptions, TargetOptions
     "pub",
     cls=Command,
     guide="pub",
+    essential="topic nsqd_tcp_address file delimiter json whole rate defer from_archive",
 )
 @click.argument(
     "messages",

@@ -13,6 +13,8 @@ from nsqtools.config import ClusterOptions, StatsOptions
     "stats",
     cls=PluginCommand,
     guide="stats",
+    essential="lookupd_http_address nsqd_http_address topic channel interval once watch json "
+    "check serve",
 )
 @options(where=ClusterOptions, asked=StatsOptions)
 def stats(*, where: ClusterOptions, asked: StatsOptions) -> None:

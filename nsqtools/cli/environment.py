@@ -1,0 +1,57 @@
+"""Variables that begin as those of nsqtools do, and that no command reads."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from nsqtools.cli.configfile import shared_options
+from nsqtools.cli.settings import command_names, variables
+from nsqtools.cli.tree import command_options, contexts, groups_of
+from nsqtools.config import FileOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import click
+
+_PREFIX = "NSQTOOLS_"
+_PROGRAM = {"NSQTOOLS_DEBUG", "NSQTOOLS_PIPELINE_AUTH_SECRET"}
+
+
+def warnings(ctx: click.Context) -> list[str]:
+    """A line for each variable that is set and that no command knows, with the nearest known one.
+
+    A command other than that of ``ctx`` is loaded for a variable that begins with its name, and all
+    are for a variable that is unknown even so.
+    """
+    given = {name for name, text in os.environ.items() if name.startswith(_PREFIX) and text}
+    given -= _PROGRAM | _known([ctx]) | {_PREFIX + name.upper() for name in shared_options()}
+    root = ctx.find_root()
+    for name in command_names(root) if given else ():
+        prefix = f"{_PREFIX}{name}_".replace("-", "_").upper()
+        if any(each.startswith(prefix) for each in given):
+            given -= _known(contexts(root, [name]))
+    if not given:
+        return []
+    known = _known(contexts(root))
+    return [f"{name}: no such variable{_nearest(name, known)}" for name in sorted(given - known)]
+
+
+def _known(all_of: Iterable[click.Context]) -> set[str]:
+    """The variables of these commands."""
+    return {
+        variable
+        for ctx in all_of
+        if (groups := groups_of(ctx.command))
+        for each in command_options({**groups, "": (FileOptions, {})})
+        for variable in variables(ctx, each.name, shared=each.shared)
+    }
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The hint; what all names begin with makes none of them alike."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(name[len(_PREFIX) :], [each[len(_PREFIX) :] for each in known], n=1)
+    return f"; did you mean {_PREFIX}{found[0]}?" if found else ""
