@@ -21,19 +21,20 @@ ROOT = Path(__file__).parents[1]
 MAX_FILE, MAX_FUNCTION = 400, 60
 
 BASE = ("errors", "names")
-ENGINE = (*BASE, "config", "proto", "policy", "net")
+ENGINE = (*BASE, "tasks", "config", "proto", "policy", "net")
 LAYERS = {
     "errors": ("names",),
     "names": ("errors",),
     "metrics": (),
+    "tasks": (),
     "records": (*BASE, "proto"),
     "config": BASE,
     "proto": (*BASE, "config"),
     "policy": BASE,
-    "net": (*BASE, "config", "proto"),
+    "net": (*BASE, "tasks", "config", "proto"),
     "engine": (*ENGINE, "metrics"),
     "sinks": (
-        *(*BASE, "metrics", "config", "policy", "records"),
+        *(*BASE, "tasks", "metrics", "config", "policy", "records"),
         *("engine.handler", "engine.producer", "net.http", "proto.messages"),
     ),
     "sandbox": (*BASE, "config", "proto", "net.http", "net.tcp", "net.tls"),

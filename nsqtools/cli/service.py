@@ -17,12 +17,12 @@ from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.prometheus import of_consumers, served
 from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.config import ArchiveSourceOptions
-from nsqtools.engine.concurrency import end
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.metrics import Measured
 from nsqtools.names import listening_address
 from nsqtools.net.systemd import Notifier
 from nsqtools.policy.topics import matching
+from nsqtools.tasks import end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator

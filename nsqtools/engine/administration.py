@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from nsqtools.engine.changes import Holding, Registry, Survey
 from nsqtools.engine.cluster import Cluster
-from nsqtools.engine.concurrency import call_each, together
 from nsqtools.engine.lookup import nobody
 from nsqtools.errors import HTTPError
 from nsqtools.net.http.api import Deadline, HTTPClient, parse_url
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, attempt
+from nsqtools.tasks import call_each, together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

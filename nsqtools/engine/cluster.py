@@ -9,7 +9,6 @@ from statistics import fmean
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
-from nsqtools.engine.concurrency import call_each, together
 from nsqtools.engine.lookup import nobody
 from nsqtools.engine.membership import Silence
 from nsqtools.errors import HTTPError, UnreachableError
@@ -17,6 +16,7 @@ from nsqtools.names import Address
 from nsqtools.net.http.api import Deadline
 from nsqtools.net.http.daemons import Answers, Lookupd, NsqdHTTP, ask_all, attempt, union_producers
 from nsqtools.policy.rates import Counters, CounterSample
+from nsqtools.tasks import call_each, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,10 +7,10 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.concurrency import call_each
 from nsqtools.errors import UnreachableError
 from nsqtools.names import is_ephemeral
 from nsqtools.policy.stopping import StopRule
+from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable

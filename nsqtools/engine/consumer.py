@@ -15,7 +15,6 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig
-from nsqtools.engine.concurrency import call_each, end, interruptible
 from nsqtools.engine.flow import Flow, Link
 from nsqtools.engine.handler import Batch, Handler
 from nsqtools.engine.membership import Membership, Subscription
@@ -23,6 +22,7 @@ from nsqtools.errors import NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
 from nsqtools.policy.rdy import is_starved
+from nsqtools.tasks import call_each, end, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

@@ -7,13 +7,13 @@ import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsqtools.config import ConsumerConfig
-from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.membership import Silence
 from nsqtools.errors import UnreachableError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, ask_all, union_producers
 from nsqtools.net.tls import http_context
 from nsqtools.policy.topics import Change, MatchingTopics
+from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import nodes
 from nsqtools.errors import ConfigError, HTTPError
 from nsqtools.names import Address
 from nsqtools.net.http.daemons import NsqdHTTP
 from nsqtools.net.tls import http_context
+from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,10 +7,10 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.concurrency import Tasks, call_each
 from nsqtools.errors import ConfigError, UnreachableError
 from nsqtools.names import Address, check_list, check_name
 from nsqtools.policy.discovery import LookupSchedule, ReconnectDelays
+from nsqtools.tasks import Tasks, call_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable

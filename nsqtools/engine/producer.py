@@ -13,7 +13,6 @@ from weakref import WeakSet
 
 from nsqtools.config import ProducerConfig
 from nsqtools.config.units import format_duration
-from nsqtools.engine.concurrency import call_each, end
 from nsqtools.errors import (
     REFUSED_BODY,
     AuthError,
@@ -29,6 +28,7 @@ from nsqtools.net.connection import Connection, Listener
 from nsqtools.policy.discovery import ReconnectDelays
 from nsqtools.policy.endpoints import make_endpoints
 from nsqtools.proto import commands
+from nsqtools.tasks import call_each, end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

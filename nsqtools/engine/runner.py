@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsqtools.config import ConsumerConfig, StopOptions
-from nsqtools.engine.concurrency import Tasks, interruptible
 from nsqtools.engine.conditions import Conditions, Count
 from nsqtools.engine.descriptors import Descriptors
 from nsqtools.engine.handler import Handler
@@ -19,6 +18,7 @@ from nsqtools.engine.subscriptions import Subscriptions
 from nsqtools.errors import ConfigError, NSQError
 from nsqtools.names import Address, check_list, check_name, check_seconds, check_type
 from nsqtools.net.connection import Connection
+from nsqtools.tasks import Tasks, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nsqtools.config.units import format_duration
-from nsqtools.engine.concurrency import Tasks, interruptible
 from nsqtools.engine.consumer import Consumer, ConsumerStats
 from nsqtools.engine.handler import Handler
 from nsqtools.engine.membership import Silence
@@ -22,6 +21,7 @@ from nsqtools.errors import (
     UnreachableError,
 )
 from nsqtools.net.connection import Connection
+from nsqtools.tasks import Tasks, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,13 +6,13 @@ import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from nsqtools.engine.concurrency import call_each
 from nsqtools.engine.lookup import Lookups
 from nsqtools.engine.membership import Silence, Subscription
 from nsqtools.errors import ConfigError, HTTPError, UnreachableError
 from nsqtools.net.http.daemons import NsqdHTTP
 from nsqtools.net.tls import http_context
 from nsqtools.spark.sourceoptions import respelled, with_secret
+from nsqtools.tasks import call_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,6 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsqtools.config.units import format_duration
-from nsqtools.engine.concurrency import call_each, end, together
 from nsqtools.engine.doctor.facts import Facts, LookupdFacts, NsqdFacts
 from nsqtools.errors import (
     AuthError,
@@ -28,6 +27,7 @@ from nsqtools.net.http.daemons import Lookupd, NsqdHTTP, union_producers
 from nsqtools.net.probe import what_speaks
 from nsqtools.net.tls import http_context, uses_tls
 from nsqtools.proto import commands
+from nsqtools.tasks import call_each, end, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

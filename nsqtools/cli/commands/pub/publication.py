@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from nsqtools.cli.exits import Ended, Exit
 from nsqtools.cli.remotes import addresses, with_secret
 from nsqtools.cli.service import Signals
-from nsqtools.engine.concurrency import end
 from nsqtools.engine.producer import Producer
 from nsqtools.errors import ConfigError, PublishError, RecordError
 from nsqtools.policy.pace import Pace, Replay, parse_speed
@@ -22,6 +21,7 @@ from nsqtools.records.compression import METHODS, method_of, plain_chunks, requi
 from nsqtools.records.envelope import timestamp_of
 from nsqtools.records.layout import Layout
 from nsqtools.records.readers import Reader, Whole, drop_empty, make_reader
+from nsqtools.tasks import end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence

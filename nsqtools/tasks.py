@@ -1,7 +1,4 @@
-"""Structured concurrency: when a call returns, the tasks that it started have ended.
-
-This module imports nothing of HTTP, which consumers of fixed nsqds do not need.
-"""
+"""Structured concurrency: when a call returns, the tasks that it started have ended."""
 
 from __future__ import annotations
 
