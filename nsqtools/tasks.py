@@ -95,7 +95,7 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
+        if error := _failure(task):
             self._on_error(error)
 
 
@@ -108,7 +108,30 @@ async def interruptible(work: Coroutine[Any, Any, object], event: asyncio.Event)
         await asyncio.wait((working, interrupted), return_when=asyncio.FIRST_COMPLETED)
     finally:
         await end((working, interrupted))
-    if working.cancelled():
-        return False
-    working.result()
-    return True
+    if error := _failure(working):
+        raise error
+    return not working.cancelled()
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs.
+
+    A CancelledError that is raised without that comes from the work itself: it is a failure.
+    """
+    task = asyncio.current_task()
+    return bool(task and task.cancelling())
+
+
+def _failure(task: asyncio.Task[Any]) -> BaseException | None:
+    """The error of a task that has ended; None if it ended well or was cancelled by somebody."""
+    try:
+        task.result()
+    except asyncio.CancelledError as error:
+        if task.cancelling():
+            return None
+        failure = RuntimeError("something that the task awaited was cancelled")
+        failure.__cause__ = error
+        return failure
+    except BaseException as error:
+        return error
+    return None

@@ -22,7 +22,7 @@ from nsqtools.errors import NSQError
 from nsqtools.names import check_type
 from nsqtools.net.connection import Connection
 from nsqtools.policy.rdy import is_starved
-from nsqtools.tasks import call_each, end, interruptible
+from nsqtools.tasks import call_each, end, interruptible, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -277,8 +277,7 @@ class Consumer:
             else:
                 await self._handler.handle(batch)
         except (Exception, asyncio.CancelledError) as error:
-            # A task of the handler's own may have been cancelled: that is a failure like any other.
-            if (worker := asyncio.current_task()) and worker.cancelling():
+            if is_cancelled():
                 batch.requeue(delay=0, backoff=False)
                 raise asyncio.CancelledError from error
             self._log_failure(error, len(batch.unsettled()))

@@ -123,6 +123,23 @@ async def test_what_fails_to_open_is_closed_and_its_error_raised() -> None:
     assert sink.said == ["open", "close"]
 
 
+@pytest.mark.parametrize("step", ["open", "join"])
+@virtual
+async def test_a_handler_that_awaits_something_cancelled_fails_and_was_not_stopped(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def await_cancelled(*_: object) -> None:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    nsqd, sink = Network().nsqd(), Gathering()
+    monkeypatch.setattr(sink, step, await_cancelled)
+    with pytest.raises(RuntimeError, match="cancelled"):
+        await start(sink, nsqd)
+    assert sink.said[-1] == "close"
+
+
 @virtual
 async def test_an_idle_timeout_asks_for_what_is_only_gathered_and_ends_soon_after() -> None:
     nsqd, sink = Network().nsqd(), Gathering()

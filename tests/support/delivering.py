@@ -45,7 +45,7 @@ class Answer:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     after: float = 0.0
-    error: Exception | None = None
+    error: BaseException | None = None
 
 
 OK = Answer()
@@ -117,7 +117,7 @@ class Letters(DeadLetters):
         self.is_lossy = False
         self.written: list[tuple[bytes, str]] = []
         self.takes = 0.0
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.said: list[str] = []
 
     @property

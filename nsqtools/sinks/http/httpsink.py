@@ -18,6 +18,7 @@ from nsqtools.sinks.holding import Held, HoldingHandler
 from nsqtools.sinks.http.courier import NOT_TRIED, UNFIT
 from nsqtools.sinks.http.post import Outcome
 from nsqtools.sinks.repeats import Repeats
+from nsqtools.tasks import Tasks, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,7 +64,7 @@ class HttpSink(HoldingHandler):
         self._wait = wait
         self._share = share
         self._rng = rng
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(self.fail)
         self._topics: dict[str, _HeldTopic] = {}
         self._done: Parcel = []
         self._queue: deque[Parcel] = deque()
@@ -75,9 +76,8 @@ class HttpSink(HoldingHandler):
         """Start the workers; raises OutputError if dead letters cannot be written."""
         await super().open()
         await self._dead_letters.open()
-        self._tasks = [self._loop.create_task(self._work()) for _ in range(self._workers)]
-        for task in self._tasks:
-            task.add_done_callback(self._ended)
+        for _ in range(self._workers):
+            self._tasks.begin(self._work())
 
     async def join(self, topic: str) -> None:
         """Prepare for a topic."""
@@ -137,10 +137,7 @@ class HttpSink(HoldingHandler):
         for topic in self._topics.values():
             topic.stop_timer()
             topic.held.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.close()
         self._repeats.close()
         await self._courier.close()
         await self._dead_letters.close()
@@ -235,8 +232,10 @@ class HttpSink(HoldingHandler):
         except OutputError as error:
             self.fail(error)
             return NOT_TRIED
-        # a fault in this program: the worker continues, and the messages are delivered again
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled():
+                raise
+            # a fault in this program: the worker continues, and the messages are delivered again
             self._tell(parcel, error)
             return Outcome(Verdict.RETRY, reason=type(error).__name__)
 
@@ -247,7 +246,9 @@ class HttpSink(HoldingHandler):
             messages = [message for _, message in part]
             try:
                 await self._dead_letters.write(batch, messages, outcome.reason)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled():
+                    raise
                 self._tell(part, error)
                 self._give_back(part, outcome)
             else:
@@ -255,7 +256,7 @@ class HttpSink(HoldingHandler):
                     self.lost += len(messages)
                 self._finish(part)
 
-    def _tell(self, parcel: Parcel, error: Exception) -> None:
+    def _tell(self, parcel: Parcel, error: BaseException) -> None:
         """Log why messages are requeued; for an internal error, its type too."""
         text = str(error)
         if not isinstance(error, OutputError):
@@ -289,10 +290,6 @@ class HttpSink(HoldingHandler):
             found.setdefault(batch, []).append(message)
         for batch, messages in found.items():
             yield self._topics[batch.topic].held, batch, messages
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            self.fail(error)
 
 
 class _HeldTopic:

@@ -22,6 +22,7 @@ from tests.support.delivering import (
 
 NEVER = Answer(after=1e4)
 DISK_FULL = OutputError("dead: No space left on device")
+CANCELLED = asyncio.CancelledError("of its own")
 
 
 @virtual
@@ -70,16 +71,17 @@ class TestSettling:
         assert running.finished == [b"three", b"one"]
         assert running.requeued == [(b"two", None, True)]
 
+    @pytest.mark.parametrize("bug", [ZeroDivisionError("a bug"), CANCELLED])
     async def test_a_bug_in_a_transport_ends_no_worker(
-        self, caplog: pytest.LogCaptureFixture
+        self, caplog: pytest.LogCaptureFixture, bug: BaseException
     ) -> None:
         async with delivering(workers=1) as running:
-            running.web.next["a"] = [Answer(error=ZeroDivisionError("a bug"))]
+            running.web.next["a"] = [Answer(error=bug)]
             await running.deliver(b"one", b"two")
         assert running.requeued == [(b"one", None, True)]
         assert running.finished == [b"two"]
         (record,) = caplog.records
-        assert "ZeroDivisionError: a bug" in record.message
+        assert f"{type(bug).__name__}: " in record.message
         assert not record.exc_info
 
     async def test_what_a_lost_connection_brought_is_not_delivered(self) -> None:
@@ -152,9 +154,9 @@ class TestDrops:
         assert running.sink.lost == 0
         assert len(running.web.sent) == 2
 
-    @pytest.mark.parametrize("error", [DISK_FULL, ZeroDivisionError("a bug")])
+    @pytest.mark.parametrize("error", [DISK_FULL, ZeroDivisionError("a bug"), CANCELLED])
     async def test_what_cannot_be_written_as_a_dead_letter_comes_again(
-        self, caplog: pytest.LogCaptureFixture, error: Exception
+        self, caplog: pytest.LogCaptureFixture, error: BaseException
     ) -> None:
         async with delivering(workers=1, statuses=Statuses(drop_on="422")) as running:
             running.letters.error = error

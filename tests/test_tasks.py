@@ -1,0 +1,78 @@
+"""Tasks that one owner begins and ends, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from nsqtools.tasks import Tasks, interruptible, is_cancelled
+from tests.support.clock import virtual
+
+
+async def fail() -> None:
+    raise ValueError("a bug")
+
+
+async def cancel_itself() -> None:
+    """Await something that somebody has cancelled."""
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def last() -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(("work", "kind"), [(fail, ValueError), (cancel_itself, RuntimeError)])
+@virtual
+async def test_a_task_that_fails_is_reported_and_nothing_that_was_cancelled(
+    work: object, kind: type[Exception]
+) -> None:
+    assert callable(work)
+    errors: list[BaseException] = []
+    tasks = Tasks(errors.append)
+    for each in (work, last):
+        tasks.begin(each())
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert [type(error) for error in errors] == [kind]
+    assert errors[0].__traceback__ or errors[0].__cause__
+
+
+@pytest.mark.parametrize(("work", "kind"), [(fail, ValueError), (cancel_itself, RuntimeError)])
+@virtual
+async def test_work_that_fails_is_not_taken_for_interrupted(
+    work: object, kind: type[Exception]
+) -> None:
+    assert callable(work)
+    with pytest.raises(kind):
+        await interruptible(work(), asyncio.Event())
+
+
+@virtual
+async def test_work_is_interrupted_by_the_event_alone() -> None:
+    event = asyncio.Event()
+    assert await interruptible(asyncio.sleep(0), event)
+    event.set()
+    assert not await interruptible(last(), event)
+
+
+@virtual
+async def test_a_task_knows_whether_it_was_cancelled_by_somebody() -> None:
+    found: list[bool] = []
+
+    async def work(awaited: object) -> None:
+        assert callable(awaited)
+        try:
+            await awaited()
+        except asyncio.CancelledError:
+            found.append(is_cancelled())
+
+    await work(cancel_itself)
+    task = asyncio.create_task(work(last))
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+    assert found == [False, True]
